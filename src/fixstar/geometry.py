@@ -1,0 +1,164 @@
+"""The d-Simplex in closed form, and the exact short form of a stationary embedding.
+
+**The simplex.** K class prototypes in R^(K-1), unit length, pairwise cosine -1/(K-1): eq. 10 of CoReS, centred, each row
+divided by its own norm. Training never builds that K x (K-1) matrix. With
+
+    n = K-1,  a = (1 - sqrt(K)) / n,  c = (1 + a) / K,  r = sqrt((1-c)^2 + (n-1) c^2),  S = sum(z)
+
+the logits of a feature z are (z_j - c S) / r for j < K and (a - c) S / r for j = K: exact, and O(K) instead of O(K^2).
+
+**The short form.** An encoder ends in z = P h, with P of shape d x m and no bias. Where d > m the feature lies in an
+m-dimensional subspace: with P = Q R (thin), u = R h / |R h| has m numbers and z / |z| = Q u. A query of version t meets
+items of version k as (Q_k^T Q_t) u_t, and its dot product with u_k is exactly the cosine of the full features.
+
+Every function takes NumPy arrays and torch tensors and answers in kind; torch is imported only when it is used.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fixstar.errors import InputError
+
+__all__ = [
+    "bridge",
+    "full_form",
+    "short_factors",
+    "short_form",
+    "simplex_logits",
+    "simplex_prototypes",
+    "unit",
+]
+
+Array = TypeVar("Array")  # a NumPy array or a torch tensor
+
+_TINY = 1e-12  # a zero feature stays zero instead of becoming NaN
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _simplex_constants(K: int) -> tuple[float, float, float]:
+    """The scalars a, c and r of the module docstring."""
+    if K < 2:
+        raise InputError(f"a simplex needs K >= 2 classes, got K={K}")
+    n = K - 1
+    a = (1.0 - math.sqrt(K)) / n
+    c = (1.0 + a) / K
+    return a, c, math.sqrt((1.0 - c) ** 2 + (n - 1) * c * c)
+
+
+def simplex_prototypes(K: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The K prototypes as a dense float64 matrix [K, K-1]: the reference, never used in training or search.
+
+    >>> simplex_prototypes(2)
+    array([[ 1.],
+           [-1.]])
+    """
+    a, _, _ = _simplex_constants(K)
+    raw = np.vstack([np.eye(K - 1), np.full((1, K - 1), a)])  # eq. 10
+    centred = raw - raw.mean(axis=0)
+    rows: np.ndarray[Any, np.dtype[np.float64]] = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    return rows
+
+
+def simplex_logits(z: Array, K: int, scale: float = 1.0) -> Array:
+    """The dot products of features with all K simplex prototypes, without the prototypes.
+
+    ``z`` is [..., K-1]; the answer is [..., K], in the dtype of ``z``. ``scale`` is the length of the prototypes
+    (equivalently a logit scale). One allocation forward, none kept for backward.
+
+    >>> simplex_logits(np.array([0.5]), K=2)
+    array([ 0.5, -0.5])
+    """
+    a, c, r = _simplex_constants(K)
+    features: Any = z
+    if features.ndim < 1 or features.shape[-1] != K - 1:
+        raise InputError(f"a simplex of K={K} classes takes features [..., {K - 1}], got {tuple(features.shape)}")
+    total = features.sum(-1)[..., None]
+    if _is_torch(z):
+        import torch
+
+        logits: Any = torch.cat([features, total * a], -1).sub_(total * c).mul_(scale / r)
+        return logits
+    out: Any = np.concatenate([features, total * a], -1)
+    out -= total * c
+    out *= scale / r
+    return out
+
+
+def unit(x: Array) -> Array:
+    """Vectors divided by their length along the last axis; a zero vector stays zero.
+
+    >>> unit(np.array([3.0, 4.0]))
+    array([0.6, 0.8])
+    """
+    values: Any = x
+    norm = (values * values).sum(-1)[..., None] ** 0.5
+    return values / norm.clip(_TINY)
+
+
+def short_factors(P: Array) -> tuple[Array, Array]:
+    """Q [d, s] with orthonormal columns and R [s, m], such that P = Q R and s = min(d, m).
+
+    Where d <= m there is nothing to shorten: Q is the identity and R is P. The factorisation runs in float64 and R has
+    no negative diagonal entry, so that NumPy and torch, one machine and another, agree on the same short form.
+    """
+    projection: Any = P
+    if projection.ndim != 2 or 0 in projection.shape:
+        raise InputError(f"a projection is a matrix [d, m], got shape {tuple(projection.shape)}")
+    d, m = projection.shape
+    if _is_torch(P):
+        import torch
+
+        if d <= m:
+            return torch.eye(d, dtype=projection.dtype, device=projection.device), P
+        Q, R = torch.linalg.qr(projection.detach().double())
+        signs = torch.where(R.diagonal() < 0, -1.0, 1.0).double()
+        return (Q * signs).to(projection.dtype), (R * signs[:, None]).to(projection.dtype)
+    if d <= m:
+        return np.eye(d, dtype=projection.dtype), P
+    q, r = np.linalg.qr(projection.astype(np.float64))
+    sign = np.where(r.diagonal() < 0, -1.0, 1.0)
+    return (q * sign).astype(projection.dtype), (r * sign[:, None]).astype(projection.dtype)
+
+
+def short_form(h: Array, P: Array) -> Array:
+    """The short unit vectors u = R h / |R h|, [..., min(d, m)], of features h [..., m] under P [d, m].
+
+    Within one version the cosine of two short forms is the cosine of the full features P h. Across versions, pass the
+    query through ``bridge`` first.
+    """
+    _, R = short_factors(P)
+    factor: Any = R
+    return unit(h @ factor.T)
+
+
+def full_form(u: Array, P: Array) -> Array:
+    """The full unit vectors Q u, [..., d], of short vectors u: the inverse of ``short_form``."""
+    Q, _ = short_factors(P)
+    basis: Any = Q
+    return u @ basis.T
+
+
+def bridge(P_old: Array, P_new: Array) -> Array:
+    """B = Q_old^T Q_new, [s_old, s_new]: carries short queries of the new version into the old version's space.
+
+    ``u_old @ (u_new @ B.T).T`` are exactly the cosines of the full features. Versions of different output width share
+    their first components; the shorter one counts as zero in the others.
+
+    >>> P = np.eye(3)
+    >>> bool(np.allclose(bridge(P, P), np.eye(3)))
+    True
+    """
+    Q_old, _ = short_factors(P_old)
+    Q_new, _ = short_factors(P_new)
+    old, new = Q_old, Q_new  # type: Any, Any
+    shared = min(old.shape[0], new.shape[0])
+    return old[:shared].T @ new[:shared]
