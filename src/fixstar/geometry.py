@@ -1,7 +1,7 @@
 """The d-Simplex in closed form, and the exact short form of a stationary embedding.
 
-**The simplex.** K class prototypes in R^(K-1), unit length, pairwise cosine -1/(K-1): eq. 10 of CoReS, centred, each row
-divided by its own norm. Training never builds that K x (K-1) matrix. With
+**The simplex.** K class prototypes in R^(K-1), unit length, pairwise cosine -1/(K-1): eq. 10 of CoReS, centred, each
+row divided by its own norm. Training never builds that K x (K-1) matrix. With
 
     n = K-1,  a = (1 - sqrt(K)) / n,  c = (1 + a) / K,  r = sqrt((1-c)^2 + (n-1) c^2),  S = sum(z)
 
@@ -26,7 +26,9 @@ from fixstar.errors import InputError
 
 __all__ = [
     "bridge",
+    "carry",
     "full_form",
+    "short_basis",
     "short_factors",
     "short_form",
     "simplex_logits",
@@ -113,20 +115,22 @@ def short_factors(P: Array) -> tuple[Array, Array]:
     projection: Any = P
     if projection.ndim != 2 or 0 in projection.shape:
         raise InputError(f"a projection is a matrix [d, m], got shape {tuple(projection.shape)}")
+    xp: Any = sys.modules["torch"] if _is_torch(P) else np
     d, m = projection.shape
-    if _is_torch(P):
-        import torch
-
-        if d <= m:
-            return torch.eye(d, dtype=projection.dtype, device=projection.device), P
-        Q, R = torch.linalg.qr(projection.detach().double())
-        signs = torch.where(R.diagonal() < 0, -1.0, 1.0).double()
-        return (Q * signs).to(projection.dtype), (R * signs[:, None]).to(projection.dtype)
     if d <= m:
-        return np.eye(d, dtype=projection.dtype), P
-    q, r = np.linalg.qr(projection.astype(np.float64))
-    sign = np.where(r.diagonal() < 0, -1.0, 1.0)
-    return (q * sign).astype(projection.dtype), (r * sign[:, None]).astype(projection.dtype)
+        return xp.eye(d, dtype=projection.dtype, **_device(projection)), projection
+    wide = projection.detach().double() if _is_torch(P) else projection.astype(np.float64)
+    Q, R = xp.linalg.qr(wide)
+    signs = xp.where(R.diagonal() < 0, -1.0, 1.0)
+    return _as_type(Q * signs, projection), _as_type(R * signs[:, None], projection)
+
+
+def _device(like: Any) -> dict[str, Any]:
+    return {"device": like.device} if _is_torch(like) else {}
+
+
+def _as_type(array: Any, like: Any) -> Any:
+    return array.to(like.dtype) if _is_torch(like) else array.astype(like.dtype)
 
 
 def short_form(h: Array, P: Array) -> Array:
@@ -157,8 +161,36 @@ def bridge(P_old: Array, P_new: Array) -> Array:
     >>> bool(np.allclose(bridge(P, P), np.eye(3)))
     True
     """
-    Q_old, _ = short_factors(P_old)
-    Q_new, _ = short_factors(P_new)
-    old, new = Q_old, Q_new  # type: Any, Any
+    old: Any = short_factors(P_old)[0]
+    new: Any = short_factors(P_new)[0]
     shared = min(old.shape[0], new.shape[0])
     return old[:shared].T @ new[:shared]
+
+
+def short_basis(P: Array | None) -> Array | None:
+    """Q of a projection, or ``None`` where the vectors are full features already (no projection, or d <= m)."""
+    projection: Any = P
+    if projection is None or projection.shape[0] <= projection.shape[1]:
+        return None
+    return short_factors(projection)[0]
+
+
+def carry(queries: Array, Q_from: Array | None, Q_to: Array | None, width: int) -> Array:
+    """Queries [N, s_from] in another version's space [N, s_to]: ``bridge`` for factors that are at hand.
+
+    Q_from and Q_to come from ``short_basis``; ``width`` is d of the target, whose full features count as zero where
+    the query has no component. Dot products with vectors of the target are the cosines of the full features.
+    """
+    old, new, short = Q_to, Q_from, queries  # type: Any, Any, Any
+    if new is not None and old is not None:
+        shared = min(len(new), len(old))
+        return short @ (new[:shared].T @ old[:shared])
+    full = short if new is None else short @ new.T
+    shared = min(full.shape[1], width)
+    if old is not None:
+        return full[:, :shared] @ old[:shared]
+    if shared == width:
+        return full[:, :width]
+    padded: Any = full.new_zeros(len(full), width) if _is_torch(full) else np.zeros((len(full), width), full.dtype)
+    padded[:, :shared] = full
+    return padded

@@ -1,0 +1,36 @@
+"""The command line: one file a verb. A verb imports what it needs when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from fixstar.cli import backbones, demo, evaluate, init, methods, train, upgrade
+from fixstar.errors import FixstarError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="fixstar",
+    help="Upgrade your image-embedding model, keep your gallery.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+for verb in (demo, init, train, upgrade, evaluate, methods, backbones):
+    app.command(verb.NAME, epilog=getattr(verb, "EXAMPLES", None))(verb.command)
+
+
+def main() -> None:
+    """Run the command line; expected errors are told in one message, without a traceback."""
+    try:
+        app()
+    except FixstarError as error:
+        print(f"fixstar: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("\nfixstar: stopped. Training that was under way goes on with the same command", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,62 @@
+"""fixstar train: the first version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+
+from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, print_json
+
+__all__ = ["EXAMPLES", "NAME", "command"]
+
+NAME = "train"
+EXAMPLES = (
+    "Examples:  fixstar train photos/2024 --workspace shop --backbone resnet18   |   "
+    "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20"
+)
+
+
+def command(
+    data: DataPath,
+    workspace: WorkspacePath = Path(),
+    backbone: Annotated[str, typer.Option(help="See: fixstar backbones")] = "resnet18",
+    method: Annotated[str, typer.Option(help="See: fixstar methods")] = "hoc",
+    capacity: Annotated[int, typer.Option(help="K: classes that there will ever be room for.")] = 1000,
+    epochs: Annotated[int, typer.Option(help="Passes over the images.")] = 70,
+    learning_rate: Annotated[float, typer.Option(help="At the start; it falls twice.")] = 0.1,
+    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 128,
+    replay: Annotated[int, typer.Option(help="Images a class kept for later upgrades; 0 keeps none.")] = 20,
+    flip: Annotated[bool, typer.Option(help="Flip images left to right at random; off for text.")] = True,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
+    bad_images: BadImages = "refuse",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Train the first version, v1, on labelled images. After an interruption the same command goes on."""
+    from fixstar.data import Augmentation, open_images
+    from fixstar.methods import create_method
+    from fixstar.scenarios import Settings
+    from fixstar.training import Recipe
+    from fixstar.workspace import Workspace
+
+    space = Workspace(workspace)
+    recipe = Recipe(learning_rate=learning_rate, batch_size=batch_size).shortened(epochs)
+    settings = Settings(
+        backbone=backbone,
+        capacity=capacity,
+        recipe=recipe,
+        augmentation=Augmentation(flip=flip),
+        replay_per_class=replay,
+        bad_images=cast(Literal["refuse", "skip"], bad_images),
+        seed=seed,
+        device=device,
+    )
+    version = space.train(open_images(data), settings, create_method(method))
+    loss = version.log[-1].loss
+    result = {"version": version.name, "path": str(space.path / "versions" / version.name), "loss": loss}
+    if as_json:
+        print_json(result)
+    else:
+        print(f"{version.name} is in {result['path']} (loss {loss:.3f}). Next: fixstar upgrade MORE_IMAGES")

@@ -1,0 +1,39 @@
+"""fixstar upgrade: the next version, compatible with those before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fixstar.cli.options import AsJson, DataPath, Device, WorkspacePath, print_json
+
+__all__ = ["EXAMPLES", "NAME", "command"]
+
+NAME = "upgrade"
+EXAMPLES = "Example:  fixstar upgrade photos/2025 --workspace shop"
+
+
+def command(
+    data: DataPath,
+    workspace: WorkspacePath = Path(),
+    method: Annotated[str | None, typer.Option(help="Another method than the last version's.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Train the next version on new images, so that it searches the old vectors. The same command resumes."""
+    from fixstar.data import open_images
+    from fixstar.methods import create_method
+    from fixstar.workspace import Workspace
+
+    space = Workspace(workspace)
+    recipe = None if epochs is None else space.settings().recipe.shortened(epochs)
+    version = space.upgrade(open_images(data), recipe, create_method(method) if method else None, device)
+    loss = version.log[-1].loss
+    result = {"version": version.name, "path": str(space.path / "versions" / version.name), "loss": loss}
+    if as_json:
+        print_json(result)
+    else:
+        print(f"{version.name} is in {result['path']} (loss {loss:.3f}). Next: fixstar evaluate LABELLED_IMAGES")

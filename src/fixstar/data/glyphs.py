@@ -1,0 +1,299 @@
+"""An open-set image dataset that needs no download: characters "photographed" from the fonts inside matplotlib.
+
+The one-minute demo trains on some scripts and searches among characters that were never trained on. A class is one
+character, an instance one print of it: a random font, size, slant, stroke weight, crumple, focus, light and grain.
+
+>>> images, labels = glyph_pixels(SCRIPTS["greek"].characters[:3], per_class=4)
+>>> images.shape, labels.tolist()
+((12, 32, 32, 1), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
+"""
+
+from __future__ import annotations
+
+import os
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from fixstar.errors import DataError, InputError
+
+__all__ = ["SCRIPTS", "Script", "glyph_pixels"]
+
+Floats: TypeAlias = NDArray[np.float32]
+Bytes: TypeAlias = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Script:
+    """Characters that belong together; no two of them, within a script or across scripts, look the same."""
+
+    name: str
+    characters: tuple[str, ...]
+
+
+# Unicode ranges that DejaVu Sans covers (hexadecimal). Where two scripts share a shape, the earlier one keeps it.
+_RANGES = {
+    "digits": "31-39",  # 0 is the O of a narrow font
+    "latin": "41-5A 61-7A",
+    "greek": "391-3A1 3A3-3A9 3B1-3C9 3D8-3E1",
+    "cyrillic": "402 404 409-40B 40F-418 41A-438 43A-44F 452 454 459-45B 45F-475 478-481",
+    "armenian": "531-556 561-587",
+    "georgian": "10A0-10C5 10D0-10F6",
+    "hebrew": "5D0-5EA",
+    "arabic": "621-63A 641-64A 679-681 683-688 691-698 6A4-6AF",
+    "nko": "7CA-7E7",
+    "lao": "E81-E82 E84 E87-E88 E8A E8D E94-E97 E99-E9F EA1-EA3 EA5 EA7 EAA-EAB EAD-EAE",
+    "tifinagh": "2D30-2D65",
+    "syllabics": "1401-1407 1409-141B 141D-1435 1437-144A 144C-1452 1454-14BD 14C0-14EA 14EC-1507 1510-153E 1540-1550"
+    " 1552-156A 1574-1585 158A-1596 15A0-15AF 15DE 15E1 1646-1647 166E-1676",
+    "old_italic": "10300-1031E",
+    "phonetic": "250-2AF",
+    "mathematics": "2200-22FF",
+    "arrows": "2190-21FF",
+    "symbols": "2600-269C 269E-26B8 2701-2704 2706-2709 270C-2727 2729-274B 274D 274F-2752 2756 2758-275E 2761-2767",
+}
+
+# Characters of the ranges above that look like an earlier one in DejaVu Sans once size and stroke weight are taken
+# away: c like C, Greek Alpha like A; and three found by eye. tests/data/test_glyphs.py compares the pixels.
+_LOOK_ALIKES = """
+63 69 6C 6F 71 73 75-78 7A 251-254 258-259 25B-25C 261-262 264 266 269 26D 26F-270 273-275 27A 27D 280 284 288 28A-28C
+28F 298-299 29C 29F-2A2 391-392 395-39D 39F 3A1 3A4-3A5 3A7 3B3 3BF 3C1 3C4-3C5 3C8 3D9 3DB-3DC 410-413 415 417 41A
+41C-425 430-438 43A-443 445 447-44F 454 459-45A 45F-461 465 467 469 46B 46D 46F 471 473 475 47B 47F 481 53C 542 548
+54D 54F 551 553 555 562 566 56A 56C 56E 570 572 575 577-578 57D 580-582 585 5D5 5D7 5D9 5DD 5DF 5E1 627 62D 638
+679-67A 67E-680 683-687 696-697 6A6-6A7 6AB-6AC 7CA-7CB 7D5 7DB 7E0-7E1 7E6-7E7 E95 E9F EA2 EAD 10AD 10B7 10B9-10BB
+10BD 10E8 10EC 10EE 10F3 10F6 1401 1403 1407 1409 1416 141B 141D 1424 1427 1429-142A 142D 142F 1431 1435 1437 143B
+1448-144A 144C 144E 1450 1452 1454-1455 1458 145A 1466 146A 146D 1483-1485 1487 148D 1491 14A1-14A3 14A5-14A6 14A8
+14AA-14AB 14B1 14BC-14BD 14C6 14CC 14CE-14CF 14D1 14D9 1505 1507 153E 1540-1541 1550 155E-1560 1562-1563 1565 1567
+1569-156A 157B-157D 15A1 15A6 15AE-15AF 15DE 1646 166E 21AC-21AD 21BF 21D0 21D2 21D4 21DC-21DD 21E0-21E3 21E7 21E9
+21EC 21EF 21F3 21F9 21FB-2200 2203 2206-2207 220E-220F 2211-2212 2219 2223 2228-222B 2232-2233 224A 2255 225C
+2260-2262 2272-2275 2280 2283 228D-228E 2290 2295-2296 2298-2299 229B-229F 22A4 22B2-22B3 22BA 22BD 22C0-22C3 22C5
+22C9-22CA 22E2-22E5 22EE-22EF 22F3-22F4 22FB-22FC 2600 2605 2607 2612-2613 2628 262C 2631-2638 263A-263B 265A-265B
+265E-2660 2671 2674-2679 267C 2680 2682-2684 2687-268B 268D-268F 26AA-26AC 26B2-26B3 2704 2712 2714-2715 2718
+271A-271D 2720 2723-2724 2726-2727 272D-272F 2731 2733 2735-2741 2743-2748 274A-274B 2750-2752 2756 2758-275A 275C
+2763-2764 2D30-2D31 2D36-2D39 2D40 2D45 2D49-2D4A 2D4D 2D4F 2D51 2D54 2D59 2D5D 2D5F-2D61 2D65 10300 10305-10306
+10308-10309 10317-10318 1031E
+"""
+
+# Fonts whose character maps are honest Unicode, then TeX fonts, which agree with Unicode on letters and digits only.
+_UNICODE_FONTS = (
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
+    *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
+    *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
+    *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
+)
+_TEX_FONTS = ("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
+_TEX_CHARACTERS = frozenset(string.ascii_letters + string.digits)
+
+# What varies from print to print, each uniform between two bounds.
+_VARIATION = {
+    "font": (0.0, 1.0),  # position in the list of fonts that have the character
+    "scale": (0.62, 0.88),  # longest side, as a fraction of the image
+    "angle": (-0.35, 0.35),  # radians
+    "shear": (-0.25, 0.25),
+    "aspect": (-0.15, 0.15),  # logarithm of the stretch
+    "right": (-0.08, 0.08),  # shift, as a fraction of the image
+    "down": (-0.08, 0.08),
+    "weight": (-0.05, 0.16),  # stroke weight, in the units of ``_distance_field``
+    "wobble": (0.0, 0.12),  # how far the stroke weight changes along a stroke
+    "sharpness": (1.8, 4.5),
+    "blur": (0.0, 0.25),
+    "paper": (165.0, 240.0),
+    "contrast": (70.0, 150.0),
+    "shading": (0.0, 40.0),
+    "fading": (0.0, 0.5),
+    "grain": (0.02, 0.15),
+}
+_FIELD, _GLYPH, _FONT_SIZE = 64, 44, 72  # pixels: side of a distance field, longest side of its glyph, drawing size
+_DILATIONS, _EROSIONS = 3, 2  # layers of a distance field
+_KNOTS, _CRUMPLE = 5, 4.0  # side of the grid of random numbers behind a smooth field; bend in field pixels
+_BATCH = 32  # images warped together; small enough to stay in the processor's cache
+
+
+def _expand(ranges: str) -> list[str]:
+    """Characters of space-separated hexadecimal ranges.
+
+    >>> _expand("41-43 61")
+    ['A', 'B', 'C', 'a']
+    """
+    bounds = (item.partition("-") for item in ranges.split())
+    return [chr(code) for first, _, last in bounds for code in range(int(first, 16), int(last or first, 16) + 1)]
+
+
+_EXCLUDED = frozenset(_expand(_LOOK_ALIKES))
+SCRIPTS: dict[str, Script] = {
+    name: Script(name, tuple(character for character in _expand(ranges) if character not in _EXCLUDED))
+    for name, ranges in _RANGES.items()
+}
+
+
+def glyph_pixels(
+    characters: Sequence[str], per_class: int, size: int = 32, seed: int = 0, workers: int | None = None
+) -> tuple[Bytes, NDArray[np.int64]]:
+    """Images ``[N, size, size, 1]`` of dark ink on light paper, and labels ``[N]``: positions in ``characters``.
+
+    Ordered by class. Image j of a character depends on (seed, character, j, size) alone, so asking for more images
+    or for other classes changes none of those already seen. ``workers`` threads; None uses up to four.
+    """
+    workers = min(4, os.cpu_count() or 1) if workers is None else workers
+    _check(characters, per_class=(per_class, 1), size=(size, 8), seed=(seed, 0), workers=(workers, 1))
+    fields = [_distance_field(character) for character in characters]
+    images = np.empty((len(characters), per_class, size, size), np.uint8)
+
+    def fill(index: int) -> None:
+        draws = _draws(characters[index], per_class, size, seed)
+        for start in range(0, per_class, _BATCH):
+            part = slice(start, start + _BATCH)
+            images[index, part] = _photograph(fields[index], draws[part], size)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(fill, range(len(characters))))
+    return images.reshape(-1, size, size, 1), np.repeat(np.arange(len(characters), dtype=np.int64), per_class)
+
+
+def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
+    """Refuse what cannot be drawn, before any work is done; ``numbers`` are (value, least allowed)."""
+    if not characters:
+        raise InputError("characters is empty; try SCRIPTS['greek'].characters")
+    for position, character in enumerate(characters):
+        if len(character) != 1:
+            raise InputError(f"characters[{position}] is {character!r}; each class must be a single character")
+    repeated = [character for character, times in Counter(characters).items() if times > 1]
+    if repeated:
+        raise InputError(f"characters holds {', '.join(map(repr, repeated))} more than once; each class must be unique")
+    for name, (value, least) in numbers.items():
+        if value < least:
+            raise InputError(f"{name} is {value}; it must be at least {least}")
+
+
+@lru_cache(maxsize=1)
+def _fonts() -> tuple[tuple[ImageFont.FreeTypeFont, frozenset[str]], ...]:
+    """Every font found, with the characters that it really has: anything else it would draw as an empty box."""
+    import matplotlib  # 0.3 s that only those who draw should pay
+    from matplotlib.ft2font import FT2Font
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    found = []
+    for path in (folder / f"{name}.ttf" for name in _UNICODE_FONTS + _TEX_FONTS):
+        if path.is_file():
+            font = ImageFont.truetype(str(path), _FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)
+            covered = frozenset(map(chr, FT2Font(str(path)).get_charmap()))
+            found.append((font, covered & _TEX_CHARACTERS if path.stem in _TEX_FONTS else covered))
+    if not found:
+        raise DataError(f"no known font in {folder}; reinstall matplotlib from its wheel: pip install matplotlib")
+    return tuple(found)
+
+
+def _draw(font: ImageFont.FreeTypeFont, character: str) -> Bytes | None:
+    """Ink ``[_FIELD, _FIELD]`` of one glyph, cropped, scaled to ``_GLYPH`` and centred; None if it is blank."""
+    left, top, right, bottom = (int(edge) for edge in font.getbbox(character))
+    image = Image.new("L", (max(1, right - left), max(1, bottom - top)))
+    ImageDraw.Draw(image).text((-left, -top), character, fill=255, font=font)
+    box = image.getbbox()
+    if box is None:
+        return None
+    zoom = _GLYPH / max(box[2] - box[0], box[3] - box[1])
+    width, height = max(1, round((box[2] - box[0]) * zoom)), max(1, round((box[3] - box[1]) * zoom))
+    ink = np.zeros((_FIELD, _FIELD), np.uint8)
+    top, left = (_FIELD - height) // 2, (_FIELD - width) // 2
+    resized = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    ink[top : top + height, left : left + width] = np.asarray(resized)
+    return ink
+
+
+@lru_cache(maxsize=2048)
+def _distance_field(character: str) -> Bytes:
+    """``[fonts, _FIELD, _FIELD]``: how deep in the ink each point lies, for every font that has the character.
+
+    The mean of the glyph and its dilations and erosions, so that thresholding it higher or lower gives a thinner or
+    a bolder print: the stroke weight becomes a number of the image instead of a filter to run on it.
+    """
+    drawn = (_draw(font, character) for font, covered in _fonts() if character in covered)
+    glyphs = [glyph for glyph in drawn if glyph is not None]
+    if not glyphs:
+        raise InputError(f"no font draws {character!r} (U+{ord(character):04X}); choose from SCRIPTS")
+    ink = np.stack(glyphs)
+    layers = [ink, *_repeat(np.maximum, ink, _DILATIONS), *_repeat(np.minimum, ink, _EROSIONS)]
+    return np.asarray(np.stack(layers).sum(axis=0, dtype=np.uint16) // len(layers), np.uint8)
+
+
+def _repeat(extreme: np.ufunc, ink: Bytes, times: int) -> Iterator[Bytes]:
+    """A 3x3 maximum or minimum filter applied once, twice, ...; margins are blank, so the border is left alone."""
+    for _ in range(times):
+        rows = ink.copy()
+        extreme(extreme(ink[:, :-2], ink[:, 1:-1]), ink[:, 2:], out=rows[:, 1:-1])
+        ink = rows.copy()
+        extreme(extreme(rows[..., :-2], rows[..., 1:-1]), rows[..., 2:], out=ink[..., 1:-1])
+        yield ink
+
+
+def _draws(character: str, count: int, size: int, seed: int) -> NDArray[np.uint64]:
+    """One row of random bits an image. Raw bits, since NumPy promises that those never change between releases."""
+    words = len(_VARIATION) + -(-(3 * _KNOTS**2 + size**2) // 8)
+    stream = np.random.PCG64(np.random.SeedSequence([seed, ord(character)]))
+    return stream.random_raw(count * words).reshape(count, words)
+
+
+def _photograph(fields: Bytes, draws: NDArray[np.uint64], size: int) -> Bytes:
+    """Print, bend and photograph one glyph for each row of ``draws``: ``[n, size, size]``."""
+    p, knots, grain = _unpack(draws, size)
+    smooth: Floats = np.matmul(np.matmul(_basis(size), knots), _basis(size).T)  # [n, 3, size, size]
+    bend_x, bend_y, texture = smooth.swapaxes(0, 1)
+    depth = _sample(fields, p, bend_x, bend_y, size)
+    ink: Floats = np.clip((depth + (p["weight"] - 0.5 + p["wobble"] * texture)) * p["sharpness"] + 0.5, 0, 1)
+    ink = _blur(_blur(ink, p["blur"]).swapaxes(1, 2), p["blur"]).swapaxes(1, 2)
+    ink *= p["contrast"] * (1 - p["fading"] * np.abs(texture[:, ::-1]))  # flipped: fading apart from shading
+    image: Floats = p["paper"] + p["shading"] * texture.swapaxes(1, 2) - ink + p["grain"] * grain
+    return np.clip(image, 0, 255).astype(np.uint8)
+
+
+def _unpack(draws: NDArray[np.uint64], size: int) -> tuple[dict[str, Floats], Floats, Floats]:
+    """Random bits as the quantities of ``_VARIATION`` ``[n, 1, 1]``, knots of 3 smooth fields, and grain."""
+    unit = (draws[:, : len(_VARIATION)] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    columns = zip(_VARIATION.items(), unit.T[..., None, None], strict=True)
+    quantities: dict[str, Floats] = {name: low + (high - low) * column for (name, (low, high)), column in columns}
+    octets = np.ascontiguousarray(draws[:, len(_VARIATION) :], "<u8").view(np.uint8)
+    knots, grain = np.split(octets[:, : 3 * _KNOTS**2 + size**2].astype(np.float32) - 127.5, [3 * _KNOTS**2], axis=1)
+    return quantities, (knots / 127.5).reshape(-1, 3, _KNOTS, _KNOTS), grain.reshape(-1, size, size)
+
+
+@lru_cache(maxsize=8)
+def _basis(size: int) -> Floats:
+    """``[size, _KNOTS]``: rows that blend a handful of random values into a smooth curve."""
+    pixels, knots = (np.arange(size) + 0.5) / size, np.linspace(0, 1, _KNOTS)
+    weights = np.exp(-(((pixels[:, None] - knots) * (_KNOTS - 1) / 0.9) ** 2))
+    blend: Floats = (weights / np.sqrt((weights**2).sum(axis=1, keepdims=True))).astype(np.float32)
+    return blend
+
+
+def _sample(fields: Bytes, p: dict[str, Floats], bend_x: Floats, bend_y: Floats, size: int) -> Floats:
+    """Depth in [0, 1] under each pixel of the turned, slanted, stretched, shifted and bent glyph (bilinear)."""
+    across = (np.arange(size, dtype=np.float32) + 0.5) / size - 0.5
+    x, y = across[None, None, :] - p["right"], across[None, :, None] - p["down"]
+    zoom, cosine, sine = _GLYPH / p["scale"], np.cos(p["angle"]), np.sin(p["angle"])
+    wide, tall = zoom * np.exp(p["aspect"]), zoom * np.exp(-p["aspect"])
+    middle = np.float32(_FIELD / 2 - 0.5)
+    u = wide * (cosine - p["shear"] * sine) * x + wide * (sine + p["shear"] * cosine) * y + middle + _CRUMPLE * bend_x
+    v = -tall * sine * x + tall * cosine * y + middle + _CRUMPLE * bend_y
+    u, v = (np.clip(w, 0, _FIELD - 1.001) for w in (u, v))
+    font, left, top = np.floor(p["font"] * len(fields)), np.floor(u), np.floor(v)
+    flat, at = fields.ravel(), ((font * _FIELD + top) * _FIELD + left).astype(np.intp)  # exact below 2**24
+    u, v = u - left, v - top
+    upper = flat[at] * (1 - u) + flat[at + 1] * u
+    lower = flat[at + _FIELD] * (1 - u) + flat[at + _FIELD + 1] * u
+    depth: Floats = (upper + (lower - upper) * v) / np.float32(255)
+    return depth
+
+
+def _blur(ink: Floats, share: Floats) -> Floats:
+    """Move ``share`` of each pixel's ink to each of its two neighbours in the row."""
+    wide = np.pad(ink, ((0, 0), (0, 0), (1, 1)), mode="edge")
+    return wide[..., 1:-1] * (1 - 2 * share) + (wide[..., :-2] + wide[..., 2:]) * share

@@ -1,0 +1,309 @@
+"""Labelled images: what every dataset is before anything else looks at it.
+
+An ``ImageSet`` holds either pixels (one uint8 array, "resident") or the files they come from. ``load`` turns files into
+pixels at a model's size, once; training then never touches the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fixstar.errors import DataError, ImageError, InputError, UnknownNameError
+from fixstar.images import BadImage, Preprocessing, decode_ahead, read_pixels
+
+__all__ = ["ImageSet", "Loaded", "concatenate", "from_arrays"]
+
+_SHOWN = 10  # unreadable images that an error lists by name
+_BLOCK = 4096  # images that are hashed at a time
+
+
+class Loaded(NamedTuple):
+    """Images in memory, and those that were left out because they could not be read."""
+
+    images: ImageSet
+    bad: tuple[BadImage, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images, an integer label for each, and the class names that the labels stand for."""
+
+    images: npt.NDArray[np.uint8] | tuple[Path, ...]  # [N, H, W, C] or N files
+    labels: npt.NDArray[np.int64]  # [N]
+    classes: tuple[str, ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        mistakes = [*_image_mistakes(self.images), *_label_mistakes(self.labels, self.classes)]
+        if not mistakes and len(self.images) != len(self.labels):
+            mistakes = [f"{len(self.images)} images but {len(self.labels)} labels"]
+        if mistakes:
+            raise InputError(f"image set{self.name and ' ' + self.name}: {'; '.join(mistakes)}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def resident(self) -> bool:
+        """Whether the pixels are in memory."""
+        return isinstance(self.images, np.ndarray)
+
+    def source_name(self, index: int) -> str:
+        """What an image is called in messages: its path, or its position."""
+        return f"image #{index}" if isinstance(self.images, np.ndarray) else str(self.images[index])
+
+    def counts(self) -> dict[str, int]:
+        """How many images each class has, zeros included."""
+        return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist(), strict=True))
+
+    def take(self, indices: Sequence[int] | npt.NDArray[Any]) -> ImageSet:
+        """The chosen images (positions, or a mask) in the order given. All classes stay, even emptied ones."""
+        chosen = _positions(indices, len(self))
+        if isinstance(self.images, np.ndarray):
+            return ImageSet(self.images[chosen], self.labels[chosen], self.classes, self.name)
+        return ImageSet(tuple(self.images[i] for i in chosen), self.labels[chosen], self.classes, self.name)
+
+    def of_classes(self, names: Sequence[str]) -> ImageSet:
+        """Only the images of these classes, relabelled 0, 1, ... in the order of ``names``."""
+        if isinstance(names, str):
+            raise InputError(
+                f"of_classes takes a list of class names, got the single name {names!r}; write [{names!r}]"
+            )
+        relabel = np.full(len(self.classes), -1, np.int64)
+        position = {name: i for i, name in enumerate(self.classes)}
+        for label, name in enumerate(names):
+            if name not in position:
+                raise UnknownNameError("class", str(name), self.classes)
+            if relabel[position[name]] >= 0:
+                raise InputError(f"class {name!r} is named twice")
+            relabel[position[name]] = label
+        labels = relabel[self.labels]
+        kept = self.take(labels >= 0)
+        return ImageSet(kept.images, labels[labels >= 0], tuple(names), self.name)
+
+    def load(
+        self,
+        preprocessing: Preprocessing,
+        bad: Literal["refuse", "skip"] = "refuse",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Loaded:
+        """All images decoded into one array at the preprocessing's size.
+
+        Every image is looked at before anything is said about unreadable ones: ``bad="refuse"`` raises and lists them,
+        ``bad="skip"`` leaves them out and returns them beside the rest. ``progress`` is told how many of how many are
+        done.
+        """
+        if bad not in ("refuse", "skip"):
+            raise InputError(f"bad is 'refuse' or 'skip', got {bad!r}")
+        if len(self) == 0:
+            raise DataError(f"image set{self.name and ' ' + self.name}: there are no images to load")
+        shape = (len(self), *preprocessing.size, preprocessing.channels)
+        if isinstance(self.images, np.ndarray) and self.images.shape == shape:
+            if progress:
+                progress(len(self), len(self))
+            return Loaded(self, ())
+        pixels, unreadable = self._decode(_reserve(shape), preprocessing, progress)
+        _judge(unreadable, len(self), bad)
+        labels = np.delete(self.labels, [image.index for image in unreadable])
+        return Loaded(ImageSet(pixels, labels, self.classes, self.name), unreadable)
+
+    def readable(
+        self,
+        preprocessing: Preprocessing,
+        bad: Literal["refuse", "skip"] = "refuse",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Loaded:
+        """The images that can be read, left where they are: ``load`` for sets that do not fit into memory."""
+        unreadable: list[BadImage] = []
+        with contextlib.closing(decode_ahead(self.images, preprocessing)) as results:
+            for done, result in enumerate(results, start=1):
+                if isinstance(result, BadImage):
+                    unreadable.append(result)
+                if progress:
+                    progress(done, len(self))
+        _judge(tuple(unreadable), len(self), bad)
+        kept = np.ones(len(self), bool)
+        kept[[image.index for image in unreadable]] = False
+        return Loaded(self.take(kept), tuple(unreadable))
+
+    def _decode(
+        self, room: npt.NDArray[np.uint8], preprocessing: Preprocessing, progress: Callable[[int, int], None] | None
+    ) -> tuple[npt.NDArray[np.uint8], tuple[BadImage, ...]]:
+        """Fills ``room`` from its start with what can be read."""
+        unreadable: list[BadImage] = []
+        with contextlib.closing(decode_ahead(self.images, preprocessing)) as results:
+            for done, result in enumerate(results):
+                if isinstance(result, BadImage):
+                    unreadable.append(result)
+                else:
+                    room[done - len(unreadable)] = result
+                if progress:
+                    progress(done + 1, len(self))
+        return room[: len(self) - len(unreadable)], tuple(unreadable)
+
+    def fingerprint(self) -> str:
+        """A SHA-256 of classes, labels and content that is the same on every machine and in every folder.
+
+        Content is the pixels, or for files their sizes and their names below the deepest folder that holds them all: a
+        file edited in place to the same size goes unnoticed, but millions of files take seconds.
+        """
+        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        digest.update(self.labels.astype("<i8").tobytes())
+        for part in _pixel_parts(self.images) if isinstance(self.images, np.ndarray) else _file_parts(self.images):
+            digest.update(part)
+        return digest.hexdigest()
+
+
+def from_arrays(
+    images: Any,
+    labels: Sequence[int] | Sequence[str] | npt.NDArray[Any],
+    classes: Sequence[str] | None = None,
+    name: str = "",
+) -> ImageSet:
+    """An ``ImageSet`` of pixels [N, H, W] or [N, H, W, C], uint8 or floats in [0, 1], with integer or string labels.
+
+    Without ``classes`` these are the labels that occur, sorted, as strings. With ``classes`` an integer label is a
+    position in them and a string label one of them.
+
+    >>> from_arrays(np.zeros((3, 8, 8)), ["cat", "ant", "cat"]).counts()
+    {'ant': 1, 'cat': 2}
+    """
+    given = np.asarray(labels)
+    if given.dtype == object and all(isinstance(label, str) for label in given.flat):
+        given = given.astype(str)
+    if given.ndim != 1 or given.dtype.kind not in "iuU":
+        raise InputError(f"labels are a list of integers or strings, got {given.dtype} of shape {given.shape}")
+    if classes is None:
+        values, indices = np.unique(given, return_inverse=True)
+        return ImageSet(_as_pixels(images), indices.astype(np.int64), tuple(map(str, values)), name)
+    indices = given if given.dtype.kind in "iu" else _index_into(tuple(classes), given)
+    return ImageSet(_as_pixels(images), indices.astype(np.int64), tuple(classes), name)
+
+
+def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
+    """One set after the other. Classes are matched by name and numbered in the order in which they first appear."""
+    if not sets:
+        raise InputError("nothing to concatenate: the list of image sets is empty")
+    classes = tuple(dict.fromkeys(name for one in sets for name in one.classes))
+    position = {name: i for i, name in enumerate(classes)}
+    labels = [np.array([position[name] for name in one.classes], np.int64)[one.labels] for one in sets]
+    names = dict.fromkeys(one.name for one in sets if one.name)
+    return ImageSet(_joined([one.images for one in sets]), np.concatenate(labels), classes, "+".join(names))
+
+
+def _joined(parts: list[npt.NDArray[np.uint8] | tuple[Path, ...]]) -> npt.NDArray[np.uint8] | tuple[Path, ...]:
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    files = [part for part in parts if not isinstance(part, np.ndarray)]
+    if arrays and files:
+        raise InputError("files and pixels cannot be concatenated; load() the files first")
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1:
+        raise InputError(f"images of different sizes cannot be concatenated: {sorted(shapes)}; load() them to one size")
+    return np.concatenate(arrays) if arrays else tuple(path for part in files for path in part)
+
+
+def _image_mistakes(images: Any) -> Iterator[str]:
+    if isinstance(images, np.ndarray):
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+            yield f"pixels are uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; see from_arrays"
+    elif not (isinstance(images, tuple) and all(isinstance(path, Path) for path in images)):
+        yield f"images are a uint8 array or a tuple of Path, got {type(images).__name__}"
+
+
+def _label_mistakes(labels: Any, classes: Any) -> Iterator[str]:
+    if not (isinstance(classes, tuple) and all(isinstance(name, str) for name in classes)):
+        yield "classes are a tuple of names"
+        return
+    if twice := sorted(name for name, times in Counter(classes).items() if times > 1):
+        yield f"class names occur twice: {', '.join(twice)}"
+    if not (isinstance(labels, np.ndarray) and labels.dtype == np.int64 and labels.ndim == 1):
+        yield "labels are an int64 array [N]; see from_arrays"
+    elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+        yield f"labels lie in 0 to {len(classes) - 1} for {len(classes)} classes, got {labels.min()} to {labels.max()}"
+
+
+def _positions(indices: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+    chosen = np.asarray(indices)
+    if chosen.dtype == bool and chosen.shape == (count,):
+        return np.flatnonzero(chosen)
+    if chosen.size == 0:
+        return np.zeros(0, np.int64)
+    if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= count:
+        raise InputError(f"take wants positions from 0 to {count - 1}, or a mask of {count}, got {indices!r}")
+    return chosen.astype(np.int64)
+
+
+def _index_into(classes: tuple[str, ...], labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    position = {name: i for i, name in enumerate(classes)}
+    unknown = next((label for label in labels if label not in position), None)
+    if unknown is not None:
+        raise UnknownNameError("class", str(unknown), classes)
+    return np.array([position[label] for label in labels], np.int64)
+
+
+def _as_pixels(images: Any) -> npt.NDArray[np.uint8]:
+    array = np.asarray(images)
+    array = array[..., None] if array.ndim == 3 else array
+    if array.ndim != 4 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape[1:]:
+        raise InputError(f"images are [N, H, W] or [N, H, W, C] with 1, 3 or 4 channels, got {list(array.shape)}")
+    channels = 1 if array.shape[-1] == 1 else 3
+    if array.dtype == np.uint8 and array.shape[-1] == channels:
+        return array
+    same = Preprocessing(size=array.shape[1:3], channels=channels, mean=(0,) * channels, std=(1,) * channels)
+    pixels = _reserve((*array.shape[:3], channels))
+    for i, image in enumerate(array):
+        pixels[i] = read_pixels(image, same, position=i)
+    return pixels
+
+
+def _reserve(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    try:
+        return np.empty(shape, np.uint8)
+    except MemoryError:
+        size = np.prod(shape, dtype=float) / 2**30
+        raise DataError(
+            f"{shape[0]} images of {list(shape[1:])} need {size:.1f} GiB of memory, which is not there"
+        ) from None
+
+
+def _judge(unreadable: tuple[BadImage, ...], count: int, bad: str) -> None:
+    """Raise if unreadable images are to be refused, or if no other image is there."""
+    if unreadable and (bad == "refuse" or len(unreadable) == count):
+        raise DataError(_about(unreadable, count))
+
+
+def _about(unreadable: tuple[BadImage, ...], count: int) -> str:
+    lines = [f"{len(unreadable)} of {count} images cannot be read:"]
+    lines += [f"  {image.name}: {image.reason}" for image in unreadable[:_SHOWN]]
+    lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
+    advice = 'Repair or remove them, or leave them out with bad="skip".'
+    return "\n".join([*lines, advice if len(unreadable) < count else "No image is left."])
+
+
+def _pixel_parts(images: npt.NDArray[np.uint8]) -> Iterator[bytes]:
+    yield f"pixels {images.shape}".encode()
+    for start in range(0, len(images), _BLOCK):
+        yield images[start : start + _BLOCK].tobytes()
+
+
+def _file_parts(paths: tuple[Path, ...]) -> Iterator[bytes]:
+    yield f"files {len(paths)}".encode()
+    absolute = [path.absolute() for path in paths]
+    root = os.path.commonpath([path.parent for path in absolute]) if absolute else ""
+    for path in absolute:
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise ImageError(str(path), f"cannot be looked at ({error.strerror})") from error
+        yield f"\n{path.relative_to(root).as_posix()} {size}".encode(errors="surrogateescape")

@@ -1,0 +1,188 @@
+"""Pixels on the device: resident where they fit, streamed from files where they don't, cropped a batch at a time.
+
+On a CPU a crop is a NumPy window on padded uint8 images (twice as fast as torch's unfold there); on a GPU it is one
+gather by index arithmetic. Both cut the same pixels.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fixstar.data.image_set import ImageSet
+from fixstar.errors import DataError, InputError
+from fixstar.images import BadImage, Preprocessing, decode_ahead
+from fixstar.progress import progress_bar
+
+__all__ = [
+    "Augmentation",
+    "Crops",
+    "PixelSource",
+    "ResidentPixels",
+    "StreamedPixels",
+    "pixel_source",
+    "resident_budget",
+]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Pad by ``crop_padding`` pixels of value ``fill``, crop at random, flip half of the images left to right."""
+
+    crop_padding: int = 4
+    flip: bool = True
+    fill: int = 0
+
+    def __post_init__(self) -> None:
+        if self.crop_padding < 0 or not 0 <= self.fill <= 255:
+            raise InputError(f"crop_padding must be >= 0 and fill in 0..255, got {self.crop_padding} and {self.fill}")
+
+
+class Crops(NamedTuple):
+    """What to cut out, for an epoch of one lane: image number, offset down and right, flip; each [batches, b]."""
+
+    image: np.ndarray[Any, Any]
+    down: np.ndarray[Any, Any]
+    right: np.ndarray[Any, Any]
+    flip: np.ndarray[Any, Any]
+
+
+class PixelSource(Protocol):
+    """Where pixels come from: resident or streamed."""
+
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    def cut(self, crops: Crops) -> Iterator[Tensor]:
+        """The crops of each batch, uint8 [b, C, H, W] on the device."""
+
+
+class ResidentPixels:
+    """All images, padded, in one uint8 tensor on the device."""
+
+    def __init__(self, images: ImageSet, augmentation: Augmentation, device: torch.device) -> None:
+        assert isinstance(images.images, np.ndarray)
+        self._size = images.images.shape[1:3]
+        self._padded = torch.from_numpy(_padded(images.images, augmentation)).to(device)
+
+    def __len__(self) -> int:
+        return len(self._padded)
+
+    def cut(self, crops: Crops) -> Iterator[Tensor]:
+        """One gather a batch."""
+        if self._padded.device.type == "cpu":
+            padded = self._padded.numpy()
+            for index, down, right, flip in zip(*crops, strict=True):
+                yield torch.from_numpy(_cut_numpy(padded, index, down, right, flip, self._size))
+            return
+        on_device = [torch.from_numpy(part).to(self._padded.device) for part in crops]  # one copy an epoch
+        for index, down, right, flip in zip(*on_device, strict=True):
+            yield _cut_torch(self._padded, index, down, right, flip, self._size)
+
+
+class StreamedPixels:
+    """Images decoded from their files as they are needed, in threads, ahead of the model."""
+
+    def __init__(
+        self, images: ImageSet, preprocessing: Preprocessing, augmentation: Augmentation, device: torch.device
+    ) -> None:
+        self._images, self._preprocessing = images, preprocessing
+        self._augmentation, self._device = augmentation, device
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def cut(self, crops: Crops) -> Iterator[Tensor]:
+        """Decode the epoch's files in its order and cut each batch as if it were resident."""
+        sources = [self._images.images[i] for i in crops.image.ravel()]
+        decoded = decode_ahead(sources, self._preprocessing)
+        for down, right, flip in zip(crops.down, crops.right, crops.flip, strict=True):
+            stack = np.stack([_readable(next(decoded)) for _ in down])
+            padded = _padded(stack, self._augmentation)
+            pixels = _cut_numpy(padded, np.arange(len(down)), down, right, flip, self._preprocessing.size)
+            yield torch.from_numpy(pixels).to(self._device, non_blocking=True)
+
+
+def _readable(item: np.ndarray[Any, Any] | BadImage) -> np.ndarray[Any, Any]:
+    if isinstance(item, BadImage):
+        raise DataError(f"{item.name} could be read before and cannot now: {item.reason}. Repair it and run again")
+    return item
+
+
+def _padded(images: np.ndarray[Any, Any], augmentation: Augmentation) -> np.ndarray[Any, Any]:
+    """[N, H, W, C] -> [N, C, H + 2p, W + 2p], contiguous."""
+    p = augmentation.crop_padding
+    n, height, width, channels = images.shape
+    out = np.full((n, channels, height + 2 * p, width + 2 * p), augmentation.fill, np.uint8)
+    out[:, :, p : p + height, p : p + width] = images.transpose(0, 3, 1, 2)
+    return out
+
+
+def _cut_numpy(
+    padded: np.ndarray[Any, Any],
+    index: np.ndarray[Any, Any],
+    down: np.ndarray[Any, Any],
+    right: np.ndarray[Any, Any],
+    flip: np.ndarray[Any, Any],
+    size: tuple[int, ...],
+) -> np.ndarray[Any, Any]:
+    windows = np.lib.stride_tricks.sliding_window_view(padded, size[:2], axis=(2, 3))  # [N, C, down, right, H, W]
+    out: np.ndarray[Any, Any] = windows[index, :, down, right]
+    out[flip] = out[flip, :, :, ::-1]
+    return out
+
+
+def _cut_torch(
+    padded: Tensor, index: Tensor, down: Tensor, right: Tensor, flip: Tensor, size: tuple[int, ...]
+) -> Tensor:
+    height, width = size[:2]
+    rows = down[:, None] + torch.arange(height, device=padded.device)  # [B, H]
+    columns = torch.arange(width, device=padded.device)
+    columns = right[:, None] + torch.where(flip[:, None], width - 1 - columns, columns)  # [B, W]
+    channels = torch.arange(padded.shape[1], device=padded.device)
+    return padded[
+        index[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
+    ]
+
+
+def resident_budget(device: torch.device) -> int:
+    """Bytes of pixels that may stay on the device: half of what is free there now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError):  # not told on this system
+        return 4 << 30
+
+
+def pixel_source(
+    images: ImageSet,
+    preprocessing: Preprocessing,
+    augmentation: Augmentation,
+    device: torch.device,
+    bad: Literal["refuse", "skip"] = "refuse",
+    budget: int | None = None,
+    show_progress: bool = False,
+) -> tuple[PixelSource, ImageSet]:
+    """Where to take an image set's pixels from, and the set without the images that cannot be read.
+
+    The pixels are resident if they fit into ``budget`` bytes (default: half of the free memory of the device).
+    """
+    height, width = (side + 2 * augmentation.crop_padding for side in preprocessing.size)
+    needed = len(images) * preprocessing.channels * height * width
+    fits = images.resident or needed <= (resident_budget(device) if budget is None else budget)
+    look = images.load if fits else images.readable
+    with progress_bar("reading images", len(images), "images", show_progress and not images.resident) as advance:
+        kept, unreadable = look(preprocessing, bad, lambda done, total: advance())  # noqa: ARG005
+    for image in unreadable:
+        warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
+    if fits:
+        return ResidentPixels(kept, augmentation, device), kept
+    return StreamedPixels(kept, preprocessing, augmentation, device), kept

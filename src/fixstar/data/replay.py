@@ -1,0 +1,117 @@
+"""The replay memory: a few images of every class seen so far, kept as pixels so that the originals may go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fixstar.data.image_set import ImageSet, concatenate
+from fixstar.durable import replace_file
+from fixstar.errors import CheckpointError, InputError
+from fixstar.images import Preprocessing
+
+__all__ = ["ReplayMemory", "Selection", "herding"]
+
+Selection = Literal["random", "herding"]
+Features = np.ndarray[Any, Any]
+
+
+def herding(features: Features, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Rows of [N, d] whose running mean stays closest to the mean of all, best first (iCaRL, algorithm 4)."""
+    mean, total = features.mean(axis=0), np.zeros(features.shape[1])
+    left = np.ones(len(features), bool)
+    chosen: list[int] = []
+    for k in range(1, min(count, len(features)) + 1):
+        distance = np.linalg.norm(mean - (total + features) / k, axis=1)
+        best = int(np.where(left, distance, np.inf).argmin())
+        chosen.append(best)
+        left[best] = False
+        total += features[best]
+    return np.array(chosen, np.int64)
+
+
+@dataclass(frozen=True)
+class ReplayMemory:
+    """At most ``per_class`` images of each class. ``images`` is ``None`` while nothing is remembered."""
+
+    per_class: int
+    images: ImageSet | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.images is None else len(self.images)
+
+    def extended(
+        self,
+        images: ImageSet,
+        preprocessing: Preprocessing,
+        selection: Selection = "random",
+        seed: int = 0,
+        features: Callable[[ImageSet], Features] | None = None,
+    ) -> ReplayMemory:
+        """The memory with the classes that it does not hold yet, chosen from ``images``.
+
+        A class is chosen from once, when it is first seen; an image that cannot be read is passed over.
+        ``herding`` needs ``features``, which gives [N, d].
+        """
+        if selection not in ("random", "herding") or (selection == "herding" and features is None):
+            raise InputError(f"selection={selection!r} must be random, or herding with a features function")
+        known = set(self.images.classes) if self.images is not None else set()
+        fresh = [name for name in images.classes if name not in known]
+        if not fresh or self.per_class == 0:
+            return self
+        chosen = images.take(self._choose(images, fresh, selection, seed, features)).of_classes(fresh)
+        chosen = chosen.load(preprocessing, bad="skip").images
+        return ReplayMemory(self.per_class, chosen if self.images is None else concatenate([self.images, chosen]))
+
+    def _choose(
+        self,
+        images: ImageSet,
+        fresh: list[str],
+        selection: Selection,
+        seed: int,
+        features: Callable[[ImageSet], Features] | None,
+    ) -> np.ndarray[Any, Any]:
+        rng = np.random.default_rng(seed)
+        rows: list[np.ndarray[Any, Any]] = []
+        for label, name in enumerate(images.classes):
+            if name not in fresh:
+                continue
+            mine = np.flatnonzero(images.labels == label)
+            if selection == "herding" and features is not None and len(mine):
+                mine = mine[herding(features(images.take(mine)), self.per_class)]
+            else:
+                mine = rng.permutation(mine)[: self.per_class]
+            rows.append(mine)
+        return np.concatenate(rows)
+
+    def save(self, path: Path) -> None:
+        """Write the memory to one file, all or nothing."""
+        metadata = {"format": "fixstar-replay", "per_class": str(self.per_class), "classes": "[]"}
+        tensors: dict[str, np.ndarray[Any, Any]] = {"labels": np.zeros(0, np.int64)}
+        if self.images is not None:
+            metadata["classes"] = json.dumps(self.images.classes)
+            tensors = {"pixels": np.asarray(self.images.images), "labels": self.images.labels}
+        replace_file(path, lambda partial: save_file(tensors, partial, metadata))
+
+    @classmethod
+    def load(cls, path: Path) -> ReplayMemory:
+        """Restore a saved memory."""
+        try:
+            with safe_open(path, framework="numpy") as stored:
+                metadata = stored.metadata() or {}
+                if metadata.get("format") != "fixstar-replay":
+                    raise CheckpointError(f"{path} is not a replay memory")
+                classes = tuple(json.loads(metadata["classes"]))
+                per_class = int(metadata["per_class"])
+                if not classes:
+                    return cls(per_class)
+                return cls(per_class, ImageSet(stored.get_tensor("pixels"), stored.get_tensor("labels"), classes))
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the replay memory {path} cannot be read: {error}") from error

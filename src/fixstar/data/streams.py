@@ -1,0 +1,119 @@
+"""Task streams: the order in which classes and samples become known. Streams know datasets and nothing else.
+
+A stream is a sequence of tasks to loop over. A task holds what is new; ``seen`` gives all images up to a task, which
+retraining needs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fixstar.data.image_set import ImageSet, concatenate
+from fixstar.errors import InputError
+
+__all__ = ["Task", "TaskStream", "class_and_sample_stream", "class_order", "class_stream", "sample_stream"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of a stream: its number from 1 on and its new images."""
+
+    number: int
+    images: ImageSet
+
+
+@dataclass(frozen=True)
+class TaskStream:
+    """Tasks in order, and the class order that made them."""
+
+    tasks: tuple[Task, ...]
+    class_order: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self.tasks[index]
+
+    def seen(self, number: int) -> ImageSet:
+        """All images of tasks 1 to ``number``."""
+        return concatenate([task.images for task in self.tasks[:number]])
+
+
+def class_order(classes: Sequence[str], seed: int | None) -> tuple[str, ...]:
+    """The classes as they are (``None``), or in the order ``torch.randperm`` gives with a CPU generator so seeded."""
+    if seed is None:
+        return tuple(classes)
+    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
+    return tuple(classes[i] for i in order.tolist())
+
+
+def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed: int | None = None) -> TaskStream:
+    """New classes at every task: ``initial`` of them first, then ``increment`` at a time until all are known.
+
+    CIFAR-100 in 7 tasks is ``class_stream(images, 10, 15)``.
+    """
+    order = class_order(images.classes, order_seed)
+    rest = len(order) - initial
+    if not 1 <= initial <= len(order) or (rest and (increment < 1 or rest % increment)):
+        raise InputError(
+            f"{len(order)} classes cannot be split into {initial} at first and then {increment} at a time; "
+            "initial + a multiple of increment must be the number of classes"
+        )
+    cuts = [0, initial, *range(initial + increment, len(order) + 1, increment)] if rest else [0, initial]
+    groups = [order[a:b] for a, b in itertools.pairwise(cuts)]
+    return _stream([images.of_classes(group) for group in groups], order)
+
+
+def sample_stream(images: ImageSet, fractions: Sequence[float], seed: int = 0) -> TaskStream:
+    """All classes from the first task on; each task adds a share of every class's images (cores.txt 6.8, old classes).
+
+    ``fractions`` are the shares that each task adds; they must not exceed 1 together.
+    """
+    if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
+        raise InputError(f"fractions must be positive and add up to at most 1, got {list(fractions)}")
+    parts = _split_samples(images, fractions, seed)
+    return _stream([images.take(part) for part in parts], images.classes)
+
+
+def class_and_sample_stream(
+    images: ImageSet, initial: int, fraction: float = 0.5, order_seed: int | None = None, seed: int = 0
+) -> TaskStream:
+    """Two tasks: ``fraction`` of the samples of the first ``initial`` classes, then everything else (cores.txt 6.8,
+    old and new classes).
+    """
+    order = class_order(images.classes, order_seed)
+    if not 1 <= initial < len(order) or not 0 < fraction < 1:
+        raise InputError(f"need 1 <= initial < {len(order)} and 0 < fraction < 1, got {initial} and {fraction}")
+    old, new = images.of_classes(order[:initial]), images.of_classes(order[initial:])
+    first, rest = _split_samples(old, [fraction, 1 - fraction], seed)
+    return _stream([old.take(first), concatenate([old.take(rest), new])], order)
+
+
+def _split_samples(
+    images: ImageSet, fractions: Sequence[float], seed: int
+) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Row numbers of each part; every class is split alike, at random."""
+    rng = np.random.default_rng(seed)
+    bounds = np.cumsum([0.0, *fractions])
+    parts: list[list[int]] = [[] for _ in fractions]
+    for label in range(len(images.classes)):
+        rows = rng.permutation(np.flatnonzero(images.labels == label))
+        cuts = np.round(bounds * len(rows)).astype(int)
+        for part, a, b in zip(parts, cuts, cuts[1:], strict=False):
+            part.extend(rows[a:b].tolist())
+    if empty := [i + 1 for i, part in enumerate(parts) if not part]:
+        raise InputError(f"task {empty[0]} would have no image: too few images a class for fractions {list(fractions)}")
+    return [np.sort(np.array(part, np.int64)) for part in parts]
+
+
+def _stream(sets: list[ImageSet], order: Sequence[str]) -> TaskStream:
+    return TaskStream(tuple(Task(i, images) for i, images in enumerate(sets, start=1)), tuple(order))

@@ -1,0 +1,241 @@
+"""One image, from whatever it is handed over as, to uint8 [H, W, C]."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import stat
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+
+from fixstar.errors import ImageError
+from fixstar.images.fitting import Box, fitted, size_before_crop
+from fixstar.images.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MAX_PIXELS", "ImageSource", "Pixels", "read_pixels"]
+
+MAX_PIXELS = 100_000_000  # more than a catalogue's cameras deliver; a decompression bomb claims far more
+
+ImageSource: TypeAlias = "str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor"
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+
+# Plain raster formats only. Left out: EPS, for which Pillow starts Ghostscript; JPEG 2000, which may pass cut short.
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_LOADING = threading.Lock()  # one lazy PIL image may stand in a list twice, and its load() is not thread-safe
+
+
+class _RefusedError(Exception):
+    """A reason, in plain words, on its way to becoming an ImageError."""
+
+
+def read_pixels(
+    source: ImageSource, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS, *, position: int | None = None
+) -> Pixels:
+    """One image as a fresh uint8 array [H, W, C] of the preprocessing's size, or an ``ImageError``.
+
+    Arrays are uint8 or floats in [0, 1], [H, W] or [H, W, 1|3|4]; tensors [H, W] or [C, H, W]. An image that already
+    has the right size is not resampled, whatever ``fit`` says, so reading twice changes nothing. ``position`` names an
+    image that has no path.
+
+    >>> grey = Preprocessing(size=(2, 2), channels=1, mean=(0.5,), std=(0.5,))
+    >>> read_pixels(np.array([[0.0, 1.0], [0.5, 0.2]]), grey)[..., 0]
+    array([[  0, 255],
+           [128,  51]], dtype=uint8)
+    """
+    try:
+        if isinstance(source, np.ndarray):
+            return _array_pixels(source, preprocessing)
+        if _is_tensor(source):
+            return _array_pixels(_channels_last(source), preprocessing)
+        if isinstance(source, Image.Image):
+            return _image_pixels(source, preprocessing, max_pixels, ours=False)
+        with _open(source) as image:
+            return _image_pixels(image, preprocessing, max_pixels, ours=True)
+    except Exception as error:  # a decoder fed foreign bytes raises anything: struct.error, SyntaxError, KeyError, ...
+        raise ImageError(_name(source, position), _reason(error)) from error
+
+
+def _name(source: Any, position: int | None) -> str:
+    if isinstance(source, (str, Path)):
+        return str(source)
+    return "image" if position is None else f"image #{position}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _RefusedError):
+        return str(error)
+    if isinstance(error, UnidentifiedImageError):
+        return f"not an image of a known format ({', '.join(_FORMATS)}), or its header is damaged"
+    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
+        return f"claims absurdly many pixels, so it was not decoded ({error})"
+    if isinstance(error, MemoryError):
+        return "does not fit into memory"
+    return f"damaged, cut short or not supported ({type(error).__name__}: {error})"
+
+
+def _is_tensor(source: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(source, torch.Tensor)
+
+
+def _channels_last(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor [H, W] or [C, H, W] as an array [H, W] or [H, W, C]."""
+    if tensor.ndim == 3 and tensor.shape[0] not in (1, 3, 4):
+        raise _RefusedError(f"a tensor is [H, W] or [C, H, W] with 1, 3 or 4 channels, got {tuple(tensor.shape)}")
+    tensor = tensor.detach().cpu()
+    array: npt.NDArray[Any] = (
+        tensor.float() if tensor.is_floating_point() else tensor
+    ).numpy()  # NumPy has no bfloat16
+    return np.moveaxis(array, 0, -1) if array.ndim == 3 else array
+
+
+def _array_pixels(array: npt.NDArray[Any], p: Preprocessing) -> Pixels:
+    shape = array.shape if array.ndim == 3 else (*array.shape, 1)
+    if len(shape) != 3 or shape[2] not in (1, 3, 4) or 0 in shape:
+        raise _RefusedError(f"an array is [H, W] or [H, W, C] with 1, 3 or 4 channels, got {array.shape}")
+    pixels = _eight_bit(array).reshape(shape)
+    if shape == (*p.size, p.channels):
+        return pixels.copy()
+    flat = np.ascontiguousarray(pixels[..., 0] if shape[2] == 1 else pixels)
+    return _finished(Image.fromarray(flat), p)
+
+
+def _eight_bit(array: npt.NDArray[Any]) -> Pixels:
+    """Grey or colour values as uint8: uint8 as it is, floats in [0, 1] scaled and rounded."""
+    if array.dtype == np.uint8:
+        return array
+    if not np.issubdtype(array.dtype, np.floating):
+        raise _RefusedError(f"pixel values are uint8 or floats in [0, 1], got {array.dtype}")
+    low, high = float(array.min()), float(array.max())
+    if not (low >= -1e-6 and high <= 1 + 1e-6):  # NaN fails every comparison; the slack forgives float32 resampling
+        raise _RefusedError(f"float pixel values are numbers in [0, 1], got {low:g} to {high:g}")
+    scaled: Pixels = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
+    return scaled
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)  # an old Pillow has no AVIF
+
+
+def _open(source: Any) -> Image.Image:
+    """The image with only its header read."""
+    if isinstance(source, bytes):
+        if not source:
+            raise _RefusedError("empty (0 bytes)")
+        return Image.open(io.BytesIO(source), formats=_formats())
+    if not isinstance(source, (str, Path)):
+        raise _RefusedError(
+            f"an image is a path, bytes, a PIL image, an array or a tensor, got {type(source).__name__}"
+        )
+    _check_file(Path(source))
+    return Image.open(source, formats=_formats())
+
+
+def _check_file(path: Path) -> None:
+    """Says what is wrong with the file before Pillow sees it."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise _RefusedError("no such file") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise _RefusedError("a folder, not an image")
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+        raise _RefusedError("not a regular file")
+    if status.st_size == 0:
+        raise _RefusedError("empty (0 bytes)")
+
+
+def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours: bool) -> Pixels:
+    """``ours`` is False for an image that a user opened: it may be shared, and must stay as it is."""
+    width, height = image.size
+    if not 0 < width * height <= max_pixels:
+        raise _RefusedError(f"{width} x {height} pixels, allowed are 1 to {max_pixels:,}; it was not decoded")
+    box = _shrink_while_decoding(image, p) if ours and isinstance(image, JpegImageFile) else (0, 0, width, height)
+    with contextlib.nullcontext() if ours else _LOADING:
+        image.load()
+        turn = _orientation(image)
+    if turn in _TURNS:
+        box = _turned(box, image.size, turn)
+        image = image.transpose(_TURNS[turn])
+    return _finished(image, p, box)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged metadata does not make the picture unreadable
+        return 1
+
+
+def _shrink_while_decoding(image: JpegImageFile, p: Preprocessing) -> Box:
+    """Lets libjpeg decode at 1/2, 1/4 or 1/8, where that leaves at least twice the size needed in both directions.
+
+    Returns where the picture lies: 4001 pixels at 1/4 are 1000.25 of the 1001 decoded ones.
+    """
+    width, height = image.size
+    turned = _orientation(image) >= 5
+    size = (height, width) if turned else (width, height)
+    needed = size_before_crop(size, p) if p.fit == "crop" else p.size[::-1]
+    across, down = needed[::-1] if turned else needed
+    drafted = image.draft(None, (2 * across, 2 * down))
+    return drafted[1] if drafted else (0, 0, width, height)
+
+
+def _turned(box: Box, size: tuple[int, int], turn: int) -> Box:
+    """Where a box of an image lies after the image was turned upright."""
+    (left, top, right, bottom), (width, height) = box, size
+    if turn in (2, 3, 7, 8):
+        left, right = width - right, width - left
+    if turn in (3, 4, 6, 7):
+        top, bottom = height - bottom, height - top
+    return (top, left, bottom, right) if turn >= 5 else (left, top, right, bottom)
+
+
+def _finished(image: Image.Image, p: Preprocessing, box: Box | None = None) -> Pixels:
+    return np.array(fitted(_flat(image, p), p, box)).reshape(*p.size, p.channels)
+
+
+def _flat(image: Image.Image, p: Preprocessing) -> Image.Image:
+    """The image in mode L or RGB: deep greys scaled to 8 bits, transparency composited on white."""
+    if image.mode == "F":
+        image = Image.fromarray(_eight_bit(np.asarray(image)))
+    elif image.mode.startswith("I"):
+        image = _from_deep_grey(image)
+    if image.has_transparency_data:
+        colours = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)
+    mode = "L" if p.channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _from_deep_grey(image: Image.Image) -> Image.Image:
+    """16-bit grey (modes I;16 and I) in 8 bits. Pillow's own conversion would clip everything above 255 to white."""
+    grey = np.asarray(image)
+    if grey.min() < 0 or grey.max() > 65535:
+        raise _RefusedError(f"grey values have 8 or 16 bits, 0 to 65535, got {grey.min()} to {grey.max()}")
+    eight = ((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    eight[grey == image.info.get("transparency", -1)] = 255  # a transparent colour, on white
+    return Image.fromarray(eight)

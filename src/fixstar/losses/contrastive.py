@@ -1,0 +1,44 @@
+"""Losses that compare the features of a batch with one another across two models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fixstar.errors import InputError
+
+__all__ = ["SameClass", "info_nce"]
+
+SameClass = Literal["masked", "published", "kept"]
+
+_EXCLUDED = -1e9  # a logit that adds nothing to a sum of exponentials and keeps its gradient finite
+
+
+def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_class: SameClass = "masked") -> Tensor:
+    """Higher-order compatibility with the previous model (stationary.txt, eqs. 4 and 5), mean over the batch.
+
+    Anchor i is the old feature of image i, its positive the new feature of the same image, its negatives the new
+    features of the others: -log(exp(rho cos(old_i, new_i)) / sum_{j != i} exp(rho cos(old_i, new_j))). The positive is
+    not in the denominator. ``new`` and ``old`` are [B, d], ``targets`` [B].
+
+    Other images of the anchor's class are left out of the denominator (``same_class="masked"``), or stay in it with
+    similarity 0, as the published code has it (``"published"``), or stay as they are, as eq. 4 is printed (``"kept"``).
+    An anchor without any negative adds nothing.
+    """
+    similarity = rho * functional.normalize(old.float()) @ functional.normalize(new.float()).T  # [i, j]
+    itself = torch.eye(len(targets), dtype=torch.bool, device=targets.device)
+    related = (targets[:, None] == targets[None, :]) & ~itself
+    if same_class == "masked":
+        excluded, candidates = itself | related, similarity
+    elif same_class == "published":
+        excluded, candidates = itself, similarity.masked_fill(related, 0.0)
+    elif same_class == "kept":
+        excluded, candidates = itself, similarity
+    else:
+        raise InputError(f"same_class={same_class!r} is not one of masked, published, kept")
+    negatives = candidates.masked_fill(excluded, _EXCLUDED).logsumexp(dim=1)
+    loss = negatives - similarity.diagonal()
+    return loss.where(~excluded.all(dim=1), 0.0).mean()

@@ -1,0 +1,28 @@
+"""Backbones, classifiers, and the encoder that joins them: saved, loaded, frozen, and run over images."""
+
+from fixstar.models.backbones import Backbone, backbone_names, create_backbone
+from fixstar.models.classifiers import (
+    Classifier,
+    CosineClassifier,
+    LinearClassifier,
+    SimplexClassifier,
+    create_classifier,
+)
+from fixstar.models.encoder import Encoder, Outputs
+from fixstar.models.frozen import FrozenEncoder
+from fixstar.models.slots import Slots
+
+__all__ = [
+    "Backbone",
+    "Classifier",
+    "CosineClassifier",
+    "Encoder",
+    "FrozenEncoder",
+    "LinearClassifier",
+    "Outputs",
+    "SimplexClassifier",
+    "Slots",
+    "backbone_names",
+    "create_backbone",
+    "create_classifier",
+]

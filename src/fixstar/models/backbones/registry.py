@@ -1,0 +1,63 @@
+"""Backbones by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.models.backbones.base import Backbone
+from fixstar.models.backbones.cifar_resnet import CifarResNet
+from fixstar.models.backbones.hf import hf_backbone
+from fixstar.models.backbones.lenet import LeNetPlusPlus
+from fixstar.models.backbones.regnet import RegNet
+from fixstar.models.backbones.resnet import ResNet
+from fixstar.models.backbones.senet import SENet
+from fixstar.models.backbones.tiny import Tiny
+
+__all__ = ["BACKBONES", "backbone_names", "create_backbone"]
+
+# Keyword parameters of a builder are the options of its backbone.
+BACKBONES: dict[str, Callable[..., Backbone]] = {
+    "lenet++": LeNetPlusPlus,
+    "regnetx_200mf": partial(RegNet, "regnetx_200mf"),
+    "regnety_400mf": partial(RegNet, "regnety_400mf"),
+    "resnet18": partial(ResNet, 18),
+    "resnet20": partial(CifarResNet, 20),
+    "resnet32": partial(CifarResNet, 32),
+    "resnet34": partial(ResNet, 34),
+    "resnet50": partial(ResNet, 50),
+    "resnet101": partial(ResNet, 101),
+    "resnet152": partial(ResNet, 152),
+    "senet18": SENet,
+    "tiny": Tiny,
+}
+
+_HF = "hf:"
+_HF_HINT = "hf:NAME_OR_FOLDER takes any vision model of transformers, such as hf:facebook/dinov2-small or hf:./my-model"
+
+
+def backbone_names() -> list[str]:
+    """The names of ``BACKBONES``, sorted. ``hf:NAME_OR_FOLDER`` names come on top of them."""
+    return sorted(BACKBONES)
+
+
+def create_backbone(name: str, **options: Any) -> Backbone:
+    """A backbone by name: random weights for those of ``BACKBONES``, pre-trained ones for ``hf:NAME_OR_FOLDER``.
+
+    >>> create_backbone("resnet18", stem="cifar").feature_dim
+    512
+    """
+    if name.startswith(_HF):
+        builder: Callable[..., Backbone] = partial(hf_backbone, name.removeprefix(_HF))
+    elif name in BACKBONES:
+        builder = BACKBONES[name]
+    else:
+        raise UnknownNameError("backbone", name, BACKBONES, hint=_HF_HINT)
+    allowed = list(inspect.signature(builder).parameters)
+    unknown = sorted(set(options) - set(allowed))
+    if unknown:
+        raise InputError(f"unknown option {', '.join(unknown)} of backbone {name}; allowed: {', '.join(allowed)}")
+    return builder(**options)

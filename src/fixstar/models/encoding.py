@@ -1,0 +1,86 @@
+"""Images to vectors, with decoding in threads while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fixstar.errors import ImageError, InputError
+from fixstar.images import BadImage, ImageSource, decode_ahead
+from fixstar.progress import progress_bar
+
+if TYPE_CHECKING:
+    from fixstar.models.encoder import Encoder, Form
+
+__all__ = ["encode_images"]
+
+
+def encode_images(
+    encoder: Encoder,
+    images: Sequence[ImageSource] | np.ndarray[Any, Any] | Tensor,
+    batch_size: int,
+    *,
+    form: Form,
+    bad: Literal["refuse", "skip"],
+    on_bad: Callable[[BadImage], None] | None,
+    progress: bool,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The body of ``Encoder.encode``; see there."""
+    _check(images, batch_size, form, bad)
+    width = encoder.feature_dim if form == "full" else min(encoder.feature_dim, encoder.backbone.feature_dim)
+    vectors = torch.full((len(images), width), float("nan"), device=encoder.device)
+    training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad(), progress_bar("encoding", len(images), "images", show=progress) as advance:
+            for rows, pixels in _batches(encoder, images, batch_size, bad, on_bad):
+                features = encoder.features(pixels.to(encoder.device, non_blocking=True), form)
+                vectors[rows.to(encoder.device)] = features.float()
+                advance(len(rows))
+    finally:
+        encoder.train(training)
+    return vectors.cpu().numpy()
+
+
+def _check(images: Any, batch_size: int, form: str, bad: str) -> None:
+    if isinstance(images, (str, bytes)) or not hasattr(images, "__len__"):
+        raise InputError(f"encode takes a sequence of images, got {type(images).__name__}; for one image pass [image]")
+    for name, value, allowed in (("form", form, ("full", "short")), ("bad", bad, ("refuse", "skip"))):
+        if value not in allowed:
+            raise InputError(f"{name}={value!r} is not one of {', '.join(allowed)}")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def _batches(
+    encoder: Encoder,
+    images: Any,
+    batch_size: int,
+    bad: str,
+    on_bad: Callable[[BadImage], None] | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
+    rows: list[int] = []
+    stack: list[np.ndarray[Any, Any]] = []
+    for index, item in enumerate(decode_ahead(images, encoder.preprocessing)):
+        if isinstance(item, BadImage):
+            if bad == "refuse":
+                raise ImageError(item.name, item.reason)
+            if on_bad is not None:
+                on_bad(item)
+            continue
+        rows.append(index)
+        stack.append(item)
+        if len(stack) == batch_size:
+            yield torch.tensor(rows), _to_tensor(stack)
+            rows, stack = [], []
+    if stack:
+        yield torch.tensor(rows), _to_tensor(stack)
+
+
+def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:
+    return torch.from_numpy(np.stack(stack)).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,72 @@
+"""Which class owns which classifier output, for ever.
+
+A class is given a slot once and keeps it through every later version. Pre-training classes take slots from the left and
+fine-tuning classes from the right (stationary.txt, section 5.3), so that models made apart from one another never give
+one slot to two classes. The map is data and is saved with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fixstar.errors import InputError, ModelError, UnknownNameError
+
+__all__ = ["Side", "Slots"]
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """An immutable map from class name to slot, with the number of slots there are (``None``: as many as needed).
+
+    >>> slots = Slots(capacity=5).assign(["cat", "dog"]).assign(["owl"], side="right")
+    >>> slots.of(["owl", "cat", "dog"])
+    [4, 0, 1]
+    """
+
+    capacity: int | None = None
+    by_class: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        taken = sorted(self.by_class.values())
+        limit = self.capacity if self.capacity is not None else len(taken)
+        if len(set(taken)) != len(taken) or (taken and not 0 <= taken[0] <= taken[-1] < limit):
+            raise ModelError(f"the class slots are not distinct numbers from 0 to {limit - 1}: {dict(self.by_class)}")
+
+    def __len__(self) -> int:
+        return len(self.by_class)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.by_class
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names in the order of their slots."""
+        return tuple(sorted(self.by_class, key=self.by_class.__getitem__))
+
+    def assign(self, names: Iterable[str], side: Side = "left") -> Slots:
+        """The map with a slot for each of ``names``; classes that own one keep it."""
+        new = [name for name in dict.fromkeys(names) if name not in self.by_class]
+        if self.capacity is None:
+            start = len(self.by_class)
+            return Slots(None, {**self.by_class, **{name: start + i for i, name in enumerate(new)}})
+        taken = set(self.by_class.values())
+        free = [slot for slot in range(self.capacity) if slot not in taken]
+        if len(new) > len(free):
+            raise InputError(
+                f"{len(new)} new classes do not fit: {len(free)} of the capacity K={self.capacity} slots are free. "
+                "Choose a larger capacity when the first version is trained"
+            )
+        chosen = free[: len(new)] if side == "left" else free[::-1][: len(new)]
+        return Slots(self.capacity, {**self.by_class, **dict(zip(new, chosen, strict=True))})
+
+    def of(self, names: Iterable[str]) -> list[int]:
+        """The slot of each class name."""
+        names = list(names)
+        for name in names:
+            if name not in self.by_class:
+                raise UnknownNameError("class", name, list(self.by_class)[:20])
+        return [self.by_class[name] for name in names]

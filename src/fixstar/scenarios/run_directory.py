@@ -1,0 +1,81 @@
+"""A run on disk: what it was started with, its finished versions, its memory, and where it stands.
+
+run.json                     method, settings and data; a restart with others is refused
+versions/v1, v2, ...         finished encoders, never rewritten
+memory/v1.safetensors, ...   the replay memory after each version
+checkpoint.safetensors       the version being trained, after its last whole epoch
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fixstar.data.replay import ReplayMemory
+from fixstar.durable import replace_json
+from fixstar.errors import CheckpointError
+from fixstar.models import Encoder
+
+__all__ = ["RunDirectory"]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths and rules of a run directory."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path, description: dict[str, Any]) -> RunDirectory:
+        """Start a run there, or go on with it if it was started with the same ``description``."""
+        run = cls(Path(path))
+        record = run.path / "run.json"
+        description = json.loads(json.dumps(description))  # as it will read back: lists for tuples
+        if not record.exists():
+            if run.path.exists() and any(run.path.iterdir()):
+                raise CheckpointError(f"{run.path} holds other files; choose an empty or new directory for the run")
+            replace_json(record, description)
+            return run
+        try:
+            started = json.loads(record.read_text())
+        except ValueError as error:
+            raise CheckpointError(f"{record} is not valid JSON ({error}); choose another directory") from error
+        if changed := _differences(started, description):
+            raise CheckpointError(
+                f"{run.path} was started with other settings ({'; '.join(changed[:6])}). "
+                "Repeat the first command to go on with it, or choose another directory"
+            )
+        return run
+
+    @property
+    def checkpoint(self) -> Path:
+        """The version being trained."""
+        return self.path / "checkpoint.safetensors"
+
+    def version(self, number: int) -> Path:
+        """Where version ``number`` is, or will be."""
+        return self.path / "versions" / f"v{number}"
+
+    def memory(self, number: int) -> Path:
+        """Where the replay memory after version ``number`` is."""
+        return self.path / "memory" / f"v{number}.safetensors"
+
+    def finish(self, number: int, encoder: Encoder, memory: ReplayMemory) -> None:
+        """Keep a finished version. The memory is written first, so that a version on disk is always complete."""
+        memory.save(self.memory(number))
+        encoder.save(self.version(number))
+        self.checkpoint.unlink(missing_ok=True)
+
+    def finished(self, number: int) -> bool:
+        """Whether version ``number`` is complete."""
+        return self.version(number).exists()
+
+
+def _differences(started: Any, asked: Any, prefix: str = "") -> list[str]:
+    """Readable lines for what differs between two JSON documents."""
+    if isinstance(started, dict) and isinstance(asked, dict):
+        keys = sorted(started.keys() | asked.keys())
+        return [line for key in keys for line in _differences(started.get(key), asked.get(key), f"{prefix}{key}.")]
+    return [] if started == asked else [f"{prefix.rstrip('.')} was {started!r}, now {asked!r}"]

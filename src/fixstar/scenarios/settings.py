@@ -1,0 +1,85 @@
+"""What stays the same through a sequence of versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from fixstar.data.pixels import Augmentation
+from fixstar.data.replay import Selection
+from fixstar.errors import InputError
+from fixstar.images import Preprocessing
+from fixstar.models import Encoder
+from fixstar.training import Recipe
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The model, the recipe and the memory of a sequence of versions.
+
+    ``capacity`` is K, the number of classes a simplex has room for: take it large, it costs O(K). ``preprocessing``
+    replaces the backbone's own. ``device="auto"`` takes a GPU where there is one.
+    """
+
+    backbone: str = "resnet32"
+    backbone_options: Mapping[str, Any] = field(default_factory=dict)
+    classifier_options: Mapping[str, Any] = field(default_factory=dict)
+    capacity: int = 1000
+    preprocessing: Preprocessing | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    replay_per_class: int = 20
+    selection: Selection = "random"
+    bad_images: Literal["refuse", "skip"] = "refuse"
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.replay_per_class < 0 or self.seed < 0:
+            raise InputError(f"replay_per_class and seed must be at least 0, got {self.replay_per_class}, {self.seed}")
+
+    def torch_device(self) -> torch.device:
+        """The device to train on."""
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def new_encoder(self, classifier: str, classes: list[str], seed: int) -> Encoder:
+        """An encoder with random weights that depend on ``seed`` alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Encoder.create(
+                self.backbone,
+                classifier,
+                classes=classes,
+                capacity=self.capacity,
+                backbone_options=dict(self.backbone_options),
+                classifier_options=dict(self.classifier_options),
+                preprocessing=self.preprocessing,
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run's result depends on, for comparison after a restart. The device is left out: a run may move."""
+        content = {key: value for key, value in asdict(self).items() if key not in ("device", "preprocessing")}
+        content["recipe"]["milestones"] = list(self.recipe.milestones)
+        content["preprocessing"] = None if self.preprocessing is None else self.preprocessing.to_json()
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Settings:
+        """Settings as ``to_json`` wrote them."""
+        recipe = {**content["recipe"], "milestones": tuple(content["recipe"]["milestones"])}
+        shape = content["preprocessing"]
+        return cls(
+            **{
+                **content,
+                "recipe": Recipe(**recipe),
+                "augmentation": Augmentation(**content["augmentation"]),
+                "preprocessing": None if shape is None else Preprocessing.from_json(shape),
+            }
+        )

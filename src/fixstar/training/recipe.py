@@ -1,0 +1,60 @@
+"""How long and how fast to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fixstar.errors import InputError
+
+__all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "Recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """SGD with momentum; the learning rate falls by ``gamma`` at each of ``milestones`` (epochs).
+
+    The defaults are the lifelong recipe for CIFAR-100 (stationary.txt, table 1): the optimiser starts afresh at each
+    task with the same learning rate, the weights go on.
+    """
+
+    epochs: int = 70
+    learning_rate: float = 0.1
+    milestones: tuple[int, ...] = (50, 64)
+    gamma: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 2e-4
+    batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name}={getattr(self, name)} must be {rule}"
+            for name, rule, right in (
+                ("epochs", "at least 1", self.epochs >= 1),
+                ("learning_rate", "positive", self.learning_rate > 0),
+                ("milestones", "ascending", list(self.milestones) == sorted(self.milestones)),
+                ("gamma", "in (0, 1]", 0 < self.gamma <= 1),
+                ("momentum", "in [0, 1)", 0 <= self.momentum < 1),
+                ("weight_decay", "at least 0", self.weight_decay >= 0),
+                ("batch_size", "at least 2", self.batch_size >= 2),
+            )
+            if not right
+        ]
+        if wrong:
+            raise InputError("; ".join(wrong))
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0.
+
+        >>> [round(Recipe(epochs=3, milestones=(1, 2)).rate(e), 4) for e in range(3)]
+        [0.1, 0.01, 0.001]
+        """
+        return self.learning_rate * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
+
+    def shortened(self, epochs: int) -> Recipe:
+        """The same recipe over fewer or more epochs, its milestones moved in proportion."""
+        milestones = tuple(round(milestone * epochs / self.epochs) for milestone in self.milestones)
+        return replace(self, epochs=epochs, milestones=milestones)
+
+
+CIFAR_LIFELONG = Recipe()
+CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # cores.txt, section 5.1

@@ -1,0 +1,144 @@
+"""A workspace: the versions of one directory, and what they were trained with. The command line is thin over it.
+
+workspace.json               marks the directory
+versions/v1, v2, ...         finished encoders, never rewritten
+memory/v1.safetensors, ...   the replay memory after each version
+checkpoint.safetensors       the version being trained, after its last whole epoch
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fixstar.data.image_set import ImageSet
+from fixstar.data.replay import ReplayMemory
+from fixstar.durable import replace_json
+from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.evaluation import CrossTest, VersionFeatures, cross_test
+from fixstar.methods import Method, create_method
+from fixstar.models import Encoder
+from fixstar.scenarios import Settings, Version, train_version
+from fixstar.scenarios.run_directory import RunDirectory
+from fixstar.scenarios.sequences import remember
+from fixstar.training import Recipe
+
+__all__ = ["Workspace"]
+
+_MARK = {"format": "fixstar-workspace", "format_version": 1}
+
+
+class Workspace:
+    """Train the first version, upgrade it, and measure every version against every older one's gallery."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open an existing workspace."""
+        self.path = Path(path)
+        mark = self.path / "workspace.json"
+        if not mark.is_file():
+            raise InputError(f"{self.path} is not a workspace; make one with: fixstar init {self.path}")
+        try:
+            content = json.loads(mark.read_text())
+        except ValueError as error:
+            raise InputError(f"{mark} is not valid JSON ({error}); restore it from a copy") from error
+        if content != _MARK:
+            raise InputError(f"{mark} is not of a workspace that this fixstar can open (found {content})")
+        self._run = RunDirectory(self.path)
+
+    @classmethod
+    def create(cls, path: str | Path) -> Workspace:
+        """Make a new workspace; an existing one is left as it is, other content is refused."""
+        path = Path(path)
+        if (path / "workspace.json").exists():
+            return cls(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{path} is not empty; choose a new directory for the workspace")
+        replace_json(path / "workspace.json", _MARK)
+        return cls(path)
+
+    def versions(self) -> list[str]:
+        """The finished versions, oldest first."""
+        number = 0
+        while self._run.finished(number + 1):
+            number += 1
+        return [f"v{n}" for n in range(1, number + 1)]
+
+    def encoder(self, name: str, device: str = "cpu") -> Encoder:
+        """A finished version's encoder."""
+        if name not in self.versions():
+            raise UnknownNameError("version", name, self.versions())
+        return Encoder.load(self.path / "versions" / name, device)
+
+    def settings(self) -> Settings:
+        """What the newest version was trained with; its successor is trained alike."""
+        if not self.versions():
+            raise InputError(f"{self.path} has no version yet; train the first with: fixstar train IMAGES")
+        return Settings.from_json(self.encoder(self.versions()[-1]).about["settings"])
+
+    def train(self, images: ImageSet, settings: Settings, method: Method, progress: bool = True) -> Version:
+        """Train v1. After a kill the same call goes on where the last one stopped."""
+        if self.versions():
+            raise InputError(
+                f"{self.path} has {self.versions()[-1]} already; train its successor with: fixstar upgrade"
+            )
+        return self._next(images, None, ReplayMemory(settings.replay_per_class), settings, method, progress)
+
+    def upgrade(
+        self,
+        images: ImageSet,
+        recipe: Recipe | None = None,
+        method: Method | None = None,
+        device: str = "auto",
+        progress: bool = True,
+    ) -> Version:
+        """Train the next version so that it stays compatible with all before it.
+
+        Settings and method are the previous version's unless given. A retraining method needs all images so far.
+        """
+        settings = replace(self.settings(), device=device)
+        previous = self.encoder(self.versions()[-1])
+        about = previous.about
+        settings = settings if recipe is None else replace(settings, recipe=recipe)
+        method = method or create_method(about["method"]["name"], **about["method"]["options"])
+        if method.classifier != previous.classifier.kind:
+            raise ModelError(
+                f"method {method.name!r} trains a {method.classifier} classifier and {self.versions()[-1]} has a "
+                f"{previous.classifier.kind} one; choose a method that goes on with it"
+            )
+        memory = ReplayMemory.load(self._run.memory(len(self.versions())))
+        return self._next(images, previous, memory, settings, method, progress)
+
+    def _next(
+        self,
+        images: ImageSet,
+        previous: Encoder | None,
+        memory: ReplayMemory,
+        settings: Settings,
+        method: Method,
+        progress: bool,
+    ) -> Version:
+        number = len(self.versions()) + 1
+        past = memory if method.scenario == "lifelong" else ReplayMemory(0)
+        version = train_version(number, images, previous, past, method, settings, self._run.checkpoint, progress)
+        self._run.finish(number, version.encoder, remember(memory, images, version, settings))
+        return version
+
+    def features(self, queries: ImageSet, gallery: ImageSet, device: str = "cpu", progress: bool = True) -> list[Any]:
+        """Each version's short forms of the query and gallery images, made once."""
+        made = []
+        for name in self.versions():
+            encoder = self.encoder(name, device)
+            vectors = [encoder.encode(part.images, form="short", progress=progress) for part in (queries, gallery)]
+            made.append(VersionFeatures(name, vectors[0], vectors[1], encoder.projection_matrix()))
+        return made
+
+    def evaluate(
+        self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "cpu", progress: bool = True
+    ) -> CrossTest:
+        """The compatibility matrix of all versions on labelled images."""
+        if queries.classes != gallery.classes:
+            raise InputError("queries and gallery must be of the same classes")
+        features = self.features(queries, gallery, device, progress)
+        return cross_test(features, queries.labels, gallery.labels, protocol)

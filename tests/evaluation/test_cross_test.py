@@ -1,0 +1,133 @@
+"""The cross-test against cells worked by hand, and short forms against full features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fixstar import geometry
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.evaluation import compatibility
+from fixstar.evaluation.cross_test import VersionFeatures, cross_test
+from fixstar.evaluation.search import PROTOCOLS, image_search
+
+Array = NDArray[Any]
+
+QUERY_LABELS = np.arange(120) % 4
+GALLERY_LABELS = np.arange(40) % 4
+
+
+def make_pair(seed: int, d: int, m: int) -> tuple[VersionFeatures, VersionFeatures]:
+    """One version twice, in short form and in full: weak classes, so that accuracies lie well inside (0, 1)."""
+    rng = np.random.default_rng(seed)
+    P = rng.normal(size=(d, m)) + 1.5 * np.random.default_rng(0).normal(size=(40, 20))[:d, :m]  # related versions
+    centres = np.random.default_rng(1).normal(size=(4, 20))[:, :m]
+    queries = centres[QUERY_LABELS] + 2 * rng.normal(size=(120, m))
+    gallery = centres[GALLERY_LABELS] + 2 * rng.normal(size=(40, m))
+    short = VersionFeatures(f"v{seed}", geometry.short_form(queries, P), geometry.short_form(gallery, P), projection=P)
+    return short, VersionFeatures(f"v{seed}", geometry.unit(queries @ P.T), geometry.unit(gallery @ P.T))
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_short_forms_give_the_cross_test_of_the_full_features(protocol: str, upper: bool) -> None:
+    """Three backbones of different width under one d = 15; the last needs no short form."""
+    pairs = [make_pair(seed, 15, m) for seed, m in [(1, 6), (2, 9), (3, 20)]]
+    short, full = (
+        cross_test(versions, QUERY_LABELS, GALLERY_LABELS, protocol, upper) for versions in zip(*pairs, strict=True)
+    )
+    mixed = cross_test([pairs[0][0], pairs[1][1], pairs[2][0]], QUERY_LABELS, GALLERY_LABELS, protocol, upper)
+    for answer in (short, mixed):
+        assert np.array_equal(answer.matrix, full.matrix, equal_nan=True)
+        assert all(np.array_equal(answer.hits[cell], full.hits[cell]) for cell in full.hits)
+    measured = full.matrix[~np.isnan(full.matrix)]
+    assert measured.size == (9 if upper else 6)
+    assert ((measured > 0) & (measured < 1)).all()
+
+
+@pytest.mark.parametrize("widths", [(12, 18), (18, 12)])
+def test_shared_components_count_the_others_as_zero(widths: tuple[int, int]) -> None:
+    (short_1, full_1), (short_2, full_2) = make_pair(1, widths[0], 6), make_pair(2, widths[1], 9)
+    padded = [
+        VersionFeatures(v.name, *(np.pad(a, ((0, 0), (0, 18 - v.width))) for a in (v.queries, v.gallery)))
+        for v in (full_1, full_2)
+    ]
+    expected = cross_test(padded, QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
+    for versions in ([short_1, short_2], [full_1, full_2], [short_1, full_2], [full_1, short_2]):
+        found = cross_test(versions, QUERY_LABELS, GALLERY_LABELS, "image", upper=True, shared_components=True)
+        assert np.array_equal(found.matrix, expected.matrix)
+        with pytest.raises(InputError, match=f"v1 {widths[0]}, v2 {widths[1]}.*shared_components=True"):
+            cross_test(versions, QUERY_LABELS, GALLERY_LABELS)
+
+
+def test_rows_are_queries_and_columns_are_galleries() -> None:
+    """Two classes on two axes. v2 swaps them in its gallery only; v1 misses its second query."""
+    straight, swapped = np.eye(2), np.eye(2)[::-1]
+    v1 = VersionFeatures("v1", np.array([[1.0, 0.0], [1.0, 0.1]]), straight)
+    v2 = VersionFeatures("v2", straight, swapped)
+    labels = np.array([0, 1])
+    answer = cross_test([v1, v2], labels, labels, "image", upper=True)
+    assert answer.matrix.tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    assert {cell: hits.tolist() for cell, hits in answer.hits.items()} == {
+        (0, 0): [True, False],
+        (0, 1): [False, True],
+        (1, 0): [True, True],
+        (1, 1): [False, False],
+    }
+    assert answer.names == ("v1", "v2")
+    assert answer.protocol == "image"
+    assert answer.summary() == compatibility.summary(answer.matrix)
+    assert answer.summary()["AC"] == 1.0
+
+
+def test_lower_triangle_only_unless_asked() -> None:
+    versions = [make_pair(seed, 15, 6)[1] for seed in (1, 2, 3)]
+    answer = cross_test(versions, QUERY_LABELS, GALLERY_LABELS, "image")
+    assert sorted(answer.hits) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    assert np.array_equal(np.isnan(answer.matrix), np.triu(np.ones((3, 3), dtype=bool), 1))
+    for (t, k), hits in answer.hits.items():
+        direct = image_search(versions[t].queries, QUERY_LABELS, versions[k].gallery, GALLERY_LABELS)
+        assert np.array_equal(hits, direct)
+        assert answer.matrix[t, k] == direct.mean()
+
+
+def test_each_version_is_factorised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = [make_pair(seed, 15, 6)[0] for seed in (1, 2, 3, 4)]
+    factored: list[int] = []
+    original = geometry.short_factors
+
+    def counted(P: Array) -> tuple[Array, Array]:
+        factored.append(id(P))
+        return original(P)
+
+    monkeypatch.setattr(geometry, "short_factors", counted)
+    cross_test(versions, QUERY_LABELS, GALLERY_LABELS)
+    assert sorted(factored) == sorted(id(version.projection) for version in versions)
+
+
+def test_progress_is_reported_after_every_cell() -> None:
+    seen: list[tuple[int, int]] = []
+    versions = [make_pair(seed, 15, 6)[1] for seed in (1, 2)]
+    cross_test(versions, QUERY_LABELS, GALLERY_LABELS, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_wrong_input_is_named() -> None:
+    short, full = make_pair(1, 15, 6)
+    with pytest.raises(UnknownNameError, match="unknown protocol 'templates'; did you mean 'template'"):
+        cross_test([full], QUERY_LABELS, GALLERY_LABELS, "templates")
+    with pytest.raises(InputError, match="at least one version"):
+        cross_test([], QUERY_LABELS, GALLERY_LABELS)
+    with pytest.raises(InputError, match="its own name, got v1, v1"):
+        cross_test([full, short], QUERY_LABELS, GALLERY_LABELS)
+    with pytest.raises(InputError, match="7 query labels for 120"):
+        cross_test([full], QUERY_LABELS[:7], GALLERY_LABELS)
+    with pytest.raises(InputError, match=r"'v1'.*one width"):
+        VersionFeatures("v1", full.queries, short.gallery)
+    with pytest.raises(InputError, match="short forms of 6 components, got 15"):
+        VersionFeatures("v1", full.queries, full.gallery, short.projection)
+    with pytest.raises(InputError, match="two versions"):
+        cross_test([full], QUERY_LABELS, GALLERY_LABELS).summary()

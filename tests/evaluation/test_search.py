@@ -1,0 +1,182 @@
+"""Search against slow loops, exact ties and scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.neighbors import NearestNeighbors
+
+from fixstar.errors import InputError
+from fixstar.evaluation import search
+from fixstar.evaluation.search import PROTOCOLS, image_search, nearest, template_search, templates
+
+Array = NDArray[Any]
+
+
+def features(count: int, width: int, seed: int, offset: float = 0.0) -> Array:
+    """Unnormalised: lengths spread over several orders of magnitude."""
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(count, width)) + offset) * np.exp(rng.normal(0, 3, size=(count, 1)))
+
+
+def cosine(a: Array, b: Array) -> float:
+    return float(np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def slow_hits(queries: Array, query_labels: Array, gallery: Array, gallery_labels: Array) -> list[bool]:
+    hits = []
+    for query, label in zip(queries, query_labels, strict=True):
+        scores = [cosine(query, item) for item in gallery]
+        hits.append(bool(gallery_labels[scores.index(max(scores))] == label))
+    return hits
+
+
+@pytest.mark.parametrize("block", [1, 7, 2048])
+@pytest.mark.parametrize("k", [1, 2, 9, 60])
+def test_nearest_agrees_with_scikit_learn(k: int, block: int) -> None:
+    queries, gallery = features(40, 12, seed=1), features(60, 12, seed=2)
+    distances, expected = NearestNeighbors(metric="cosine", algorithm="brute").fit(gallery).kneighbors(queries, k)
+    indices, cosines = nearest(queries, gallery, k, block)
+    assert np.array_equal(indices, expected)
+    assert np.allclose(cosines, 1 - distances, atol=1e-6)
+    assert indices.dtype == np.int64
+    assert cosines.dtype == np.float32
+
+
+def test_negative_cosines_are_ranked_too() -> None:
+    queries, gallery = features(20, 6, seed=3, offset=4.0), -features(30, 6, seed=4, offset=4.0)
+    indices, cosines = nearest(queries, gallery, k=5)
+    assert (cosines < 0).all()
+    for query, found in zip(queries, indices, strict=True):
+        scores = [cosine(query, item) for item in gallery]
+        assert found.tolist() == sorted(range(30), key=lambda i: -scores[i])[:5]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0, 2.0])), min_size=1, max_size=12),
+    st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.integers(1, 13),
+    st.data(),
+)
+def test_ties_go_to_the_lowest_index(
+    axes: list[tuple[int, float]], rows: list[list[int]], block: int, data: st.DataObject
+) -> None:
+    """Gallery vectors along the axes: a cosine is plus or minus one component of the query, so ties are exact."""
+    gallery = np.zeros((len(axes), 3))
+    for item, (axis, length) in enumerate(axes):
+        gallery[item, axis] = length
+    k = data.draw(st.integers(1, len(axes)))
+    indices, cosines = nearest(np.array(rows), gallery, k, block)
+    for row, found, values in zip(rows, indices, cosines, strict=True):
+        scores = [row[axis] * np.sign(length) for axis, length in axes]
+        assert found.tolist() == sorted(range(len(axes)), key=lambda i: (-scores[i], i))[:k]
+        assert np.allclose(values * np.linalg.norm(row), [scores[i] for i in found], atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 33])
+@pytest.mark.parametrize("width", [3, 64, 99])
+def test_identical_images_tie(count: int, width: int) -> None:
+    half = features(77, width, seed=width)
+    indices, cosines = nearest(features(count, width, seed=5), np.concatenate([half, half]), k=2, block=50)
+    assert (indices[:, 0] < 77).all()
+    assert np.array_equal(indices[:, 1], indices[:, 0] + 77)
+    assert np.array_equal(cosines[:, 0], cosines[:, 1])
+
+
+@pytest.mark.parametrize("block", [3, 2048])
+def test_image_search_agrees_with_a_slow_loop(block: int) -> None:
+    rng = np.random.default_rng(6)
+    queries, gallery = features(50, 5, seed=7), features(31, 5, seed=8)
+    query_labels, gallery_labels = rng.integers(-3, 3, 50), rng.integers(-3, 3, 31)
+    hits = image_search(queries, query_labels, gallery, gallery_labels, block)
+    assert hits.dtype == np.bool_
+    assert hits.tolist() == slow_hits(queries, query_labels, gallery, gallery_labels)
+    assert 0 < hits.mean() < 1
+
+
+def test_template_search_agrees_with_a_slow_loop() -> None:
+    rng = np.random.default_rng(9)
+    queries, gallery = features(50, 5, seed=10), features(40, 5, seed=11)
+    query_labels, gallery_labels = rng.choice([-7, 3, 1000], 50), rng.choice([-7, 3, 1000], 40)
+    classes = np.array([-7, 3, 1000])
+    means = np.zeros((3, 5))
+    for item, label in zip(gallery, gallery_labels, strict=True):
+        means[classes.tolist().index(label)] += item / np.linalg.norm(item)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    found, labels = templates(gallery, gallery_labels)
+    assert labels.tolist() == [-7, 3, 1000]
+    assert np.allclose(found, means, atol=1e-6)
+    hits = template_search(queries, query_labels, gallery, gallery_labels)
+    assert hits.tolist() == slow_hits(queries, query_labels, means, classes)
+    assert hits.tolist() != image_search(queries, query_labels, gallery, gallery_labels).tolist()
+
+
+def test_length_and_float_type_do_not_matter() -> None:
+    queries, gallery = features(30, 8, seed=12), features(20, 8, seed=13)
+    labels = np.arange(20)
+    truth = nearest(queries, gallery)[0][:, 0]
+    assert image_search(queries * 1e-3, truth, gallery * 1e3, labels).all()
+    assert np.array_equal(nearest(queries.astype(np.float32), gallery)[0][:, 0], truth)
+    halves = (np.round(array / np.linalg.norm(array, axis=1, keepdims=True), 3) for array in (queries, gallery))
+    low = [array.astype(np.float16) for array in halves]
+    exact = [array.astype(np.float64) for array in low]
+    assert np.array_equal(nearest(*low)[0], nearest(*exact)[0])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_one_class_is_always_found_and_an_absent_class_never(protocol: str) -> None:
+    queries, gallery = features(9, 4, seed=14), features(5, 4, seed=15)
+    answer = PROTOCOLS[protocol]
+    assert answer(queries, np.full(9, 3), gallery, np.full(5, 3)).all()
+    assert not answer(queries, np.full(9, 2), gallery, np.full(5, 3)).any()
+
+
+def test_ranks_order_all_cosines_and_come_back_unchanged() -> None:
+    cosines = np.array([-1.0, -0.25, -1e-30, -0.0, 0.0, 1e-30, 0.25, 1.0], dtype=np.float32)
+    indices = np.arange(8)[::-1] * 1_000_003
+    ranks = search._rank(cosines, indices)
+    assert np.array_equal(np.sort(ranks), ranks)  # -0 before 0 only because its index is higher
+    assert search._rank(cosines[3:4], indices[4:5]) == ranks[4]
+    assert np.array_equal(search._cosine_of(ranks), cosines)
+    assert np.array_equal(search._index_of(ranks), indices)
+
+
+def test_a_zero_vector_is_orthogonal_to_everything() -> None:
+    indices, cosines = nearest(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[-1.0, 0.0], [0.0, 0.0]]))
+    assert indices.tolist() == [[0], [1]]
+    assert cosines.tolist() == [[0.0], [0.0]]
+
+
+GOOD = np.ones((2, 3))
+ONE = np.array([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nearest(GOOD, np.ones((2, 4))), "3 components and the gallery 4"),
+        (lambda: nearest(GOOD, np.ones((0, 3))), "gallery features.*not empty"),
+        (lambda: nearest(np.ones((0, 3)), GOOD), "query features.*not empty"),
+        (lambda: nearest(np.ones(3), GOOD), "query features are a matrix"),
+        (lambda: nearest(np.array([[np.nan, 1, 1]]), GOOD), "query features hold NaN"),
+        (lambda: nearest(GOOD, GOOD * np.inf), "gallery features hold NaN or infinity"),
+        (lambda: nearest(GOOD.astype(str), GOOD), "real numbers"),
+        (lambda: nearest(GOOD, GOOD, k=3), "1 to 2 here; got 3"),
+        (lambda: nearest(GOOD, GOOD, k=0), "got 0"),
+        (lambda: nearest(GOOD, GOOD, block=0), "block"),
+        (lambda: image_search(GOOD, ONE[:1], GOOD, ONE), "1 query labels for 2 query images"),
+        (lambda: template_search(GOOD, ONE, GOOD, np.arange(3)), "3 gallery labels for 2 gallery images"),
+        (lambda: image_search(GOOD, ONE / 2, GOOD, ONE), "one integer an image, got float64"),  # type: ignore[arg-type]
+        (lambda: templates(GOOD, ONE[:, None]), "one integer an image"),
+        (lambda: templates(np.ones((0, 3)), ONE[:0]), "not empty"),
+    ],
+)
+def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_images import distance, encoded, noise, reason, rgb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+from fixstar.errors import ImageError
+from fixstar.images import read_pixels
+
+
+@pytest.mark.filterwarnings("ignore:Truncated File Read")
+@pytest.mark.parametrize(
+    ("format_", "options"),
+    [
+        *(("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("GIF", {}), ("TIFF", {}), ("BMP", {})),
+        *(("WEBP", {}), ("WEBP", {"lossless": True}), ("AVIF", {})),
+    ],
+)
+def test_a_file_cut_short_never_gives_half_a_picture(format_: str, options: dict[str, Any]) -> None:
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    data = encoded(noise(40, 40, cell=4), format_, **options)
+    whole = read_pixels(data, rgb(16, 16))
+    for cut in {*range(0, len(data), max(1, len(data) // 80)), *range(len(data) - 30, len(data))}:
+        try:
+            assert distance(read_pixels(data[:cut], rgb(16, 16)), whole) == 0
+            assert len(data) - cut < 24, "only a trailer may be missing"
+        except ImageError:
+            pass
+    assert "cut short" in reason(data[: len(data) * 2 // 3])
+
+
+def png_header(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    ihdr = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + ihdr + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_absurd_sizes_are_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("decoded"))
+    assert "absurdly many pixels" in reason(png_header(60_000, 60_000))
+    assert "10300 x 10000 pixels, allowed are 1 to 100,000,000" in reason(png_header(10_300, 10_000))
+    assert "not decoded" in reason(encoded(noise(20, 20), "PNG"), max_pixels=399)
+
+
+def test_files_that_are_no_images(tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("this is no picture")
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "drawing.eps").write_bytes(encoded(noise(8, 8), "EPS"))
+    assert "not an image of a known format" in reason(tmp_path / "text.jpg")
+    assert "not an image of a known format" in reason(str(tmp_path / "drawing.eps"))  # Ghostscript never starts
+    assert reason(tmp_path / "empty.png") == "empty (0 bytes)"
+    assert reason(b"") == "empty (0 bytes)"
+    assert reason(tmp_path / "missing.png") == "no such file"
+    assert reason(tmp_path) == "a folder, not an image"
+    assert reason("/dev/null") == "not a regular file"
+    assert "embedded null byte" in reason("a\0b.jpg")
+
+
+def test_errors_carry_the_name(tmp_path: Path) -> None:
+    for source, name in ((f"{tmp_path}/x.jpg", f"{tmp_path}/x.jpg"), (b"", "image #12"), (tmp_path, str(tmp_path))):
+        with pytest.raises(ImageError) as caught:
+            read_pixels(source, rgb(8, 8), position=12)
+        assert caught.value.name == name
+
+
+def test_memory_running_out_is_an_image_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any) -> None:
+        raise MemoryError
+
+    image = noise(20, 20)
+    monkeypatch.setattr(Image.Image, "resize", exhausted)
+    assert reason(image) == "does not fit into memory"
+
+
+HEADERS = [encoded(noise(12, 12), name) for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")]
+
+
+@settings(max_examples=200, deadline=None)
+@pytest.mark.filterwarnings("ignore")
+@given(st.sampled_from(HEADERS), st.data())
+def test_damaged_bytes_raise_nothing_but_image_errors(good: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(good)
+    for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), max_size=8)):
+        damaged[at] = value
+    try:
+        pixels = read_pixels(bytes(damaged), rgb(8, 8), max_pixels=1_000_000)
+    except ImageError:
+        return
+    assert pixels.shape == (8, 8, 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_nothing_but_image_errors(data: bytes) -> None:
+    with pytest.raises(ImageError):
+        read_pixels(data, rgb(8, 8), max_pixels=1_000_000)

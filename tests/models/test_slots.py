@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.models import Slots
+
+
+def test_left_and_right_never_meet() -> None:
+    slots = Slots(6).assign(["a", "b"]).assign(["x", "y"], side="right").assign(["c"])
+    assert slots.by_class == {"a": 0, "b": 1, "x": 5, "y": 4, "c": 2}
+    assert slots.classes == ("a", "b", "c", "y", "x")
+
+
+@given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=6), st.sampled_from(["left", "right"]))
+def test_a_class_keeps_its_slot_for_ever(groups: list[list[str]], side: str) -> None:
+    slots = Slots(30)
+    for group in groups:
+        before = dict(slots.by_class)
+        slots = slots.assign(group, side)  # type: ignore[arg-type]
+        assert before.items() <= slots.by_class.items()
+        assert len(set(slots.by_class.values())) == len(slots)
+
+
+def test_a_full_simplex_says_so() -> None:
+    with pytest.raises(InputError, match="2 new classes do not fit: 1 of the capacity K=3"):
+        Slots(3).assign(["a", "b"]).assign(["c", "d"])
+
+
+def test_without_a_capacity_slots_grow() -> None:
+    assert Slots().assign(["b", "a"]).assign(["c", "a"]).by_class == {"b": 0, "a": 1, "c": 2}
+
+
+def test_unknown_classes_and_broken_maps_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="cat"):
+        Slots(3).assign(["cart"]).of(["cat"])
+    with pytest.raises(ModelError):
+        Slots(3, {"a": 0, "b": 0})
+    with pytest.raises(ModelError):
+        Slots(3, {"a": 3})

@@ -1,0 +1,160 @@
+"""Who may import whom, what each package exports, and what starts without heavy libraries: read from the source."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fixstar
+
+ROOT = Path(fixstar.__file__).parent
+
+# A part may import only what stands below it. Parts of one row do not know each other.
+LAYERS: list[set[str]] = [
+    {"__main__"},
+    {"cli"},
+    {"service"},
+    {"demo", "benchmarks"},
+    {"workspace"},
+    {"lifecycle"},
+    {"scenarios"},
+    {"training"},
+    {"methods"},
+    {"losses"},
+    {"gallery"},
+    {"evaluation"},
+    {"data"},
+    {"models"},
+    {"images", "geometry"},
+    {"durable", "errors", "progress"},
+    {""},  # fixstar itself: the version
+]
+HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}
+FORBIDDEN = {"torchvision", "pickle", "dill", "joblib", "cloudpickle"}
+CORE = {"torch", "numpy", "PIL", "safetensors", "yaml", "rich", "typer"}  # what a bare GPU machine has at start
+NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
+
+
+def sources() -> Iterator[Path]:
+    return (path for path in ROOT.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    name = path.relative_to(ROOT).parts[0]
+    return "" if name == "__init__.py" else name.removesuffix(".py")
+
+
+def imports(path: Path, only_at_start: bool = False) -> Iterator[tuple[str, int]]:
+    """Modules that a file imports, with the line; ``only_at_start`` leaves out functions and TYPE_CHECKING blocks."""
+    tree = ast.parse(path.read_text())
+    for node in _walk(tree, only_at_start):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write absolute imports"
+            yield node.module or "", node.lineno
+            if node.module == "fixstar":
+                yield from ((f"fixstar.{alias.name}", node.lineno) for alias in node.names)
+
+
+def _walk(node: ast.AST, only_at_start: bool) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if not (only_at_start and (lazy or typing)):
+            yield from _walk(child, only_at_start)
+
+
+def test_every_part_has_its_place_in_the_layers() -> None:
+    assert {part_of(path) for path in sources()} <= HEIGHT.keys()
+
+
+@pytest.mark.parametrize("path", sorted(sources()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path) -> None:
+    here = part_of(path)
+    for module, line in imports(path, only_at_start=here == ""):  # fixstar itself hands out names on demand
+        if module == "fixstar" or module.startswith("fixstar."):
+            there = module.split(".")[1] if "." in module else ""
+            if there not in HEIGHT:  # a name of fixstar itself, such as __version__
+                there = ""
+            allowed = there == here or HEIGHT[there] < HEIGHT[here]
+            assert allowed, f"{path.name}:{line}: {here or 'fixstar'} may not import {there}"
+
+
+def test_the_test_sees_a_wrong_import(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("def f():\n    from fixstar.cli import main\n")
+    assert ("fixstar.cli", 2) in list(imports(wrong))
+    assert ("fixstar.cli", 2) not in list(imports(wrong, only_at_start=True))
+    assert HEIGHT["cli"] > HEIGHT["geometry"]
+
+
+@pytest.mark.parametrize("path", sorted(sources()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_forbidden_library_and_no_heavy_one_at_start(path: Path) -> None:
+    assert not {module.split(".")[0] for module, _ in imports(path)} & FORBIDDEN
+    outside = {module.split(".")[0] for module, _ in imports(path, only_at_start=True)}
+    outside -= {"fixstar", "", *sys.stdlib_module_names}
+    assert outside <= CORE, f"import {outside - CORE} inside the function that needs it"
+
+
+@pytest.mark.parametrize("part", ["geometry", "evaluation", "gallery", "images", "errors"])
+def test_serving_parts_need_no_torch(part: str) -> None:
+    code = f"import sys, fixstar.{part}; print(sorted({{'torch', 'matplotlib', 'transformers'}} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import sys, fixstar.cli; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def modules() -> list[str]:
+    return [info.name for info in pkgutil.walk_packages([str(ROOT)], "fixstar.") if not info.name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_exported_names_exist_are_sorted_and_are_stated(name: str) -> None:
+    module = importlib.import_module(name)
+    assert hasattr(module, "__all__"), f"{name} does not say what it exports"
+    assert all(hasattr(module, exported) for exported in module.__all__)
+    assert len(set(module.__all__)) == len(module.__all__)
+
+
+EXPORTED = {
+    "fixstar": ["Encoder", "__version__"],
+    "fixstar.geometry": [
+        *("bridge", "carry", "full_form", "short_basis", "short_factors", "short_form"),
+        *("simplex_logits", "simplex_prototypes", "unit"),
+    ],
+    "fixstar.gallery": ["Gallery", "Hit", "MemoryGallery"],
+    "fixstar.scenarios": ["Settings", "Version", "lifelong", "retraining", "run_scenario", "train_version"],
+    "fixstar.training": ["CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Training", "train"],
+    "fixstar.losses": ["SameClass", "cross_entropy", "info_nce"],
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_public_names_change_only_on_purpose(name: str) -> None:
+    assert importlib.import_module(name).__all__ == EXPORTED[name]
+
+
+def test_names_say_what_things_are() -> None:
+    assert not {path.stem for path in sources()} & NAMES_TO_AVOID
+
+
+def test_functions_and_files_stay_small() -> None:
+    for path in sources():
+        text = path.read_text()
+        assert len(text.splitlines()) <= 330, f"{path} is long enough to hide a second idea"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                assert length <= 60, f"{path}:{node.lineno} {node.name} has {length} lines"
