@@ -41,7 +41,7 @@ KNOWN = ("digits", "latin", "greek", "cyrillic", "arabic", "phonetic", "mathemat
 ADDED = ("nko", "lao", "arrows")  # v2 learns these too
 UNSEEN = ("hebrew", "georgian")  # no model learns these: the gallery and the queries
 EARLY, LATER = 6, 12  # images a class that v1 is trained with, and those that v2 gets
-GALLERY, QUERIES = 5, 40  # images a class
+GALLERY, QUERIES = 20, 30  # images a class
 CAPACITY = 600  # K: 567 classes are learnt in the end
 MARK = "demo.json"
 
@@ -175,10 +175,14 @@ def _search(
 def _sentence(C: NDArray[Any], control: NDArray[Any]) -> str:
     """What happened, from the numbers alone."""
     old, cross, new, lost = C[0, 0], C[1, 0], C[1, 1], control[1, 0]
-    verdict = "is compatible: nothing was re-embedded" if is_compatible(cross, old) else "is NOT compatible in this run"
     gain = update_gain(cross, old, new)
-    share = "" if gain is None else f" and has {gain:.0%} of what re-embedding everything would bring"
+    if not is_compatible(cross, old):
+        verdict = "so the upgrade is NOT compatible in this run"
+    elif gain is None:
+        verdict = "so the upgrade is compatible"
+    else:
+        verdict = f"so the upgrade is compatible and brings {gain:.0%} of what re-embedding everything would"
     return (
-        f"v2 {verdict}; its queries find the right character among v1's vectors {cross:.1%} of the time, "
-        f"v1's own queries {old:.1%}{share}; trained independently, v2 finds {lost:.1%} there."
+        f"v2's queries find the right character among v1's untouched vectors {cross:.1%} of the time, against "
+        f"{old:.1%} for v1's own queries, {verdict}; an independently trained v2 finds {lost:.1%} there."
     )

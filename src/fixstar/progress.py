@@ -42,7 +42,7 @@ def progress_bar(description: str, total: int, unit: str = "it", show: bool = Tr
 
         def advance(count: int = 1, note: str | None = None) -> None:
             speed = progress.tasks[task].speed
-            fields = {"rate": f"{speed:,.0f} {unit}/s" if speed else ""}
+            fields = {"rate": f"{speed:,.{0 if speed >= 10 else 2}f} {unit}/s" if speed else ""}
             progress.update(task, advance=count, **(fields if note is None else {**fields, "note": note}))  # type: ignore[arg-type]
 
         yield advance

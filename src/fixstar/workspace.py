@@ -138,6 +138,7 @@ class Workspace:
         self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "cpu", progress: bool = True
     ) -> CrossTest:
         """The compatibility matrix of all versions on labelled images."""
+        self.settings()  # says so where there is no version yet
         if queries.classes != gallery.classes:
             raise InputError("queries and gallery must be of the same classes")
         features = self.features(queries, gallery, device, progress)

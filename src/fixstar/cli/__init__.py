@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -22,6 +23,15 @@ app = typer.Typer(
 
 for verb in (demo, init, train, upgrade, evaluate, methods, backbones):
     app.command(verb.NAME, epilog=getattr(verb, "EXAMPLES", None))(verb.command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        from fixstar import __version__
+
+        print(f"fixstar {__version__}")
+        raise typer.Exit
 
 
 def main() -> None:

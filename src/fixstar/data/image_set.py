@@ -287,7 +287,7 @@ def _about(unreadable: tuple[BadImage, ...], count: int) -> str:
     lines = [f"{len(unreadable)} of {count} images cannot be read:"]
     lines += [f"  {image.name}: {image.reason}" for image in unreadable[:_SHOWN]]
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
-    advice = 'Repair or remove them, or leave them out with bad="skip".'
+    advice = 'Repair or remove them, or leave them out: bad="skip", on the command line --bad-images skip.'
     return "\n".join([*lines, advice if len(unreadable) < count else "No image is left."])
 
 

@@ -40,6 +40,11 @@ class Settings:
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.bad_images not in ("refuse", "skip") or self.selection not in ("random", "herding"):
+            raise InputError(
+                f"bad_images={self.bad_images!r} must be one of refuse, skip and "
+                f"selection={self.selection!r} one of random, herding"
+            )
         if self.replay_per_class < 0 or self.seed < 0:
             raise InputError(f"replay_per_class and seed must be at least 0, got {self.replay_per_class}, {self.seed}")
 

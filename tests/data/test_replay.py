@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fixstar.data import ReplayMemory, concatenate, from_arrays
+from fixstar.data.formats import image_folder
+from fixstar.data.image_set import ImageSet
+from fixstar.data.replay import herding
+from fixstar.errors import CheckpointError, InputError
+from fixstar.images import Preprocessing
+
+GREY = Preprocessing(size=(4, 4), channels=1, mean=(0.5,), std=(0.5,))
+
+
+def images(names: str, per_class: int = 6, seed: int = 0) -> ImageSet:
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (len(names) * per_class, 4, 4), dtype=np.uint8)
+    return from_arrays(pixels, np.repeat(np.arange(len(names)), per_class), list(names))
+
+
+def test_every_class_is_chosen_from_once() -> None:
+    memory = ReplayMemory(2).extended(images("ab"), GREY)
+    assert memory.images is not None
+    first = np.asarray(memory.images.images).copy()
+    memory = memory.extended(images("bcd", seed=1), GREY)
+    assert memory.images is not None
+    assert memory.images.counts() == {"a": 2, "b": 2, "c": 2, "d": 2}
+    np.testing.assert_array_equal(np.asarray(memory.images.images)[:4], first)
+    assert len(memory) == 8
+
+
+def test_what_is_remembered_is_what_was_shown() -> None:
+    source = images("abc")
+    memory = ReplayMemory(3).extended(source, GREY).images
+    assert memory is not None
+    shown = {
+        (image.tobytes(), source.classes[label]) for image, label in zip(source.images, source.labels, strict=True)
+    }
+    kept = {(image.tobytes(), memory.classes[label]) for image, label in zip(memory.images, memory.labels, strict=True)}
+    assert kept <= shown
+    assert len(kept) == 9
+
+
+def test_the_seed_decides() -> None:
+    def chosen(seed: int) -> Any:
+        memory = ReplayMemory(2).extended(images("ab"), GREY, seed=seed).images
+        assert memory is not None
+        return memory.fingerprint()
+
+    assert chosen(1) == chosen(1)
+    assert chosen(1) != chosen(2)
+
+
+def test_small_classes_give_all_they_have_and_zero_keeps_nothing() -> None:
+    assert len(ReplayMemory(20).extended(images("ab", 3), GREY)) == 6
+    assert len(ReplayMemory(0).extended(images("ab"), GREY)) == 0
+
+
+def slow_herding(features: np.ndarray[Any, Any], count: int) -> list[int]:
+    """Try every candidate at every step."""
+    chosen: list[int] = []
+    for _ in range(count):
+        best = min(
+            (i for i in range(len(features)) if i not in chosen),
+            key=lambda i: float(np.linalg.norm(features.mean(0) - features[[*chosen, i]].mean(0))),
+        )
+        chosen.append(best)
+    return chosen
+
+
+def test_herding_follows_the_mean() -> None:
+    features = np.random.default_rng(0).standard_normal((9, 3))
+    assert herding(features, 5).tolist() == slow_herding(features, 5)
+    assert len(herding(features, 50)) == 9
+
+
+def test_herding_by_hand() -> None:
+    """Mean 2: first 2 itself, then the pair (2, 1 or 3), lowest row first."""
+    assert herding(np.array([[1.0], [2.0], [3.0]]), 2).tolist() == [1, 0]
+
+
+def test_memory_by_herding_uses_the_features_it_is_given() -> None:
+    source = images("ab", 5)
+    memory = (
+        ReplayMemory(1).extended(source, GREY, "herding", features=lambda s: np.asarray(s.images).mean((1, 2))).images
+    )
+    assert memory is not None
+    means = np.asarray(source.images).mean((1, 2, 3)).reshape(2, 5)
+    nearest = np.abs(means - means.mean(1, keepdims=True)).argmin(1) + np.array([0, 5])
+    np.testing.assert_array_equal(np.asarray(memory.images), np.asarray(source.images)[nearest])
+
+
+def test_herding_needs_features() -> None:
+    with pytest.raises(InputError, match="features function"):
+        ReplayMemory(1).extended(images("a"), GREY, "herding")
+
+
+def test_images_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.new("L", (8, 8), 40 * i).save(tmp_path / name / f"{i}.png")
+    (tmp_path / "a" / "1.png").write_bytes(b"not an image")
+    memory = ReplayMemory(3).extended(image_folder(tmp_path), GREY).images
+    assert memory is not None
+    assert memory.resident
+    assert memory.counts() == {"a": 2, "b": 3}
+
+
+def test_a_saved_memory_comes_back(tmp_path: Path) -> None:
+    memory = ReplayMemory(2).extended(images("ab"), GREY).extended(images("ç", seed=2), GREY)
+    memory.save(tmp_path / "memory.safetensors")
+    again = ReplayMemory.load(tmp_path / "memory.safetensors")
+    assert again.per_class == 2
+    assert again.images is not None
+    assert memory.images is not None
+    assert again.images.classes == ("a", "b", "ç")
+    assert again.images.fingerprint() == memory.images.fingerprint()
+    ReplayMemory(5).save(tmp_path / "empty.safetensors")
+    assert ReplayMemory.load(tmp_path / "empty.safetensors") == ReplayMemory(5)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+def test_a_damaged_memory_is_told(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "memory.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"memory\.safetensors"):
+        ReplayMemory.load(path)
+    with pytest.raises(CheckpointError):
+        ReplayMemory.load(tmp_path / "absent")
+
+
+def test_memory_joins_new_images_of_one_size() -> None:
+    memory = ReplayMemory(2).extended(images("ab"), GREY)
+    assert memory.images is not None
+    assert len(concatenate([images("cd"), memory.images])) == 16

@@ -1,0 +1,97 @@
+"""Losses against slow loops and hand-worked numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fixstar.errors import InputError
+from fixstar.geometry import simplex_logits
+from fixstar.losses import SameClass, cross_entropy, info_nce
+
+
+def slow_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: str) -> float:
+    """Equations 4 and 5 of stationary.txt, one image at a time."""
+
+    def delta(i: int, j: int) -> float:
+        a, b = old[i].double().numpy(), new[j].double().numpy()
+        return math.exp(rho * float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+    losses = []
+    for i in range(len(targets)):
+        total, negatives = 0.0, 0
+        for j in range(len(targets)):
+            if j == i:
+                continue
+            same = targets[i] == targets[j]
+            if same and same_class == "masked":
+                continue
+            total += 1.0 if same and same_class == "published" else delta(i, j)
+            negatives += 1
+        losses.append(-math.log(delta(i, i) / total) if negatives else 0.0)
+    return sum(losses) / len(losses)
+
+
+@given(
+    batch=st.integers(1, 7),
+    classes=st.integers(1, 4),
+    rho=st.floats(0.5, 20),
+    same_class=st.sampled_from(["masked", "published", "kept"]),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=80, deadline=None)
+def test_info_nce_equals_the_slow_loop(batch: int, classes: int, rho: float, same_class: SameClass, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    new, old = (torch.randn(batch, 3, generator=generator) for _ in range(2))
+    targets = torch.randint(0, classes, (batch,), generator=generator)
+    expected = slow_info_nce(new, old, targets, rho, same_class)
+    assert info_nce(new, old, targets, rho, same_class).item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_info_nce_by_hand() -> None:
+    """Two images of two classes, unit features along the axes, rho 1: -log(e^1 / e^0) for both anchors."""
+    features = torch.eye(2)
+    assert info_nce(features, features, torch.tensor([0, 1]), rho=1.0).item() == pytest.approx(-1.0)
+
+
+def test_the_positive_is_not_in_the_denominator() -> None:
+    """With it the loss could never fall below zero."""
+    features = torch.eye(3)
+    assert info_nce(features, features, torch.arange(3), rho=5.0).item() < 0
+
+
+def test_a_batch_of_one_class_has_no_negatives_and_no_gradient() -> None:
+    new = torch.randn(4, 3, requires_grad=True)
+    loss = info_nce(new, torch.randn(4, 3), torch.zeros(4, dtype=torch.long))
+    torch.autograd.backward(loss)
+    assert loss.item() == 0
+    assert new.grad is not None
+    assert torch.isfinite(new.grad).all()
+    assert not new.grad.any()
+
+
+def test_info_nce_pulls_a_new_feature_towards_its_old_one() -> None:
+    old = torch.eye(4)
+    new = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for _ in range(200):
+        (gradient,) = torch.autograd.grad(info_nce(new, old, torch.arange(4)), new)
+        new = (new - 0.5 * gradient).detach().requires_grad_()
+    cosines = torch.nn.functional.cosine_similarity(new, old)
+    assert (cosines > 0.85).all()
+
+
+def test_unknown_reading_is_refused() -> None:
+    with pytest.raises(InputError, match="masked, published, kept"):
+        info_nce(torch.eye(2), torch.eye(2), torch.arange(2), same_class="ignored")  # type: ignore[arg-type]
+
+
+def test_future_classes_stay_in_the_denominator() -> None:
+    """Equation 9 of CoReS by hand: a feature at the origin is -log(1/K) away from every class, learnt or not."""
+    z = torch.zeros(1, 9)
+    assert cross_entropy(simplex_logits(z, 10), torch.tensor([0])).item() == pytest.approx(math.log(10), abs=1e-6)

@@ -1,0 +1,61 @@
+"""The demo at a fraction of its size: what it says must follow from what it measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fixstar import demo
+from fixstar.errors import InputError
+from fixstar.models import Encoder
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"KNOWN": ("latin", "greek"), "ADDED": ("lao",), "UNSEEN": ("hebrew",), "QUERIES": 6}.items():
+        monkeypatch.setattr(demo, name, value)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_demo_measures_draws_and_leaves_its_models(tmp_path: Path) -> None:
+    said: list[str] = []
+    result = demo.run_demo(tmp_path / "out", progress=False, say=said.append)
+    for path in result.pictures:
+        assert Image.open(path).size[0] > 500
+    queries, gallery = demo.characters(("hebrew",), 6, seed=2), demo.characters(("hebrew",), demo.GALLERY, seed=1)
+    for kind, rows in result.matrices.items():
+        v1, v2 = (Encoder.load(tmp_path / "out" / kind / name) for name in ("v1", "v2"))
+        cosines = v2.encode(queries.images) @ v1.encode(gallery.images).T
+        hits = gallery.labels[cosines.argmax(1)] == queries.labels
+        assert rows[1][0] == pytest.approx(hits.mean()), kind
+        assert result.compatible[kind] == (rows[1][0] > rows[0][0])
+    assert result.matrices["independent"][1][0] < 0.3 * result.matrices["independent"][0][0]
+    assert json.loads((tmp_path / "out" / "demo.json").read_text())["sentence"] == result.sentence
+    assert len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("compatible", "control", "words"),
+    [
+        ([[0.2, 0], [0.3, 0.4]], [[0.2, 0], [0.01, 0.5]], ["is compatible", "30.0%", "20.0%", "50%", "1.0%"]),
+        ([[0.3, 0], [0.2, 0.4]], [[0.2, 0], [0.01, 0.5]], ["is NOT compatible", "20.0%", "30.0%"]),
+        ([[0.3, 0], [0.3, 0.4]], [[0.2, 0], [0.01, 0.5]], ["is NOT compatible"]),
+    ],
+)
+def test_the_sentence_follows_the_numbers(
+    compatible: list[list[float]], control: list[list[float]], words: list[str]
+) -> None:
+    sentence = demo._sentence(np.array(compatible), np.array(control))
+    assert all(word in sentence for word in words)
+    assert ("re-embedding everything" in sentence) == (compatible[1][0] > compatible[0][0])
+
+
+def test_only_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(InputError, match="not a demo"):
+        demo.run_demo(tmp_path, progress=False)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"

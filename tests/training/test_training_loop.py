@@ -1,0 +1,141 @@
+"""The loop: sums named terms, follows the recipe, resumes to the same weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
+from fixstar.errors import CheckpointError, FixstarError, InputError
+from fixstar.methods import Method, Step, Terms, create_method
+from fixstar.models import Encoder, FrozenEncoder
+from fixstar.training import Recipe, Training, train
+
+RECIPE = Recipe(epochs=3, learning_rate=0.05, milestones=(2,), batch_size=8)
+
+
+def training(recipe: Recipe = RECIPE, method: Method | None = None, teacher: bool = False, **changes: Any) -> Training:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 6)
+    pixels = (labels[:, None, None] * 50 + rng.integers(0, 40, (24, 32, 32))).astype(np.uint8)
+    images = from_arrays(pixels, labels)
+    encoder = Encoder.create(
+        "tiny", classes=images.classes, capacity=10, backbone_options={"in_channels": 1, "width": 4}
+    )
+    augmentation = Augmentation(crop_padding=2)
+    source, _ = pixel_source(images, encoder.preprocessing, augmentation, torch.device("cpu"))
+    batches = Batches(
+        [Lane(source, encoder.targets(images.classes)[torch.from_numpy(labels)])], 8, augmentation, seed=1
+    )
+    run = Training(encoder, method or create_method("hoc"), batches, recipe, progress=False, fingerprint="f")
+    run.teacher = FrozenEncoder(encoder) if teacher else None
+    return replace(run, **changes)
+
+
+def weights(encoder: Encoder) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in encoder.state_dict().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_training_learns_and_logs_its_terms() -> None:
+    log = train(training(RECIPE.shortened(8)))
+    assert [entry.epoch for entry in log] == list(range(8))
+    assert log[-1].loss < 0.7 * log[0].loss
+    assert set(log[0].terms) == {"ce"}
+
+
+def test_with_a_teacher_every_term_is_logged() -> None:
+    assert set(train(training(teacher=True))[0].terms) == {"ce", "hoc"}
+
+
+def test_one_step_is_sgd_on_the_sum_of_the_terms() -> None:
+    """One batch, one epoch, no momentum: the new weights are w - lr (gradient + decay w), computed here by hand."""
+    recipe = Recipe(epochs=1, learning_rate=0.1, milestones=(), momentum=0.0, weight_decay=0.01, batch_size=24)
+
+    def two_terms(step: Step) -> Terms:
+        return {"a": step.new.logits.square().mean(), "b": 2 * step.new.z.abs().mean()}
+
+    method = Method("two", "", "", two_terms)
+    run = training(recipe, method)
+    run.batches.batch_size = 24
+    run = replace(run, batches=Batches(run.batches._lanes, 24, Augmentation(2), seed=1))
+    reference = training(recipe, method).encoder.train()
+    (batch,) = run.batches.epoch(0)
+    out = reference(batch.pixels, batch.targets)
+    torch.autograd.backward(out.logits.square().mean() + 2 * out.z.abs().mean())
+    train(run)
+    for name, old in reference.named_parameters():
+        assert old.grad is not None
+        expected = old - 0.1 * (old.grad + 0.01 * old)
+        torch.testing.assert_close(run.encoder.get_parameter(name), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_learning_rate_falls_at_the_milestones() -> None:
+    assert [entry.learning_rate for entry in train(training())] == pytest.approx([0.05, 0.05, 0.005])
+
+
+def test_the_seed_decides_and_the_callers_generator_is_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    first, second = training(), training()
+    torch.manual_seed(5)
+    train(first)
+    assert torch.rand(1) == expected
+    train(second)
+    assert same(weights(first.encoder), weights(second.encoder))
+
+
+@pytest.mark.parametrize("stop_after", [1, 2])
+def test_a_run_cut_off_ends_with_the_same_weights(tmp_path: Path, stop_after: int) -> None:
+    whole = training(teacher=True)
+    full_log = train(whole)
+    cut = training(RECIPE, teacher=True, checkpoint=tmp_path / "c.safetensors")
+    train(replace(cut, recipe=replace(RECIPE, epochs=stop_after)))
+    resumed = training(teacher=True, checkpoint=tmp_path / "c.safetensors")
+    log = train(resumed)
+    assert same(weights(whole.encoder), weights(resumed.encoder))
+    assert log == full_log
+
+
+def test_a_finished_checkpoint_trains_nothing_more(tmp_path: Path) -> None:
+    first = training(checkpoint=tmp_path / "c.safetensors")
+    train(first)
+    second = training(checkpoint=tmp_path / "c.safetensors")
+    train(second)
+    assert same(weights(first.encoder), weights(second.encoder))
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    train(training(checkpoint=path))
+    with pytest.raises(CheckpointError, match="other settings"):
+        train(training(checkpoint=path, fingerprint="g"))
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(CheckpointError, match="delete it"):
+        train(training(checkpoint=path))
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run() -> None:
+    def broken(step: Step) -> Terms:
+        return {"ce": step.new.logits.mean() * math.nan}
+
+    with pytest.raises(FixstarError, match=r"became nan in epoch 1.*lower the learning rate"):
+        train(training(method=Method("broken", "", "", broken)))
+
+
+def test_recipes_check_themselves_and_scale() -> None:
+    with pytest.raises(InputError, match=r"epochs=0.*batch_size=1"):
+        Recipe(epochs=0, batch_size=1)
+    assert Recipe().shortened(7).milestones == (5, 6)
+    assert Recipe().rate(0) == pytest.approx(0.1)
+    assert Recipe().rate(69) == pytest.approx(0.001)
