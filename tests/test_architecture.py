@@ -137,7 +137,10 @@ EXPORTED = {
     "fixstar.gallery": ["Gallery", "Hit", "MemoryGallery"],
     "fixstar.scenarios": ["Settings", "Version", "lifelong", "retraining", "run_scenario", "train_version"],
     "fixstar.training": ["CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Training", "train"],
-    "fixstar.losses": ["SameClass", "cross_entropy", "info_nce"],
+    "fixstar.losses": [
+        *("SameClass", "cross_entropy", "feature_distance", "feature_distillation", "info_nce"),
+        "knowledge_distillation",
+    ],
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ from torch import Tensor
 
 from fixstar.errors import InputError
 from fixstar.geometry import simplex_logits
-from fixstar.losses import SameClass, cross_entropy, info_nce
+from fixstar.losses import (
+    SameClass,
+    cross_entropy,
+    feature_distance,
+    feature_distillation,
+    info_nce,
+    knowledge_distillation,
+)
 
 
 def slow_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: str) -> float:
@@ -95,3 +103,44 @@ def test_future_classes_stay_in_the_denominator() -> None:
     """Equation 9 of CoReS by hand: a feature at the origin is -log(1/K) away from every class, learnt or not."""
     z = torch.zeros(1, 9)
     assert cross_entropy(simplex_logits(z, 10), torch.tensor([0])).item() == pytest.approx(math.log(10), abs=1e-6)
+
+
+# Distillation
+
+
+def test_feature_losses_by_hand() -> None:
+    new, old = torch.tensor([[3.0, 4.0], [2.0, 0.0]]), torch.tensor([[10.0, 0.0], [0.0, 1.0]])  # cosines 0.6 and 0
+    assert feature_distillation(new, old).item() == pytest.approx((0.4 + 1.0) / 2)
+    assert feature_distance(new, old).item() == pytest.approx((0.8 + 2.0) / 2)  # |a - b|^2 = 2 - 2 cos
+    assert feature_distillation(new, old, torch.tensor([True, False])).item() == pytest.approx(0.4)
+
+
+@given(temperature=st.floats(0.5, 8), seed=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_knowledge_distillation_equals_the_slow_divergence(temperature: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    new, old = (torch.randn(3, 4, generator=generator) * 3 for _ in range(2))
+    total = 0.0
+    for i in range(3):
+        p, q = (np.exp(x[i].double().numpy() / temperature) for x in (old, new))
+        p, q = p / p.sum(), q / q.sum()
+        total += float((p * np.log(p / q)).sum()) * temperature**2 / 3
+    assert knowledge_distillation(new, old, temperature).item() == pytest.approx(total, abs=1e-4)
+    assert knowledge_distillation(old, old, temperature).item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", [feature_distillation, feature_distance, knowledge_distillation])
+def test_no_image_chosen_is_no_loss_and_no_gradient(loss: Any) -> None:
+    new = torch.randn(3, 4, requires_grad=True)
+    value = loss(new, torch.randn(3, 4), chosen=torch.zeros(3, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(value, new)
+    assert value.item() == 0
+    assert not gradient.any()
+
+
+def test_cross_entropy_of_chosen_images_may_ignore_foreign_targets() -> None:
+    logits = torch.tensor([[1.0, 0.0], [0.0, 5.0]])
+    chosen = torch.tensor([True, False])
+    expected = cross_entropy(logits[:1], torch.tensor([0]))
+    torch.testing.assert_close(cross_entropy(logits, torch.tensor([0, 99]), chosen), expected)
+    assert cross_entropy(logits, torch.tensor([99, 99]), torch.tensor([False, False])).item() == 0

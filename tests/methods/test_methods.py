@@ -1,47 +1,162 @@
+"""Each method's terms against its equation, on a real pair of small models."""
+
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
-from fixstar.errors import InputError, UnknownNameError
-from fixstar.losses import cross_entropy, info_nce
-from fixstar.methods import METHODS, Step, create_method
-from fixstar.models import Outputs
+from fixstar.data import ImageSet, from_arrays
+from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.losses import cross_entropy, feature_distance, feature_distillation, info_nce, knowledge_distillation
+from fixstar.methods import METHODS, Method, Step, Terms, Upgrade, create_method
+from fixstar.models import Encoder, FrozenEncoder
+
+OLD, NEW = ("a", "b", "c"), ("d", "e")
 
 
-def step(old: bool = True, batch: int = 6) -> Step:
-    generator = torch.Generator().manual_seed(0)
-    outputs = [Outputs(*(torch.randn(batch, n, generator=generator) for n in (8, 5, 6))) for _ in range(2)]
-    targets = torch.arange(batch) % 3
-    return Step(outputs[0], outputs[1] if old else None, targets, torch.arange(batch) >= batch // 2)
+def images(seed: int = 0) -> ImageSet:
+    """Four images of each of five classes."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 32, 32, 1), dtype=np.uint8)
+    return from_arrays(pixels, np.repeat(np.arange(5), 4), [*OLD, *NEW])
+
+
+def encoder(method: Method, classes: tuple[str, ...], seed: int, feature_dim: int = 6) -> Encoder:
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {"in_channels": 1, "width": 4, "feature_dim": feature_dim}
+    return Encoder.create(
+        "tiny",
+        method.classifier,
+        classes=classes,
+        capacity=8,
+        backbone_options=options,
+        classifier_options=dict(method.classifier_options),
+    ).eval()
+
+
+def situation(method: Method, wider: int = 6, first: bool = False) -> tuple[Upgrade, Step]:
+    """A new model and its predecessor looking at a batch of all classes; the last half is replayed."""
+    new, old = encoder(method, OLD + NEW, 1, wider), encoder(method, OLD, 0)
+    teacher = None if first else FrozenEncoder(old)
+    data = images()
+    upgrade = Upgrade(new, teacher, data, () if first else OLD, OLD + NEW if first else NEW)
+    pixels = torch.from_numpy(np.asarray(data.images)).permute(0, 3, 1, 2)
+    targets = new.targets(data.classes)[torch.from_numpy(data.labels)]
+    seen = None if teacher is None else teacher(pixels)
+    return upgrade, Step(new(pixels, targets), seen, targets, torch.arange(20) >= 10)
+
+
+def terms(method: Method, **changes: Any) -> tuple[Terms, Upgrade, Step]:
+    upgrade, step = situation(method, **changes)
+    return method.objective(upgrade).terms(step), upgrade, step
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_registered_under_its_own_name_and_cites_its_source(name: str) -> None:
+def test_every_method_is_registered_under_its_name_cites_its_source_and_has_finite_terms(name: str) -> None:
     method = create_method(name)
     assert method.name == name
     assert ".txt" in method.source
+    for first in (True, False):
+        values, _, _ = terms(method, first=first)
+        assert all(torch.isfinite(value) and value.ndim == 0 for value in values.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_first_version_is_plain_cross_entropy(name: str) -> None:
+    values, _, step = terms(create_method(name), first=True)
+    torch.testing.assert_close(values, {"ce": cross_entropy(step.new.logits, step.targets)})
+
+
+@pytest.mark.parametrize("name", ["er", "cores", "itm", "ift"])
+def test_plain_methods_look_only_at_the_new_logits(name: str) -> None:
+    values, _, step = terms(create_method(name))
+    torch.testing.assert_close(values, {"ce": cross_entropy(step.new.logits, step.targets)})
 
 
 def test_hoc_is_the_convex_combination_of_equation_2() -> None:
-    s = step()
-    assert s.old is not None
-    terms = create_method("hoc", lam=0.3, rho=7.0).terms(s)
-    torch.testing.assert_close(terms["ce"], 0.3 * cross_entropy(s.new.logits, s.targets))
-    torch.testing.assert_close(terms["hoc"], 0.7 * info_nce(s.new.z, s.old.z, s.targets, 7.0))
+    values, _, step = terms(create_method("hoc", lam=0.3, rho=7.0))
+    assert step.old is not None
+    torch.testing.assert_close(values["ce"], 0.3 * cross_entropy(step.new.logits, step.targets))
+    torch.testing.assert_close(values["hoc"], 0.7 * info_nce(step.new.z, step.old.z, step.targets, 7.0))
 
 
-def test_hoc_without_a_predecessor_is_cross_entropy_at_full_weight() -> None:
-    s = step(old=False)
-    terms = create_method("hoc", lam=0.1).terms(s)
-    assert list(terms) == ["ce"]
-    torch.testing.assert_close(terms["ce"], cross_entropy(s.new.logits, s.targets))
+def test_fd_distils_replayed_images_with_the_weight_of_the_class_counts() -> None:
+    lam = 5 * (2 / 3) ** 0.5
+    values, _, step = terms(create_method("fd"))
+    assert step.old is not None
+    expected = lam * feature_distillation(step.new.z[10:], step.old.z[10:])
+    torch.testing.assert_close(values["fd"], expected)
+    everywhere, _, _ = terms(create_method("fd", on="all"))
+    torch.testing.assert_close(everywhere["fd"], lam * feature_distillation(step.new.z, step.old.z))
 
 
-@pytest.mark.parametrize("name", ["er", "cores", "itm"])
-def test_plain_methods_look_only_at_the_new_logits(name: str) -> None:
-    s = step()
-    torch.testing.assert_close(create_method(name).terms(s)["ce"], cross_entropy(s.new.logits, s.targets))
+def test_l2_and_lwf() -> None:
+    values, _, step = terms(create_method("l2", lam=2.0))
+    assert step.old is not None
+    torch.testing.assert_close(values["l2"], 2 * feature_distance(step.new.z, step.old.z))
+    values, _, step = terms(create_method("lwf", lam=3.0, temperature=2.0))
+    assert step.old is not None
+    expected = 3 * knowledge_distillation(step.new.logits[:, :3], step.old.logits, 2.0)
+    torch.testing.assert_close(values["lwf"], expected)
+
+
+@pytest.mark.parametrize("name", ["bct", "bct-er"])
+@pytest.mark.parametrize("wider", [6, 9])
+def test_the_influence_loss_is_the_old_classifier_on_the_shared_components_of_old_classes(
+    name: str, wider: int
+) -> None:
+    values, upgrade, step = terms(create_method(name, lam=2.0), wider=wider)
+    assert upgrade.teacher is not None
+    old_rows = upgrade.teacher.classifier.get_parameter("weight")
+    logits = step.new.z[:12, :6] @ old_rows.T  # the first twelve images are of the three old classes
+    torch.testing.assert_close(values["influence"], 2 * functional.cross_entropy(logits, step.targets[:12]))
+
+
+def test_kd_adds_the_old_models_answers_for_new_classes() -> None:
+    plain, _, _ = terms(create_method("bct"))
+    values, upgrade, step = terms(create_method("bct", new_classes="kd"))
+    assert upgrade.teacher is not None
+    assert step.old is not None
+    answers = step.new.z[12:] @ upgrade.teacher.classifier.get_parameter("weight").T
+    expected = plain["influence"] + knowledge_distillation(answers, step.old.logits[12:])
+    torch.testing.assert_close(values["influence"], expected)
+
+
+def test_synthesised_prototypes_are_the_old_models_mean_features() -> None:
+    values, upgrade, step = terms(create_method("bct", new_classes="synthesised"))
+    assert upgrade.teacher is not None
+    assert step.old is not None
+    means = torch.stack([step.old.z[12:16].mean(0), step.old.z[16:20].mean(0)])
+    rows = torch.cat([upgrade.teacher.classifier.get_parameter("weight"), means])
+    expected = functional.cross_entropy(step.new.z @ rows.T, step.targets)
+    torch.testing.assert_close(values["influence"], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_margin_of_the_old_head_applies_to_the_influence_loss() -> None:
+    values, upgrade, step = terms(create_method("bct", head="cosine-margin"))
+    assert upgrade.teacher is not None
+    logits = upgrade.teacher.classifier(step.new.z[:12], step.targets[:12])
+    torch.testing.assert_close(values["influence"], functional.cross_entropy(logits, step.targets[:12]))
+    without = functional.cross_entropy(upgrade.teacher.classifier(step.new.z[:12]), step.targets[:12])
+    assert values["influence"] > without + 1
+
+
+def test_old_and_new_heads_may_differ() -> None:
+    old_method, new_method = create_method("bct", head="norm-softmax"), create_method("bct", head="softmax")
+    upgrade, step = situation(new_method)
+    teacher = FrozenEncoder(encoder(old_method, OLD, 0))
+    changed = Upgrade(upgrade.encoder, teacher, upgrade.images, OLD, NEW)
+    values = new_method.objective(changed).terms(step)
+    expected = functional.cross_entropy(teacher.classifier(step.new.z[:12]), step.targets[:12])
+    torch.testing.assert_close(values["influence"], expected)
+
+
+def test_a_narrower_feature_cannot_share_the_old_components() -> None:
+    with pytest.raises(ModelError, match="first 6 components"):
+        terms(create_method("bct"), wider=5)
 
 
 def test_mistakes_are_told_with_what_is_allowed() -> None:
@@ -51,3 +166,7 @@ def test_mistakes_are_told_with_what_is_allowed() -> None:
         create_method("hoc", lambda_=0.1)
     with pytest.raises(InputError, match="0 <= lam <= 1"):
         create_method("hoc", lam=2)
+    with pytest.raises(InputError, match="cosine-margin"):
+        create_method("bct", head="arcface")
+    with pytest.raises(InputError, match="replay, all"):
+        create_method("fd", on="new")

@@ -78,6 +78,12 @@ def test_encode_returns_unit_vectors_and_short_forms_are_the_same_vectors() -> N
     np.testing.assert_allclose(full_form(short, projection), full, atol=1e-5)
 
 
+def test_raw_features_are_z_itself() -> None:
+    encoder = tiny()
+    z = encoder(torch.from_numpy(pixels()).permute(0, 3, 1, 2)).z
+    np.testing.assert_allclose(encoder.encode(pixels(), form="raw"), z.detach(), atol=1e-4)
+
+
 def test_the_short_form_follows_the_weights() -> None:
     encoder = tiny()
     before = encoder.encode(pixels(), form="short")
@@ -128,7 +134,7 @@ def test_unreadable_images_are_refused_or_leave_a_row_of_nan(tmp_path: Path) -> 
 def test_encode_explains_what_it_takes() -> None:
     with pytest.raises(InputError, match=r"pass \[image\]"):
         tiny().encode("photo.jpg")
-    with pytest.raises(InputError, match="full, short"):
+    with pytest.raises(InputError, match="full, short, raw"):
         tiny().encode(pixels(), form="long")  # type: ignore[arg-type]
     assert tiny().encode([]).shape == (0, 99)
 

@@ -13,7 +13,7 @@ import torch
 
 from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
 from fixstar.errors import CheckpointError, FixstarError, InputError
-from fixstar.methods import Method, Step, Terms, create_method
+from fixstar.methods import Method, Objective, Step, Terms, Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training, train
 
@@ -34,12 +34,13 @@ def training(recipe: Recipe = RECIPE, method: Method | None = None, teacher: boo
     batches = Batches(
         [Lane(source, encoder.targets(images.classes)[torch.from_numpy(labels)])], 8, augmentation, seed=1
     )
-    run = Training(encoder, method or create_method("hoc"), batches, recipe, progress=False, fingerprint="f")
-    run.teacher = FrozenEncoder(encoder) if teacher else None
+    old = FrozenEncoder(encoder) if teacher else None
+    objective = (method or create_method("hoc")).objective(Upgrade(encoder, old, images, images.classes, ()))
+    run = Training(encoder, objective, batches, recipe, old, progress=False, fingerprint="f")
     return replace(run, **changes)
 
 
-def weights(encoder: Encoder) -> dict[str, torch.Tensor]:
+def weights(encoder: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in encoder.state_dict().items()}
 
 
@@ -105,6 +106,28 @@ def test_a_run_cut_off_ends_with_the_same_weights(tmp_path: Path, stop_after: in
     log = train(resumed)
     assert same(weights(whole.encoder), weights(resumed.encoder))
     assert log == full_log
+
+
+def test_a_module_of_the_objective_is_trained_and_resumed(tmp_path: Path) -> None:
+    def run(**changes: Any) -> Training:
+        prepared = training(**changes)
+        torch.manual_seed(7)
+        extra = torch.nn.Linear(9, 1, bias=False)
+
+        def terms(step: Step) -> Terms:
+            return {"extra": extra(step.new.z).square().mean() + (extra.weight.sum() - 1).square()}
+
+        return replace(prepared, objective=Objective(terms, extra))
+
+    whole = run()
+    before = weights(whole.modules())
+    train(whole)
+    assert not torch.equal(whole.modules().state_dict()["objective.weight"], before["objective.weight"])
+    cut = run(checkpoint=tmp_path / "c.safetensors")
+    train(replace(cut, recipe=replace(RECIPE, epochs=1)))
+    resumed = run(checkpoint=tmp_path / "c.safetensors")
+    train(resumed)
+    assert same(weights(whole.modules()), weights(resumed.modules()))
 
 
 def test_a_finished_checkpoint_trains_nothing_more(tmp_path: Path) -> None:

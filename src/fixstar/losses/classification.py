@@ -8,9 +8,14 @@ from torch.nn import functional
 __all__ = ["cross_entropy"]
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean softmax cross-entropy over all outputs, the unassigned ones included (CoReS, eq. 9).
+def cross_entropy(logits: Tensor, targets: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """Softmax cross-entropy over all outputs, the unassigned ones included (CoReS, eq. 9), mean over the chosen images.
 
-    ``logits`` [B, K], ``targets`` [B].
+    ``logits`` [B, K], ``targets`` [B], ``chosen`` [B] bool. A target need be an output only where it is chosen; the
+    loss is zero if no image is.
     """
-    return functional.cross_entropy(logits.float(), targets)
+    if chosen is None:
+        return functional.cross_entropy(logits.float(), targets)
+    losses = functional.cross_entropy(logits.float(), targets.where(chosen, 0), reduction="none")
+    weights = chosen.to(losses.dtype)
+    return (losses * weights).sum() / weights.sum().clamp(min=1)

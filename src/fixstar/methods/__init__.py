@@ -7,18 +7,42 @@ from collections.abc import Callable
 from typing import Any
 
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.methods.method import Initialisation, Method, Need, Scenario, Step, Terms
+from fixstar.methods.bct import bct, bct_replay
+from fixstar.methods.method import Initialisation, Method, Need, Objective, Scenario, Step, Terms, Upgrade
 from fixstar.methods.replay import experience_replay
-from fixstar.methods.retrained import cores, independent
-from fixstar.methods.simplex import simplex_hoc
+from fixstar.methods.retrained import (
+    cores,
+    fine_tuned,
+    independent,
+    l2_regularised,
+    learning_without_forgetting,
+)
+from fixstar.methods.simplex import simplex_fd, simplex_hoc
 
-__all__ = ["METHODS", "Initialisation", "Method", "Need", "Scenario", "Step", "Terms", "create_method"]
+__all__ = [
+    "METHODS",
+    "Initialisation",
+    "Method",
+    "Need",
+    "Objective",
+    "Scenario",
+    "Step",
+    "Terms",
+    "Upgrade",
+    "create_method",
+]
 
 METHODS: dict[str, Callable[..., Method]] = {
+    "bct": bct,
+    "bct-er": bct_replay,
     "cores": cores,
     "er": experience_replay,
+    "fd": simplex_fd,
     "hoc": simplex_hoc,
+    "ift": fine_tuned,
     "itm": independent,
+    "l2": l2_regularised,
+    "lwf": learning_without_forgetting,
 }
 
 

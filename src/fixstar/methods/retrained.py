@@ -1,11 +1,12 @@
-"""Methods that train every version from scratch on all images so far."""
+"""Methods that train every version on all images so far."""
 
 from __future__ import annotations
 
-from fixstar.losses import cross_entropy
+from fixstar.errors import InputError
+from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation
 from fixstar.methods.method import Method, Step, Terms
 
-__all__ = ["cores", "independent"]
+__all__ = ["cores", "fine_tuned", "independent", "l2_regularised", "learning_without_forgetting"]
 
 
 def _cross_entropy(step: Step) -> Terms:
@@ -21,6 +22,7 @@ def cores() -> Method:
         _cross_entropy,
         scenario="retraining",
         initialisation="same",
+        needs=frozenset({"all images"}),
     )
 
 
@@ -34,4 +36,66 @@ def independent() -> Method:
         classifier="linear",
         scenario="retraining",
         initialisation="fresh",
+        needs=frozenset({"all images"}),
+    )
+
+
+def fine_tuned() -> Method:
+    """IFT: incremental fine-tuning, the last weights as the start and nothing else from the past."""
+    return Method(
+        "ift",
+        "go on from the last weights with all images",
+        "cores.txt, table 1 (IFT)",
+        _cross_entropy,
+        classifier="linear",
+        scenario="retraining",
+        needs=frozenset({"all images"}),
+    )
+
+
+def l2_regularised(lam: float = 1.0) -> Method:
+    """l2: retrained with a penalty on the distance between new and old unit features (bct.txt, table 1)."""
+    if not lam >= 0:
+        raise InputError(f"l2 needs lam >= 0, got {lam}")
+
+    def terms(step: Step) -> Terms:
+        ce = cross_entropy(step.new.logits, step.targets)
+        if step.old is None:
+            return {"ce": ce}
+        return {"ce": ce, "l2": lam * feature_distance(step.new.z, step.old.z)}
+
+    return Method(
+        "l2",
+        "retrain with features held near the old ones",
+        "bct.txt, table 1 (l2)",
+        terms,
+        classifier="linear",
+        scenario="retraining",
+        initialisation="fresh",
+        needs=frozenset({"old model", "all images"}),
+        options={"lam": lam},
+    )
+
+
+def learning_without_forgetting(lam: float = 1.0, temperature: float = 2.0) -> Method:
+    """LwF (Li and Hoiem 2017): fine-tuned while the outputs of the old classes follow the old model's answers."""
+    if not lam >= 0 or not temperature > 0:
+        raise InputError(f"lwf needs lam >= 0 and temperature > 0, got lam={lam}, temperature={temperature}")
+
+    def terms(step: Step) -> Terms:
+        ce = cross_entropy(step.new.logits, step.targets)
+        if step.old is None:
+            return {"ce": ce}
+        answers = step.new.logits[:, : step.old.logits.shape[1]]
+        return {"ce": ce, "lwf": lam * knowledge_distillation(answers, step.old.logits, temperature)}
+
+    return Method(
+        "lwf",
+        "go on from the last weights, old outputs following the old model",
+        "bct.txt, table 1 (LwF)",
+        terms,
+        classifier="linear",
+        scenario="retraining",
+        needs=frozenset({"old model", "all images"}),
+        options={"lam": lam, "temperature": temperature},
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from fixstar.errors import InputError
-from fixstar.losses import SameClass, cross_entropy, info_nce
-from fixstar.methods.method import Method, Step, Terms
+import math
+from typing import Literal
 
-__all__ = ["simplex_hoc"]
+from fixstar.errors import InputError
+from fixstar.losses import SameClass, cross_entropy, feature_distillation, info_nce
+from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+
+__all__ = ["simplex_fd", "simplex_hoc"]
 
 
 def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
@@ -31,4 +34,35 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
         terms,
         needs=frozenset({"old model", "replay"}),
         options={"lam": lam, "rho": rho, "same_class": same_class},
+    )
+
+
+def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Method:
+    """d-Simplex-FD (cl2r.txt, eq. 9): CE + lam FD, features distilled on the replayed images only (eq. 8).
+
+    lam = base sqrt(new classes / old classes). ``on="all"`` distils on the whole batch, as in the paper's ablation.
+    """
+    if not base >= 0 or on not in ("replay", "all"):
+        raise InputError(f"fd needs base >= 0 and on one of replay, all, got base={base}, on={on!r}")
+
+    def begin(upgrade: Upgrade) -> Objective:
+        old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+        lam = base * math.sqrt(new / old) if old else 0.0
+
+        def terms(step: Step) -> Terms:
+            ce = cross_entropy(step.new.logits, step.targets)
+            if step.old is None:
+                return {"ce": ce}
+            chosen = step.replay if on == "replay" else None
+            return {"ce": ce, "fd": lam * feature_distillation(step.new.z, step.old.z, chosen)}
+
+        return Objective(terms)
+
+    return Method(
+        "fd",
+        "fine-tune against the fixed simplex, replayed images held at their old features",
+        "cl2r.txt, eq. 9",
+        begin=begin,
+        needs=frozenset({"old model", "replay"}),
+        options={"base": base, "on": on},
     )

@@ -19,7 +19,7 @@ from fixstar.models.slots import Side, Slots
 
 __all__ = ["Encoder", "Form", "Outputs"]
 
-Form = Literal["full", "short"]
+Form = Literal["full", "short", "raw"]
 
 
 class Outputs(NamedTuple):
@@ -111,11 +111,11 @@ class Encoder(nn.Module):
         return Outputs(h, z, self.classifier(z, targets))
 
     def features(self, pixels: Tensor, form: Form = "full") -> Tensor:
-        """Unit features of uint8 pixels: z / |z| [B, d], or the exact short form [B, min(d, m)]."""
+        """Features of uint8 pixels: z / |z| [B, d], the exact short form [B, min(d, m)], or z itself ("raw")."""
         h: Tensor = self.backbone(self.normalise(pixels))
         if self.projection is not None:
-            h = h @ (self.projection.weight if form == "full" else self._short_factor()).T
-        return unit(h)
+            h = h @ (self._short_factor() if form == "short" else self.projection.weight).T
+        return h if form == "raw" else unit(h)
 
     def _short_factor(self) -> Tensor:
         """R of P = Q R, cached until the weights change."""
@@ -152,7 +152,8 @@ class Encoder(nn.Module):
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors; decoding overlaps with the model.
 
-        ``form="short"`` gives the exact short form, which is what a gallery stores. An image that cannot be read
+        ``form="short"`` gives the exact short form, which is what a gallery stores, ``"raw"`` z before it is divided by
+        its length. An image that cannot be read
         raises ``ImageError`` (``bad="refuse"``), or leaves a row of NaN and is told to ``on_bad`` (``bad="skip"``).
         """
         from fixstar.models.encoding import encode_images

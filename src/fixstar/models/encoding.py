@@ -31,7 +31,7 @@ def encode_images(
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The body of ``Encoder.encode``; see there."""
     _check(images, batch_size, form, bad)
-    width = encoder.feature_dim if form == "full" else min(encoder.feature_dim, encoder.backbone.feature_dim)
+    width = min(encoder.feature_dim, encoder.backbone.feature_dim) if form == "short" else encoder.feature_dim
     vectors = torch.full((len(images), width), float("nan"), device=encoder.device)
     training = encoder.training
     encoder.eval()
@@ -49,7 +49,7 @@ def encode_images(
 def _check(images: Any, batch_size: int, form: str, bad: str) -> None:
     if isinstance(images, (str, bytes)) or not hasattr(images, "__len__"):
         raise InputError(f"encode takes a sequence of images, got {type(images).__name__}; for one image pass [image]")
-    for name, value, allowed in (("form", form, ("full", "short")), ("bad", bad, ("refuse", "skip"))):
+    for name, value, allowed in (("form", form, ("full", "short", "raw")), ("bad", bad, ("refuse", "skip"))):
         if value not in allowed:
             raise InputError(f"{name}={value!r} is not one of {', '.join(allowed)}")
     if batch_size < 1:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fixstar.models.encoder import Encoder, Outputs
+from fixstar.models.classifiers import Classifier
+from fixstar.models.encoder import Encoder, Form, Outputs
 
 __all__ = ["FrozenEncoder"]
 
@@ -25,6 +28,15 @@ class FrozenEncoder:
         return outputs
 
     @property
-    def classifier(self) -> torch.nn.Module:
+    def feature_dim(self) -> int:
+        """d, the width of the past model's features."""
+        return self._encoder.feature_dim
+
+    def encode(self, images: Any, form: Form = "full") -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The features of many images, as ``Encoder.encode`` makes them."""
+        return self._encoder.encode(images, form=form)
+
+    @property
+    def classifier(self) -> Classifier:
         """The past model's classifier, frozen: BCT's influence loss judges new features with it."""
         return self._encoder.classifier

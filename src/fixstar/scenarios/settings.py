@@ -12,6 +12,7 @@ from fixstar.data.pixels import Augmentation
 from fixstar.data.replay import Selection
 from fixstar.errors import InputError
 from fixstar.images import Preprocessing
+from fixstar.methods import Method
 from fixstar.models import Encoder
 from fixstar.training import Recipe
 
@@ -54,17 +55,17 @@ class Settings:
             return torch.device(self.device)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def new_encoder(self, classifier: str, classes: list[str], seed: int) -> Encoder:
+    def new_encoder(self, method: Method, classes: list[str], seed: int) -> Encoder:
         """An encoder with random weights that depend on ``seed`` alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return Encoder.create(
                 self.backbone,
-                classifier,
+                method.classifier,
                 classes=classes,
                 capacity=self.capacity,
                 backbone_options=dict(self.backbone_options),
-                classifier_options=dict(self.classifier_options),
+                classifier_options={**method.classifier_options, **self.classifier_options},
                 preprocessing=self.preprocessing,
             )
 

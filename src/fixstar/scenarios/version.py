@@ -14,8 +14,8 @@ from fixstar.data.batches import Batches, Lane
 from fixstar.data.image_set import ImageSet
 from fixstar.data.pixels import pixel_source
 from fixstar.data.replay import ReplayMemory
-from fixstar.methods import Method
-from fixstar.models import Encoder, FrozenEncoder
+from fixstar.methods import Method, Upgrade
+from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.scenarios.settings import Settings
 from fixstar.training import EpochLog, Training, train
 
@@ -49,14 +49,16 @@ def train_version(
     """Train version ``number`` on ``images`` and the memory, from where the method starts."""
     device = settings.torch_device()
     encoder = _starting_encoder(number, images, previous, method, settings).to(device)
+    teacher = FrozenEncoder(previous.to(device)) if previous is not None and _needs_teacher(method) else None
+    upgrade = _upgrade(encoder, teacher, images, previous)
     lanes = _lanes(encoder, images, memory, settings, progress)
     seed = settings.seed * 1009 + number
     run = Training(
         encoder=encoder,
-        method=method,
+        objective=method.objective(upgrade),
         batches=Batches(lanes, settings.recipe.batch_size, settings.augmentation, seed),
         recipe=settings.recipe,
-        teacher=FrozenEncoder(previous.to(device)) if previous is not None and "old model" in method.needs else None,
+        teacher=teacher,
         seed=seed,
         checkpoint=checkpoint,
         fingerprint=_fingerprint(number, images, memory, method, settings),
@@ -68,12 +70,22 @@ def train_version(
     return Version(number, encoder, tuple(log))
 
 
+def _needs_teacher(method: Method) -> bool:
+    return bool({"old model", "old classifier"} & method.needs)
+
+
+def _upgrade(encoder: Encoder, teacher: FrozenEncoder | None, images: ImageSet, previous: Encoder | None) -> Upgrade:
+    known = previous.slots if previous is not None else Slots()
+    new = tuple(name for name in images.classes if name not in known)
+    return Upgrade(encoder, teacher, images, known.classes, new)
+
+
 def _starting_encoder(
     number: int, images: ImageSet, previous: Encoder | None, method: Method, settings: Settings
 ) -> Encoder:
     """The previous weights, or new ones; classes seen before keep their slots either way."""
     if previous is None:
-        return settings.new_encoder(method.classifier, list(images.classes), settings.seed)
+        return settings.new_encoder(method, list(images.classes), settings.seed)
     if method.initialisation == "previous":
         encoder = copy.deepcopy(previous)
         with torch.random.fork_rng(devices=[]):
@@ -82,7 +94,7 @@ def _starting_encoder(
         return encoder
     seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
     slots = previous.slots.assign(images.classes)
-    encoder = settings.new_encoder(method.classifier, list(slots.classes), seed)
+    encoder = settings.new_encoder(method, list(slots.classes), seed)
     encoder.slots = slots
     return encoder
 

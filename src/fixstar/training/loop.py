@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from fixstar.data.batches import Batch, Batches
 from fixstar.errors import FixstarError
-from fixstar.methods import Method, Step
+from fixstar.methods import Objective, Step
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.progress import Advance, progress_bar
 from fixstar.training.checkpoint import load_checkpoint, save_checkpoint
@@ -39,7 +39,7 @@ class Training:
     """What one version's training works on. ``fingerprint`` guards against resuming with other settings."""
 
     encoder: Encoder
-    method: Method
+    objective: Objective
     batches: Batches
     recipe: Recipe
     teacher: FrozenEncoder | None = None
@@ -48,6 +48,11 @@ class Training:
     fingerprint: str = ""
     title: str = "training"
     progress: bool = True
+
+    def modules(self) -> nn.ModuleDict:
+        """Everything that is trained."""
+        extra = self.objective.module
+        return nn.ModuleDict({"encoder": self.encoder} | ({} if extra is None else {"objective": extra}))
 
 
 def train(run: Training) -> list[EpochLog]:
@@ -66,21 +71,21 @@ def train(run: Training) -> list[EpochLog]:
             _require_finite(log[-1])
             if run.checkpoint is not None:
                 entries = [asdict(entry) for entry in log]
-                save_checkpoint(run.checkpoint, run.encoder, optimiser, run.fingerprint, entries)
+                save_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint, entries)
     run.encoder.eval()
     return log
 
 
 def _optimiser(run: Training) -> optim.SGD:
     recipe = run.recipe
-    parameters = [p for p in run.encoder.parameters() if p.requires_grad]
+    parameters = [p for p in run.modules().parameters() if p.requires_grad]
     return optim.SGD(parameters, recipe.learning_rate, recipe.momentum, weight_decay=recipe.weight_decay)
 
 
 def _resume(run: Training, optimiser: optim.SGD) -> list[EpochLog]:
     if run.checkpoint is None:
         return []
-    return [EpochLog(**entry) for entry in load_checkpoint(run.checkpoint, run.encoder, optimiser, run.fingerprint)]
+    return [EpochLog(**entry) for entry in load_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint)]
 
 
 def _epoch(run: Training, optimiser: optim.SGD, epoch: int, advance: Advance) -> EpochLog:
@@ -88,7 +93,7 @@ def _epoch(run: Training, optimiser: optim.SGD, epoch: int, advance: Advance) ->
     for group in optimiser.param_groups:
         group["lr"] = rate
     torch.manual_seed(run.seed * 1_000_003 + epoch)  # dropout and the like, the same after a resume
-    run.encoder.train()
+    run.modules().train()
     sums: dict[str, Tensor] = {}
     for count, batch in enumerate(run.batches.epoch(epoch), start=1):
         for name, value in _step(run, optimiser, batch).items():
@@ -105,7 +110,7 @@ def _step(run: Training, optimiser: optim.SGD, batch: Batch) -> dict[str, Tensor
     """One update; returns the detached terms."""
     new = run.encoder(batch.pixels, batch.targets)
     old = run.teacher(batch.pixels) if run.teacher is not None else None
-    terms = run.method.terms(Step(new, old, batch.targets, batch.replay))
+    terms = run.objective.terms(Step(new, old, batch.targets, batch.replay))
     optimiser.zero_grad(set_to_none=True)
     torch.autograd.backward(torch.stack(list(terms.values())).sum())
     optimiser.step()

@@ -1,0 +1,101 @@
+"""Backward-compatible training: the old classifier must be able to use the new features (bct.txt).
+
+L = L(new classifier, new features) + lam L(old classifier, new features): the second is the influence loss (eq. 8).
+The old classifier knows old classes only. For images of new classes the influence loss is left out, or follows the old
+model's answers (knowledge distillation), or uses prototypes synthesised from its features (section 2.5).
+
+A new feature that is wider than the old one shares its first components with it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fixstar.errors import InputError, ModelError
+from fixstar.losses import cross_entropy, knowledge_distillation
+from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+from fixstar.models import Classifier, FrozenEncoder
+
+__all__ = ["HEADS", "Head", "NewClasses", "bct", "bct_replay"]
+
+Head = Literal["softmax", "norm-softmax", "cosine-margin"]
+NewClasses = Literal["none", "kd", "synthesised"]
+
+HEADS: dict[str, tuple[str, dict[str, object]]] = {
+    "softmax": ("linear", {}),
+    "norm-softmax": ("cosine", {"scale": 32.0, "margin": 0.0}),
+    "cosine-margin": ("cosine", {"scale": 32.0, "margin": 0.35}),  # temperature 32: bct.txt, appendix A
+}
+
+
+def bct(lam: float = 1.0, new_classes: NewClasses = "none", head: Head = "softmax") -> Method:
+    """BCT, retrained from scratch on all images (eq. 8). ``new_classes`` chooses -kd or -sys of section 2.5."""
+    return _method("bct", "retrain so that the old classifier can use the new features", lam, new_classes, head)
+
+
+def bct_replay(lam: float = 1.0, head: Head = "softmax") -> Method:
+    """BCT-ER, also lifelong BCT (cl2r.txt, section 7.3): goes on from the last weights with replayed images."""
+    return _method(
+        "bct-er", "fine-tune so that the old classifier can use the new features", lam, "none", head, lifelong=True
+    )
+
+
+def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:
+    if not lam >= 0 or new_classes not in ("none", "kd", "synthesised") or head not in HEADS:
+        raise InputError(
+            f"bct needs lam >= 0, new_classes one of none, kd, synthesised and head one of {', '.join(HEADS)}; "
+            f"got lam={lam}, new_classes={new_classes!r}, head={head!r}"
+        )
+    classifier, options = HEADS[head]
+    return Method(
+        name,
+        summary,
+        "bct.txt, eq. 8" if new_classes == "none" else "bct.txt, section 2.5",
+        begin=lambda upgrade: _influenced(upgrade, lam, new_classes),
+        classifier=classifier,
+        classifier_options=options,
+        scenario="lifelong" if lifelong else "retraining",
+        initialisation="previous" if lifelong else "fresh",
+        needs=frozenset({"old classifier", "replay"} if lifelong else {"old classifier", "all images"}),
+        options={"lam": lam, "head": head} if lifelong else {"lam": lam, "new_classes": new_classes, "head": head},
+    )
+
+
+def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
+    if upgrade.teacher is None:
+        return Objective(lambda step: {"ce": cross_entropy(step.new.logits, step.targets)})
+    teacher, width = upgrade.teacher, upgrade.teacher.feature_dim
+    if upgrade.encoder.feature_dim < width:
+        raise ModelError(
+            f"BCT compares the first {width} components with the old features; "
+            f"the new ones have only {upgrade.encoder.feature_dim}. Choose a backbone at least as wide"
+        )
+    judge = teacher.classifier if new_classes != "synthesised" else _synthesised(upgrade, teacher)
+
+    def terms(step: Step) -> Terms:
+        shared = step.new.z[:, :width]
+        answers = judge(shared, step.targets.where(step.targets < judge.outputs, 0))
+        known = step.targets < judge.outputs  # slots are given in the order in which classes come
+        influence = cross_entropy(answers, step.targets, known)
+        if new_classes == "kd" and step.old is not None:
+            influence = influence + knowledge_distillation(judge(shared), step.old.logits, chosen=~known)
+        return {"ce": cross_entropy(step.new.logits, step.targets), "influence": lam * influence}
+
+    return Objective(terms)
+
+
+def _synthesised(upgrade: Upgrade, teacher: FrozenEncoder) -> Classifier:
+    """The old classifier with a row for each new class: the mean of the old model's features of its images."""
+    slots = upgrade.encoder.slots
+    judge = teacher.classifier.grown(len(slots)).requires_grad_(False)
+    fresh = upgrade.images.of_classes(upgrade.new_classes)
+    features = torch.from_numpy(teacher.encode(fresh.images, form="raw"))
+    labels = torch.from_numpy(fresh.labels)
+    weight: Tensor = judge.get_parameter("weight")
+    with torch.no_grad():
+        for label, slot in enumerate(slots.of(upgrade.new_classes)):
+            weight[slot] = features[labels == label].mean(dim=0).to(weight.device)
+    return judge
