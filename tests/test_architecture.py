@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"evaluation"},
     {"data"},
     {"models"},
-    {"images", "geometry"},
+    {"images", "geometry", "polytopes"},
     {"durable", "errors", "progress"},
     {""},  # fixstar itself: the version
 ]
@@ -105,7 +105,7 @@ def test_no_forbidden_library_and_no_heavy_one_at_start(path: Path) -> None:
     assert outside <= CORE, f"import {outside - CORE} inside the function that needs it"
 
 
-@pytest.mark.parametrize("part", ["geometry", "evaluation", "gallery", "images", "errors"])
+@pytest.mark.parametrize("part", ["geometry", "polytopes", "evaluation", "gallery", "images", "errors"])
 def test_serving_parts_need_no_torch(part: str) -> None:
     code = f"import sys, fixstar.{part}; print(sorted({{'torch', 'matplotlib', 'transformers'}} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
@@ -135,11 +135,12 @@ EXPORTED = {
         *("simplex_logits", "simplex_prototypes", "unit"),
     ],
     "fixstar.gallery": ["Gallery", "Hit", "MemoryGallery"],
-    "fixstar.scenarios": ["Settings", "Version", "lifelong", "retraining", "run_scenario", "train_version"],
+    "fixstar.scenarios": ["Settings", "Version", "lifelong", "replacing", "retraining", "run_scenario", "train_version"],
     "fixstar.training": ["CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Training", "train"],
     "fixstar.losses": [
-        *("SameClass", "cross_entropy", "feature_distance", "feature_distillation", "info_nce"),
-        "knowledge_distillation",
+        *("SameClass", "centre_alignment", "centre_distance", "cosine_boundary", "cross_entropy"),
+        *("cross_model_triplet", "elastic_boundary", "feature_distance", "feature_distillation", "info_nce"),
+        *("knowledge_distillation", "margin_ranking"),
     ],
 }
 

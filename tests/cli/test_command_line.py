@@ -131,7 +131,7 @@ def test_lists_come_as_json_too() -> None:
     assert "hoc" in fixstar("methods").stdout
 
 
-@pytest.mark.parametrize("verb", ["demo", "init", "train", "upgrade", "evaluate", "methods", "backbones"])
+@pytest.mark.parametrize("verb", ["demo", "init", "train", "upgrade", "evaluate", "methods", "backbones", "theorem"])
 def test_every_verb_has_help_with_an_example(verb: str) -> None:
     shown = fixstar(verb, "--help")
     assert shown.returncode == 0

@@ -68,7 +68,9 @@ class ReplayMemory:
             return self
         chosen = images.take(self._choose(images, fresh, selection, seed, features)).of_classes(fresh)
         chosen = chosen.load(preprocessing, bad="skip").images
-        return ReplayMemory(self.per_class, chosen if self.images is None else concatenate([self.images, chosen]))
+        if self.images is not None:  # a replaced model may take images of another size
+            chosen = concatenate([self.images.load(preprocessing).images, chosen])
+        return ReplayMemory(self.per_class, chosen)
 
     def _choose(
         self,

@@ -1,14 +1,22 @@
 """Losses: tensors in, scalar out. No model, no configuration, no logger."""
 
+from fixstar.losses.boundary import centre_alignment, centre_distance, cosine_boundary, elastic_boundary
 from fixstar.losses.classification import cross_entropy
 from fixstar.losses.contrastive import SameClass, info_nce
 from fixstar.losses.distillation import feature_distance, feature_distillation, knowledge_distillation
+from fixstar.losses.ranking import cross_model_triplet, margin_ranking
 
 __all__ = [
     "SameClass",
+    "centre_alignment",
+    "centre_distance",
+    "cosine_boundary",
     "cross_entropy",
+    "cross_model_triplet",
+    "elastic_boundary",
     "feature_distance",
     "feature_distillation",
     "info_nce",
     "knowledge_distillation",
+    "margin_ranking",
 ]

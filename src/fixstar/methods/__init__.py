@@ -7,7 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from fixstar.errors import InputError, UnknownNameError
+from fixstar.methods.advbct import adversarial_replay
 from fixstar.methods.bct import bct, bct_replay
+from fixstar.methods.cvs import cvs
+from fixstar.methods.lce import lce_replay
+from fixstar.methods.lucir import lucir
 from fixstar.methods.method import Initialisation, Method, Need, Objective, Scenario, Step, Terms, Upgrade
 from fixstar.methods.replay import experience_replay
 from fixstar.methods.retrained import (
@@ -33,15 +37,19 @@ __all__ = [
 ]
 
 METHODS: dict[str, Callable[..., Method]] = {
+    "advbct-er": adversarial_replay,
     "bct": bct,
     "bct-er": bct_replay,
     "cores": cores,
+    "cvs": cvs,
     "er": experience_replay,
     "fd": simplex_fd,
     "hoc": simplex_hoc,
     "ift": fine_tuned,
     "itm": independent,
     "l2": l2_regularised,
+    "lce-er": lce_replay,
+    "lucir": lucir,
     "lwf": learning_without_forgetting,
 }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fixstar.errors import InputError, ModelError
 from fixstar.losses import cross_entropy, knowledge_distillation
-from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+from fixstar.methods.method import Method, Need, Objective, Step, Terms, Upgrade
 from fixstar.models import Classifier, FrozenEncoder
 
 __all__ = ["HEADS", "Head", "NewClasses", "bct", "bct_replay"]
@@ -59,7 +59,8 @@ def _method(name: str, summary: str, lam: float, new_classes: str, head: str, li
         classifier_options=options,
         scenario="lifelong" if lifelong else "retraining",
         initialisation="previous" if lifelong else "fresh",
-        needs=frozenset({"old classifier", "replay"} if lifelong else {"old classifier", "all images"}),
+        needs=frozenset[Need]({"old classifier", "replay" if lifelong else "all images"})
+        | (frozenset[Need]({"old model"}) if new_classes != "none" else frozenset()),
         options={"lam": lam, "head": head} if lifelong else {"lam": lam, "new_classes": new_classes, "head": head},
     )
 

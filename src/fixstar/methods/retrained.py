@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from fixstar.errors import InputError
 from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation
 from fixstar.methods.method import Method, Step, Terms
 
-__all__ = ["cores", "fine_tuned", "independent", "l2_regularised", "learning_without_forgetting"]
+__all__ = ["Polytope", "cores", "fine_tuned", "independent", "l2_regularised", "learning_without_forgetting"]
+
+
+Polytope = Literal["simplex", "orthoplex", "cube", "polygon"]
 
 
 def _cross_entropy(step: Step) -> Terms:
     return {"ce": cross_entropy(step.new.logits, step.targets)}
 
 
-def cores() -> Method:
-    """CoReS: cross-entropy against the fixed simplex with room for future classes; always the same initial weights."""
+def cores(polytope: Polytope = "simplex") -> Method:
+    """CoReS: cross-entropy against fixed prototypes with room for future classes; always the same initial weights.
+
+    The paper takes the simplex; ``polytope`` chooses another of its section 4.1, or figure 4's polygon in the plane.
+    """
+    if polytope not in get_args(Polytope):
+        raise InputError(f"cores needs polytope one of {', '.join(get_args(Polytope))}, got {polytope!r}")
     return Method(
         "cores",
-        "retrain against the fixed simplex",
+        f"retrain against the fixed {polytope}",
         "cores.txt, eq. 9",
         _cross_entropy,
+        classifier=polytope,
         scenario="retraining",
         initialisation="same",
         needs=frozenset({"all images"}),
+        options={"polytope": polytope},
     )
 
 

@@ -1,14 +1,15 @@
 """Backbones, classifiers, and the encoder that joins them: saved, loaded, frozen, and run over images."""
 
 from fixstar.models.backbones import Backbone, backbone_names, create_backbone
-from fixstar.models.classifiers import (
-    Classifier,
-    CosineClassifier,
-    LinearClassifier,
-    SimplexClassifier,
-    create_classifier,
-)
+from fixstar.models.classifiers import Classifier, CosineClassifier, LinearClassifier, create_classifier
 from fixstar.models.encoder import Encoder, Outputs
+from fixstar.models.fixed_classifiers import (
+    CubeClassifier,
+    FixedClassifier,
+    OrthoplexClassifier,
+    PolygonClassifier,
+    SimplexClassifier,
+)
 from fixstar.models.frozen import FrozenEncoder
 from fixstar.models.slots import Slots
 
@@ -16,10 +17,14 @@ __all__ = [
     "Backbone",
     "Classifier",
     "CosineClassifier",
+    "CubeClassifier",
     "Encoder",
+    "FixedClassifier",
     "FrozenEncoder",
     "LinearClassifier",
+    "OrthoplexClassifier",
     "Outputs",
+    "PolygonClassifier",
     "SimplexClassifier",
     "Slots",
     "backbone_names",

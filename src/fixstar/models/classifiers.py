@@ -1,4 +1,4 @@
-"""Classifiers that turn features z into logits: the fixed simplex, a linear layer, and cosines with a margin.
+"""Classifiers that turn features z into logits: a linear layer, cosines with a margin, and all kinds by name.
 
 All take ``(z, targets=None)``. Only the cosine classifier looks at the targets, and only to apply its margin.
 """
@@ -6,7 +6,6 @@ All take ``(z, targets=None)``. Only the cosine classifier looks at the targets,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,53 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.geometry import simplex_logits
+from fixstar.models.classifier import Classifier
+from fixstar.models.fixed_classifiers import (
+    CubeClassifier,
+    OrthoplexClassifier,
+    PolygonClassifier,
+    SimplexClassifier,
+)
 
 __all__ = [
     "CLASSIFIERS",
     "Classifier",
     "CosineClassifier",
     "LinearClassifier",
-    "SimplexClassifier",
     "create_classifier",
 ]
-
-
-class Classifier(nn.Module):
-    """Features [B, feature_dim] to logits [B, outputs]. ``options`` are the keywords that rebuild it."""
-
-    kind: str
-    feature_dim: int
-    outputs: int
-    options: dict[str, Any]
-
-    def grown(self, outputs: int) -> Classifier:
-        """A classifier with at least ``outputs`` outputs whose first ones are this one's; itself where it has them."""
-        raise InputError(f"a {self.kind} classifier of {self.outputs} outputs cannot grow to {outputs}")
-
-
-class SimplexClassifier(Classifier):
-    """The fixed d-Simplex (CoReS, eq. 10): ``capacity`` prototypes that never move, in closed form, no parameters.
-
-    The outputs that no class owns yet stay in the denominator of the softmax (eq. 9): they keep room for the future.
-    """
-
-    kind = "simplex"
-
-    def __init__(self, capacity: int, scale: float = 1.0) -> None:
-        super().__init__()
-        if capacity < 2 or not scale > 0:
-            raise InputError(f"a simplex needs capacity >= 2 and scale > 0, got capacity={capacity}, scale={scale}")
-        self.feature_dim, self.outputs, self.scale = capacity - 1, capacity, float(scale)
-        self.options = {"capacity": capacity, "scale": float(scale)}
-
-    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """[B, K-1] -> [B, K]."""
-        return simplex_logits(z, self.outputs, self.scale)
-
-    def grown(self, outputs: int) -> Classifier:
-        """Itself while the capacity suffices: a simplex is chosen large once, and never changes."""
-        return self if outputs <= self.outputs else super().grown(outputs)
 
 
 class _Trainable(Classifier):
@@ -131,9 +98,12 @@ class CosineClassifier(_Trainable):
         return cosines * self.scale
 
 
-CLASSIFIERS: dict[str, Callable[..., Classifier]] = {
+CLASSIFIERS: dict[str, type[Classifier]] = {
     "cosine": CosineClassifier,
+    "cube": CubeClassifier,
     "linear": LinearClassifier,
+    "orthoplex": OrthoplexClassifier,
+    "polygon": PolygonClassifier,
     "simplex": SimplexClassifier,
 }
 

@@ -72,14 +72,15 @@ class Encoder(nn.Module):
     ) -> Encoder:
         """A new encoder with random (or the backbone's pre-trained) weights.
 
-        With ``classifier="simplex"`` a projection to ``capacity - 1`` dimensions is put before it, and ``classes`` get
-        their slots from ``side``. Trainable classifiers sit on the backbone's own feature and have one output a class.
+        Before a fixed classifier (simplex, orthoplex, cube, polygon) stands a projection to the width that ``capacity``
+        classes need there, and ``classes`` get their slots from ``side``. Trainable classifiers sit on the backbone's
+        own feature and have one output a class.
         """
         if classifier not in CLASSIFIERS:
             raise UnknownNameError("classifier", classifier, CLASSIFIERS)
         body = create_backbone(backbone, **(backbone_options or {})) if isinstance(backbone, str) else backbone
-        if classifier == "simplex":
-            head = create_classifier("simplex", **{"capacity": capacity, **(classifier_options or {})})
+        if CLASSIFIERS[classifier].fixed:
+            head = create_classifier(classifier, **{"capacity": capacity, **(classifier_options or {})})
             projection: nn.Linear | None = nn.Linear(body.feature_dim, head.feature_dim, bias=False)
             slots = Slots(head.outputs).assign(classes, side)
         else:
@@ -133,6 +134,12 @@ class Encoder(nn.Module):
     def add_classes(self, classes: Sequence[str], side: Side = "left") -> None:
         """Give new classes their slots; a trainable classifier grows by their rows."""
         self.slots = self.slots.assign(classes, side)
+        if self.slots.capacity is None:
+            self.classifier = self.classifier.grown(len(self.slots))
+
+    def join_slots(self, slots: Slots) -> None:
+        """Take over the classes of another model at the slots they own there; a trainable classifier grows."""
+        self.slots = self.slots.joined(slots)
         if self.slots.capacity is None:
             self.classifier = self.classifier.grown(len(self.slots))
 

@@ -21,6 +21,11 @@ class FrozenEncoder:
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
 
+    def to(self, device: torch.device) -> FrozenEncoder:
+        """Itself, moved."""
+        self._encoder.to(device)
+        return self
+
     def __call__(self, pixels: Tensor) -> Outputs:
         """What the past model makes of these uint8 pixels."""
         with torch.no_grad():

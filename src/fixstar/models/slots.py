@@ -63,6 +63,27 @@ class Slots:
         chosen = free[: len(new)] if side == "left" else free[::-1][: len(new)]
         return Slots(self.capacity, {**self.by_class, **dict(zip(new, chosen, strict=True))})
 
+    def joined(self, other: Slots) -> Slots:
+        """This map with the classes of ``other`` at the slots they own there; two owners of one slot are refused.
+
+        Without a capacity nothing depends on the number of a slot, so the other's classes follow this one's.
+        """
+        if self.capacity is None or other.capacity is None:
+            return self.assign(other.classes)
+        if self.capacity != other.capacity:
+            raise ModelError(
+                f"models of capacity K={self.capacity} and K={other.capacity} have different prototypes; "
+                "train both with the same capacity"
+            )
+        both = {**other.by_class, **self.by_class}
+        moved = [name for name in other.by_class if both[name] != other.by_class[name]]
+        if moved or len(set(both.values())) < len(both):
+            raise ModelError(
+                f"the models give slots to classes differently ({', '.join(moved[:5]) or 'one slot has two owners'}). "
+                "Give pre-training classes slots from the left and fine-tuning classes from the right"
+            )
+        return Slots(self.capacity, both)
+
     def of(self, names: Iterable[str]) -> list[int]:
         """The slot of each class name."""
         names = list(names)

@@ -6,20 +6,21 @@ last one stopped, and ends with the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.data.streams import TaskStream
+from fixstar.errors import InputError
 from fixstar.methods import Method
 from fixstar.models import Encoder
 from fixstar.scenarios.run_directory import RunDirectory
 from fixstar.scenarios.settings import Settings
-from fixstar.scenarios.version import Version, train_version
+from fixstar.scenarios.version import Version, train_version, weights_digest
 
-__all__ = ["lifelong", "remember", "retraining", "run_scenario"]
+__all__ = ["lifelong", "remember", "replacing", "retraining", "run_scenario"]
 
 
 def lifelong(
@@ -55,6 +56,26 @@ def run_scenario(
     return _sequence(method.scenario, stream, method, settings, directory, progress)
 
 
+def replacing(
+    stream: TaskStream,
+    method: Method,
+    settings: Settings,
+    replacements: Mapping[int, Encoder],
+    directory: str | Path | None = None,
+    progress: bool = True,
+) -> Iterator[Version]:
+    """IAM-CL2R: lifelong, but at given tasks a better pre-trained model takes the place of the fine-tuned one.
+
+    ``replacements`` are the models by the number of the task that they are first fine-tuned on; 1 is the model to begin
+    with. They may differ in architecture. A replacement becomes the teacher (stationary.txt, section 5.3). Give its
+    classes slots from the left and set ``Settings(side="right")``, so that no slot has two owners.
+    """
+    unknown = sorted(set(replacements) - {task.number for task in stream})
+    if unknown:
+        raise InputError(f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(stream)}")
+    return _sequence("lifelong", stream, method, settings, directory, progress, replacements)
+
+
 def _sequence(
     scenario: str,
     stream: TaskStream,
@@ -62,10 +83,12 @@ def _sequence(
     settings: Settings,
     directory: str | Path | None,
     progress: bool,
+    replacements: Mapping[int, Encoder] | None = None,
 ) -> Iterator[Version]:
+    replacements = replacements or {}
     run = None
     if directory is not None:
-        run = RunDirectory.open(directory, _description(scenario, stream, method, settings))
+        run = RunDirectory.open(directory, _description(scenario, stream, method, settings, replacements))
     lifelong_learning = scenario == "lifelong"
     memory = ReplayMemory(settings.replay_per_class if lifelong_learning else 0)
     previous: Encoder | None = None
@@ -76,7 +99,10 @@ def _sequence(
         else:
             images = task.images if lifelong_learning else stream.seen(task.number)
             checkpoint = None if run is None else run.checkpoint
-            version = train_version(task.number, images, previous, memory, method, settings, checkpoint, progress)
+            replacement = replacements.get(task.number)
+            version = train_version(
+                task.number, images, previous, memory, method, settings, checkpoint, progress, replacement
+            )
             if lifelong_learning:
                 memory = remember(memory, task.images, version, settings)
             if run is not None:
@@ -96,11 +122,14 @@ def remember(memory: ReplayMemory, images: ImageSet, version: Version, settings:
     )
 
 
-def _description(scenario: str, stream: TaskStream, method: Method, settings: Settings) -> dict[str, Any]:
+def _description(
+    scenario: str, stream: TaskStream, method: Method, settings: Settings, replacements: Mapping[int, Encoder]
+) -> dict[str, Any]:
     return {
         "format": "fixstar-run",
         "scenario": scenario,
         "method": {"name": method.name, "options": dict(method.options)},
         "settings": settings.to_json(),
+        "replacements": {str(number): weights_digest(encoder) for number, encoder in replacements.items()},
         "tasks": [task.images.fingerprint() for task in stream],
     }

@@ -14,6 +14,7 @@ from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method
 from fixstar.models import Encoder
+from fixstar.models.slots import Side
 from fixstar.training import Recipe
 
 __all__ = ["Settings"]
@@ -24,7 +25,8 @@ class Settings:
     """The model, the recipe and the memory of a sequence of versions.
 
     ``capacity`` is K, the number of classes a simplex has room for: take it large, it costs O(K). ``preprocessing``
-    replaces the backbone's own. ``device="auto"`` takes a GPU where there is one.
+    replaces the backbone's own. New classes take their slots from ``side``. ``device="auto"`` takes a GPU where there is
+    one.
     """
 
     backbone: str = "resnet32"
@@ -37,6 +39,7 @@ class Settings:
     replay_per_class: int = 20
     selection: Selection = "random"
     bad_images: Literal["refuse", "skip"] = "refuse"
+    side: Side = "left"
     seed: int = 0
     device: str = "auto"
 

@@ -19,7 +19,7 @@ from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.scenarios.settings import Settings
 from fixstar.training import EpochLog, Training, train
 
-__all__ = ["Version", "train_version"]
+__all__ = ["Version", "train_version", "weights_digest"]
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,28 @@ def train_version(
     settings: Settings,
     checkpoint: Path | None = None,
     progress: bool = True,
+    replacement: Encoder | None = None,
 ) -> Version:
-    """Train version ``number`` on ``images`` and the memory, from where the method starts."""
+    """Train version ``number`` on ``images`` and the memory, from where the method starts.
+
+    A ``replacement`` takes the place of the previous version: training starts from it, and it becomes the teacher.
+    """
     device = settings.torch_device()
-    encoder = _starting_encoder(number, images, previous, method, settings).to(device)
-    teacher = FrozenEncoder(previous.to(device)) if previous is not None and _needs_teacher(method) else None
-    upgrade = _upgrade(encoder, teacher, images, previous)
-    lanes = _lanes(encoder, images, memory, settings, progress)
+    encoder = _starting_encoder(number, images, previous, method, settings, replacement).to(device)
+    predecessor = previous if replacement is None else replacement
+    teacher = FrozenEncoder(predecessor).to(device) if predecessor is not None and _needs_teacher(method) else None
+    lanes, readable = _lanes(encoder, images, memory, settings, progress)
+    upgrade = _upgrade(encoder, teacher, readable, predecessor)
     seed = settings.seed * 1009 + number
     run = Training(
         encoder=encoder,
         objective=method.objective(upgrade),
         batches=Batches(lanes, settings.recipe.batch_size, settings.augmentation, seed),
         recipe=settings.recipe,
-        teacher=teacher,
+        teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
         seed=seed,
         checkpoint=checkpoint,
-        fingerprint=_fingerprint(number, images, memory, method, settings),
+        fingerprint=_fingerprint(number, images, memory, method, settings, replacement),
         title=f"training v{number}",
         progress=progress,
     )
@@ -81,26 +86,46 @@ def _upgrade(encoder: Encoder, teacher: FrozenEncoder | None, images: ImageSet, 
 
 
 def _starting_encoder(
-    number: int, images: ImageSet, previous: Encoder | None, method: Method, settings: Settings
+    number: int,
+    images: ImageSet,
+    previous: Encoder | None,
+    method: Method,
+    settings: Settings,
+    replacement: Encoder | None,
 ) -> Encoder:
-    """The previous weights, or new ones; classes seen before keep their slots either way."""
-    if previous is None:
+    """The previous weights, the replacement's, or new ones; classes seen before keep their slots in any case."""
+    if previous is None and replacement is None:
         return settings.new_encoder(method, list(images.classes), settings.seed)
-    if method.initialisation == "previous":
-        encoder = copy.deepcopy(previous)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
-            encoder.add_classes(images.classes)
-        return encoder
+    if replacement is not None or method.initialisation == "previous":
+        return _continued(number, images, previous, replacement, settings)
+    assert previous is not None
     seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
-    slots = previous.slots.assign(images.classes)
+    slots = previous.slots.assign(images.classes, settings.side)
     encoder = settings.new_encoder(method, list(slots.classes), seed)
     encoder.slots = slots
     return encoder
 
 
-def _lanes(encoder: Encoder, images: ImageSet, memory: ReplayMemory, settings: Settings, progress: bool) -> list[Lane]:
-    lanes = []
+def _continued(
+    number: int, images: ImageSet, previous: Encoder | None, replacement: Encoder | None, settings: Settings
+) -> Encoder:
+    """A copy of the replacement or of the previous version, with room for every class so far and the new ones."""
+    base = replacement if replacement is not None else previous
+    assert base is not None
+    encoder = copy.deepcopy(base)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
+        if replacement is not None and previous is not None:
+            encoder.join_slots(previous.slots)
+        encoder.add_classes(images.classes, settings.side)
+    return encoder
+
+
+def _lanes(
+    encoder: Encoder, images: ImageSet, memory: ReplayMemory, settings: Settings, progress: bool
+) -> tuple[list[Lane], ImageSet]:
+    """Where batches come from, and the new images without those that cannot be read."""
+    lanes, kept = [], []
     for part, replay in ((images, False), (memory.images, True)):
         if part is not None and len(part):
             source, readable = pixel_source(
@@ -112,12 +137,29 @@ def _lanes(encoder: Encoder, images: ImageSet, memory: ReplayMemory, settings: S
                 show_progress=progress,
             )
             lanes.append(Lane(source, encoder.targets(readable.classes)[torch.from_numpy(readable.labels)], replay))
-    return lanes
+            kept.append(readable)
+    return lanes, kept[0]
 
 
-def _fingerprint(number: int, images: ImageSet, memory: ReplayMemory, method: Method, settings: Settings) -> str:
+def weights_digest(encoder: Encoder) -> str:
+    """A SHA-256 of an encoder's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(encoder.state_dict().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _fingerprint(
+    number: int,
+    images: ImageSet,
+    memory: ReplayMemory,
+    method: Method,
+    settings: Settings,
+    replacement: Encoder | None,
+) -> str:
     """A digest of all that the weights depend on."""
     content = {
+        "replacement": None if replacement is None else weights_digest(replacement),
         "version": number,
         "images": images.fingerprint(),
         "memory": None if memory.images is None else memory.images.fingerprint(),

@@ -1,0 +1,59 @@
+"""Which methods are possible with what is left of the past, and which one to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, get_args
+
+from fixstar.errors import InputError
+from fixstar.methods.method import Method, Need
+
+__all__ = ["Advice", "advise", "parse_needs"]
+
+# Whoever has the left one has the right ones too.
+_IMPLIED: dict[str, set[Need]] = {"old model": {"old classifier"}, "all images": {"replay"}}
+
+# Best first. A method stands here only if it is meant to give compatible versions.
+_PREFERENCES: tuple[tuple[str, str], ...] = (
+    (
+        "hoc",
+        "it fine-tunes in place, keeps the most compatibility of all, and needs only a few images of each old class",
+    ),
+    ("fd", "prototypes stay fixed and replayed images hold their features"),
+    ("cores", "prototypes stay fixed, so retraining from scratch meets the old vectors; the old model may be gone"),
+    ("bct", "the old classifier judges the new features; the old model may have had any trainable head"),
+    ("bct-er", "the old classifier judges the new features, and a few images of each old class are enough"),
+)
+
+
+class Advice(NamedTuple):
+    """The methods that are possible, the one to take (or none), and why."""
+
+    possible: tuple[str, ...]
+    recommended: str | None
+    reason: str
+
+
+def parse_needs(words: str) -> frozenset[Need]:
+    """What the user has, written as ``old-model,replay``.
+
+    >>> sorted(parse_needs("old-model, replay"))
+    ['old model', 'replay']
+    """
+    allowed = {need.replace(" ", "-"): need for need in get_args(Need)}
+    given = [word.strip() for word in words.split(",") if word.strip()]
+    if unknown := [word for word in given if word not in allowed]:
+        raise InputError(f"{unknown[0]!r} is not one of: {', '.join(sorted(allowed))}. Separate several by commas")
+    return frozenset(allowed[word] for word in given)
+
+
+def advise(have: Iterable[Need], methods: Mapping[str, Method]) -> Advice:
+    """Which of ``methods`` can train a successor with what the user still has."""
+    has = set(have)
+    has |= {implied for need in list(has) for implied in _IMPLIED.get(need, set())}
+    possible = tuple(name for name, method in methods.items() if method.needs <= has)
+    for name, reason in _PREFERENCES:
+        if name in possible:
+            return Advice(possible, name, reason)
+    missing = "keep the old model or its classifier, and some images of every class"
+    return Advice(possible, None, f"nothing that keeps old vectors useful is possible with that; {missing}")

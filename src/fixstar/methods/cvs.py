@@ -1,0 +1,50 @@
+"""CVS: continual learning for visual search, coherent with the previous model and with the embeddings of the past."""
+
+from __future__ import annotations
+
+from fixstar.errors import InputError
+from fixstar.losses import centre_distance, cross_entropy, cross_model_triplet
+from fixstar.methods.lce import OldCentres
+from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+
+__all__ = ["cvs"]
+
+
+def cvs(model: float = 10.0, data: float = 1.0, margin: float = 0.1, scale: float = 20.0) -> Method:
+    """CVS (Wan et al. 2022): intra-session discrimination (CE of cosines) + model * L_M + data * L_D.
+
+    L_M, neighbour-session model coherence: a triplet of new, old and another class's old feature. L_D, inter-session
+    data coherence: images of old classes at the mean embedding of their class, here the previous model's (the paper's
+    gallery keeps each version's own). Weights, margin and temperature 1/20 are the published code's for CIFAR-100.
+    """
+    if not (model >= 0 and data >= 0 and margin >= 0):
+        raise InputError(f"cvs needs model, data and margin >= 0, got model={model}, data={data}, margin={margin}")
+    return Method(
+        "cvs",
+        "fine-tune coherently with the previous model's features and the class means of the past",
+        "Wan et al. 2022, model and data coherence; stationary.txt, section 5 (CVS)",
+        begin=lambda upgrade: _coherent(upgrade, model, data, margin),
+        classifier="cosine",
+        classifier_options={"scale": scale, "margin": 0.0},
+        needs=frozenset({"old model", "replay"}),
+        options={"model": model, "data": data, "margin": margin, "scale": scale},
+    )
+
+
+def _coherent(upgrade: Upgrade, model: float, data: float, margin: float) -> Objective:
+    if upgrade.teacher is None:
+        return Objective(lambda step: {"ce": cross_entropy(step.new.logits, step.targets)})
+    old_outputs = upgrade.teacher.classifier.outputs
+    centres = OldCentres.at(upgrade, upgrade.old_classes)
+
+    def terms(step: Step) -> Terms:
+        assert step.old is not None  # the teacher is there
+        centres.observe(step.old.z, step.targets)
+        of_the_past = centre_distance(step.new.z, centres.means[step.targets], step.targets < old_outputs)
+        return {
+            "ce": cross_entropy(step.new.logits, step.targets),
+            "model": model * cross_model_triplet(step.new.z, step.old.z, step.targets, margin),
+            "data": data * of_the_past,
+        }
+
+    return Objective(terms, centres)

@@ -1,0 +1,29 @@
+"""What every classifier is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from fixstar.errors import InputError
+
+__all__ = ["Classifier"]
+
+
+class Classifier(nn.Module):
+    """Features [B, feature_dim] to logits [B, outputs]. ``options`` are the keywords that rebuild it.
+
+    A ``fixed`` kind chooses its feature's width and its room for classes by its capacity, and never changes. The
+    others sit on a feature of any width and have one output a class.
+    """
+
+    kind: str
+    fixed: bool = False
+    feature_dim: int
+    outputs: int
+    options: dict[str, Any]
+
+    def grown(self, outputs: int) -> Classifier:
+        """A classifier with at least ``outputs`` outputs whose first ones are this one's; itself where it has them."""
+        raise InputError(f"a {self.kind} classifier of {self.outputs} outputs cannot grow to {outputs}")

@@ -1,0 +1,125 @@
+"""Every fixed classifier: its logits against the dense product, and its place in an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fixstar.data import from_arrays
+from fixstar.data.streams import class_stream
+from fixstar.errors import InputError
+from fixstar.geometry import simplex_prototypes
+from fixstar.methods import create_method
+from fixstar.models import Encoder, FixedClassifier, create_classifier
+from fixstar.models.classifiers import CLASSIFIERS
+from fixstar.polytopes import cube_prototypes, orthoplex_prototypes, polygon_prototypes
+from fixstar.scenarios import Settings, retraining
+from fixstar.training import Recipe
+
+DENSE: dict[str, Callable[[int], NDArray[np.float64]]] = {
+    "cube": cube_prototypes,
+    "orthoplex": lambda K: orthoplex_prototypes((K + 1) // 2)[:K],
+    "polygon": polygon_prototypes,
+    "simplex": simplex_prototypes,
+}
+SMALLEST = {"cube": 2, "orthoplex": 2, "polygon": 3, "simplex": 2}
+
+
+def encoder(kind: str, capacity: int = 9, classes: tuple[str, ...] = ("cat", "dog", "owl")) -> Encoder:
+    torch.manual_seed(0)
+    options = {"in_channels": 1, "width": 4}
+    return Encoder.create("tiny", kind, classes=classes, capacity=capacity, backbone_options=options).eval()
+
+
+def test_all_fixed_kinds_are_tested_here() -> None:
+    assert {kind for kind, made in CLASSIFIERS.items() if made.fixed} == DENSE.keys()
+    assert all(issubclass(CLASSIFIERS[kind], FixedClassifier) for kind in DENSE)
+
+
+@pytest.mark.parametrize("capacity", [3, 4, 9, 16, 33])
+@pytest.mark.parametrize("kind", DENSE)
+def test_logits_are_the_dense_product_without_parameters(kind: str, capacity: int) -> None:
+    head = create_classifier(kind, capacity=capacity, scale=3.0)
+    W = DENSE[kind](capacity)
+    assert (head.outputs, head.feature_dim) == W.shape
+    z = torch.randn(4, head.feature_dim, generator=torch.Generator().manual_seed(1))
+    np.testing.assert_allclose(head(z), 3 * z.numpy() @ W.T, atol=1e-5)
+    assert list(head.state_dict()) == []
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_a_polytope_never_changes(kind: str) -> None:
+    head = create_classifier(kind, capacity=5, scale=2.0)
+    assert head.grown(5) is head
+    with pytest.raises(InputError, match="cannot grow"):
+        head.grown(6)
+    again = create_classifier(kind, **head.options)
+    assert (type(again), again.options) == (type(head), {"capacity": 5, "scale": 2.0})
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_mistakes_are_told(kind: str) -> None:
+    least = SMALLEST[kind]
+    assert create_classifier(kind, capacity=least).outputs == least
+    for options in ({"capacity": least - 1}, {"capacity": 8, "scale": 0.0}):
+        with pytest.raises(InputError, match=f"a {kind} needs capacity >= {least}"):
+            create_classifier(kind, **options)
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_an_encoder_projects_to_it_and_gives_classes_their_slots(kind: str) -> None:
+    made = encoder(kind)
+    W = DENSE[kind](9)
+    assert made.projection is not None
+    assert made.projection.weight.shape == (W.shape[1], made.backbone.feature_dim)
+    assert made.slots.of(["owl", "cat"]) == [2, 0]
+    made.add_classes(["fox"], side="right")
+    assert made.slots.of(["fox"]) == [8]
+    pixels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    _, z, logits = made(pixels)
+    np.testing.assert_allclose(logits.detach(), z.detach().numpy() @ W.T, atol=1e-4)
+    with pytest.raises(InputError, match="do not fit"):
+        made.add_classes([str(i) for i in range(6)])
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_it_comes_back_from_disk(kind: str, tmp_path: Path) -> None:
+    made = encoder(kind)
+    again = Encoder.load(made.save(tmp_path / "v1"))
+    assert (again.classifier.kind, again.classifier.options) == (kind, made.classifier.options)
+    assert again.slots == made.slots
+    pixels = torch.randint(0, 256, (3, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(again(pixels).logits, made(pixels).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_cores_trains_against_any_of_them(kind: str) -> None:
+    """Two versions on light bands at three heights: a class keeps its prototype, and the features come to lie near it."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 20)
+    pixels = rng.integers(0, 100, (60, 32, 32, 1), dtype=np.uint8)
+    for label in range(3):
+        pixels[labels == label, 10 * label : 10 * label + 10] += 150
+    stream = class_stream(from_arrays(pixels, labels, ["a", "b", "c"]), 2, 1)
+    method = create_method("cores", polytope=kind)
+    assert (method.classifier, method.options) == (kind, {"polytope": kind})
+    options: dict[str, Any] = {"in_channels": 1, "width": 4, "feature_dim": 8}
+    recipe = Recipe(epochs=8, learning_rate=0.02, milestones=(6,), batch_size=10)
+    settings = Settings(backbone="tiny", backbone_options=options, capacity=6, recipe=recipe, device="cpu")
+    for version in retraining(stream, method, settings, progress=False):
+        made, known = version.encoder, version.number + 1
+        assert made.classifier.kind == kind
+        features = made.encode(pixels[labels < known])
+        nearest = (features @ DENSE[kind](6)[:known].T).argmax(axis=1)
+        assert (nearest == labels[labels < known]).mean() > 0.95
+
+
+def test_cores_knows_its_polytopes() -> None:
+    with pytest.raises(InputError, match="simplex, orthoplex, cube, polygon"):
+        create_method("cores", polytope="dodecahedron")
