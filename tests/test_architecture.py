@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"service"},
-    {"demo", "benchmarks"},
+    {"demo", "picture2d", "benchmarks"},
     {"workspace"},
     {"lifecycle"},
     {"scenarios"},
@@ -38,7 +38,7 @@ LAYERS: list[set[str]] = [
 ]
 HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}
 FORBIDDEN = {"torchvision", "pickle", "dill", "joblib", "cloudpickle"}
-CORE = {"torch", "numpy", "PIL", "safetensors", "yaml", "rich", "typer"}  # what a bare GPU machine has at start
+CORE = {"torch", "numpy", "PIL", "safetensors", "rich", "typer"}  # what a bare GPU machine has at start
 NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
 
 
@@ -121,7 +121,7 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_exported_names_exist_are_sorted_and_are_stated(name: str) -> None:
+def test_exported_names_exist_and_are_stated(name: str) -> None:
     module = importlib.import_module(name)
     assert hasattr(module, "__all__"), f"{name} does not say what it exports"
     assert all(hasattr(module, exported) for exported in module.__all__)
@@ -135,8 +135,16 @@ EXPORTED = {
         *("simplex_logits", "simplex_prototypes", "unit"),
     ],
     "fixstar.gallery": ["Gallery", "Hit", "MemoryGallery"],
-    "fixstar.scenarios": ["Settings", "Version", "lifelong", "replacing", "retraining", "run_scenario", "train_version"],
-    "fixstar.training": ["CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Training", "train"],
+    "fixstar.scenarios": [
+        "Settings",
+        "Version",
+        "lifelong",
+        "replacing",
+        "retraining",
+        "run_scenario",
+        "train_version",
+    ],
+    "fixstar.training": ["CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Training", "paper_recipe", "train"],
     "fixstar.losses": [
         *("SameClass", "centre_alignment", "centre_distance", "cosine_boundary", "cross_entropy"),
         *("cross_model_triplet", "elastic_boundary", "feature_distance", "feature_distillation", "info_nce"),
@@ -151,13 +159,14 @@ def test_public_names_change_only_on_purpose(name: str) -> None:
 
 
 def test_names_say_what_things_are() -> None:
-    assert not {path.stem for path in sources()} & NAMES_TO_AVOID
+    parts = {part.removesuffix(".py") for path in sources() for part in path.relative_to(ROOT).parts}
+    assert not parts & NAMES_TO_AVOID
 
 
 def test_functions_and_files_stay_small() -> None:
     for path in sources():
         text = path.read_text()
-        assert len(text.splitlines()) <= 330, f"{path} is long enough to hide a second idea"
+        assert len(text.splitlines()) <= 300, f"{path} is long enough to hide a second idea"
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1

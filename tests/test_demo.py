@@ -56,6 +56,11 @@ def test_the_sentence_follows_the_numbers(
 
 def test_only_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(InputError, match="not a demo"):
-        demo.run_demo(tmp_path, progress=False)
+    for mark in (None, "{}", '{"format": "other"}', "not json"):
+        if mark is not None:
+            (tmp_path / "demo.json").write_text(mark)
+        with pytest.raises(InputError, match="not a demo"):
+            demo.run_demo(tmp_path, progress=False)
+    (tmp_path / "demo.json").write_text('{"format": "fixstar-demo"}')
+    demo._prepare(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "precious"

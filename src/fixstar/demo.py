@@ -7,6 +7,7 @@ are. The control is the same pair of models trained independently. Every number 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, concatenate, from_arrays
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
-from fixstar.durable import replace_json
+from fixstar.durable import is_vacant, replace_json
 from fixstar.errors import InputError
 from fixstar.evaluation import (
     Found,
@@ -43,7 +44,7 @@ UNSEEN = ("hebrew", "georgian")  # no model learns these: the gallery and the qu
 EARLY, LATER = 6, 12  # images a class that v1 is trained with, and those that v2 gets
 GALLERY, QUERIES = 20, 30  # images a class
 CAPACITY = 600  # K: 567 classes are learnt in the end
-MARK = "demo.json"
+MARK, FORMAT = "demo.json", "fixstar-demo"
 
 Say = Callable[[str], object]
 
@@ -86,7 +87,7 @@ def run_demo(
         str(directory),
         tuple(str(path) for path in pictures),
     )
-    replace_json(directory / MARK, asdict(result))
+    replace_json(directory / MARK, {"format": FORMAT, **asdict(result)})
     return result
 
 
@@ -101,12 +102,21 @@ def characters(scripts: Sequence[str], per_class: int, seed: int) -> ImageSet:
 
 
 def _prepare(directory: Path) -> None:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        if not (directory / MARK).is_file():
+    if not is_vacant(directory):
+        if not _is_demo(directory):
             raise InputError(f"{directory} holds something that is not a demo; choose another with --out DIRECTORY")
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    replace_json(directory / MARK, {"state": "running"})
+        for kind in TITLES:
+            shutil.rmtree(directory / kind, ignore_errors=True)
+    replace_json(directory / MARK, {"format": FORMAT, "state": "running"})
+
+
+def _is_demo(directory: Path) -> bool:
+    """Whether an earlier demo wrote this directory; nothing else is ever replaced."""
+    try:
+        mark = json.loads((directory / MARK).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(mark, dict) and mark.get("format") == FORMAT
 
 
 def _train_pair(method: Method, seed: int, device: str, progress: bool) -> list[Encoder]:

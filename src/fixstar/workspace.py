@@ -3,7 +3,7 @@
 workspace.json               marks the directory
 versions/v1, v2, ...         finished encoders, never rewritten
 memory/v1.safetensors, ...   the replay memory after each version
-checkpoint.safetensors       the version being trained, after its last whole epoch
+checkpoint-vN.safetensors    the version being trained, after its last whole epoch
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import replace_json
+from fixstar.durable import is_vacant, replace_json
 from fixstar.errors import InputError, ModelError, UnknownNameError
-from fixstar.evaluation import CrossTest, VersionFeatures, cross_test
+from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
+from fixstar.models.device import resolve_device
 from fixstar.scenarios import Settings, Version, train_version
 from fixstar.scenarios.run_directory import RunDirectory
 from fixstar.scenarios.sequences import remember
 from fixstar.training import Recipe
 
 __all__ = ["Workspace"]
+
+Bad = Literal["refuse", "skip"]
 
 _MARK = {"format": "fixstar-workspace", "format_version": 1}
 
@@ -53,7 +56,7 @@ class Workspace:
         path = Path(path)
         if (path / "workspace.json").exists():
             return cls(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not is_vacant(path):
             raise InputError(f"{path} is not empty; choose a new directory for the workspace")
         replace_json(path / "workspace.json", _MARK)
         return cls(path)
@@ -71,11 +74,17 @@ class Workspace:
             raise UnknownNameError("version", name, self.versions())
         return Encoder.load(self.path / "versions" / name, device)
 
+    def newest(self) -> str:
+        """The name of the newest version."""
+        if not self.versions():
+            raise InputError(
+                f"{self.path} has no version yet; train the first with: fixstar train IMAGES -w {self.path}"
+            )
+        return self.versions()[-1]
+
     def settings(self) -> Settings:
         """What the newest version was trained with; its successor is trained alike."""
-        if not self.versions():
-            raise InputError(f"{self.path} has no version yet; train the first with: fixstar train IMAGES")
-        return Settings.from_json(self.encoder(self.versions()[-1]).about["settings"])
+        return Settings.from_json(self.encoder(self.newest()).about["settings"])
 
     def train(self, images: ImageSet, settings: Settings, method: Method, progress: bool = True) -> Version:
         """Train v1. After a kill the same call goes on where the last one stopped."""
@@ -91,14 +100,15 @@ class Workspace:
         recipe: Recipe | None = None,
         method: Method | None = None,
         device: str = "auto",
+        bad_images: Bad = "refuse",
         progress: bool = True,
     ) -> Version:
         """Train the next version so that it stays compatible with all before it.
 
         Settings and method are the previous version's unless given. A retraining method needs all images so far.
         """
-        settings = replace(self.settings(), device=device)
-        previous = self.encoder(self.versions()[-1])
+        settings = replace(self.settings(), device=device, bad_images=bad_images)
+        previous = self.encoder(self.newest())
         about = previous.about
         settings = settings if recipe is None else replace(settings, recipe=recipe)
         method = method or create_method(about["method"]["name"], **about["method"]["options"])
@@ -106,6 +116,13 @@ class Workspace:
             raise ModelError(
                 f"method {method.name!r} trains a {method.classifier} classifier and {self.versions()[-1]} has a "
                 f"{previous.classifier.kind} one; choose a method that goes on with it"
+            )
+        missing = [name for name in previous.slots.classes if name not in images.classes]
+        if missing and "all images" in method.needs:
+            raise InputError(
+                f"method {method.name!r} retrains on all images so far, and {len(missing)} classes of "
+                f"{self.versions()[-1]} are not among these ({', '.join(missing[:5])}, ...). "
+                "Give a folder with old and new classes, or take a lifelong method such as hoc"
             )
         memory = ReplayMemory.load(self._run.memory(len(self.versions())))
         return self._next(images, previous, memory, settings, method, progress)
@@ -121,25 +138,36 @@ class Workspace:
     ) -> Version:
         number = len(self.versions()) + 1
         past = memory if method.scenario == "lifelong" else ReplayMemory(0)
-        version = train_version(number, images, previous, past, method, settings, self._run.checkpoint, progress)
-        self._run.finish(number, version.encoder, remember(memory, images, version, settings))
+        with self._run.held():
+            checkpoint = self._run.checkpoint(number)
+            version = train_version(number, images, previous, past, method, settings, checkpoint, progress)
+            self._run.finish(number, version.encoder, remember(memory, version, settings))
         return version
 
-    def features(self, queries: ImageSet, gallery: ImageSet, device: str = "cpu", progress: bool = True) -> list[Any]:
+    def features(
+        self, queries: ImageSet, gallery: ImageSet, device: str = "auto", progress: bool = True
+    ) -> list[VersionFeatures]:
         """Each version's short forms of the query and gallery images, made once."""
         made = []
         for name in self.versions():
-            encoder = self.encoder(name, device)
+            encoder = self.encoder(name).to(resolve_device(device))
             vectors = [encoder.encode(part.images, form="short", progress=progress) for part in (queries, gallery)]
             made.append(VersionFeatures(name, vectors[0], vectors[1], encoder.projection_matrix()))
         return made
 
     def evaluate(
-        self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "cpu", progress: bool = True
+        self,
+        queries: ImageSet,
+        gallery: ImageSet,
+        protocol: str = "image",
+        device: str = "auto",
+        progress: bool = True,
     ) -> CrossTest:
-        """The compatibility matrix of all versions on labelled images."""
+        """The compatibility matrix of all versions on labelled images that can be read."""
         self.settings()  # says so where there is no version yet
         if queries.classes != gallery.classes:
             raise InputError("queries and gallery must be of the same classes")
+        if protocol not in PROTOCOLS:
+            raise UnknownNameError("protocol", protocol, PROTOCOLS)
         features = self.features(queries, gallery, device, progress)
         return cross_test(features, queries.labels, gallery.labels, protocol)

@@ -71,7 +71,7 @@ def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path
         fixstar("init", tmp_path / name)
     words: list[str | Path] = ["train", images, *TRAIN, "--epochs", "12"]
     assert fixstar(*words, "-w", tmp_path / "whole").returncode == 0
-    checkpoint = tmp_path / "cut" / "checkpoint.safetensors"
+    checkpoint = tmp_path / "cut" / "checkpoint-v1.safetensors"
     command = [sys.executable, "-m", "fixstar", *map(str, words), "-w", str(tmp_path / "cut")]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 60
@@ -100,6 +100,9 @@ def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path
         (["upgrade", "{images}", "-w", "{shop}"], "fixstar train"),
         (["evaluate", "{images}", "-w", "{shop}"], "no version yet"),
         (["init", "{images}"], "not empty"),
+        (["train", "{images}", "-w", "{shop}", "--device", "gpu"], "Try auto, cpu, cuda"),
+        (["train", "{images}", "-w", "/proc/nowhere"], "fixstar init"),
+        (["init", "/proc/nowhere"], "No such file or directory"),
     ],
 )
 def test_mistakes_get_one_line_that_says_what_to_do(shop: Path, tmp_path: Path, words: list[str], message: str) -> None:
@@ -122,6 +125,16 @@ def test_a_broken_image_is_named_and_can_be_left_out(shop: Path, tmp_path: Path)
     skipped = fixstar(*words, "--bad-images", "skip")
     assert skipped.returncode == 0, skipped.stderr
     assert "left out" in skipped.stderr
+    assert "--bad-images skip" in fixstar("upgrade", images, "-w", shop).stderr
+    assert "--bad-images skip" in fixstar("evaluate", images, "-w", shop).stderr
+    measured = fixstar("evaluate", images, "-w", shop, "--bad-images", "skip", "--json")
+    assert len(json.loads(measured.stdout)["matrix"]) == 1
+    for wrong, message in (("matrix.xyz", ".png"), ("nodir/matrix.png", "no directory"), ("m.png", "two versions")):
+        refused = fixstar("evaluate", images, "-w", shop, "--bad-images", "skip", "--picture", tmp_path / wrong)
+        assert refused.returncode == 1
+        assert message in refused.stderr
+    alone = fixstar("upgrade", draw(tmp_path / "more", "xy"), "-w", shop, "--method", "cores")
+    assert "3 classes of v1 are not among these" in alone.stderr
 
 
 def test_lists_come_as_json_too() -> None:

@@ -116,6 +116,15 @@ def test_streamed_batches_equal_resident_ones(folder: Path) -> None:
         assert torch.equal(resident.targets, streamed.targets)
 
 
+def test_arrays_that_do_not_fit_are_streamed_too() -> None:
+    augmentation = Augmentation(crop_padding=1)
+    sources = [pixel_source(images(9), RGB, augmentation, CPU, budget=budget)[0] for budget in (10**9, 0)]
+    assert [type(source) for source in sources] == [ResidentPixels, StreamedPixels]
+    epochs = [list(Batches([Lane(s, torch.arange(9))], 4, augmentation, 2).epoch(1)) for s in sources]
+    for resident, streamed in zip(*epochs, strict=True):
+        assert torch.equal(resident.pixels, streamed.pixels)
+
+
 @pytest.mark.parametrize("budget", [10**9, 0])
 def test_bad_images_are_refused_before_training_or_left_out_by_name(folder: Path, budget: int) -> None:
     (folder / "class1" / "4.png").write_bytes(b"")

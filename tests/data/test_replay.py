@@ -100,16 +100,36 @@ def test_herding_needs_features() -> None:
         ReplayMemory(1).extended(images("a"), GREY, "herding")
 
 
-def test_images_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+def test_files_are_remembered_as_pixels(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for i in range(3):
             Image.new("L", (8, 8), 40 * i).save(tmp_path / name / f"{i}.png")
-    (tmp_path / "a" / "1.png").write_bytes(b"not an image")
     memory = ReplayMemory(3).extended(image_folder(tmp_path), GREY).images
     assert memory is not None
     assert memory.resident
-    assert memory.counts() == {"a": 2, "b": 3}
+    assert memory.counts() == {"a": 3, "b": 3}
+
+
+def test_a_class_without_images_is_chosen_from_when_they_come() -> None:
+    empty = from_arrays(np.zeros((2, 4, 4), np.uint8), [0, 0], ["a", "b"])
+    memory = ReplayMemory(2).extended(empty, GREY)
+    assert memory.extended(empty.of_classes(["b"]), GREY) is memory
+    memory = memory.extended(images("b"), GREY)
+    assert memory.images is not None
+    assert memory.images.counts() == {"a": 2, "b": 2}
+
+
+def test_pixels_that_do_not_lie_in_order_are_saved_in_order(tmp_path: Path) -> None:
+    """A transposed view, the usual way from [N, C, H, W], must come back as it was."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 4, 4), dtype=np.uint8).transpose(0, 2, 3, 1)
+    colour = Preprocessing(size=(4, 4), mean=(0.5,) * 3, std=(0.5,) * 3)
+    memory = ReplayMemory(2, from_arrays(pixels, [0, 0, 1, 1]))
+    memory.save(tmp_path / "m.safetensors")
+    again = ReplayMemory.load(tmp_path / "m.safetensors").images
+    assert again is not None
+    np.testing.assert_array_equal(np.asarray(again.images), pixels)
+    assert colour.channels == 3
 
 
 def test_a_saved_memory_comes_back(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,34 @@ def test_encode_explains_what_it_takes() -> None:
         tiny().encode("photo.jpg")
     with pytest.raises(InputError, match="full, short, raw"):
         tiny().encode(pixels(), form="long")  # type: ignore[arg-type]
+    for one in (pixels(1)[0], torch.zeros(3, 32, 32, dtype=torch.uint8), {1, 2}):
+        with pytest.raises(InputError, match=r"pass \[image\]"):
+            tiny().encode(one)  # type: ignore[arg-type]
     assert tiny().encode([]).shape == (0, 99)
+
+
+def test_decoding_overlaps_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the model works on a batch, images of the next one are being read."""
+    encoder, read, during = tiny(), [0], []
+    real = encoder.features
+
+    def busy(*words: Any) -> torch.Tensor:
+        before = read[0]
+        time.sleep(0.1)
+        during.append(read[0] - before)
+        return real(*words)
+
+    def slowly(*_: Any, **__: Any) -> Any:
+        time.sleep(0.01)
+        read[0] += 1
+        return pixels(1)[0]
+
+    monkeypatch.setattr("fixstar.images.ahead.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("fixstar.images.ahead.read_pixels", slowly)
+    monkeypatch.setattr(encoder, "features", busy)
+    encoder.encode(["a file"] * 80, batch_size=20)
+    assert len(during) == 4
+    assert min(during[:3]) >= 3
 
 
 def test_encoding_leaves_training_mode_as_it_was() -> None:
@@ -248,6 +276,22 @@ def damage(saved: Path, how: str) -> None:
             edited = json.loads(card.read_text())
             edited["projection"]["out"] = 7
             card.write_text(json.dumps(edited))
+        case "huge projection":
+            edited = json.loads(card.read_text())
+            edited["projection"]["out"] = 10**9
+            card.write_text(json.dumps(edited))
+        case "slots outside":
+            edited = json.loads(card.read_text())
+            edited["slots"] = {"capacity": 500, "by_class": {"cat": 400}}
+            card.write_text(json.dumps(edited))
+        case "slots as a list":
+            edited = json.loads(card.read_text())
+            edited["slots"]["by_class"] = ["cat"]
+            card.write_text(json.dumps(edited))
+        case "size as text":
+            edited = json.loads(card.read_text())
+            edited["weights"]["bytes"] = "many"
+            card.write_text(json.dumps(edited))
         case "no checksum":
             edited = json.loads(card.read_text())
             edited["weights"] = None
@@ -257,7 +301,7 @@ def damage(saved: Path, how: str) -> None:
 DAMAGES = [
     *("truncated weights", "flipped bit", "no weights", "no card", "truncated card", "binary card", "foreign card"),
     *("list card", "newer format", "other backbone", "unknown backbone", "missing key", "other capacity"),
-    "no checksum",
+    *("no checksum", "huge projection", "slots outside", "slots as a list", "size as text"),
 ]
 
 

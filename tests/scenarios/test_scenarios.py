@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -9,18 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from fixstar.data import Augmentation, ImageSet, TaskStream, class_stream, from_arrays
+from fixstar.data import Augmentation, ImageSet, ReplayMemory, Task, TaskStream, class_stream, from_arrays
+from fixstar.data.formats import image_folder
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.scenarios import Settings, lifelong, retraining, run_scenario
-from fixstar.training import Recipe
+from fixstar.training import EpochLog, Recipe, Training
 
 SETTINGS = Settings(
     backbone="tiny",
@@ -109,7 +114,7 @@ def test_a_finished_run_is_read_back_and_another_one_is_refused(tmp_path: Path) 
     first = list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
     again = list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
     assert all(same_weights(a.encoder, b.encoder) for a, b in zip(first, again, strict=True))
-    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert not list((tmp_path / "run").glob("checkpoint*"))
     with pytest.raises(CheckpointError, match=r"method\.options\.lam was 0.25, now 0.5"):
         list(lifelong(stream(), create_method("hoc", lam=0.5), SETTINGS, tmp_path / "run", progress=False))
     (tmp_path / "other").mkdir()
@@ -120,6 +125,91 @@ def test_a_finished_run_is_read_back_and_another_one_is_refused(tmp_path: Path) 
 
 def test_settings_survive_json() -> None:
     assert Settings.from_json(json.loads(json.dumps(SETTINGS.to_json()))) == SETTINGS
+
+
+def test_a_kill_between_saving_and_clearing_up_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of a finished version stays behind; the next version must not trip over it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        (next(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)))
+    assert list((tmp_path / "run").glob("checkpoint-v1*"))
+    resumed = list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+    whole = list(lifelong(stream(), create_method("hoc"), SETTINGS, progress=False))
+    assert all(same_weights(a.encoder, b.encoder) for a, b in zip(resumed, whole, strict=True))
+
+
+def test_a_directory_has_one_trainer_at_a_time(tmp_path: Path) -> None:
+    first = lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
+    next(first)
+    with pytest.raises(CheckpointError, match="another process"):
+        next(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+    first.close()  # type: ignore[attr-defined]
+    assert len(list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))) == 3
+
+
+class Spy:
+    """Stands in for the loop and keeps what it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs: list[Training] = []
+        monkeypatch.setattr("fixstar.scenarios.version.train", self)
+
+    def __call__(self, run: Training) -> list[EpochLog]:
+        self.runs.append(run)
+        run.encoder.eval()
+        return [EpochLog(0, 0.1, {"ce": 1.0})]
+
+    def shown(self, run: int, replay: bool) -> list[tuple[bytes, str]]:
+        """Every image of a lane with the class that its target stands for."""
+        encoder = self.runs[run].encoder
+        owners = {slot: name for name, slot in encoder.slots.by_class.items()}
+        lane = next(lane for lane in self.runs[run].batches._lanes if lane.replay == replay)
+        padded = lane.source._padded.numpy()[:, :, 1:-1, 1:-1]  # type: ignore[attr-defined]
+        return [(image.tobytes(), owners[int(t)]) for image, t in zip(padded, lane.targets, strict=True)]
+
+
+def truth() -> set[tuple[bytes, str]]:
+    images = stripes()
+    return {(i.tobytes(), images.classes[label]) for i, label in zip(images.images, images.labels, strict=True)}
+
+
+def test_what_a_lifelong_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    shuffled = class_stream(stripes(), 2, 2, order_seed=4)
+    list(lifelong(shuffled, create_method("hoc"), SETTINGS, progress=False))
+    assert [len(run.batches._lanes) for run in spy.runs] == [1, 2, 2]
+    assert [run.teacher is None for run in spy.runs] == [True, False, False]
+    for number in (1, 2):
+        new, old = spy.shown(number, replay=False), spy.shown(number, replay=True)
+        assert {*new, *old} <= truth()
+        assert {name for _, name in new} == set(shuffled[number].images.classes)
+        assert Counter(name for _, name in old) == dict.fromkeys(shuffled.class_order[: 2 * number], 2)
+
+
+def test_what_a_retrained_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    list(retraining(class_stream(stripes(), 2, 2, order_seed=4), create_method("cores"), SETTINGS, progress=False))
+    assert [len(run.batches._lanes) for run in spy.runs] == [1, 1, 1]
+    assert [len(spy.shown(number, replay=False)) for number in range(3)] == [16, 32, 48]
+    assert set(spy.shown(2, replay=False)) == truth()
+
+
+@pytest.mark.parametrize("selection", ["random", "herding"])
+def test_images_that_were_skipped_are_not_remembered_and_stop_nothing(tmp_path: Path, selection: Any) -> None:
+    for i, (image, label) in enumerate(zip(stripes(2).images, stripes(2).labels, strict=True)):
+        path = tmp_path / "images" / str(label) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.squeeze()).save(path)
+    for broken in sorted((tmp_path / "images" / "0").iterdir())[:6]:
+        broken.write_bytes(b"")
+    settings = Settings(**{**vars(SETTINGS), "bad_images": "skip", "selection": selection})
+    data = image_folder(tmp_path / "images")
+    task = TaskStream((Task(1, data),), data.classes)
+    with pytest.warns(UserWarning, match="left out"):
+        list(lifelong(task, create_method("hoc"), settings, tmp_path / "run", progress=False))
+    memory = ReplayMemory.load(tmp_path / "run" / "memory" / "v1.safetensors").images
+    assert memory is not None
+    assert memory.counts() == {"0": 2, "1": 2}
 
 
 RUN = """
@@ -140,15 +230,21 @@ def start(directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def progress_of(directory: Path) -> list[tuple[str, int]]:
+    """The checkpoints there and when they were written."""
+    found = []
+    for path in sorted(directory.glob("checkpoint*")):
+        with contextlib.suppress(FileNotFoundError):  # just replaced
+            found.append((path.name, path.stat().st_mtime_ns))
+    return found
+
+
 def kill_after_checkpoint(directory: Path, seconds: float) -> bool:
     """Start the run, wait until it has written something new, kill -9 it a moment later; False if it ended first."""
-    checkpoint = directory / "checkpoint.safetensors"
-    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+    before = progress_of(directory)
     process = start(directory)
     deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
-            break
+    while process.poll() is None and progress_of(directory) == before and time.monotonic() < deadline:
         time.sleep(0.002)
     time.sleep(seconds)
     alive = process.poll() is None
@@ -169,5 +265,4 @@ def test_kill_9_again_and_again_ends_with_bitwise_the_same_weights(tmp_path: Pat
     for name in ("v1", "v2", "v3"):
         a, b = (Encoder.load(tmp_path / run / "versions" / name) for run in ("whole", "cut"))
         assert same_weights(a, b), name
-    leftovers = [path.name for path in (tmp_path / "cut").rglob(".*")]
-    assert all(name.endswith(".partial") or name.startswith(".v") for name in leftovers)
+    assert [path.name for path in (tmp_path / "cut").rglob(".*")] == [".lock"]

@@ -15,7 +15,7 @@ from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
 from fixstar.errors import CheckpointError, FixstarError, InputError
 from fixstar.methods import Method, Objective, Step, Terms, Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.training import Recipe, Training, train
+from fixstar.training import Recipe, Training, paper_recipe, train
 
 RECIPE = Recipe(epochs=3, learning_rate=0.05, milestones=(2,), batch_size=8)
 
@@ -159,6 +159,9 @@ def test_a_loss_that_is_not_a_number_stops_the_run() -> None:
 def test_recipes_check_themselves_and_scale() -> None:
     with pytest.raises(InputError, match=r"epochs=0.*batch_size=1"):
         Recipe(epochs=0, batch_size=1)
-    assert Recipe().shortened(7).milestones == (5, 6)
+    assert [Recipe().shortened(7).rate(epoch) for epoch in (4, 5, 6)] == pytest.approx([0.1, 0.01, 0.001])
+    there_and_back = Recipe().shortened(1).shortened(70)
+    assert [there_and_back.rate(e) for e in range(70)] == pytest.approx([Recipe().rate(e) for e in range(70)])
+    assert paper_recipe("retraining").weight_decay == 5e-4
     assert Recipe().rate(0) == pytest.approx(0.1)
     assert Recipe().rate(69) == pytest.approx(0.001)

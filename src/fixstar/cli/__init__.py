@@ -41,6 +41,9 @@ def main() -> None:
     except FixstarError as error:
         print(f"fixstar: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except OSError as error:
+        print(f"fixstar: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("\nfixstar: stopped. Training that was under way goes on with the same command", file=sys.stderr)
         raise SystemExit(130) from None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, DataPath, Device, WorkspacePath, print_json
+from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, print_json
 
 if TYPE_CHECKING:
+    from fixstar.data import ImageSet
     from fixstar.evaluation import CrossTest
+    from fixstar.images import Preprocessing
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
 NAME = "evaluate"
 EXAMPLES = "Example:  fixstar evaluate photos/held-out --workspace shop --picture matrix.png"
+PICTURES = (".pdf", ".png", ".svg")
 
 
 def command(
@@ -24,19 +28,24 @@ def command(
     protocol: Annotated[
         str, typer.Option(help="image: nearest gallery image; template: nearest class mean.")
     ] = "image",
-    picture: Annotated[Path | None, typer.Option(help="Write the heat map to this PNG.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")] = None,
+    split: Annotated[str, typer.Option(help="Which part of a data set that is divided: train or test.")] = "train",
     seed: Annotated[int, typer.Option(help="Splits the images into gallery and queries.")] = 0,
-    device: Device = "cpu",
+    bad_images: BadImages = "refuse",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Measure compatibility on labelled images: half of each class is the gallery, half are queries."""
-    from fixstar.data import open_images
-    from fixstar.data.streams import sample_stream
+    from fixstar.data import open_images, sample_stream
     from fixstar.evaluation import compatibility_heat_map
     from fixstar.workspace import Workspace
 
-    gallery, queries = (task.images for task in sample_stream(open_images(data), [0.5, 0.5], seed))
-    result = Workspace(workspace).evaluate(queries, gallery, protocol, device, progress=not as_json)
+    space = Workspace(workspace)
+    first = space.encoder(space.newest())
+    _check_picture(picture, len(space.versions()))
+    images = _searchable(open_images(data, split), first.preprocessing, bad_images)
+    gallery, queries = (task.images for task in sample_stream(images, [0.5, 0.5], seed))
+    result = space.evaluate(queries, gallery, protocol, device, progress=not as_json)
     if picture is not None:
         compatibility_heat_map(result.matrix, list(result.names), f"{protocol} search", picture)
     if as_json:
@@ -45,6 +54,37 @@ def command(
         print_json({"protocol": protocol, "versions": result.names, "matrix": lower, **summary})
     else:
         _print_matrix(result)
+
+
+def _check_picture(path: Path | None, versions: int) -> None:
+    """Say what is wrong with the picture before anything is computed for it."""
+    from fixstar.errors import InputError
+
+    if path is None:
+        return
+    if path.suffix.lower() not in PICTURES:
+        raise InputError(f"--picture {path} must end in one of {', '.join(PICTURES)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--picture {path}: there is no directory {path.parent}")
+    if versions < 2:
+        raise InputError("a heat map needs two versions; train the second with: fixstar upgrade MORE_IMAGES")
+
+
+def _searchable(images: ImageSet, preprocessing: Preprocessing, bad: str) -> ImageSet:
+    """The images that can be read, of classes with at least one for the gallery and one for a query."""
+    from fixstar.errors import InputError
+
+    if bad not in ("refuse", "skip"):
+        raise InputError(f"--bad-images {bad} is not one of refuse, skip")
+    kept, unreadable = images.readable(preprocessing, cast(Literal["refuse", "skip"], bad))
+    for image in unreadable:
+        warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
+    counts = kept.counts()
+    if single := [name for name in kept.classes if counts[name] < 2]:
+        warnings.warn(f"left out classes with fewer than two images: {', '.join(single[:10])}", stacklevel=2)
+    if len(single) == len(kept.classes):
+        raise InputError("every class has fewer than two images; search needs one in the gallery and one as a query")
+    return kept.of_classes([name for name in kept.classes if counts[name] >= 2])
 
 
 def _print_matrix(result: CrossTest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -24,7 +25,7 @@ def command(
     backbone: Annotated[str, typer.Option(help="See: fixstar backbones")] = "resnet18",
     method: Annotated[str, typer.Option(help="See: fixstar methods")] = "hoc",
     capacity: Annotated[int, typer.Option(help="K: classes that there will ever be room for.")] = 1000,
-    epochs: Annotated[int, typer.Option(help="Passes over the images.")] = 70,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images; the paper's number if not given.")] = None,
     learning_rate: Annotated[float, typer.Option(help="At the start; it falls twice.")] = 0.1,
     batch_size: Annotated[int, typer.Option(help="Images a step.")] = 128,
     replay: Annotated[int, typer.Option(help="Images a class kept for later upgrades; 0 keeps none.")] = 20,
@@ -38,11 +39,13 @@ def command(
     from fixstar.data import Augmentation, open_images
     from fixstar.methods import create_method
     from fixstar.scenarios import Settings
-    from fixstar.training import Recipe
+    from fixstar.training import paper_recipe
     from fixstar.workspace import Workspace
 
     space = Workspace(workspace)
-    recipe = Recipe(learning_rate=learning_rate, batch_size=batch_size).shortened(epochs)
+    chosen = create_method(method)
+    recipe = replace(paper_recipe(chosen.scenario), learning_rate=learning_rate, batch_size=batch_size)
+    recipe = recipe if epochs is None else recipe.shortened(epochs)
     settings = Settings(
         backbone=backbone,
         capacity=capacity,
@@ -53,10 +56,11 @@ def command(
         seed=seed,
         device=device,
     )
-    version = space.train(open_images(data), settings, create_method(method))
+    version = space.train(open_images(data), settings, chosen)
     loss = version.log[-1].loss
     result = {"version": version.name, "path": str(space.path / "versions" / version.name), "loss": loss}
     if as_json:
         print_json(result)
     else:
-        print(f"{version.name} is in {result['path']} (loss {loss:.3f}). Next: fixstar upgrade MORE_IMAGES")
+        print(f"{version.name} is in {result['path']} (loss {loss:.3f})")
+        print(f"Next: fixstar upgrade MORE_IMAGES -w {space.path}")

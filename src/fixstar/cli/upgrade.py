@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, DataPath, Device, WorkspacePath, print_json
+from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, print_json
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -20,6 +20,7 @@ def command(
     workspace: WorkspacePath = Path(),
     method: Annotated[str | None, typer.Option(help="Another method than the last version's.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    bad_images: BadImages = "refuse",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -30,10 +31,13 @@ def command(
 
     space = Workspace(workspace)
     recipe = None if epochs is None else space.settings().recipe.shortened(epochs)
-    version = space.upgrade(open_images(data), recipe, create_method(method) if method else None, device)
+    chosen = create_method(method) if method else None
+    bad = cast(Literal["refuse", "skip"], bad_images)
+    version = space.upgrade(open_images(data), recipe, chosen, device, bad)
     loss = version.log[-1].loss
     result = {"version": version.name, "path": str(space.path / "versions" / version.name), "loss": loss}
     if as_json:
         print_json(result)
     else:
-        print(f"{version.name} is in {result['path']} (loss {loss:.3f}). Next: fixstar evaluate LABELLED_IMAGES")
+        print(f"{version.name} is in {result['path']} (loss {loss:.3f})")
+        print(f"Next: fixstar evaluate LABELLED_IMAGES -w {space.path}")

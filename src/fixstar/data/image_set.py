@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fixstar.errors import DataError, ImageError, InputError, UnknownNameError
+from fixstar.data.fingerprints import file_parts, pixel_parts
+from fixstar.errors import DataError, InputError, UnknownNameError
 from fixstar.images import BadImage, Preprocessing, decode_ahead, read_pixels
 
 __all__ = ["ImageSet", "Loaded", "concatenate", "from_arrays"]
 
 _SHOWN = 10  # unreadable images that an error lists by name
-_BLOCK = 4096  # images that are hashed at a time
 
 
 class Loaded(NamedTuple):
@@ -125,6 +124,8 @@ class ImageSet:
         progress: Callable[[int, int], None] | None = None,
     ) -> Loaded:
         """The images that can be read, left where they are: ``load`` for sets that do not fit into memory."""
+        if self.resident:
+            return Loaded(self, ())
         unreadable: list[BadImage] = []
         with contextlib.closing(decode_ahead(self.images, preprocessing)) as results:
             for done, result in enumerate(results, start=1):
@@ -160,7 +161,8 @@ class ImageSet:
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
-        for part in _pixel_parts(self.images) if isinstance(self.images, np.ndarray) else _file_parts(self.images):
+        parts = pixel_parts(self.images) if isinstance(self.images, np.ndarray) else file_parts(self.images)
+        for part in parts:
             digest.update(part)
         return digest.hexdigest()
 
@@ -289,21 +291,3 @@ def _about(unreadable: tuple[BadImage, ...], count: int) -> str:
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
     advice = 'Repair or remove them, or leave them out: bad="skip", on the command line --bad-images skip.'
     return "\n".join([*lines, advice if len(unreadable) < count else "No image is left."])
-
-
-def _pixel_parts(images: npt.NDArray[np.uint8]) -> Iterator[bytes]:
-    yield f"pixels {images.shape}".encode()
-    for start in range(0, len(images), _BLOCK):
-        yield images[start : start + _BLOCK].tobytes()
-
-
-def _file_parts(paths: tuple[Path, ...]) -> Iterator[bytes]:
-    yield f"files {len(paths)}".encode()
-    absolute = [path.absolute() for path in paths]
-    root = os.path.commonpath([path.parent for path in absolute]) if absolute else ""
-    for path in absolute:
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise ImageError(str(path), f"cannot be looked at ({error.strerror})") from error
-        yield f"\n{path.relative_to(root).as_posix()} {size}".encode(errors="surrogateescape")

@@ -6,7 +6,6 @@ gather by index arithmetic. Both cut the same pixels.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixstar.data.image_set import ImageSet
+from fixstar.data.budget import resident_budget
+from fixstar.data.image_set import ImageSet, Loaded
 from fixstar.errors import DataError, InputError
 from fixstar.images import BadImage, Preprocessing, decode_ahead
 from fixstar.progress import progress_bar
@@ -28,7 +28,6 @@ __all__ = [
     "ResidentPixels",
     "StreamedPixels",
     "pixel_source",
-    "resident_budget",
 ]
 
 
@@ -152,16 +151,6 @@ def _cut_torch(
     ]
 
 
-def resident_budget(device: torch.device) -> int:
-    """Bytes of pixels that may stay on the device: half of what is free there now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 2
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (ValueError, OSError):  # not told on this system
-        return 4 << 30
-
-
 def pixel_source(
     images: ImageSet,
     preprocessing: Preprocessing,
@@ -173,16 +162,16 @@ def pixel_source(
 ) -> tuple[PixelSource, ImageSet]:
     """Where to take an image set's pixels from, and the set without the images that cannot be read.
 
-    The pixels are resident if they fit into ``budget`` bytes (default: half of the free memory of the device).
+    The pixels are resident if they fit into ``budget`` bytes (default: see ``resident_budget``).
     """
     height, width = (side + 2 * augmentation.crop_padding for side in preprocessing.size)
     needed = len(images) * preprocessing.channels * height * width
-    fits = images.resident or needed <= (resident_budget(device) if budget is None else budget)
+    fits = needed <= (resident_budget(device) if budget is None else budget)
     look = images.load if fits else images.readable
     with progress_bar("reading images", len(images), "images", show_progress and not images.resident) as advance:
-        kept, unreadable = look(preprocessing, bad, lambda done, total: advance())  # noqa: ARG005
-    for image in unreadable:
+        loaded: Loaded = look(preprocessing, bad, lambda done, total: advance())  # noqa: ARG005
+    for image in loaded.bad:
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
     if fits:
-        return ResidentPixels(kept, augmentation, device), kept
-    return StreamedPixels(kept, preprocessing, augmentation, device), kept
+        return ResidentPixels(loaded.images, augmentation, device), loaded.images
+    return StreamedPixels(loaded.images, preprocessing, augmentation, device), loaded.images

@@ -57,17 +57,18 @@ class ReplayMemory:
     ) -> ReplayMemory:
         """The memory with the classes that it does not hold yet, chosen from ``images``.
 
-        A class is chosen from once, when it is first seen; an image that cannot be read is passed over.
+        A class is chosen from once, when its first images come. Leave out images that cannot be read beforehand.
         ``herding`` needs ``features``, which gives [N, d].
         """
         if selection not in ("random", "herding") or (selection == "herding" and features is None):
             raise InputError(f"selection={selection!r} must be random, or herding with a features function")
-        known = set(self.images.classes) if self.images is not None else set()
-        fresh = [name for name in images.classes if name not in known]
+        held = self.images.counts() if self.images is not None else {}
+        shown = images.counts()
+        fresh = [name for name in images.classes if shown[name] and not held.get(name)]
         if not fresh or self.per_class == 0:
             return self
         chosen = images.take(self._choose(images, fresh, selection, seed, features)).of_classes(fresh)
-        chosen = chosen.load(preprocessing, bad="skip").images
+        chosen = chosen.load(preprocessing).images
         if self.images is not None:  # a replaced model may take images of another size
             chosen = concatenate([self.images.load(preprocessing).images, chosen])
         return ReplayMemory(self.per_class, chosen)
@@ -99,7 +100,8 @@ class ReplayMemory:
         tensors: dict[str, np.ndarray[Any, Any]] = {"labels": np.zeros(0, np.int64)}
         if self.images is not None:
             metadata["classes"] = json.dumps(self.images.classes)
-            tensors = {"pixels": np.asarray(self.images.images), "labels": self.images.labels}
+            pixels = np.ascontiguousarray(self.images.images)  # safetensors writes the memory as it lies
+            tensors = {"pixels": pixels, "labels": np.ascontiguousarray(self.images.labels)}
         replace_file(path, lambda partial: save_file(tensors, partial, metadata))
 
     @classmethod

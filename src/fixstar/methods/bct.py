@@ -98,5 +98,6 @@ def _synthesised(upgrade: Upgrade, teacher: FrozenEncoder) -> Classifier:
     weight: Tensor = judge.get_parameter("weight")
     with torch.no_grad():
         for label, slot in enumerate(slots.of(upgrade.new_classes)):
-            weight[slot] = features[labels == label].mean(dim=0).to(weight.device)
+            mine = features[labels == label]
+            weight[slot] = mine.sum(dim=0).to(weight.device) / max(len(mine), 1)
     return judge

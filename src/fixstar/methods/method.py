@@ -73,7 +73,7 @@ class Method:
 
     @property
     def cost(self) -> float:
-        """Passes through a network, relative to plain training: one forward, two backward, one more by the old model."""
+        """Passes through a network, relative to plain training: one forward, two backward, one by the old model."""
         return 4 / 3 if "old model" in self.needs else 1.0
 
     def objective(self, upgrade: Upgrade) -> Objective:

@@ -47,7 +47,7 @@ def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Me
 
     def begin(upgrade: Upgrade) -> Objective:
         old, new = len(upgrade.old_classes), len(upgrade.new_classes)
-        lam = base * math.sqrt(new / old) if old else 0.0
+        lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
 
         def terms(step: Step) -> Terms:
             ce = cross_entropy(step.new.logits, step.targets)

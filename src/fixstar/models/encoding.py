@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["encode_images"]
 
+AHEAD = 32  # images
+
 
 def encode_images(
     encoder: Encoder,
@@ -32,22 +34,23 @@ def encode_images(
     """The body of ``Encoder.encode``; see there."""
     _check(images, batch_size, form, bad)
     width = min(encoder.feature_dim, encoder.backbone.feature_dim) if form == "short" else encoder.feature_dim
-    vectors = torch.full((len(images), width), float("nan"), device=encoder.device)
+    vectors = np.full((len(images), width), np.nan, np.float32)
     training = encoder.training
     encoder.eval()
     try:
         with torch.no_grad(), progress_bar("encoding", len(images), "images", show=progress) as advance:
             for rows, pixels in _batches(encoder, images, batch_size, bad, on_bad):
                 features = encoder.features(pixels.to(encoder.device, non_blocking=True), form)
-                vectors[rows.to(encoder.device)] = features.float()
+                vectors[rows] = features.float().cpu().numpy()
                 advance(len(rows))
     finally:
         encoder.train(training)
-    return vectors.cpu().numpy()
+    return vectors
 
 
 def _check(images: Any, batch_size: int, form: str, bad: str) -> None:
-    if isinstance(images, (str, bytes)) or not hasattr(images, "__len__"):
+    one = getattr(images, "ndim", 0) == 3 and (images.shape[-1] in (1, 3, 4) or images.shape[0] in (1, 3))
+    if one or isinstance(images, (str, bytes)) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
         raise InputError(f"encode takes a sequence of images, got {type(images).__name__}; for one image pass [image]")
     for name, value, allowed in (("form", form, ("full", "short", "raw")), ("bad", bad, ("refuse", "skip"))):
         if value not in allowed:
@@ -62,11 +65,12 @@ def _batches(
     batch_size: int,
     bad: str,
     on_bad: Callable[[BadImage], None] | None,
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[list[int], Tensor]]:
     """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
     rows: list[int] = []
     stack: list[np.ndarray[Any, Any]] = []
-    for index, item in enumerate(decode_ahead(images, encoder.preprocessing)):
+    ahead = max(AHEAD, 2 * batch_size)  # the next batch is decoded while the model works on this one
+    for index, item in enumerate(decode_ahead(images, encoder.preprocessing, ahead=ahead)):
         if isinstance(item, BadImage):
             if bad == "refuse":
                 raise ImageError(item.name, item.reason)
@@ -76,10 +80,10 @@ def _batches(
         rows.append(index)
         stack.append(item)
         if len(stack) == batch_size:
-            yield torch.tensor(rows), _to_tensor(stack)
+            yield rows, _to_tensor(stack)
             rows, stack = [], []
     if stack:
-        yield torch.tensor(rows), _to_tensor(stack)
+        yield rows, _to_tensor(stack)
 
 
 def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:

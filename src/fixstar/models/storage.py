@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fixstar.durable import flush
+from fixstar.durable import flush, is_vacant
 from fixstar.errors import FixstarError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.models.backbones import create_backbone
@@ -30,19 +30,21 @@ _FORMAT, _FORMAT_VERSION = "fixstar-encoder", 1
 
 def save_encoder(encoder: Encoder, directory: Path) -> Path:
     """Write into a directory beside the target, flush, then rename: the target is whole or absent."""
-    if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
+    if not is_vacant(directory):
         raise ModelError(
             f"{directory} already exists, and a saved model is never overwritten; choose another directory"
         )
     directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
     try:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
         save_file(weights, partial / WEIGHTS)
         (partial / CARD).write_text(json.dumps(_card(encoder, partial / WEIGHTS), indent=2) + "\n")
         partial.chmod(0o755)
-        for written in (partial / WEIGHTS, partial / CARD, partial):
+        for written in (partial / WEIGHTS, partial / CARD):
+            written.chmod(0o644)
             flush(written)
+        flush(partial)
         partial.replace(directory)  # also replaces an empty directory
         flush(directory.parent)
     except BaseException:
@@ -102,19 +104,21 @@ def load_encoder(directory: Path) -> Encoder:
     path = directory / WEIGHTS
     _check_weights(path, card)
     try:
+        _check_shapes(path, card)
         encoder = _build(card)
-        tensors = load_file(path)
-        encoder.load_state_dict(tensors)
+        encoder.load_state_dict(load_file(path))
+        if len(encoder.slots) and max(encoder.slots.by_class.values()) >= encoder.classifier.outputs:
+            raise ModelError("its class slots lie outside of its classifier")
     except FixstarError as error:
         raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
-    except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory} is damaged: card and weights do not belong together ({error})") from error
     return encoder.eval()
 
 
 def _check_weights(path: Path, card: dict[str, Any]) -> None:
     expected = card.get("weights")
-    if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+    if not isinstance(expected, dict) or not isinstance(expected.get("bytes"), int) or "sha256" not in expected:
         raise ModelError(f"{path.parent / CARD} does not describe its weights; restore the model from a copy")
     size = path.stat().st_size
     if size != expected["bytes"]:
@@ -123,6 +127,16 @@ def _check_weights(path: Path, card: dict[str, Any]) -> None:
         )
     if _sha256(path) != expected["sha256"]:
         raise ModelError(f"{path} is damaged: its checksum is not the card's; restore it from a copy")
+
+
+def _check_shapes(path: Path, card: dict[str, Any]) -> None:
+    """Compare the card with the weights' header before anything of the size that it claims is allocated."""
+    shape = card["projection"]
+    with safe_open(path, framework="pt") as stored:
+        names = set(stored.keys())
+        held = stored.get_slice("projection.weight").get_shape() if "projection.weight" in names else None
+    if held != (None if shape is None else [shape["out"], shape["in"]]):
+        raise ModelError(f"the card's projection {shape} is not that of the weights, {held}")
 
 
 def _build(card: dict[str, Any]) -> Encoder:

@@ -3,18 +3,20 @@
 run.json                     method, settings and data; a restart with others is refused
 versions/v1, v2, ...         finished encoders, never rewritten
 memory/v1.safetensors, ...   the replay memory after each version
-checkpoint.safetensors       the version being trained, after its last whole epoch
+checkpoint-vN.safetensors    the version being trained, after its last whole epoch
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import replace_json
+from fixstar.durable import exclusive, is_vacant, remove_leftovers, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.models import Encoder
 
@@ -34,7 +36,7 @@ class RunDirectory:
         record = run.path / "run.json"
         description = json.loads(json.dumps(description))  # as it will read back: lists for tuples
         if not record.exists():
-            if run.path.exists() and any(run.path.iterdir()):
+            if not is_vacant(run.path):
                 raise CheckpointError(f"{run.path} holds other files; choose an empty or new directory for the run")
             replace_json(record, description)
             return run
@@ -49,10 +51,20 @@ class RunDirectory:
             )
         return run
 
-    @property
-    def checkpoint(self) -> Path:
-        """The version being trained."""
-        return self.path / "checkpoint.safetensors"
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only one who trains here; what a killed run left half-written is cleared away."""
+        try:
+            with exclusive(self.path):
+                for part in (self.path, self.path / "versions", self.path / "memory"):
+                    remove_leftovers(part)
+                yield
+        except BlockingIOError:
+            raise CheckpointError(f"another process is training in {self.path}; wait for it or stop it") from None
+
+    def checkpoint(self, number: int) -> Path:
+        """Where the training of version ``number`` stands; one that is finished has none any more."""
+        return self.path / f"checkpoint-v{number}.safetensors"
 
     def version(self, number: int) -> Path:
         """Where version ``number`` is, or will be."""
@@ -66,7 +78,7 @@ class RunDirectory:
         """Keep a finished version. The memory is written first, so that a version on disk is always complete."""
         memory.save(self.memory(number))
         encoder.save(self.version(number))
-        self.checkpoint.unlink(missing_ok=True)
+        self.checkpoint(number).unlink(missing_ok=True)
 
     def finished(self, number: int) -> bool:
         """Whether version ``number`` is complete."""

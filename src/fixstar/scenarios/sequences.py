@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.data.streams import TaskStream
 from fixstar.errors import InputError
@@ -86,9 +85,23 @@ def _sequence(
     replacements: Mapping[int, Encoder] | None = None,
 ) -> Iterator[Version]:
     replacements = replacements or {}
-    run = None
-    if directory is not None:
-        run = RunDirectory.open(directory, _description(scenario, stream, method, settings, replacements))
+    if directory is None:
+        yield from _versions(scenario, stream, method, settings, None, progress, replacements)
+        return
+    run = RunDirectory.open(directory, _description(scenario, stream, method, settings, replacements))
+    with run.held():
+        yield from _versions(scenario, stream, method, settings, run, progress, replacements)
+
+
+def _versions(
+    scenario: str,
+    stream: TaskStream,
+    method: Method,
+    settings: Settings,
+    run: RunDirectory | None,
+    progress: bool,
+    replacements: Mapping[int, Encoder],
+) -> Iterator[Version]:
     lifelong_learning = scenario == "lifelong"
     memory = ReplayMemory(settings.replay_per_class if lifelong_learning else 0)
     previous: Encoder | None = None
@@ -98,23 +111,24 @@ def _sequence(
             memory = ReplayMemory.load(run.memory(task.number))
         else:
             images = task.images if lifelong_learning else stream.seen(task.number)
-            checkpoint = None if run is None else run.checkpoint
+            checkpoint = None if run is None else run.checkpoint(task.number)
             replacement = replacements.get(task.number)
             version = train_version(
                 task.number, images, previous, memory, method, settings, checkpoint, progress, replacement
             )
             if lifelong_learning:
-                memory = remember(memory, task.images, version, settings)
+                memory = remember(memory, version, settings)
             if run is not None:
                 run.finish(task.number, version.encoder, memory)
         previous = version.encoder
         yield version
 
 
-def remember(memory: ReplayMemory, images: ImageSet, version: Version, settings: Settings) -> ReplayMemory:
+def remember(memory: ReplayMemory, version: Version, settings: Settings) -> ReplayMemory:
     """The memory with the images of a version's new classes, chosen as the settings say."""
+    assert version.images is not None, "a version read back from disk has been remembered already"
     return memory.extended(
-        images,
+        version.images,
         version.encoder.preprocessing,
         settings.selection,
         seed=settings.seed * 1009 + version.number,

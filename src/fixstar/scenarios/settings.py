@@ -14,6 +14,7 @@ from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method
 from fixstar.models import Encoder
+from fixstar.models.device import resolve_device
 from fixstar.models.slots import Side
 from fixstar.training import Recipe
 
@@ -25,7 +26,7 @@ class Settings:
     """The model, the recipe and the memory of a sequence of versions.
 
     ``capacity`` is K, the number of classes a simplex has room for: take it large, it costs O(K). ``preprocessing``
-    replaces the backbone's own. New classes take their slots from ``side``. ``device="auto"`` takes a GPU where there is
+    replaces the backbone's own. New classes take their slots from ``side``. ``device="auto"`` takes a GPU if there is
     one.
     """
 
@@ -54,9 +55,7 @@ class Settings:
 
     def torch_device(self) -> torch.device:
         """The device to train on."""
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return resolve_device(self.device)
 
     def new_encoder(self, method: Method, classes: list[str], seed: int) -> Encoder:
         """An encoder with random weights that depend on ``seed`` alone."""

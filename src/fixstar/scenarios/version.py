@@ -24,11 +24,15 @@ __all__ = ["Version", "train_version", "weights_digest"]
 
 @dataclass(frozen=True)
 class Version:
-    """A trained encoder with its number in the sequence. ``log`` is empty for a version read back from disk."""
+    """A trained encoder with its number in the sequence.
+
+    ``log`` and ``images``, those that it was trained on and could be read, are empty for one read back from disk.
+    """
 
     number: int
     encoder: Encoder
     log: tuple[EpochLog, ...] = ()
+    images: ImageSet | None = None
 
     @property
     def name(self) -> str:
@@ -72,7 +76,7 @@ def train_version(
     )
     log = train(run)
     encoder.about = _about(number, images, method, settings, log)
-    return Version(number, encoder, tuple(log))
+    return Version(number, encoder, tuple(log), readable)
 
 
 def _needs_teacher(method: Method) -> bool:

@@ -67,7 +67,7 @@ def train(run: Training) -> list[EpochLog]:
     ):
         advance(len(log) * run.batches.per_epoch * run.batches.batch_size)
         for epoch in range(len(log), run.recipe.epochs):
-            log.append(_epoch(run, optimiser, epoch, advance))
+            log.append(_epoch(run, optimiser, epoch, advance, log[-1].loss if log else None))
             _require_finite(log[-1])
             if run.checkpoint is not None:
                 entries = [asdict(entry) for entry in log]
@@ -88,7 +88,7 @@ def _resume(run: Training, optimiser: optim.SGD) -> list[EpochLog]:
     return [EpochLog(**entry) for entry in load_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint)]
 
 
-def _epoch(run: Training, optimiser: optim.SGD, epoch: int, advance: Advance) -> EpochLog:
+def _epoch(run: Training, optimiser: optim.SGD, epoch: int, advance: Advance, last: float | None) -> EpochLog:
     rate = run.recipe.rate(epoch)
     for group in optimiser.param_groups:
         group["lr"] = rate
@@ -99,8 +99,10 @@ def _epoch(run: Training, optimiser: optim.SGD, epoch: int, advance: Advance) ->
         for name, value in _step(run, optimiser, batch).items():
             sums[name] = sums[name] + value if name in sums else value
         note = f"epoch {epoch + 1}/{run.recipe.epochs}"
-        if run.encoder.device.type == "cpu":  # reading a loss waits for a GPU, so there the epoch's end must do
+        if run.encoder.device.type == "cpu":
             note += f", loss {sum(value.item() for value in sums.values()) / count:.3f}"
+        elif last is not None:  # reading a loss waits for the GPU: show the last epoch's
+            note += f", loss {last:.3f}"
         advance(len(batch.targets), note)
     terms = {name: value.item() / run.batches.per_epoch for name, value in sums.items()}
     return EpochLog(epoch, rate, terms)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fixstar.errors import InputError
+from fixstar.methods import Scenario
 
-__all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "Recipe"]
+__all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "Recipe", "paper_recipe"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Recipe:
 
     epochs: int = 70
     learning_rate: float = 0.1
-    milestones: tuple[int, ...] = (50, 64)
+    milestones: tuple[float, ...] = (50, 64)
     gamma: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 2e-4
@@ -48,13 +49,18 @@ class Recipe:
         >>> [round(Recipe(epochs=3, milestones=(1, 2)).rate(e), 4) for e in range(3)]
         [0.1, 0.01, 0.001]
         """
-        return self.learning_rate * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
+        return self.learning_rate * self.gamma ** sum(epoch >= round(milestone) for milestone in self.milestones)
 
     def shortened(self, epochs: int) -> Recipe:
-        """The same recipe over fewer or more epochs, its milestones moved in proportion."""
-        milestones = tuple(round(milestone * epochs / self.epochs) for milestone in self.milestones)
+        """The same recipe over fewer or more epochs, its milestones moved in proportion (rounded only when used)."""
+        milestones = tuple(round(milestone * epochs / self.epochs, 9) for milestone in self.milestones)
         return replace(self, epochs=epochs, milestones=milestones)
 
 
 CIFAR_LIFELONG = Recipe()
 CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # cores.txt, section 5.1
+
+
+def paper_recipe(scenario: Scenario) -> Recipe:
+    """The recipe of the papers for CIFAR-100 in a scenario."""
+    return CIFAR_CORES if scenario == "retraining" else CIFAR_LIFELONG
