@@ -7,6 +7,7 @@ The digits are drawn on the spot, light on black like MNIST's, or come from MNIS
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def run_picture2d(
     data: Path | None = None,
     backbone: str = "tiny",
     per_class: int = 300,
-    epochs: int = 10,
+    epochs: int = 8,
     seed: int = 0,
     device: str = "auto",
     progress: bool = True,
@@ -78,7 +79,7 @@ def run_picture2d(
     rows = [f"v{number}\n{size} classes" for number, size in enumerate(sizes, start=1)]
     feature_plot(planes, test.classes, rows, out, "Two upgrades seen in the plane: who keeps known classes in place?")
     return PictureResult(
-        {name: [_mean_turn(*pair) for pair in zip(row, row[1:], strict=False)] for name, row in planes.items()},
+        {name: [_mean_turn(*pair) for pair in itertools.pairwise(row)] for name, row in planes.items()},
         {name: [_accuracy(plane) for plane in row] for name, row in planes.items()},
         str(out),
     )
@@ -134,11 +135,10 @@ def _drawn(per_class: int, seed: int) -> ImageSet:
 
 def _as_mnist(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Dark ink on uneven paper [N, H, W, 1] as light ink on black; most of the paper's shade and grain is gone."""
-    x = pixels.astype(np.float32)
-    x = (x + np.roll(x, 1, axis=1)) / 2
-    x = (x + np.roll(x, 1, axis=2)) / 2
-    paper, ink = np.percentile(x, (75, 3), axis=(1, 2), keepdims=True)
-    depth = (paper - x) / np.maximum(paper - ink, 1)
+    rows = (pixels + np.roll(pixels, 1, axis=1).astype(np.float64)) / 2
+    smooth = (rows + np.roll(rows, 1, axis=2)) / 2
+    paper, ink = np.percentile(smooth, (75, 3), axis=(1, 2), keepdims=True)
+    depth = (paper - smooth) / np.maximum(paper - ink, 1)
     light: NDArray[np.uint8] = (255 * np.clip((depth - 0.3) / 0.5, 0, 1)).astype(np.uint8)
     return light
 

@@ -1,4 +1,4 @@
-"""The other regular polytopes that a fixed classifier can have (cores.txt, section 4.1), in closed form.
+"""The other regular polytopes that a fixed classifier can have (CoReS, section 4.1), in closed form.
 
 In five dimensions and more there are three: the d-Simplex (``fixstar.geometry``), the d-Orthoplex and the d-Cube
 ("Regular polytope networks", its reference 28); in the plane there is a regular polygon for every K (figure 4).

@@ -144,7 +144,10 @@ def test_lists_come_as_json_too() -> None:
     assert "hoc" in fixstar("methods").stdout
 
 
-@pytest.mark.parametrize("verb", ["demo", "init", "train", "upgrade", "evaluate", "methods", "backbones", "theorem"])
+VERBS = ["demo", "init", "train", "upgrade", "evaluate", "methods", "backbones", "theorem", "picture2d"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb: str) -> None:
     shown = fixstar(verb, "--help")
     assert shown.returncode == 0

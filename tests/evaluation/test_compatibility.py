@@ -98,14 +98,14 @@ def test_zero_is_a_value_and_one_is_allowed() -> None:
 
 
 def test_cells_beyond_up_to_may_be_unmeasured() -> None:
-    """Table 7 of stationary.txt: AC_tau exists for methods whose later cells cannot be computed."""
+    """Table 7 of HOC: AC_tau exists for methods whose later cells cannot be computed."""
     C = np.array([[0.4, 0, 0], [0.5, 0.6, 0], [np.nan, np.nan, 0.7]])
     assert metrics.average_compatibility(C, up_to=2) == 1.0
     with pytest.raises(InputError, match="NaN"):
         metrics.average_compatibility(C)
 
 
-# bct.txt: (cross, old self-test, paragon, printed update gain, printed absolute gain), all in percent. The middle row
+# BCT: (cross, old self-test, paragon, printed update gain, printed absolute gain), all in percent. The middle row
 # of table 1c (69.02, printed 55.11) is left out: by eq. 9 it is 55.19.
 BCT = {
     "1b": [(80.25, 77.86, 86.96, 26.26, 2.39), (80.34, 77.86, 86.96, 27.25, 2.48), (80.59, 77.86, 86.96, 30.00, 2.73)],
@@ -138,7 +138,7 @@ def test_update_gain_is_none_where_it_means_nothing(cross: float, old: float, ne
     assert metrics.update_gain(cross, old, new) is None
 
 
-# Table 2 of cl2r.txt, two tasks, initial self-test 0.65: (self-test, cross-test, ECC, BC, FC).
+# Table 2 of CL2R, two tasks, initial self-test 0.65: (self-test, cross-test, ECC, BC, FC).
 CL2R = {
     "LUCIR": (0.70, 0.66, True, 0.012, -0.038),
     "FAN": (0.66, 0.63, False, -0.023, -0.035),

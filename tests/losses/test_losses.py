@@ -25,7 +25,7 @@ from fixstar.losses import (
 
 
 def slow_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: str) -> float:
-    """Equations 4 and 5 of stationary.txt, one image at a time."""
+    """Equations 4 and 5 of HOC, one image at a time."""
 
     def delta(i: int, j: int) -> float:
         a, b = old[i].double().numpy(), new[j].double().numpy()

@@ -100,7 +100,7 @@ def test_it_comes_back_from_disk(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", DENSE)
 def test_cores_trains_against_any_of_them(kind: str) -> None:
-    """Two versions on light bands at three heights: a class keeps its prototype, and the features come to lie near it."""
+    """Two versions on light bands at three heights: features come to lie near their prototypes, which stay."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 20)
     pixels = rng.integers(0, 100, (60, 32, 32, 1), dtype=np.uint8)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fixstar.cli import backbones, demo, evaluate, init, methods, theorem, train, upgrade
+from fixstar.cli import backbones, demo, evaluate, init, methods, picture2d, theorem, train, upgrade
 from fixstar.errors import FixstarError
 
 __all__ = ["app", "main"]
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (demo, init, train, upgrade, evaluate, methods, backbones, theorem):
+for verb in (demo, init, train, upgrade, evaluate, methods, backbones, theorem, picture2d):
     app.command(verb.NAME, epilog=getattr(verb, "EXAMPLES", None))(verb.command)
 
 

@@ -21,7 +21,7 @@ def command(
     data: Annotated[Path | None, typer.Option(help="MNIST's idx files; without it digits are drawn.")] = None,
     backbone: Annotated[str, typer.Option(help="tiny, or the papers' lenet++ (slow without a GPU).")] = "tiny",
     per_class: Annotated[int, typer.Option(help="Training images a class.")] = 300,
-    epochs: Annotated[int, typer.Option(help="Passes over the images for each version.")] = 10,
+    epochs: Annotated[int, typer.Option(help="Passes over the images for each version.")] = 8,
     seed: Annotated[int, typer.Option(help="Another seed, other weights.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,

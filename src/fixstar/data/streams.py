@@ -74,7 +74,7 @@ def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed:
 
 
 def sample_stream(images: ImageSet, fractions: Sequence[float], seed: int = 0) -> TaskStream:
-    """All classes from the first task on; each task adds a share of every class's images (cores.txt 6.8, old classes).
+    """All classes from the first task on; each task adds a share of every class's images (CoReS 6.8, old classes).
 
     ``fractions`` are the shares that each task adds; they must not exceed 1 together.
     """
@@ -87,7 +87,7 @@ def sample_stream(images: ImageSet, fractions: Sequence[float], seed: int = 0) -
 def class_and_sample_stream(
     images: ImageSet, initial: int, fraction: float = 0.5, order_seed: int | None = None, seed: int = 0
 ) -> TaskStream:
-    """Two tasks: ``fraction`` of the samples of the first ``initial`` classes, then everything else (cores.txt 6.8,
+    """Two tasks: ``fraction`` of the samples of the first ``initial`` classes, then everything else (CoReS 6.8,
     old and new classes).
     """
     order = class_order(images.classes, order_seed)

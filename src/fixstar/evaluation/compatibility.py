@@ -1,6 +1,6 @@
 """The papers' metrics of a compatibility matrix: pure functions of numbers.
 
-C[t, k] is the accuracy M with queries by version t and gallery by version k (eq. 7 of stationary.txt). The diagonal
+C[t, k] is the accuracy M with queries by version t and gallery by version k (eq. 7 of HOC). The diagonal
 holds the **self-tests**, the cells below it the **cross-tests**. Cells above it (an old query model on a newer gallery)
 are ignored, whatever they hold. Version t is **compatible** with an older version k when C[t, k] > C[k, k], strictly
 (eq. 6).
@@ -37,7 +37,7 @@ Matrix = NDArray[np.float64]
 
 
 def average_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """AC: the share of cross-tests that beat the self-test of their gallery (eq. 7 of cores.txt, eq. 4 of cl2r.txt).
+    """AC: the share of cross-tests that beat the self-test of their gallery (eq. 7 of CoReS, eq. 4 of CL2R).
 
     >>> average_compatibility([[0.30, 0], [0.35, 0.50]])
     1.0
@@ -48,7 +48,7 @@ def average_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
 
 
 def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """AA: the mean of all self-tests and cross-tests (section 5.1 of stationary.txt); AM in eq. 8 of cores.txt.
+    """AA: the mean of all self-tests and cross-tests (section 5.1 of HOC); AM in eq. 8 of CoReS.
 
     >>> round(average_accuracy([[0.30, 0], [0.35, 0.50]]), 4)
     0.3833
@@ -59,7 +59,7 @@ def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
 
 
 def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """ACA: the accuracy of the compatible cross-tests, the others counting as zero (section 5.1 of stationary.txt).
+    """ACA: the accuracy of the compatible cross-tests, the others counting as zero (section 5.1 of HOC).
 
     2 / (T(T-1)) * sum of C[t, k] where C[t, k] > C[k, k]. The formula as printed lost its factor C[t, k] and would
     repeat AC; the tables (ACA 39.25 where AC is 1.00) show that it belongs there.
@@ -73,7 +73,7 @@ def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) ->
 
 
 def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """BC: mean over k of C[T, k] - C[k, k]: what the last version gains on every older gallery (eq. 5 of cl2r.txt).
+    """BC: mean over k of C[T, k] - C[k, k]: what the last version gains on every older gallery (eq. 5 of CL2R).
 
     Below zero the newer model has forgotten. ``up_to=t`` is BC(t), the same for version t.
 
@@ -85,7 +85,7 @@ def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
 
 
 def forward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """FC: mean over k of C[k, k-1] - C[k, k]: what keeping the previous gallery costs (eq. 6 of cl2r.txt).
+    """FC: mean over k of C[k, k-1] - C[k, k]: what keeping the previous gallery costs (eq. 6 of CL2R).
 
     From zero upwards, re-embedding the gallery would on average not help.
 
@@ -107,7 +107,7 @@ def is_compatible(cross: float, old: float) -> bool:
 
 
 def update_gain(cross: float, old: float, new: float) -> float | None:
-    """(cross - old) / (new - old): the share of a full re-embedding's gain that comes without one (eq. 9 of bct.txt).
+    """(cross - old) / (new - old): the share of a full re-embedding's gain that comes without one (eq. 9 of BCT).
 
     ``new`` is the self-test of the best new model, the paragon phi*. None where the gain means nothing: the criterion
     fails (cross <= old), or re-embedding gains nothing (new <= old).
@@ -124,10 +124,10 @@ def update_gain(cross: float, old: float, new: float) -> float | None:
 
 
 def absolute_gain(cross: float, old: float) -> float:
-    """cross - old, in the unit of the metric (tables 1, 3, 4 and 5 of bct.txt).
+    """cross - old, in the unit of the metric (tables 1, 3, 4 and 5 of BCT).
 
     The tables print it only where the criterion holds, and also for the paragon: ``absolute_gain(new, old)``. (Table 1
-    of cores.txt has the same column, but its three figures do not agree with each other on any one definition.)
+    of CoReS has the same column, but its three figures do not agree with each other on any one definition.)
 
     >>> round(absolute_gain(0.35, 0.30), 4)
     0.05
@@ -147,7 +147,7 @@ def compatible_cells(C: ArrayLike) -> NDArray[np.bool_]:
 
 
 def multi_model_compatible(C: ArrayLike) -> bool:
-    """Whether every version is compatible with every older one (eq. 5 of cores.txt): AC = 1.
+    """Whether every version is compatible with every older one (eq. 5 of CoReS): AC = 1.
 
     >>> multi_model_compatible([[0.30, 0], [0.35, 0.50]])
     True

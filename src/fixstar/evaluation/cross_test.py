@@ -81,7 +81,7 @@ def cross_test(
     *,
     shared_components: bool = False,
 ) -> CrossTest:
-    """Measure every cell C[t, k], t >= k (eq. 7 of stationary.txt), oldest version first.
+    """Measure every cell C[t, k], t >= k (eq. 7 of HOC), oldest version first.
 
     ``upper`` adds t < k: old queries on newer galleries. ``progress(done, total)`` is called after each cell. Versions
     whose full features differ in width cannot be compared (the dashes of table 7), unless ``shared_components`` says

@@ -1,8 +1,8 @@
 """Features in the plane, version by version and method by method, as figures 3 and 10 of cores.txt draw them.
 
-A row is a version, a column a method. Dots are test features, coloured by class; spokes are the classifier's prototypes,
-dashed where no class owns them yet. Numbers at the rim stand where the classes are, so that no reader depends on colour;
-hollow rings mark where they were in the version before, and an arc how far they have turned since.
+A row is a version, a column a method. Dots are test features, coloured by class; spokes are the prototypes of the
+classifier, dashed where no class owns them yet. Names at the rim stand where the classes are, so that no reader depends
+on colour; hollow rings mark where they were in the version before, and an arc how far they have turned since.
 """
 
 from __future__ import annotations
@@ -113,13 +113,14 @@ def _draw_plane(axes: Axes, plane: Plane, before: Plane | None, names: Sequence[
     axes.add_patch(Circle((0, 0), RIM, facecolor="#f7f8fa", edgecolor="#d9dee4", linewidth=0.8, zorder=0))
     where = plane.directions()
     for row, (x, y) in enumerate(plane.prototypes / np.linalg.norm(plane.prototypes, axis=1, keepdims=True)):
-        style = {"color": INK, "lw": 1.0} if row in where else {"color": "#aab4be", "lw": 0.8, "ls": (0, (3, 3))}
-        axes.plot([0, RIM * x], [0, RIM * y], zorder=1 if row not in where else 3, **style)
+        (spoke,) = axes.plot([0, RIM * x], [0, RIM * y], color=INK, linewidth=1.0, zorder=3)
+        if row not in where:
+            spoke.set(color="#aab4be", linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
     reach = np.quantile(np.linalg.norm(plane.features, axis=1), 0.99) / (0.96 * RIM)
     dots = plane.features / reach
     dots /= np.maximum(1, np.linalg.norm(dots, axis=1, keepdims=True) / RIM)  # the farthest ones stop at the rim
     colours = [COLOURS[label % len(COLOURS)] for label in plane.labels]
-    axes.scatter(*dots.T, c=colours, s=7, alpha=0.6, linewidths=0, zorder=2)
+    axes.scatter(dots[:, 0], dots[:, 1], c=colours, s=7, alpha=0.6, linewidths=0, zorder=2)
     for c, angle in where.items():
         spot = LABEL * math.cos(angle), LABEL * math.sin(angle)
         colour = COLOURS[c % len(COLOURS)]

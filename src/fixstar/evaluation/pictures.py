@@ -1,4 +1,4 @@
-"""Compatibility matrices as pictures, the way the papers draw them (figure 4 of stationary.txt).
+"""Compatibility matrices as pictures, the way the papers draw them (figure 4 of HOC).
 
 Rows are the version that embedded the query, columns the version that embedded the gallery. Self-tests on the diagonal
 wear a dark frame; cross-tests that fail eq. 6 have a light-red ground **and** a cross, so that no reader depends on

@@ -44,7 +44,7 @@ def image_search(
 def template_search(
     queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, block: int = BLOCK
 ) -> Hits:
-    """[N] bool: whether the nearest class template has the query's class (the tables of stationary.txt)."""
+    """[N] bool: whether the nearest class template has the query's class (the tables of HOC)."""
     return image_search(queries, query_labels, *templates(gallery, gallery_labels), block)
 
 

@@ -18,7 +18,7 @@ _EXCLUDED = -1e9  # a logit that adds nothing to a sum of exponentials and keeps
 
 
 def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_class: SameClass = "masked") -> Tensor:
-    """Higher-order compatibility with the previous model (stationary.txt, eqs. 4 and 5), mean over the batch.
+    """Higher-order compatibility with the previous model (HOC, eqs. 4 and 5), mean over the batch.
 
     Anchor i is the old feature of image i, its positive the new feature of the same image, its negatives the new
     features of the others: -log(exp(rho cos(old_i, new_i)) / sum_{j != i} exp(rho cos(old_i, new_j))). The positive is

@@ -1,4 +1,12 @@
-"""Methods by name. A method is named loss terms plus what it needs from the past; the training loop does the rest."""
+"""Methods by name. A method is named loss terms plus what it needs from the past; the training loop does the rest.
+
+Papers, as they are cited throughout:
+
+    BCT     Shen et al., Towards Backward-Compatible Representation Learning
+    CoReS   Biondi et al., CoReS: Compatible Representations via Stationarity
+    CL2R    Biondi et al., CL2R: Compatible Lifelong Learning Representations
+    HOC     Biondi et al., A Stationary (and Therefore Compatible) Representation is All You Need
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def adversarial_replay(
     return Method(
         "advbct-er",
         "fine-tune with features that a discriminator cannot tell from old ones, inside elastic class boundaries",
-        "Pan et al. 2023, adversarial and elastic boundary loss; stationary.txt, section 5 (AdvBCT-ER)",
+        "Pan et al. 2023, adversarial and elastic boundary loss; HOC, section 5 (AdvBCT-ER)",
         begin=lambda upgrade: _adversarial(upgrade, adversarial, reversal, boundary, threshold, width),
         classifier=classifier,
         classifier_options=options,

@@ -17,7 +17,7 @@ _IMPLIED: dict[str, set[Need]] = {"old model": {"old classifier"}, "all images":
 _PREFERENCES: tuple[tuple[str, str], ...] = (
     (
         "hoc",
-        "it fine-tunes in place, keeps the most compatibility of all, and needs only a few images of each old class",
+        "it has the highest published compatibility (HOC, table 2) and needs only a few images of each old class",
     ),
     ("fd", "prototypes stay fixed and replayed images hold their features"),
     ("cores", "prototypes stay fixed, so retraining from scratch meets the old vectors; the old model may be gone"),

@@ -1,4 +1,4 @@
-"""Backward-compatible training: the old classifier must be able to use the new features (bct.txt).
+"""Backward-compatible training: the old classifier must be able to use the new features (BCT).
 
 L = L(new classifier, new features) + lam L(old classifier, new features): the second is the influence loss (eq. 8).
 The old classifier knows old classes only. For images of new classes the influence loss is left out, or follows the old
@@ -27,7 +27,7 @@ NewClasses = Literal["none", "kd", "synthesised"]
 HEADS: dict[str, tuple[str, dict[str, object]]] = {
     "softmax": ("linear", {}),
     "norm-softmax": ("cosine", {"scale": 32.0, "margin": 0.0}),
-    "cosine-margin": ("cosine", {"scale": 32.0, "margin": 0.35}),  # temperature 32: bct.txt, appendix A
+    "cosine-margin": ("cosine", {"scale": 32.0, "margin": 0.35}),  # temperature 32: BCT, appendix A
 }
 
 
@@ -37,7 +37,7 @@ def bct(lam: float = 1.0, new_classes: NewClasses = "none", head: Head = "softma
 
 
 def bct_replay(lam: float = 1.0, head: Head = "softmax") -> Method:
-    """BCT-ER, also lifelong BCT (cl2r.txt, section 7.3): goes on from the last weights with replayed images."""
+    """BCT-ER, also lifelong BCT (CL2R, section 7.3): goes on from the last weights with replayed images."""
     return _method(
         "bct-er", "fine-tune so that the old classifier can use the new features", lam, "none", head, lifelong=True
     )
@@ -53,7 +53,7 @@ def _method(name: str, summary: str, lam: float, new_classes: str, head: str, li
     return Method(
         name,
         summary,
-        "bct.txt, eq. 8" if new_classes == "none" else "bct.txt, section 2.5",
+        "BCT, eq. 8" if new_classes == "none" else "BCT, section 2.5",
         begin=lambda upgrade: _influenced(upgrade, lam, new_classes),
         classifier=classifier,
         classifier_options=options,

@@ -22,7 +22,7 @@ def cvs(model: float = 10.0, data: float = 1.0, margin: float = 0.1, scale: floa
     return Method(
         "cvs",
         "fine-tune coherently with the previous model's features and the class means of the past",
-        "Wan et al. 2022, model and data coherence; stationary.txt, section 5 (CVS)",
+        "Wan et al. 2022, model and data coherence; HOC, section 5 (CVS)",
         begin=lambda upgrade: _coherent(upgrade, model, data, margin),
         classifier="cosine",
         classifier_options={"scale": scale, "margin": 0.0},

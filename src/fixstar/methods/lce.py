@@ -95,7 +95,7 @@ def lce_replay(align: float = 100.0, boundary: float = 1.0, head: Head = "norm-s
     return Method(
         "lce-er",
         "fine-tune with prototypes aligned with the old class centres, classes no looser than before",
-        "Meng et al. 2021, alignment and boundary loss; stationary.txt, section 5 (LCE-ER)",
+        "Meng et al. 2021, alignment and boundary loss; HOC, section 5 (LCE-ER)",
         begin=lambda upgrade: _aligned(upgrade, align, boundary),
         classifier=classifier,
         classifier_options=options,

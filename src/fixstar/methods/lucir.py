@@ -25,7 +25,7 @@ def lucir(
 ) -> Method:
     """LUCIR (Hou et al. 2019): CE + lam (1 - cos(new, old)) on all images + margin ranking on those of old classes.
 
-    lam = base sqrt(old classes / new classes), as in the published code, which cl2r.txt ran; eq. 7 of the paper prints
+    lam = base sqrt(old classes / new classes), as in the published code, which CL2R ran; eq. 7 of the paper prints
     the ratio upside down: ``ratio="new/old"``. The ranking is averaged over the k prototypes, as in that code (eq. 8
     sums). The scale of the cosines is fixed, not learnt; new prototypes are not imprinted; no balanced fine-tuning.
     """
@@ -37,7 +37,7 @@ def lucir(
     return Method(
         "lucir",
         "fine-tune a cosine classifier, features held at the old ones, old prototypes apart from new ones",
-        "Hou et al. 2019, eqs. 6 to 9; cl2r.txt, section 7.3 (LUCIR)",
+        "Hou et al. 2019, eqs. 6 to 9; CL2R, section 7.3 (LUCIR)",
         begin=lambda upgrade: _rebalanced(upgrade, base, ratio, ranking, k, margin),
         classifier="cosine",
         classifier_options={"scale": scale, "margin": 0.0},

@@ -17,7 +17,7 @@ def experience_replay() -> Method:
     return Method(
         "er",
         "fine-tune on new and replayed images",
-        "stationary.txt, section 5 (ER)",
+        "HOC, section 5 (ER)",
         terms,
         classifier="linear",
         needs=frozenset({"replay"}),

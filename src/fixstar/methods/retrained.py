@@ -28,7 +28,7 @@ def cores(polytope: Polytope = "simplex") -> Method:
     return Method(
         "cores",
         f"retrain against the fixed {polytope}",
-        "cores.txt, eq. 9",
+        "CoReS, eq. 9",
         _cross_entropy,
         classifier=polytope,
         scenario="retraining",
@@ -43,7 +43,7 @@ def independent() -> Method:
     return Method(
         "itm",
         "retrain with a trainable head, nothing shared",
-        "cores.txt, table 1 (ITM)",
+        "CoReS, table 1 (ITM)",
         _cross_entropy,
         classifier="linear",
         scenario="retraining",
@@ -57,7 +57,7 @@ def fine_tuned() -> Method:
     return Method(
         "ift",
         "go on from the last weights with all images",
-        "cores.txt, table 1 (IFT)",
+        "CoReS, table 1 (IFT)",
         _cross_entropy,
         classifier="linear",
         scenario="retraining",
@@ -66,7 +66,7 @@ def fine_tuned() -> Method:
 
 
 def l2_regularised(lam: float = 1.0) -> Method:
-    """l2: retrained with a penalty on the distance between new and old unit features (bct.txt, table 1)."""
+    """l2: retrained with a penalty on the distance between new and old unit features (BCT, table 1)."""
     if not lam >= 0:
         raise InputError(f"l2 needs lam >= 0, got {lam}")
 
@@ -79,7 +79,7 @@ def l2_regularised(lam: float = 1.0) -> Method:
     return Method(
         "l2",
         "retrain with features held near the old ones",
-        "bct.txt, table 1 (l2)",
+        "BCT, table 1 (l2)",
         terms,
         classifier="linear",
         scenario="retraining",
@@ -104,7 +104,7 @@ def learning_without_forgetting(lam: float = 1.0, temperature: float = 2.0) -> M
     return Method(
         "lwf",
         "go on from the last weights, old outputs following the old model",
-        "bct.txt, table 1 (LwF)",
+        "BCT, table 1 (LwF)",
         terms,
         classifier="linear",
         scenario="retraining",

@@ -13,7 +13,7 @@ __all__ = ["simplex_fd", "simplex_hoc"]
 
 
 def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
-    """d-Simplex-HOC (stationary.txt, eq. 2): lam CE + (1 - lam) iNCE with the previous model, over the whole batch.
+    """d-Simplex-HOC (HOC, eq. 2): lam CE + (1 - lam) iNCE with the previous model, over the whole batch.
 
     The paper sets lam = 0.1 on CIFAR; with unit-length prototypes 0.25 is as compatible and more accurate. The
     first version has no predecessor and is trained with cross-entropy alone.
@@ -30,7 +30,7 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
     return Method(
         "hoc",
         "fine-tune against the fixed simplex, contrasted with the previous model",
-        "stationary.txt, eq. 2",
+        "HOC, eq. 2",
         terms,
         needs=frozenset({"old model", "replay"}),
         options={"lam": lam, "rho": rho, "same_class": same_class},
@@ -38,7 +38,7 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
 
 
 def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Method:
-    """d-Simplex-FD (cl2r.txt, eq. 9): CE + lam FD, features distilled on the replayed images only (eq. 8).
+    """d-Simplex-FD (CL2R, eq. 9): CE + lam FD, features distilled on the replayed images only (eq. 8).
 
     lam = base sqrt(new classes / old classes). ``on="all"`` distils on the whole batch, as in the paper's ablation.
     """
@@ -61,7 +61,7 @@ def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Me
     return Method(
         "fd",
         "fine-tune against the fixed simplex, replayed images held at their old features",
-        "cl2r.txt, eq. 9",
+        "CL2R, eq. 9",
         begin=begin,
         needs=frozenset({"old model", "replay"}),
         options={"base": base, "on": on},

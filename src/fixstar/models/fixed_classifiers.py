@@ -1,4 +1,4 @@
-"""Classifiers that are never trained: prototypes at the corners of a regular polytope (cores.txt, section 4.1).
+"""Classifiers that are never trained: prototypes at the corners of a regular polytope (CoReS, section 4.1).
 
 They have no parameters and no matrix; ``fixstar.geometry`` and ``fixstar.polytopes`` give their logits in closed form.
 The outputs that no class owns yet stay in the denominator of the softmax (eq. 9): they keep room for the future.

@@ -1,7 +1,7 @@
 """Which class owns which classifier output, for ever.
 
 A class is given a slot once and keeps it through every later version. Pre-training classes take slots from the left and
-fine-tuning classes from the right (stationary.txt, section 5.3), so that models made apart from one another never give
+fine-tuning classes from the right (HOC, section 5.3), so that models made apart from one another never give
 one slot to two classes. The map is data and is saved with the model.
 """
 

@@ -66,7 +66,7 @@ def replacing(
     """IAM-CL2R: lifelong, but at given tasks a better pre-trained model takes the place of the fine-tuned one.
 
     ``replacements`` are the models by the number of the task that they are first fine-tuned on; 1 is the model to begin
-    with. They may differ in architecture. A replacement becomes the teacher (stationary.txt, section 5.3). Give its
+    with. They may differ in architecture. A replacement becomes the teacher (HOC, section 5.3). Give its
     classes slots from the left and set ``Settings(side="right")``, so that no slot has two owners.
     """
     unknown = sorted(set(replacements) - {task.number for task in stream})

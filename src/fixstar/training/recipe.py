@@ -14,7 +14,7 @@ __all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "Recipe", "paper_recipe"]
 class Recipe:
     """SGD with momentum; the learning rate falls by ``gamma`` at each of ``milestones`` (epochs).
 
-    The defaults are the lifelong recipe for CIFAR-100 (stationary.txt, table 1): the optimiser starts afresh at each
+    The defaults are the lifelong recipe for CIFAR-100 (HOC, table 1): the optimiser starts afresh at each
     task with the same learning rate, the weights go on.
     """
 
@@ -58,7 +58,7 @@ class Recipe:
 
 
 CIFAR_LIFELONG = Recipe()
-CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # cores.txt, section 5.1
+CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # CoReS, section 5.1
 
 
 def paper_recipe(scenario: Scenario) -> Recipe:

@@ -1,0 +1,123 @@
+"""Every method on one small real benchmark: handwritten characters, learnt in three tasks, searched among unseen ones.
+
+Omniglot's background characters are learnt in tasks of 40; 100 characters of its evaluation set are searched, 10
+drawings each in the gallery and 10 as queries. The data is the official folder layout (images_background, images_evaluation).
+
+    python benchmarks/methods.py OMNIGLOT_FOLDER                          all methods, two class orders
+    python benchmarks/methods.py OMNIGLOT_FOLDER --methods hoc,er --orders 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fixstar.data import Augmentation, ImageSet, TaskStream, class_order, class_stream, sample_stream
+from fixstar.data.formats import omniglot_folder
+from fixstar.durable import replace_json
+from fixstar.evaluation import VersionFeatures, cross_test
+from fixstar.images import Preprocessing
+from fixstar.methods import METHODS, create_method
+from fixstar.progress import progress_bar
+from fixstar.scenarios import Settings, run_scenario
+from fixstar.training import Recipe
+
+TASK_CLASSES, TASKS, SEARCHED = 40, 3, 100
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in METHODS},
+    "bct-kd": ("bct", {"new_classes": "kd"}),
+    "bct-sys": ("bct", {"new_classes": "synthesised"}),
+    "hoc (lam 0.1)": ("hoc", {"lam": 0.1}),
+}
+COLUMNS = ("AC", "AA", "ACA", "BC", "FC")
+INPUTS = Preprocessing(size=(32, 32), channels=1, mean=(0.92,), std=(0.27,), fit="squash")
+
+
+def settings(epochs: int, seed: int) -> Settings:
+    milestones = (round(0.6 * epochs), round(0.85 * epochs))
+    return Settings(
+        backbone="tiny",
+        backbone_options={"in_channels": 1, "width": 16},
+        capacity=200,
+        preprocessing=INPUTS,
+        recipe=Recipe(epochs=epochs, learning_rate=0.05, milestones=milestones, batch_size=64),
+        augmentation=Augmentation(crop_padding=3, flip=False, fill=255),
+        replay_per_class=5,
+        seed=seed,
+    )
+
+
+def tasks(folder: Path, order: int) -> TaskStream:
+    images = omniglot_folder(folder / "images_background").load(INPUTS).images
+    chosen = class_order(images.classes, order)[: TASK_CLASSES * TASKS]
+    return class_stream(images.of_classes(chosen), TASK_CLASSES, TASK_CLASSES)
+
+
+def searched(folder: Path) -> tuple[ImageSet, ImageSet]:
+    images = omniglot_folder(folder / "images_evaluation").load(INPUTS).images
+    chosen = images.of_classes(class_order(images.classes, 0)[:SEARCHED])
+    gallery, queries = (task.images for task in sample_stream(chosen, [0.5, 0.5], seed=0))
+    return gallery, queries
+
+
+def run(
+    variant: str, stream: TaskStream, gallery: ImageSet, queries: ImageSet, epochs: int, order: int
+) -> dict[str, Any]:
+    name, options = VARIANTS[variant]
+    started = time.monotonic()
+    features = []
+    for version in run_scenario(stream, create_method(name, **options), settings(epochs, order), progress=False):
+        encoder = version.encoder
+        vectors = [encoder.encode(part.images, form="short") for part in (queries, gallery)]
+        features.append(VersionFeatures(version.name, vectors[0], vectors[1], encoder.projection_matrix()))
+    protocols = {}
+    for protocol in ("template", "image"):
+        result = cross_test(features, queries.labels, gallery.labels, protocol)
+        lower = [[float(x) for x in row[: t + 1]] for t, row in enumerate(result.matrix)]
+        protocols[protocol] = {"matrix": lower, **result.summary()}
+    seconds = round(time.monotonic() - started, 1)
+    return {"method": variant, "class_order": order, "epochs": epochs, "seconds": seconds, "protocols": protocols}
+
+
+def table(results: list[dict[str, Any]], protocol: str) -> str:
+    lines = [f"| method | {' | '.join(COLUMNS)} | seconds |", f"|---{'|---' * (len(COLUMNS) + 1)}|"]
+    for variant in dict.fromkeys(result["method"] for result in results):
+        mine = [result for result in results if result["method"] == variant]
+        means = [np.mean([result["protocols"][protocol][key] for result in mine]) for key in COLUMNS]
+        seconds = np.mean([result["seconds"] for result in mine])
+        lines.append(f"| {variant} | {' | '.join(f'{mean:.3f}' for mean in means)} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--methods", default=",".join(VARIANTS), help="comma separated")
+    parser.add_argument("--orders", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/methods_omniglot.json"))
+    options = parser.parse_args()
+    gallery, queries = searched(options.data)
+    streams = {order: tasks(options.data, order) for order in range(1, options.orders + 1)}
+    chosen = [name.strip() for name in options.methods.split(",")]
+    results: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
+    done = {(result["method"], result["class_order"], result["epochs"]) for result in results}
+    plan = [(v, o) for v in chosen for o in streams if (v, o, options.epochs) not in done]
+    with progress_bar("methods", len(plan), "runs") as advance:
+        for variant, order in plan:
+            results.append(run(variant, streams[order], gallery, queries, options.epochs, order))
+            replace_json(options.out, results)
+            advance(1, variant)
+    for protocol in ("template", "image"):
+        print(f"\n{protocol} search, mean over {options.orders} class orders\n\n{table(results, protocol)}")
+    print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The picture in the plane, at a fraction of its size: what it says must follow from what it drew."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fixstar import picture2d
+from fixstar.data import ImageSet
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.evaluation.feature_plot import Plane, class_turns
+from fixstar.models import Encoder
+from fixstar.polytopes import polygon_prototypes
+
+plane = picture2d._plane
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = dict(list(picture2d.DIGITS.items())[:4])
+    for name, value in {"FIRST": 2, "CLASSES": 4, "TEST": 12, "DIGITS": digits}.items():
+        monkeypatch.setattr(picture2d, name, value)
+
+
+@pytest.mark.usefixtures("small")
+def test_three_methods_through_two_upgrades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Plane] = []
+
+    def watched(encoder: Encoder, test: ImageSet) -> Plane:
+        seen.append(plane(encoder, test))
+        return seen[-1]
+
+    monkeypatch.setattr(picture2d, "_plane", watched)
+    said: list[str] = []
+    result = picture2d.run_picture2d(
+        tmp_path / "f.png", per_class=40, epochs=4, device="cpu", progress=False, say=said.append
+    )
+    assert Image.open(result.picture).size[0] > 1000
+    assert [sorted(set(p.labels.tolist())) for p in seen] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]] * 3
+    ift, bct, cores = seen[:3], seen[3:6], seen[6:]
+    np.testing.assert_array_equal(ift[0].features, bct[0].features)  # one first version serves both
+    assert not np.array_equal(ift[1].features, bct[1].features)
+    for version in cores:
+        np.testing.assert_allclose(version.prototypes, polygon_prototypes(10), atol=1e-6)
+    for name, planes in zip(result.turns, (ift, bct, cores), strict=True):
+        turns = [class_turns(before, after) for before, after in itertools.pairwise(planes)]
+        assert result.turns[name] == pytest.approx([np.abs(list(turn.values())).mean() for turn in turns])
+        assert result.accuracy[name] == [picture2d._accuracy(version) for version in planes]
+    assert len(said) == 4
+
+
+def test_prototypes_are_the_classifiers_rows() -> None:
+    torch.manual_seed(0)
+    options = {"feature_dim": 2, "in_channels": 1, "width": 4}
+    encoder = Encoder.create("tiny", "linear", classes=["2", "1"], backbone_options=options).eval()
+    test = picture2d._drawn(3, seed=2)
+    drawn = plane(encoder, test)
+    weight = encoder.classifier.get_parameter("weight").detach()
+    np.testing.assert_allclose(drawn.prototypes, weight, atol=1e-6)
+    assert drawn.labels.tolist() == [1, 1, 1, 0, 0, 0]  # slots: class 2 came first
+    np.testing.assert_array_equal(drawn.features, encoder.encode(test.images[:6], form="raw"))
+    right = (drawn.features @ weight.numpy().T).argmax(1) == drawn.labels
+    assert picture2d._accuracy(drawn) == right.mean()
+
+
+def test_digits_are_light_on_black() -> None:
+    images = picture2d._drawn(20, seed=1).images
+    assert isinstance(images, np.ndarray)
+    assert images.shape == (140, 28, 28, 1)
+    assert np.median(images) == 0
+    assert (images.max(axis=(1, 2, 3)) == 255).all()
+    assert 0.03 < (images > 128).mean() < 0.35
+
+
+def write_idx(folder: Path, prefix: str, images: ImageSet) -> None:
+    pixels = np.asarray(images.images)
+    head = struct.pack(">4I", 2051, *pixels.shape[:3])
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+        struct.pack(">2I", 2049, len(pixels)) + images.labels.astype(np.uint8).tobytes()
+    )
+
+
+@pytest.mark.usefixtures("small")
+def test_images_come_from_files_of_mnist(tmp_path: Path) -> None:
+    train, test = picture2d._drawn(6, seed=1), picture2d._drawn(15, seed=2)
+    write_idx(tmp_path, "train", train)
+    write_idx(tmp_path, "t10k", test)
+    read, held_out = picture2d._images(tmp_path, per_class=5)
+    assert list(read.counts().values()) == [5] * 4
+    assert list(held_out.counts().values()) == [12] * 4
+    np.testing.assert_array_equal(read.images[5:10], train.images[6:11])
+    np.testing.assert_array_equal(held_out.images[12:24], test.images[15:27])
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"lenet\+\+, tiny"):
+        picture2d.run_picture2d(tmp_path / "f.png", backbone="resnet18")
+    with pytest.raises(InputError, match="at least one image"):
+        picture2d.run_picture2d(tmp_path / "f.png", per_class=0, say=lambda _: None)
