@@ -1,7 +1,7 @@
 """Every method on one small real benchmark: handwritten characters, learnt in three tasks, searched among unseen ones.
 
 Omniglot's background characters are learnt in tasks of 40; 100 characters of its evaluation set are searched, 10
-drawings each in the gallery and 10 as queries. The data is the official folder layout (images_background, images_evaluation).
+drawings each in the gallery and 10 as queries. The data is the official layout (images_background, images_evaluation).
 
     python benchmarks/methods.py OMNIGLOT_FOLDER                          all methods, two class orders
     python benchmarks/methods.py OMNIGLOT_FOLDER --methods hoc,er --orders 1

@@ -1,4 +1,4 @@
-"""Two upgrades seen in the plane (cores.txt, figures 3 and 10): IFT, BCT and CoReS with two-dimensional features.
+"""Two upgrades seen in the plane (CoReS, figures 3 and 10): IFT, BCT and CoReS with two-dimensional features.
 
 Three versions know five, six and seven digits. Fine-tuning turns the features of the digits it knows already; BCT holds
 them near the old classifier's prototypes; CoReS learns every digit in its direction of a fixed polygon (figure 4).

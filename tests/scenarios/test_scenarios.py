@@ -76,14 +76,14 @@ def test_cores_starts_every_version_from_the_same_weights_and_itm_does_not() -> 
     """With a learning rate of almost nothing the versions are their initial weights."""
     still = Settings(**{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
 
-    def first_layers(name: str) -> list[torch.Tensor]:
-        versions = list(retraining(stream(), create_method(name), still, progress=False))
+    def first_layers(name: str, **options: Any) -> list[torch.Tensor]:
+        versions = list(retraining(stream(), create_method(name, **options), still, progress=False))
         return [v.encoder.get_parameter("backbone.fc.weight") for v in versions]
 
-    a, b, _ = first_layers("cores")
-    torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
-    c, d, _ = first_layers("itm")
-    assert (c - d).abs().max() > 0.01
+    for same in (first_layers("cores"), first_layers("cores", initialisation="previous")):
+        torch.testing.assert_close(same[0], same[1], atol=1e-6, rtol=0)
+    for other in (first_layers("itm"), first_layers("cores", initialisation="fresh")):
+        assert (other[0] - other[1]).abs().max() > 0.01
 
 
 def test_lifelong_goes_on_from_the_last_weights() -> None:

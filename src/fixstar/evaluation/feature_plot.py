@@ -1,4 +1,4 @@
-"""Features in the plane, version by version and method by method, as figures 3 and 10 of cores.txt draw them.
+"""Features in the plane, version by version and method by method, as figures 3 and 10 of CoReS draw them.
 
 A row is a version, a column a method. Dots are test features, coloured by class; spokes are the prototypes of the
 classifier, dashed where no class owns them yet. Names at the rim stand where the classes are, so that no reader depends

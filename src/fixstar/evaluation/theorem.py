@@ -1,4 +1,4 @@
-"""Theorem 1 of stationary.txt, checked by Monte Carlo: stationarity implies compatibility (appendix A, figure 12).
+"""Theorem 1 of HOC, checked by Monte Carlo: stationarity implies compatibility (appendix A, figure 12).
 
 The features of a class are uniform on a hyperspherical cap around its simplex prototype, of polar angle theta_k before
 an upgrade and theta_t after it. With D the cosine distance, E[D_kt] must not exceed E[D_kk] within a class (eq. 1a) and

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from fixstar.errors import InputError
 from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation
-from fixstar.methods.method import Method, Step, Terms
+from fixstar.methods.method import Initialisation, Method, Step, Terms
 
 __all__ = ["Polytope", "cores", "fine_tuned", "independent", "l2_regularised", "learning_without_forgetting"]
 
@@ -18,13 +18,19 @@ def _cross_entropy(step: Step) -> Terms:
     return {"ce": cross_entropy(step.new.logits, step.targets)}
 
 
-def cores(polytope: Polytope = "simplex") -> Method:
-    """CoReS: cross-entropy against fixed prototypes with room for future classes; always the same initial weights.
+def cores(polytope: Polytope = "simplex", initialisation: Initialisation = "same") -> Method:
+    """CoReS: cross-entropy against fixed prototypes with room for future classes.
 
-    The paper takes the simplex; ``polytope`` chooses another of its section 4.1, or figure 4's polygon in the plane.
+    The paper takes the simplex and the same initial weights at every upgrade. ``polytope`` chooses another of its
+    section 4.1, or figure 4's polygon in the plane; ``initialisation`` other random weights ("fresh") or the last
+    model's ("previous"), as in its section 6.4.
     """
-    if polytope not in get_args(Polytope):
-        raise InputError(f"cores needs polytope one of {', '.join(get_args(Polytope))}, got {polytope!r}")
+    for name, value, allowed in (
+        ("polytope", polytope, get_args(Polytope)),
+        ("initialisation", initialisation, get_args(Initialisation)),
+    ):
+        if value not in allowed:
+            raise InputError(f"cores needs {name} one of {', '.join(allowed)}, got {value!r}")
     return Method(
         "cores",
         f"retrain against the fixed {polytope}",
@@ -32,9 +38,9 @@ def cores(polytope: Polytope = "simplex") -> Method:
         _cross_entropy,
         classifier=polytope,
         scenario="retraining",
-        initialisation="same",
+        initialisation=initialisation,
         needs=frozenset({"all images"}),
-        options={"polytope": polytope},
+        options={"polytope": polytope, "initialisation": initialisation},
     )
 
 
