@@ -134,6 +134,52 @@ EXPORTED = {
         *("bridge", "carry", "full_form", "short_basis", "short_factors", "short_form"),
         *("simplex_logits", "simplex_prototypes", "unit"),
     ],
+    "fixstar.polytopes": [
+        *("cube_dimension", "cube_logits", "cube_prototypes", "orthoplex_logits", "orthoplex_prototypes"),
+        *("polygon_logits", "polygon_prototypes"),
+    ],
+    "fixstar.images": ["MAX_PIXELS", "BadImage", "ImageSource", "Preprocessing", "decode_ahead", "read_pixels"],
+    "fixstar.models": [
+        *(
+            "Backbone",
+            "Classifier",
+            "CosineClassifier",
+            "CubeClassifier",
+            "Encoder",
+            "FixedClassifier",
+            "FrozenEncoder",
+        ),
+        *("LinearClassifier", "OrthoplexClassifier", "Outputs", "PolygonClassifier", "SimplexClassifier", "Slots"),
+        *("backbone_names", "create_backbone", "create_classifier"),
+    ],
+    "fixstar.data": [
+        *("Augmentation", "Batch", "Batches", "ImageSet", "Lane", "ReplayMemory", "Task", "TaskStream"),
+        *("class_and_sample_stream", "class_order", "class_stream", "concatenate", "from_arrays", "open_images"),
+        *("pixel_source", "sample_stream"),
+    ],
+    "fixstar.evaluation": [
+        *("PROTOCOLS", "CrossTest", "Found", "VersionFeatures", "absolute_gain", "average_accuracy"),
+        *(
+            "average_compatibility",
+            "average_compatibility_accuracy",
+            "backward_compatibility",
+            "compatibility_heat_map",
+        ),
+        *("compatible_cells", "contact_sheet", "cross_test", "forward_compatibility", "image_search", "is_compatible"),
+        *(
+            "multi_model_compatible",
+            "nearest",
+            "side_by_side",
+            "summary",
+            "template_search",
+            "templates",
+            "update_gain",
+        ),
+    ],
+    "fixstar.methods": [
+        *("METHODS", "Initialisation", "Method", "Need", "Objective", "Scenario", "Step", "Terms", "Upgrade"),
+        "create_method",
+    ],
     "fixstar.gallery": ["Gallery", "Hit", "MemoryGallery"],
     "fixstar.scenarios": [
         "Settings",
