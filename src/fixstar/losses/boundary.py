@@ -8,6 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from fixstar.losses.averages import mean_over
+
 __all__ = ["centre_alignment", "centre_distance", "cosine_boundary", "elastic_boundary"]
 
 
@@ -17,7 +19,7 @@ def centre_alignment(prototypes: Tensor, centres: Tensor, chosen: Tensor) -> Ten
     [C, d], [C, d], [C] bool. The mean is over components too, as in the published code: 2 (1 - cos) / d.
     """
     difference = functional.normalize(prototypes.float()) - functional.normalize(centres.float())
-    return _mean_over(difference.square().mean(dim=1), chosen)
+    return mean_over(difference.square().mean(dim=1), chosen)
 
 
 def cosine_boundary(new: Tensor, centres: Tensor, loosest: Tensor, chosen: Tensor) -> Tensor:
@@ -27,7 +29,7 @@ def cosine_boundary(new: Tensor, centres: Tensor, loosest: Tensor, chosen: Tenso
     ``centres`` [B, d], each image's own, ``chosen`` [B] bool.
     """
     cosines = functional.cosine_similarity(new.float(), centres.float())
-    return _mean_over((loosest - cosines).clamp(min=0), chosen)
+    return mean_over((loosest - cosines).clamp(min=0), chosen)
 
 
 def elastic_boundary(new: Tensor, centres: Tensor, radii: Tensor, chosen: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ def elastic_boundary(new: Tensor, centres: Tensor, radii: Tensor, chosen: Tensor
     """
     squared = (functional.normalize(new.float()) - centres).square().sum(dim=1)
     excess = (squared + 1e-12).sqrt() - radii  # a gradient of zero at the centre itself
-    return _mean_over(excess, chosen & (excess > 0))
+    return mean_over(excess, chosen & (excess > 0))
 
 
 def centre_distance(new: Tensor, centres: Tensor, chosen: Tensor) -> Tensor:
@@ -46,10 +48,4 @@ def centre_distance(new: Tensor, centres: Tensor, chosen: Tensor) -> Tensor:
 
     ``new`` and ``centres`` [B, d], ``chosen`` [B] bool.
     """
-    return _mean_over((functional.normalize(new.float()) - centres).square().sum(dim=1), chosen)
-
-
-def _mean_over(values: Tensor, chosen: Tensor) -> Tensor:
-    """The mean of the chosen entries; zero, with a gradient of zero, if there are none."""
-    weights = chosen.to(values.dtype)
-    return (values * weights).sum() / weights.sum().clamp(min=1)
+    return mean_over((functional.normalize(new.float()) - centres).square().sum(dim=1), chosen)

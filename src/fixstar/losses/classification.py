@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from fixstar.losses.averages import mean_over
+
 __all__ = ["cross_entropy"]
 
 
@@ -17,5 +19,4 @@ def cross_entropy(logits: Tensor, targets: Tensor, chosen: Tensor | None = None)
     if chosen is None:
         return functional.cross_entropy(logits.float(), targets)
     losses = functional.cross_entropy(logits.float(), targets.where(chosen, 0), reduction="none")
-    weights = chosen.to(losses.dtype)
-    return (losses * weights).sum() / weights.sum().clamp(min=1)
+    return mean_over(losses, chosen)
