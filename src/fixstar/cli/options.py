@@ -1,15 +1,18 @@
-"""Options that several verbs share."""
+"""Options and answers that several verbs share."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-__all__ = ["AsJson", "BadImages", "DataPath", "Device", "WorkspacePath", "print_json"]
+if TYPE_CHECKING:
+    from fixstar.scenarios import Version
+
+__all__ = ["AsJson", "BadImages", "DataPath", "Device", "WorkspacePath", "print_json", "report_version"]
 
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 DataPath = Annotated[
@@ -25,3 +28,13 @@ def print_json(content: Any) -> None:
     """One JSON document on standard output; everything else goes to standard error."""
     json.dump(content, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def report_version(version: Version, workspace: Path, following: str, as_json: bool) -> None:
+    """Where a trained version is, and what to type next."""
+    path, loss = workspace / "versions" / version.name, version.log[-1].loss
+    if as_json:
+        print_json({"version": version.name, "path": str(path), "loss": loss})
+        return
+    print(f"{version.name} is in {path} (loss {loss:.3f})")
+    print(f"Next: {following} -w {workspace}")

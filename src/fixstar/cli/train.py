@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, print_json
+from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, report_version
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -57,10 +57,4 @@ def command(
         device=device,
     )
     version = space.train(open_images(data), settings, chosen)
-    loss = version.log[-1].loss
-    result = {"version": version.name, "path": str(space.path / "versions" / version.name), "loss": loss}
-    if as_json:
-        print_json(result)
-    else:
-        print(f"{version.name} is in {result['path']} (loss {loss:.3f})")
-        print(f"Next: fixstar upgrade MORE_IMAGES -w {space.path}")
+    report_version(version, space.path, "fixstar upgrade MORE_IMAGES", as_json)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, print_json
+from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, report_version
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -34,10 +34,4 @@ def command(
     chosen = create_method(method) if method else None
     bad = cast(Literal["refuse", "skip"], bad_images)
     version = space.upgrade(open_images(data), recipe, chosen, device, bad)
-    loss = version.log[-1].loss
-    result = {"version": version.name, "path": str(space.path / "versions" / version.name), "loss": loss}
-    if as_json:
-        print_json(result)
-    else:
-        print(f"{version.name} is in {result['path']} (loss {loss:.3f})")
-        print(f"Next: fixstar evaluate LABELLED_IMAGES -w {space.path}")
+    report_version(version, space.path, "fixstar evaluate LABELLED_IMAGES", as_json)
