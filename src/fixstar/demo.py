@@ -33,6 +33,7 @@ from fixstar.evaluation import (
 from fixstar.gallery import MemoryGallery
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
+from fixstar.models.device import resolve_device
 from fixstar.scenarios import Settings, train_version
 from fixstar.training import Recipe
 
@@ -64,6 +65,7 @@ def run_demo(
     directory: Path, seed: int = 0, device: str = "auto", progress: bool = True, say: Say = print
 ) -> DemoResult:
     """Train both pairs, cross-test them, draw the pictures into ``directory``; an earlier demo there is replaced."""
+    device = str(resolve_device(device))  # before anything of an earlier demo is replaced
     _prepare(directory)
     say("Rendering characters from the fonts inside matplotlib ...")
     gallery, queries = characters(UNSEEN, GALLERY, seed=1), characters(UNSEEN, QUERIES, seed=2)

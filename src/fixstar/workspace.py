@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
@@ -63,10 +63,10 @@ class Workspace:
 
     def versions(self) -> list[str]:
         """The finished versions, oldest first."""
-        number = 0
-        while self._run.finished(number + 1):
-            number += 1
-        return [f"v{n}" for n in range(1, number + 1)]
+        found = sorted(int(p.name[1:]) for p in (self.path / "versions").glob("v*") if p.name[1:].isdigit())
+        if missing := sorted(set(range(1, len(found) + 1)) - set(found)):
+            raise ModelError(f"{self.path / 'versions'} lacks v{missing[0]}; restore it from a copy before going on")
+        return [f"v{number}" for number in found]
 
     def encoder(self, name: str, device: str = "cpu") -> Encoder:
         """A finished version's encoder."""
@@ -84,7 +84,10 @@ class Workspace:
 
     def settings(self) -> Settings:
         """What the newest version was trained with; its successor is trained alike."""
-        return Settings.from_json(self.encoder(self.newest()).about["settings"])
+        try:
+            return Settings.from_json(self.encoder(self.newest()).about["settings"])
+        except (KeyError, TypeError) as error:
+            raise ModelError(f"the card of {self.newest()} does not say how it was trained ({error})") from error
 
     def train(self, images: ImageSet, settings: Settings, method: Method, progress: bool = True) -> Version:
         """Train v1. After a kill the same call goes on where the last one stopped."""
@@ -112,6 +115,10 @@ class Workspace:
         about = previous.about
         settings = settings if recipe is None else replace(settings, recipe=recipe)
         method = method or create_method(about["method"]["name"], **about["method"]["options"])
+        if self._is_done(images, method, settings, about):
+            raise InputError(
+                f"{self.newest()} was trained on exactly these images in exactly this way; the upgrade is done"
+            )
         if method.classifier != previous.classifier.kind:
             raise ModelError(
                 f"method {method.name!r} trains a {method.classifier} classifier and {self.versions()[-1]} has a "
@@ -126,6 +133,17 @@ class Workspace:
             )
         memory = ReplayMemory.load(self._run.memory(len(self.versions())))
         return self._next(images, previous, memory, settings, method, progress)
+
+    @staticmethod
+    def _is_done(images: ImageSet, method: Method, settings: Settings, about: dict[str, Any]) -> bool:
+        """Whether the newest version is what this upgrade would make: a retried command must not make another."""
+        same_way = about["method"]["name"] == method.name and about["method"]["options"] == dict(method.options)
+        return (
+            about.get("parent") is not None
+            and same_way
+            and about["settings"]["recipe"] == settings.to_json()["recipe"]
+            and about["data"]["fingerprint"] == images.fingerprint()
+        )
 
     def _next(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,34 @@ def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_ctrl_c_says_how_to_go_on(shop: Path, tmp_path: Path) -> None:
+    images = draw(tmp_path / "images", "abcd", per_class=30)
+    command = [sys.executable, "-m", "fixstar", "train", str(images), "-w", str(shop), *TRAIN, "--epochs", "400"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while not list(shop.glob("checkpoint*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "goes on with the same command" in errors
+    assert "Traceback" not in errors
+    assert "120 images of 4 classes: a, b, c, d" in errors
+
+
+def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(shop: Path, tmp_path: Path) -> None:
+    first, second = draw(tmp_path / "a", "ab"), draw(tmp_path / "b", "cd")
+    assert fixstar("train", first, "-w", shop, *TRAIN, "--epochs", "1").returncode == 0
+    assert fixstar("upgrade", second, "-w", shop).returncode == 0
+    again = fixstar("upgrade", second, "-w", shop)
+    assert again.returncode == 1
+    assert "the upgrade is done" in again.stderr
+    shutil.rmtree(shop / "versions" / "v1")
+    lost = fixstar("upgrade", second, "-w", shop)
+    assert "lacks v1" in lost.stderr
+    assert [path.name for path in (shop / "versions").iterdir()] == ["v2"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -102,6 +131,7 @@ def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path
         (["init", "{images}"], "not empty"),
         (["train", "{images}", "-w", "{shop}", "--device", "gpu"], "Try auto, cpu, cuda"),
         (["train", "{images}", "-w", "/proc/nowhere"], "fixstar init"),
+        (["train", "{images}", "-w", "{shop}", "--seed", "-1"], "seed=-1 must be at least 0"),
         (["init", "/proc/nowhere"], "No such file or directory"),
     ],
 )

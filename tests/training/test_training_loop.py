@@ -156,6 +156,14 @@ def test_a_loss_that_is_not_a_number_stops_the_run() -> None:
         train(training(method=Method("broken", "", "", broken)))
 
 
+def test_a_failed_run_leaves_no_checkpoint_in_the_way_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    train(training(checkpoint=path))
+    with pytest.raises(FixstarError, match="became"):
+        train(training(replace(RECIPE, epochs=9, learning_rate=1e30), checkpoint=path))
+    assert not path.exists()
+
+
 def test_recipes_check_themselves_and_scale() -> None:
     with pytest.raises(InputError, match=r"epochs=0.*batch_size=1"):
         Recipe(epochs=0, batch_size=1)

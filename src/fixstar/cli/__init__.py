@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -36,6 +38,8 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """Run the command line; expected errors are told in one message, without a traceback."""
+    signal.signal(signal.SIGINT, _stopped)
+    warnings.showwarning = _show_warning
     try:
         app()
     except FixstarError as error:
@@ -44,6 +48,12 @@ def main() -> None:
     except OSError as error:
         print(f"fixstar: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("\nfixstar: stopped. Training that was under way goes on with the same command", file=sys.stderr)
-        raise SystemExit(130) from None
+
+
+def _stopped(*_: object) -> NoReturn:
+    print("\nfixstar: stopped. Training that was under way goes on with the same command", file=sys.stderr)
+    raise SystemExit(130)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"fixstar: {message}", file=sys.stderr)

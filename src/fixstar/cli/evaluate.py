@@ -91,6 +91,8 @@ def _print_matrix(result: CrossTest) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fixstar.evaluation import compatible_cells
+
     table = Table("queries by", *(f"gallery {name}" for name in result.names), box=None, pad_edge=False)
     for t, name in enumerate(result.names):
         cells = [f"{result.matrix[t, k]:.1%}" for k in range(t + 1)]
@@ -99,5 +101,10 @@ def _print_matrix(result: CrossTest) -> None:
     console = Console()
     console.print(table)
     if len(result.names) > 1:
+        passed = int(compatible_cells(result.matrix).sum())
+        failed = len(result.names) * (len(result.names) - 1) // 2 - passed
+        queries = len(next(iter(result.hits.values())))
         console.print("  ".join(f"{key} {value:.3f}" for key, value in result.summary().items()))
-        console.print("x: not compatible, the cross-test is not above the old version's self-test", style="dim")
+        console.print(f"{passed} of {passed + failed} upgrades are compatible, measured with {queries:,} queries")
+        if failed:
+            console.print("x: not compatible, the cross-test is not above the old version's self-test", style="dim")

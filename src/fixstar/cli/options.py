@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from fixstar.data import ImageSet
     from fixstar.scenarios import Version
 
-__all__ = ["AsJson", "BadImages", "DataPath", "Device", "WorkspacePath", "print_json", "report_version"]
+__all__ = ["AsJson", "BadImages", "DataPath", "Device", "WorkspacePath", "announced", "print_json", "report_version"]
 
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 DataPath = Annotated[
@@ -28,6 +29,13 @@ def print_json(content: Any) -> None:
     """One JSON document on standard output; everything else goes to standard error."""
     json.dump(content, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def announced(images: ImageSet) -> ImageSet:
+    """The images themselves, after saying what was found: a folder too high shows in its classes."""
+    names = ", ".join(images.classes[:5]) + (", ..." if len(images.classes) > 5 else "")
+    print(f"{len(images):,} images of {len(images.classes):,} classes: {names}", file=sys.stderr)
+    return images
 
 
 def report_version(version: Version, workspace: Path, following: str, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, report_version
+from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, announced, report_version
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -56,5 +56,5 @@ def command(
         seed=seed,
         device=device,
     )
-    version = space.train(open_images(data), settings, chosen)
+    version = space.train(announced(open_images(data)), settings, chosen)
     report_version(version, space.path, "fixstar upgrade MORE_IMAGES", as_json)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, report_version
+from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, announced, report_version
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -33,5 +33,5 @@ def command(
     recipe = None if epochs is None else space.settings().recipe.shortened(epochs)
     chosen = create_method(method) if method else None
     bad = cast(Literal["refuse", "skip"], bad_images)
-    version = space.upgrade(open_images(data), recipe, chosen, device, bad)
+    version = space.upgrade(announced(open_images(data)), recipe, chosen, device, bad)
     report_version(version, space.path, "fixstar evaluate LABELLED_IMAGES", as_json)

@@ -102,6 +102,8 @@ def _split_samples(
     images: ImageSet, fractions: Sequence[float], seed: int
 ) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Row numbers of each part; every class is split alike, at random."""
+    if seed < 0:
+        raise InputError(f"a seed is a number from 0 on, got {seed}")
     rng = np.random.default_rng(seed)
     bounds = np.cumsum([0.0, *fractions])
     parts: list[list[int]] = [[] for _ in fractions]

@@ -45,13 +45,18 @@ class Settings:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.bad_images not in ("refuse", "skip") or self.selection not in ("random", "herding"):
-            raise InputError(
-                f"bad_images={self.bad_images!r} must be one of refuse, skip and "
-                f"selection={self.selection!r} one of random, herding"
+        wrong = [
+            f"{name}={value!r} must be {rule}"
+            for name, value, rule, right in (
+                ("bad_images", self.bad_images, "one of refuse, skip", self.bad_images in ("refuse", "skip")),
+                ("selection", self.selection, "one of random, herding", self.selection in ("random", "herding")),
+                ("replay_per_class", self.replay_per_class, "at least 0", self.replay_per_class >= 0),
+                ("seed", self.seed, "at least 0", self.seed >= 0),
             )
-        if self.replay_per_class < 0 or self.seed < 0:
-            raise InputError(f"replay_per_class and seed must be at least 0, got {self.replay_per_class}, {self.seed}")
+            if not right
+        ]
+        if wrong:
+            raise InputError("; ".join(wrong))
 
     def torch_device(self) -> torch.device:
         """The device to train on."""

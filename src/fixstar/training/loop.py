@@ -68,7 +68,7 @@ def train(run: Training) -> list[EpochLog]:
         advance(len(log) * run.batches.per_epoch * run.batches.batch_size)
         for epoch in range(len(log), run.recipe.epochs):
             log.append(_epoch(run, optimiser, epoch, advance, log[-1].loss if log else None))
-            _require_finite(log[-1])
+            _require_finite(log[-1], run.checkpoint)
             if run.checkpoint is not None:
                 entries = [asdict(entry) for entry in log]
                 save_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint, entries)
@@ -119,8 +119,11 @@ def _step(run: Training, optimiser: optim.SGD, batch: Batch) -> dict[str, Tensor
     return {name: value.detach() for name, value in terms.items()}
 
 
-def _require_finite(entry: EpochLog) -> None:
+def _require_finite(entry: EpochLog, checkpoint: Path | None) -> None:
+    """Stop a run that has failed for good; its checkpoint would only lead to the same end."""
     if not math.isfinite(entry.loss):
+        if checkpoint is not None:
+            checkpoint.unlink(missing_ok=True)
         raise FixstarError(
             f"the loss became {entry.loss} in epoch {entry.epoch + 1} ({entry.terms}); "
             f"lower the learning rate, now {entry.learning_rate:g}, and run again"
