@@ -37,7 +37,7 @@ DIGITS = {str(digit): chr(0x1D7E2 + digit) for digit in range(1, CLASSES + 1)}
 # Options for a feature that can be drawn, and the learning rate that suits the network.
 BACKBONES: dict[str, tuple[dict[str, Any], float]] = {
     "lenet++": ({"feature_dim": 2}, 0.01),
-    "tiny": ({"feature_dim": 2, "in_channels": 1, "width": 12}, 0.05),
+    "tiny": ({"feature_dim": 2, "in_channels": 1, "width": 12, "normalised": False}, 0.05),
 }
 
 Say = Callable[[str], object]

@@ -39,7 +39,7 @@ PUBLISHED = {
     "resnet101": (2048, 44_549_160 - 2_049_000),
     "resnet152": (2048, 60_192_808 - 2_049_000),
     "senet18": (512, 11_260_354 - 5_130),
-    "tiny": (64, 1_800 + 10_368 + 41_472 + 336 + 98_368),  # convolutions, batch norm, linear
+    "tiny": (64, 1_800 + 10_368 + 41_472 + 336 + 98_304 + 128),  # convolutions, batch norm, linear
 }
 
 TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
@@ -99,7 +99,7 @@ def test_width_and_parameters_are_the_published_ones(name: str) -> None:
         ("resnet20", {"final_relu": False, "in_channels": 1}),
         ("resnet50", {"stem": "imagenet"}),
         ("senet18", {}),
-        ("tiny", {"in_channels": 1, "feature_dim": 5, "width": 8}),
+        ("tiny", {"in_channels": 1, "feature_dim": 5, "width": 8, "normalised": False}),
     ],
 )
 def test_name_and_options_rebuild_the_architecture(name: str, options: dict[str, Any]) -> None:
