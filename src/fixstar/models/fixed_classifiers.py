@@ -7,6 +7,7 @@ The outputs that no class owns yet stay in the denominator of the softmax (eq. 9
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from fixstar.polytopes import cube_dimension, cube_logits, orthoplex_logits, pol
 __all__ = ["CubeClassifier", "FixedClassifier", "OrthoplexClassifier", "PolygonClassifier", "SimplexClassifier"]
 
 
-class FixedClassifier(Classifier):
+class FixedClassifier(Classifier, ABC):
     """``capacity`` prototypes of length ``scale`` that never move. A kind says its width and its logits."""
 
     fixed = True
@@ -34,13 +35,13 @@ class FixedClassifier(Classifier):
         self.options = {"capacity": capacity, "scale": float(scale)}
 
     @staticmethod
+    @abstractmethod
     def width(capacity: int) -> int:
         """d, the features that so many classes need."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
         """[B, d] -> [B, K]."""
-        raise NotImplementedError
 
     def grown(self, outputs: int) -> Classifier:
         """Itself while the capacity suffices: a polytope is chosen large once, and never changes."""

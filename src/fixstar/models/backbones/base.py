@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from fixstar.images import Preprocessing
 __all__ = ["Backbone", "average_pool", "he_init"]
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """Images to pooled features.
 
     ``name`` and ``options`` go on a saved model's card: ``create_backbone(name, **options)`` builds the same
@@ -26,9 +27,9 @@ class Backbone(nn.Module):
         self.feature_dim = feature_dim
         self.preprocessing = preprocessing
 
+    @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, H, W] to [B, feature_dim]."""
-        raise NotImplementedError
 
 
 def average_pool(x: Tensor) -> Tensor:
