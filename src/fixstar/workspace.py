@@ -16,11 +16,12 @@ from typing import Any, Literal
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.durable import is_vacant, replace_json
-from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.errors import CheckpointError, InputError, ModelError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
+from fixstar.models.storage import read_card
 from fixstar.scenarios import Settings, Version, train_version
 from fixstar.scenarios.run_directory import RunDirectory
 from fixstar.scenarios.sequences import remember
@@ -84,16 +85,24 @@ class Workspace:
 
     def settings(self) -> Settings:
         """What the newest version was trained with; its successor is trained alike."""
+        return self._training()[0]
+
+    def _training(self) -> tuple[Settings, Method, dict[str, Any]]:
+        """How the newest version was trained, from its card alone: settings, method, and what else it says."""
+        name = self.newest()
         try:
-            return Settings.from_json(self.encoder(self.newest()).about["settings"])
-        except (KeyError, TypeError) as error:
-            raise ModelError(f"the card of {self.newest()} does not say how it was trained ({error})") from error
+            about: dict[str, Any] = read_card(self.path / "versions" / name)["about"]
+            method = create_method(about["method"]["name"], **about["method"]["options"])
+            return Settings.from_json(about["settings"]), method, about
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ModelError(f"the card of {name} does not say how it was trained (missing or odd: {error})") from error
 
     def train(self, images: ImageSet, settings: Settings, method: Method, progress: bool = True) -> Version:
         """Train v1. After a kill the same call goes on where the last one stopped."""
         if self.versions():
             raise InputError(
-                f"{self.path} has {self.versions()[-1]} already; train its successor with: fixstar upgrade"
+                f"{self.path} has {self.versions()[-1]} already; train its successor with: "
+                f"fixstar upgrade IMAGES -w {self.path}"
             )
         return self._next(images, None, ReplayMemory(settings.replay_per_class), settings, method, progress)
 
@@ -110,15 +119,14 @@ class Workspace:
 
         Settings and method are the previous version's unless given. A retraining method needs all images so far.
         """
-        settings = replace(self.settings(), device=device, bad_images=bad_images)
-        previous = self.encoder(self.newest())
-        about = previous.about
-        settings = settings if recipe is None else replace(settings, recipe=recipe)
-        method = method or create_method(about["method"]["name"], **about["method"]["options"])
+        settings, last_method, about = self._training()
+        settings = replace(settings, device=device, bad_images=bad_images, recipe=recipe or settings.recipe)
+        method = method or last_method
         if self._is_done(images, method, settings, about):
             raise InputError(
                 f"{self.newest()} was trained on exactly these images in exactly this way; the upgrade is done"
             )
+        previous = self.encoder(self.newest())
         if method.classifier != previous.classifier.kind:
             raise ModelError(
                 f"method {method.name!r} trains a {method.classifier} classifier and {self.versions()[-1]} has a "
@@ -142,7 +150,7 @@ class Workspace:
             about.get("parent") is not None
             and same_way
             and about["settings"]["recipe"] == settings.to_json()["recipe"]
-            and about["data"]["fingerprint"] == images.fingerprint()
+            and about.get("data", {}).get("fingerprint") == images.fingerprint()
         )
 
     def _next(
@@ -157,6 +165,8 @@ class Workspace:
         number = len(self.versions()) + 1
         past = memory if method.scenario == "lifelong" else ReplayMemory(0)
         with self._run.held():
+            if self._run.finished(number):
+                raise CheckpointError(f"another process has just finished v{number} in {self.path}; run again")
             checkpoint = self._run.checkpoint(number)
             version = train_version(number, images, previous, past, method, settings, checkpoint, progress)
             self._run.finish(number, version.encoder, remember(memory, version, settings))
@@ -182,7 +192,7 @@ class Workspace:
         progress: bool = True,
     ) -> CrossTest:
         """The compatibility matrix of all versions on labelled images that can be read."""
-        self.settings()  # says so where there is no version yet
+        self.newest()  # says so where there is no version yet
         if queries.classes != gallery.classes:
             raise InputError("queries and gallery must be of the same classes")
         if protocol not in PROTOCOLS:

@@ -110,6 +110,15 @@ def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(sho
     again = fixstar("upgrade", second, "-w", shop)
     assert again.returncode == 1
     assert "the upgrade is done" in again.stderr
+    card = shop / "versions" / "v2" / "card.json"
+    whole = card.read_text()
+    for key in ("settings", "method"):
+        content = json.loads(whole)
+        del content["about"][key]
+        card.write_text(json.dumps(content))
+        assert "does not say how it was trained" in fixstar("upgrade", first, "-w", shop).stderr
+    card.write_text(whole)
+    assert f"fixstar upgrade IMAGES -w {shop}" in fixstar("train", first, "-w", shop).stderr
     shutil.rmtree(shop / "versions" / "v1")
     lost = fixstar("upgrade", second, "-w", shop)
     assert "lacks v1" in lost.stderr

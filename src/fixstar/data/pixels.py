@@ -1,7 +1,7 @@
 """Pixels on the device: resident where they fit, streamed from files where they don't, cropped a batch at a time.
 
-On a CPU a crop is a NumPy window on padded uint8 images (twice as fast as torch's unfold there); on a GPU it is one
-gather by index arithmetic. Both cut the same pixels.
+On a CPU a crop is a NumPy window on padded uint8 images; on a GPU it is one gather by index
+arithmetic. Both cut the same pixels.
 """
 
 from __future__ import annotations

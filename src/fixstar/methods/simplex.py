@@ -15,7 +15,7 @@ __all__ = ["simplex_fd", "simplex_hoc"]
 def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
     """d-Simplex-HOC (HOC, eq. 2): lam CE + (1 - lam) iNCE with the previous model, over the whole batch.
 
-    The paper sets lam = 0.1 on CIFAR; with unit-length prototypes 0.25 is as compatible and more accurate. The
+    The paper sets lam = 0.1 on CIFAR; more weight on the cross-entropy suits prototypes of unit length. The
     first version has no predecessor and is trained with cross-entropy alone.
     """
     if not 0 <= lam <= 1 or not rho > 0:
