@@ -21,11 +21,11 @@ import torch
 from fixstar.data import Augmentation, ImageSet, TaskStream, class_order, class_stream, sample_stream
 from fixstar.data.formats import omniglot_folder
 from fixstar.durable import replace_json
-from fixstar.evaluation import VersionFeatures, cross_test
+from fixstar.evaluation import cross_test
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, create_method
 from fixstar.progress import progress_bar
-from fixstar.scenarios import Settings, run_scenario
+from fixstar.scenarios import Settings, run_scenario, version_features
 from fixstar.training import Recipe
 
 TASK_CLASSES, TASKS, SEARCHED = 40, 3, 100
@@ -73,9 +73,7 @@ def run(
     started = time.monotonic()
     features = []
     for version in run_scenario(stream, create_method(name, **options), settings(epochs, order), progress=False):
-        encoder = version.encoder
-        vectors = [encoder.encode(part.images, form="short") for part in (queries, gallery)]
-        features.append(VersionFeatures(version.name, vectors[0], vectors[1], encoder.projection_matrix()))
+        features.append(version_features(version.name, version.encoder, queries, gallery))
     protocols = {}
     for protocol in ("template", "image"):
         result = cross_test(features, queries.labels, gallery.labels, protocol)

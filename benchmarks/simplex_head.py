@@ -2,6 +2,8 @@
 
 One step is logits, cross-entropy and the gradient of the features. Each row runs in a process of its own, so that the
 memory is that of the head alone: what the step adds to a process that holds the features and their gradient's space.
+On a GPU there is also the fused kernel, a mere copy of the features (the floor: read once, write once), and the time of
+each as a recorded graph, without the cost of starting kernels, which is how training runs it.
 
     python benchmarks/simplex_head.py                       the sizes for a CPU
     python benchmarks/simplex_head.py --device cuda         the sizes for a GPU
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from fixstar.durable import replace_json
 from fixstar.geometry import simplex_logits
+from fixstar.kernels.simplex_ce import simplex_cross_entropy
 from fixstar.losses import cross_entropy
 from fixstar.progress import progress_bar
 
@@ -54,17 +57,36 @@ def measure(kind: str, K: int, batch: int, device: str) -> dict[str, Any]:
     z.grad = torch.zeros_like(z)
     targets = torch.randint(K, (batch,), device=device)
     before = memory(device)
-    W = dense_prototypes(K, device) if kind != "closed" else None
+    W = dense_prototypes(K, device) if kind.startswith("dense") else None
     if kind == "dense tf32":
         torch.backends.cuda.matmul.allow_tf32 = True
 
     def step() -> None:
         z.grad = None
-        logits = simplex_logits(z, K) if W is None else z @ W.T
-        torch.autograd.backward(cross_entropy(logits, targets))
+        if kind == "copy":
+            z.grad = z.detach().clone()
+        elif kind == "fused":
+            torch.autograd.backward(simplex_cross_entropy(z, targets))
+        else:
+            logits = simplex_logits(z, K) if W is None else z @ W.T
+            torch.autograd.backward(cross_entropy(logits, targets))
 
     step()
-    return {"kind": kind, "K": K, "batch": batch, "ms": median_ms(step, device), "MiB": memory(device) - before}
+    figures = {"kind": kind, "K": K, "batch": batch, "ms": median_ms(step, device), "MiB": memory(device) - before}
+    return figures | ({"graph_ms": graph_ms(step)} if device == "cuda" else {})
+
+
+def graph_ms(step: Callable[[], None], count: int = 20) -> float:
+    """Milliseconds a step, where ``count`` of them are recorded and replayed."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            step()
+    return median_ms(graph.replay, "cuda") / count
 
 
 def memory(device: str) -> float:
@@ -91,7 +113,8 @@ def median_ms(step: Callable[[], None], device: str) -> float:
 def rows(sizes: list[int], batch: int | None, device: str) -> list[tuple[str, int, int]]:
     dense = ["dense fp32", "dense tf32"] if device == "cuda" else ["dense fp32"]
     fits = {K: bytes_of_dense(K) <= DENSE_LIMIT[device] for K in sizes}
-    return [(kind, K, batch or BATCHES.get(K, 128)) for K in sizes for kind in ["closed", *(dense if fits[K] else [])]]
+    ours = ["copy", "fused", "closed"] if device == "cuda" else ["closed"]
+    return [(kind, K, batch or BATCHES.get(K, 128)) for K in sizes for kind in [*ours, *(dense if fits[K] else [])]]
 
 
 def in_process(row: tuple[str, int, int], device: str) -> dict[str, Any]:
@@ -128,7 +151,9 @@ def main() -> None:
             advance()
     print(f"{machine(options.device)}, torch {torch.__version__}")
     for r in results:
-        print(f"K={r['K']:>9,}  batch {r['batch']:>4}  {r['kind']:<10}  {r['ms']:>10.2f} ms  {r['MiB']:>10.1f} MiB")
+        graph = f"  {r['graph_ms']:>10.3f} ms as a graph" if "graph_ms" in r else ""
+        step = f"K={r['K']:>9,}  batch {r['batch']:>4}  {r['kind']:<10}  {r['ms']:>10.2f} ms  {r['MiB']:>10.1f} MiB"
+        print(step + graph)
     if options.out:
         replace_json(options.out, {"machine": machine(options.device), "torch": torch.__version__, "rows": results})
 

@@ -34,7 +34,7 @@ from fixstar.gallery import MemoryGallery
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
-from fixstar.scenarios import Settings, train_version
+from fixstar.scenarios import Past, Settings, train_version
 from fixstar.training import Recipe
 
 __all__ = ["DemoResult", "run_demo"]
@@ -126,13 +126,13 @@ def _train_pair(method: Method, seed: int, device: str, progress: bool) -> list[
     early = characters(KNOWN, EARLY, seed=3)
     later = concatenate([characters(KNOWN, LATER, seed=4), characters(ADDED, LATER, seed=4)])
     first, second = (_settings(epochs, seed, device) for epochs in (10, 5))
-    v1 = train_version(1, early, None, ReplayMemory(0), method, first, progress=progress).encoder
+    v1 = train_version(1, early, Past(), method, first, progress=progress).encoder
     if method.scenario == "lifelong":
         memory = ReplayMemory(EARLY).extended(early, v1.preprocessing)
-        v2 = train_version(2, later, v1, memory, method, second, progress=progress).encoder
+        v2 = train_version(2, later, Past(v1, memory), method, second, progress=progress).encoder
     else:
         both = concatenate([early, later])
-        v2 = train_version(2, both, v1, ReplayMemory(0), method, second, progress=progress).encoder
+        v2 = train_version(2, both, Past(v1), method, second, progress=progress).encoder
     return [v1, v2]
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "short_basis",
     "short_factors",
     "short_form",
+    "simplex_constants",
     "simplex_logits",
     "simplex_prototypes",
     "unit",
@@ -46,7 +47,7 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _simplex_constants(K: int) -> tuple[float, float, float]:
+def simplex_constants(K: int) -> tuple[float, float, float]:
     """The scalars a, c and r of the module docstring."""
     if K < 2:
         raise InputError(f"a simplex needs K >= 2 classes, got K={K}")
@@ -63,7 +64,7 @@ def simplex_prototypes(K: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     array([[ 1.],
            [-1.]])
     """
-    a, _, _ = _simplex_constants(K)
+    a, _, _ = simplex_constants(K)
     raw = np.vstack([np.eye(K - 1), np.full((1, K - 1), a)])  # eq. 10
     centred = raw - raw.mean(axis=0)
     rows: np.ndarray[Any, np.dtype[np.float64]] = centred / np.linalg.norm(centred, axis=1, keepdims=True)
@@ -79,7 +80,7 @@ def simplex_logits(z: Array, K: int, scale: float = 1.0) -> Array:
     >>> simplex_logits(np.array([0.5]), K=2)
     array([ 0.5, -0.5])
     """
-    a, c, r = _simplex_constants(K)
+    a, c, r = simplex_constants(K)
     features: Any = z
     if features.ndim < 1 or features.shape[-1] != K - 1:
         raise InputError(f"a simplex of K={K} classes takes features [..., {K - 1}], got {tuple(features.shape)}")

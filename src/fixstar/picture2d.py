@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.data import Augmentation, ImageSet, ReplayMemory, from_arrays, open_images
+from fixstar.data import Augmentation, ImageSet, from_arrays, open_images
 from fixstar.data.glyphs import glyph_pixels
 from fixstar.data.streams import TaskStream, class_stream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.feature_plot import Plane, class_turns, feature_plot
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
-from fixstar.scenarios import Settings, train_version
+from fixstar.scenarios import Past, Settings, train_version
 from fixstar.training import Recipe
 
 __all__ = ["PictureResult", "run_picture2d"]
@@ -153,7 +153,7 @@ def _versions(
             encoders.append(firsts[method.classifier])
             continue
         images, previous = stream.seen(task.number), encoders[-1] if encoders else None
-        version = train_version(task.number, images, previous, ReplayMemory(0), method, settings, progress=progress)
+        version = train_version(task.number, images, Past(previous), method, settings, progress=progress)
         encoders.append(version.encoder)
     firsts.setdefault(method.classifier, encoders[0])
     return encoders

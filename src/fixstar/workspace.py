@@ -22,7 +22,7 @@ from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
 from fixstar.models.storage import read_card
-from fixstar.scenarios import Settings, Version, train_version
+from fixstar.scenarios import Past, Settings, Version, train_version, version_features
 from fixstar.scenarios.run_directory import RunDirectory
 from fixstar.scenarios.sequences import remember
 from fixstar.training import Recipe
@@ -168,7 +168,7 @@ class Workspace:
             if self._run.finished(number):
                 raise CheckpointError(f"another process has just finished v{number} in {self.path}; run again")
             checkpoint = self._run.checkpoint(number)
-            version = train_version(number, images, previous, past, method, settings, checkpoint, progress)
+            version = train_version(number, images, Past(previous, past), method, settings, checkpoint, progress)
             self._run.finish(number, version.encoder, remember(memory, version, settings))
         return version
 
@@ -179,8 +179,7 @@ class Workspace:
         made = []
         for name in self.versions():
             encoder = self.encoder(name).to(resolve_device(device))
-            vectors = [encoder.encode(part.images, form="short", progress=progress) for part in (queries, gallery)]
-            made.append(VersionFeatures(name, vectors[0], vectors[1], encoder.projection_matrix()))
+            made.append(version_features(name, encoder, queries, gallery, progress))
         return made
 
     def evaluate(

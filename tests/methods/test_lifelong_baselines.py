@@ -19,8 +19,8 @@ from fixstar.errors import InputError, ModelError
 from fixstar.losses import cross_entropy, cross_model_triplet, feature_distillation
 from fixstar.methods import Step, Terms, Upgrade, create_method
 from fixstar.methods.advbct import Adversary
-from fixstar.methods.lce import OldCentres
-from fixstar.models import FrozenEncoder
+from fixstar.methods.old_centres import OldCentres
+from fixstar.models import FrozenEncoder, Outputs
 from fixstar.scenarios import Settings, Version, run_scenario
 from fixstar.training import Recipe
 from fixstar.training.checkpoint import save_checkpoint
@@ -39,9 +39,9 @@ def unit(features: Tensor) -> Tensor:
     return functional.normalize(features)
 
 
-def only_new_images(upgrade: Upgrade) -> Upgrade:
+def lifelong_upgrade(upgrade: Upgrade) -> Upgrade:
     """As in lifelong learning: images of old classes come from memory, not with the task."""
-    return replace(upgrade, images=upgrade.images.of_classes(NEW))
+    return replace(upgrade, images=upgrade.images.of_classes(NEW), memory=upgrade.images.of_classes(OLD))
 
 
 # LUCIR
@@ -74,10 +74,11 @@ def test_lucir_without_a_cosine_classifier_says_so() -> None:
 # What the old model knows of each class
 
 
-def test_centres_of_images_at_hand_are_measured_once() -> None:
+@pytest.mark.parametrize("remembered", [False, True])
+def test_centres_are_measured_on_new_and_remembered_images(remembered: bool) -> None:
     upgrade, step = situation(create_method("lce-er"))
     assert step.old is not None
-    centres = OldCentres.at(upgrade, OLD + NEW)
+    centres = OldCentres.at(lifelong_upgrade(upgrade) if remembered else upgrade, OLD + NEW)
     for slot in range(5):
         features = unit(step.old.z[4 * slot : 4 * slot + 4])
         mean = features.mean(dim=0)
@@ -85,22 +86,23 @@ def test_centres_of_images_at_hand_are_measured_once() -> None:
         torch.testing.assert_close(centres.loosest[slot], (features @ unit(mean[None])[0]).min(), atol=1e-5, rtol=1e-4)
         distances = (features - mean).norm(dim=1)
         torch.testing.assert_close(centres.radii[slot], distances.max(), atol=1e-3, rtol=1e-3)
-    before = centres.means.clone()
-    centres.observe(torch.randn(20, 6), step.targets)
-    torch.testing.assert_close(centres.means, before)
+    assert centres.known.all()
 
 
-def test_centres_of_remembered_classes_grow_with_what_is_seen() -> None:
-    """The least cosine is taken against the mean at the time, the image itself included."""
-    features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
-    centres = OldCentres(2, 2)
-    centres.observe(features[:1], torch.tensor([1]))
-    assert not centres.known.any()
-    assert centres.loosest.tolist() == [1.0, 1.0]
-    centres.observe(features[1:], torch.tensor([1, 1]))
-    assert centres.known.tolist() == [False, True]
-    torch.testing.assert_close(centres.means, torch.tensor([[0.0, 0.0], [2 / 3, 1 / 3]]))
-    torch.testing.assert_close(centres.loosest, torch.tensor([1.0, 1 / 5**0.5]))  # (0, 1) against (2, 1) / sqrt 5
+def test_a_class_that_is_not_asked_for_or_has_no_images_is_not_known() -> None:
+    upgrade, _ = situation(create_method("lce-er"))
+    assert OldCentres.at(upgrade, OLD).known.tolist() == [True, True, True, False, False]
+    forgotten = replace(upgrade, images=upgrade.images.of_classes(NEW))
+    assert OldCentres.at(forgotten, OLD + NEW).known.tolist() == [False, False, False, True, True]
+    assert not OldCentres.at(forgotten, OLD).means.any()
+
+
+def test_centres_by_hand() -> None:
+    features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [0.0, 5.0]])
+    centres = OldCentres(features, torch.tensor([1, 1, 1, 2]), 3)
+    assert centres.known.tolist() == [False, True, False]  # one image has no boundary to speak of
+    torch.testing.assert_close(centres.means, torch.tensor([[0.0, 0.0], [2 / 3, 1 / 3], [0.0, 1.0]]))
+    torch.testing.assert_close(centres.loosest, torch.tensor([1.0, 1 / 5**0.5, 1.0]))  # (0, 1) against (2, 1) / sqrt 5
     torch.testing.assert_close(centres.radii[1], torch.tensor(8.0).sqrt() / 3)  # (0, 1) - (2/3, 1/3)
 
 
@@ -122,12 +124,11 @@ def test_lce_aligns_prototypes_and_keeps_classes_inside_their_old_boundary(head:
     torch.testing.assert_close(values["boundary"], 2 * torch.stack(outside).mean(), atol=1e-4, rtol=1e-4)
 
 
-def test_lce_measures_old_classes_from_the_batches() -> None:
-    """All images of the situation are in its batch, so it makes no difference where they come from."""
+def test_it_makes_no_difference_to_lce_whether_an_image_is_new_or_remembered() -> None:
     method = create_method("lce-er")
     upgrade, step = situation(method)
     at_hand = method.objective(upgrade).terms(step)
-    remembered = method.objective(only_new_images(upgrade)).terms(step)
+    remembered = method.objective(lifelong_upgrade(upgrade)).terms(step)
     torch.testing.assert_close(remembered, at_hand, atol=1e-4, rtol=1e-4)
 
 
@@ -157,8 +158,24 @@ def test_the_discriminator_learns_what_the_encoder_unlearns() -> None:
     judge, weights = list(adversary.discriminator.parameters()), list(upgrade.encoder.backbone.parameters())
     gradients = torch.autograd.grad(values["adversarial"], judge + weights, retain_graph=True)
     expected = torch.autograd.grad(plain, judge + weights)
+    reversal = 0.5 * (2 / (1 + math.exp(-10 * 0.3)) - 1)  # a situation is at progress 0.3
     for i, (gradient, forward) in enumerate(zip(gradients, expected, strict=True)):
-        torch.testing.assert_close(gradient, forward if i < len(judge) else -0.5 * forward, atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(gradient, forward if i < len(judge) else -reversal * forward, atol=1e-6, rtol=1e-3)
+
+
+def test_at_the_start_the_encoder_unlearns_nothing() -> None:
+    method = create_method("advbct-er", boundary=0.0)
+    upgrade, step = situation(method)
+    objective = method.objective(upgrade)
+    assert isinstance(objective.module, Adversary)
+    values = objective.terms(replace(step, progress=0.0))
+    weights = [
+        objective.module.get_parameter("discriminator.0.weight"),
+        upgrade.encoder.get_parameter("backbone.fc.weight"),
+    ]
+    learnt, unlearnt = torch.autograd.grad(values["adversarial"], weights)
+    assert learnt.any()
+    assert not unlearnt.any()
 
 
 def test_the_boundary_lies_between_the_old_radius_and_the_threshold() -> None:
@@ -190,7 +207,7 @@ def test_the_adversary_starts_the_same_in_every_run() -> None:
 def test_cvs_is_coherent_with_the_previous_model_and_with_the_means_of_old_classes() -> None:
     method = create_method("cvs", model=3.0, data=2.0, margin=0.2)
     upgrade, step = situation(method)
-    values = method.objective(only_new_images(upgrade)).terms(step)
+    values = method.objective(lifelong_upgrade(upgrade)).terms(step)
     assert step.old is not None
     distances = []
     for i in range(12):
@@ -208,10 +225,9 @@ def test_poor_batches_have_finite_terms_and_gradients(name: str, chosen: slice) 
     method = create_method(name)
     upgrade, step = situation(method)
     assert step.old is not None
-    old = type(step.old)(*(value[chosen] for value in step.old))
-    new = type(step.new)(*(value[chosen] for value in step.new))
+    old, new = (Outputs(seen.h[chosen], seen.z[chosen], seen.classifier) for seen in (step.old, step.new))
     poor = Step(new, old, step.targets[chosen], torch.zeros_like(step.replay[chosen]))
-    values = method.objective(only_new_images(upgrade)).terms(poor)
+    values = method.objective(lifelong_upgrade(upgrade)).terms(poor)
     assert values.keys() == TERMS[name]
     weights = list(upgrade.encoder.parameters())
     gradients = torch.autograd.grad(torch.stack(list(values.values())).sum(), weights, allow_unused=True)

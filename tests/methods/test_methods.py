@@ -45,8 +45,9 @@ def situation(method: Method, wider: int = 6, first: bool = False) -> tuple[Upgr
     upgrade = Upgrade(new, teacher, data, () if first else OLD, OLD + NEW if first else NEW)
     pixels = torch.from_numpy(np.asarray(data.images)).permute(0, 3, 1, 2)
     targets = new.targets(data.classes)[torch.from_numpy(data.labels)]
-    seen = None if teacher is None else teacher(pixels)
-    return upgrade, Step(new(pixels, targets), seen, targets, torch.arange(20) >= 10)
+    seen = None if teacher is None else teacher(pixels, maps=True)
+    replayed = torch.arange(20) >= 10
+    return upgrade, Step(new(pixels, targets, maps=True), seen, targets, replayed, progress=0.3, pixels=pixels)
 
 
 def terms(method: Method, **changes: Any) -> tuple[Terms, Upgrade, Step]:
@@ -64,7 +65,7 @@ def test_every_method_is_registered_under_its_name_cites_its_source_and_has_fini
         assert all(torch.isfinite(value) and value.ndim == 0 for value in values.values())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"podnet", "cores-contrastive"}))
 def test_the_first_version_is_plain_cross_entropy(name: str) -> None:
     values, _, step = terms(create_method(name), first=True)
     torch.testing.assert_close(values, {"ce": cross_entropy(step.new.logits, step.targets)})

@@ -35,10 +35,12 @@ def pixels(count: int = 5, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def test_forward_gives_backbone_feature_projection_and_logits() -> None:
     encoder = tiny()
-    h, z, logits = encoder(torch.from_numpy(pixels()).permute(0, 3, 1, 2))
+    out = encoder(torch.from_numpy(pixels()).permute(0, 3, 1, 2))
+    h, z, logits, maps = out.h, out.z, out.logits, out.maps
     assert h.shape == (5, 64)
     assert z.shape == (5, 99)
     assert logits.shape == (5, 100)
+    assert maps == ()
     assert encoder.projection is not None
     torch.testing.assert_close(z, h @ encoder.projection.weight.T)
 
@@ -149,8 +151,9 @@ def test_decoding_overlaps_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
     real = encoder.features
 
     def busy(*words: Any) -> torch.Tensor:
-        before = read[0]
-        time.sleep(0.1)
+        before, deadline = read[0], time.monotonic() + 20
+        while read[0] == before < 80 and time.monotonic() < deadline:  # forever, if nothing were read meanwhile
+            time.sleep(0.01)
         during.append(read[0] - before)
         return real(*words)
 
@@ -164,7 +167,7 @@ def test_decoding_overlaps_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(encoder, "features", busy)
     encoder.encode(["a file"] * 80, batch_size=20)
     assert len(during) == 4
-    assert min(during[:3]) >= 3
+    assert min(during[:3]) >= 1
 
 
 def test_encoding_leaves_training_mode_as_it_was() -> None:

@@ -20,7 +20,9 @@ EXAMPLES = "Examples:  fixstar methods --json   |   fixstar methods --have old-m
 def command(
     have: Annotated[
         str | None,
-        typer.Option(help="What is left of the past, by commas: old-model, old-classifier, replay, all-images."),
+        typer.Option(
+            help="What is left of the past, by commas: old-model, old-classifier, old-vectors, replay, all-images."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

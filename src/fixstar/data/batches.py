@@ -5,15 +5,15 @@ A run that was cut off therefore goes on exactly as it would have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fixstar.data.pixels import Augmentation, Crops, PixelSource
+from fixstar.data.pixels import Augmentation, Crops, PixelSource, ResidentPixels
 from fixstar.errors import InputError
 
 __all__ = ["Batch", "Batches", "Lane"]
@@ -39,14 +39,17 @@ class Lane:
 class Batches:
     """The batches of every epoch: one lane fills them alone, two lanes half and half (new images, replayed images).
 
-    Batches an epoch = images // batch_size, the last incomplete one is dropped (recipes of CL2R and HOC).
+    Batches an epoch = images // batch_size, the last incomplete one is dropped (recipes of CL2R and HOC). With two
+    ``views`` a batch holds two crops of each image: all images once, then all of them again.
     """
 
-    def __init__(self, lanes: list[Lane], batch_size: int, augmentation: Augmentation, seed: int) -> None:
+    def __init__(
+        self, lanes: list[Lane], batch_size: int, augmentation: Augmentation, seed: int, views: int = 1
+    ) -> None:
         total = sum(len(lane.source) for lane in lanes)
         if batch_size < 2 or total < 2 or not 1 <= len(lanes) <= 2:
             raise InputError(f"batches need at least 2 images and one or two lanes, got {total} and {len(lanes)}")
-        self._lanes, self._augmentation, self._seed = lanes, augmentation, seed
+        self._lanes, self._augmentation, self._seed, self._views = lanes, augmentation, seed, views
         self.batch_size = min(batch_size, total)
         self.per_epoch = total // self.batch_size
         replayed = self.batch_size // 2
@@ -61,17 +64,41 @@ class Batches:
         flags = [
             torch.full((n,), lane.replay, device=device) for n, lane in zip(self._shares, self._lanes, strict=True)
         ]
-        replay = torch.cat(flags)
+        replay = torch.cat(flags * self._views)
         for i, parts in enumerate(zip(*pixels, strict=True)):
             targets = [lane.targets[order[i]] for lane, order in zip(self._lanes, orders, strict=True)]
-            yield Batch(_joined(list(parts)), _joined(targets), replay)
+            yield Batch(self._viewed(parts), self._viewed(targets), replay)
+
+    def _viewed(self, lanes: Sequence[Tensor]) -> Tensor:
+        """The lanes of a batch as one tensor, view by view."""
+        views = zip(*(lane.chunk(self._views) for lane in lanes), strict=True)
+        return _joined([part for view in views for part in view])
+
+    @property
+    def resident(self) -> bool:
+        """Whether all pixels are on the device, so that batches can be cut there by ``cut``."""
+        return all(isinstance(lane.source, ResidentPixels) for lane in self._lanes)
+
+    def plan_on_device(self, number: int) -> list[Tensor]:
+        """The whole plan of an epoch on the device: four tensors [batches, b] a lane, for ``cut``."""
+        device = self._lanes[0].targets.device
+        return [torch.from_numpy(part).to(device) for crops in self._plan(number) for part in crops]
+
+    def cut(self, plan: Sequence[Tensor]) -> Batch:
+        """A batch from one row of each tensor of a plan [b]; index arithmetic alone, nothing waits for the device."""
+        lanes = [(lane, plan[4 * i : 4 * i + 4]) for i, lane in enumerate(self._lanes)]
+        pixels = [cast(ResidentPixels, lane.source).cut_one(*part) for lane, part in lanes]
+        targets = [lane.targets[part[0]] for lane, part in lanes]
+        flags = [torch.full_like(part[0], lane.replay, dtype=torch.bool).chunk(self._views)[0] for lane, part in lanes]
+        return Batch(self._viewed(pixels), self._viewed(targets), torch.cat(flags * self._views))
 
     def _plan(self, number: int) -> list[Crops]:
         plans = []
         for lane_number, (lane, share) in enumerate(zip(self._lanes, self._shares, strict=True)):
             rng = np.random.default_rng([self._seed, number, lane_number])
-            shape = (self.per_epoch, share)
-            index = _cyclic_order(len(lane.source), self.per_epoch * share, rng).reshape(shape)
+            index = _cyclic_order(len(lane.source), self.per_epoch * share, rng).reshape(self.per_epoch, share)
+            index = np.tile(index, self._views)  # [batches, views * share]
+            shape = index.shape
             offsets = rng.integers(0, 2 * self._augmentation.crop_padding + 1, (2, *shape))
             flip = rng.random(shape) < 0.5 if self._augmentation.flip else np.zeros(shape, bool)
             plans.append(Crops(index, offsets[0], offsets[1], flip))

@@ -85,6 +85,10 @@ class ResidentPixels:
         for index, down, right, flip in zip(*on_device, strict=True):
             yield _cut_torch(self._padded, index, down, right, flip, self._size)
 
+    def cut_one(self, index: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
+        """The crops of one batch, by tensors on the device."""
+        return _cut_torch(self._padded, index, down, right, flip, self._size)
+
 
 class StreamedPixels:
     """Images decoded from their files as they are needed, in threads, ahead of the model."""

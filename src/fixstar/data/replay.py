@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,7 @@ from fixstar.durable import replace_file
 from fixstar.errors import CheckpointError, InputError
 from fixstar.images import Preprocessing
 
-__all__ = ["ReplayMemory", "Selection", "herding"]
+__all__ = ["HeldOut", "ReplayMemory", "Selection", "herding", "hold_out"]
 
 Selection = Literal["random", "herding"]
 Features = np.ndarray[Any, Any]
@@ -35,6 +35,46 @@ def herding(features: Features, count: int) -> np.ndarray[Any, np.dtype[np.int64
         left[best] = False
         total += features[best]
     return np.array(chosen, np.int64)
+
+
+class HeldOut(NamedTuple):
+    """New images and memory without those held out, and those: as many of every class."""
+
+    images: ImageSet
+    memory: ImageSet | None
+    held_out: ImageSet | None
+
+
+def hold_out(
+    images: ImageSet, memory: ImageSet | None, share: float, seed: int, load: Callable[[ImageSet], ImageSet]
+) -> HeldOut:
+    """Hold out ``share`` of each remembered class, at least one image, and as many of each class that is new.
+
+    ``load`` reads the new images that are held out, as the remembered ones are pixels. Nothing is held out without a
+    memory, or where a class would lose its last image.
+    """
+    if not share or memory is None or not len(memory):
+        return HeldOut(images, memory, None)
+    remembered = {name: count for name, count in memory.counts().items() if count}
+    new = {name: count for name, count in images.counts().items() if count and name not in remembered}
+    scarcest = min([*remembered.values(), *new.values()])
+    count = min(max(1, round(share * max(remembered.values()))), scarcest - 1)
+    if count < 1:
+        return HeldOut(images, memory, None)
+    rng = np.random.default_rng(seed)
+    kept_images, held_images = _divided(images, new, count, rng)
+    kept_memory, held_memory = _divided(memory, remembered, count, rng)
+    held = [load(part) for part in (held_images, held_memory) if len(part)]
+    return HeldOut(kept_images, kept_memory, concatenate(held))
+
+
+def _divided(images: ImageSet, names: Iterable[str], count: int, rng: np.random.Generator) -> tuple[ImageSet, ImageSet]:
+    """The set without ``count`` images of each class in ``names``, and those."""
+    order = rng.permutation(len(images))
+    held = np.zeros(len(images), bool)
+    for name in names:
+        held[order[images.labels[order] == images.classes.index(name)][:count]] = True
+    return images.take(~held), images.take(held)
 
 
 @dataclass(frozen=True)

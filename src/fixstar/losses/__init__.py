@@ -1,13 +1,20 @@
 """Losses: tensors in, scalar out. No model, no configuration, no logger."""
 
 from fixstar.losses.boundary import centre_alignment, centre_distance, cosine_boundary, elastic_boundary
-from fixstar.losses.classification import cross_entropy
-from fixstar.losses.contrastive import SameClass, info_nce
-from fixstar.losses.distillation import feature_distance, feature_distillation, knowledge_distillation
+from fixstar.losses.classification import cross_entropy, neighbourhood_components
+from fixstar.losses.contrastive import SameClass, info_nce, two_view_contrast
+from fixstar.losses.distillation import (
+    balanced_distillation,
+    feature_distance,
+    feature_distillation,
+    knowledge_distillation,
+    pooled_outputs,
+)
 from fixstar.losses.ranking import cross_model_triplet, margin_ranking
 
 __all__ = [
     "SameClass",
+    "balanced_distillation",
     "centre_alignment",
     "centre_distance",
     "cosine_boundary",
@@ -19,4 +26,7 @@ __all__ = [
     "info_nce",
     "knowledge_distillation",
     "margin_ranking",
+    "neighbourhood_components",
+    "pooled_outputs",
+    "two_view_contrast",
 ]

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fixstar.errors import InputError
 
-__all__ = ["SameClass", "info_nce"]
+__all__ = ["SameClass", "info_nce", "two_view_contrast"]
 
 SameClass = Literal["masked", "published", "kept"]
 
@@ -42,3 +42,17 @@ def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_c
     negatives = candidates.masked_fill(excluded, _EXCLUDED).logsumexp(dim=1)
     loss = negatives - similarity.diagonal()
     return loss.where(~excluded.all(dim=1), 0.0).mean()
+
+
+def two_view_contrast(z: Tensor, temperature: float = 0.1) -> Tensor:
+    """Each image's two views find one another among all others (NT-Xent of Chen et al. 2020), mean over 2B anchors.
+
+    ``z`` [2B, d]: all images once, then all of them again. -log(exp(cos(i, i') / T) / sum_{j != i} exp(cos(i, j) / T)).
+    """
+    if len(z) < 4 or len(z) % 2:
+        raise InputError(f"two views of two images or more are contrasted, got {len(z)} rows")
+    features = functional.normalize(z.float())
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    similarity = (features @ features.T / temperature).masked_fill(itself, _EXCLUDED)
+    other_view = torch.arange(len(z), device=z.device).roll(len(z) // 2)
+    return functional.cross_entropy(similarity, other_view)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fixstar.losses.averages import mean_over
 
-__all__ = ["feature_distance", "feature_distillation", "knowledge_distillation"]
+__all__ = [
+    "balanced_distillation",
+    "feature_distance",
+    "feature_distillation",
+    "knowledge_distillation",
+    "pooled_outputs",
+]
 
 
 def feature_distillation(new: Tensor, old: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -30,3 +39,31 @@ def knowledge_distillation(new: Tensor, old: Tensor, temperature: float = 1.0, c
     answer = functional.log_softmax(new.float() / temperature, dim=1)
     divergence = (target.exp() * (target - answer)).sum(dim=1)
     return mean_over(divergence * temperature**2, chosen)
+
+
+def balanced_distillation(new: Tensor, old: Tensor, weights: Tensor, temperature: float = 2.0) -> Tensor:
+    """Cross-entropy with the old answers, each class weighted and the answers brought back to sum 1 (FOSTER, eq. 14).
+
+    [B, C], [B, C], ``weights`` [C].
+    """
+    target = functional.softmax(old.float() / temperature, dim=1) * weights
+    target = target / target.sum(dim=1, keepdim=True)
+    return -(target * functional.log_softmax(new.float() / temperature, dim=1)).sum(dim=1).mean()
+
+
+def pooled_outputs(new: Sequence[Tensor], old: Sequence[Tensor]) -> Tensor:
+    """The distance of feature maps pooled along their width and along their height, mean over maps (PODNet, eq. 4).
+
+    Squared maps [B, D, h, w] become [B, D (h + w)], brought to unit length; the Euclidean distance, mean over images.
+    """
+    distances = []
+    for a, b in zip(new, old, strict=True):
+        difference = _pooled(a) - _pooled(b)
+        distances.append((difference.square().sum(dim=1) + 1e-12).sqrt().mean())  # a gradient of zero where equal
+    return torch.stack(distances).mean()
+
+
+def _pooled(maps: Tensor) -> Tensor:
+    squared = maps.float().square()
+    rows, columns = squared.sum(dim=3).flatten(1), squared.sum(dim=2).flatten(1)
+    return functional.normalize(torch.cat([rows, columns], dim=1))

@@ -16,20 +16,36 @@ from typing import Any
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods.advbct import adversarial_replay
-from fixstar.methods.bct import bct, bct_replay
+from fixstar.methods.bct import bct, bct_replay, bct_vectors
+from fixstar.methods.bic import bias_corrected
 from fixstar.methods.cvs import cvs
+from fixstar.methods.fan import feature_adaptation
+from fixstar.methods.foster import foster
 from fixstar.methods.lce import lce_replay
 from fixstar.methods.lucir import lucir
-from fixstar.methods.method import Initialisation, Method, Need, Objective, Scenario, Step, Terms, Upgrade
+from fixstar.methods.method import (
+    Initialisation,
+    Method,
+    Need,
+    Objective,
+    OldVectors,
+    Scenario,
+    Stage,
+    Step,
+    Terms,
+    Upgrade,
+)
+from fixstar.methods.podnet import podnet
 from fixstar.methods.replay import experience_replay
 from fixstar.methods.retrained import (
     cores,
+    cores_contrastive,
     fine_tuned,
     independent,
     l2_regularised,
     learning_without_forgetting,
 )
-from fixstar.methods.simplex import simplex_fd, simplex_hoc
+from fixstar.methods.simplex import simplex_fd, simplex_hoc, simplex_upper_bound
 
 __all__ = [
     "METHODS",
@@ -37,7 +53,9 @@ __all__ = [
     "Method",
     "Need",
     "Objective",
+    "OldVectors",
     "Scenario",
+    "Stage",
     "Step",
     "Terms",
     "Upgrade",
@@ -48,10 +66,16 @@ METHODS: dict[str, Callable[..., Method]] = {
     "advbct-er": adversarial_replay,
     "bct": bct,
     "bct-er": bct_replay,
+    "bct-vectors": bct_vectors,
+    "bic": bias_corrected,
+    "cl2r-ub": simplex_upper_bound,
     "cores": cores,
+    "cores-contrastive": cores_contrastive,
     "cvs": cvs,
     "er": experience_replay,
+    "fan": feature_adaptation,
     "fd": simplex_fd,
+    "foster": foster,
     "hoc": simplex_hoc,
     "ift": fine_tuned,
     "itm": independent,
@@ -59,6 +83,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lce-er": lce_replay,
     "lucir": lucir,
     "lwf": learning_without_forgetting,
+    "podnet": podnet,
 }
 
 

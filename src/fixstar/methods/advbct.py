@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fixstar.errors import InputError
-from fixstar.losses import cross_entropy, elastic_boundary
+from fixstar.losses import elastic_boundary
 from fixstar.methods.bct import HEADS, Head
-from fixstar.methods.lce import OldCentres
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+from fixstar.methods.old_centres import OldCentres
 
 __all__ = ["Adversary", "adversarial_replay"]
 
@@ -25,9 +25,9 @@ def adversarial_replay(
 ) -> Method:
     """AdvBCT-ER (Pan et al. 2023, with replay): CE + adversarial loss + elastic boundary loss.
 
-    The discriminator tells new unit features from old ones; their gradient reaches the encoder multiplied by -reversal
-    (the published code lets reversal grow and the loss fade over the epochs; here both stay). The boundary of a class
-    lies between its old radius and ``threshold``, where a learnt weight puts it. Outliers count towards the radius.
+    The discriminator tells new unit features from old ones; their gradient reaches the encoder multiplied by -reversal,
+    which grows from 0 as in the published code (its loss also fades over the epochs; here it stays). The boundary of a
+    class lies between its old radius and ``threshold``, where a learnt weight puts it. Outliers count for the radius.
     """
     weights = {"adversarial": adversarial, "reversal": reversal, "boundary": boundary, "threshold": threshold}
     if not all(value >= 0 for value in weights.values()) or width < 1 or head not in HEADS:
@@ -53,14 +53,14 @@ class Adversary(nn.Module):
 
     def __init__(self, centres: OldCentres, width: int) -> None:
         super().__init__()
-        classes, feature_dim = centres.total.shape
+        classes, feature_dim = centres.means.shape
         self.centres = centres
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(classes)  # the same start whenever a run is repeated or resumed
             self.discriminator = nn.Sequential(nn.Linear(feature_dim, width), nn.ReLU(), nn.Linear(width, 1))
         self.elasticity = nn.Parameter(torch.zeros(classes))
 
-    def told_apart(self, new: Tensor, old: Tensor, reversal: float) -> Tensor:
+    def told_apart(self, new: Tensor, old: Tensor, reversal: Tensor | float) -> Tensor:
         """The discriminator's two errors, on new and on old features; what it learns, ``new`` unlearns."""
         answers_new = self.discriminator(_reversed(functional.normalize(new.float()), reversal))
         answers_old = self.discriminator(functional.normalize(old.float()))
@@ -71,7 +71,12 @@ class Adversary(nn.Module):
         return torch.lerp(self.centres.radii, torch.full_like(self.elasticity, threshold), self.elasticity.sigmoid())
 
 
-def _reversed(features: Tensor, reversal: float) -> Tensor:
+def _ramp(progress: Tensor | float) -> Tensor:
+    """0 at the start, near 1 soon after: 2 / (1 + exp(-10 p)) - 1 (Ganin and Lempitsky 2015)."""
+    return 2 * torch.sigmoid(torch.as_tensor(10.0 * progress)) - 1
+
+
+def _reversed(features: Tensor, reversal: Tensor | float) -> Tensor:
     """The features themselves, with their gradient multiplied by -reversal."""
     fixed = features.detach()
     return fixed - reversal * (features - fixed)
@@ -81,18 +86,17 @@ def _adversarial(
     upgrade: Upgrade, adversarial: float, reversal: float, boundary: float, threshold: float, width: int
 ) -> Objective:
     if upgrade.teacher is None:
-        return Objective(lambda step: {"ce": cross_entropy(step.new.logits, step.targets)})
-    centres = OldCentres.at(upgrade, upgrade.images.classes)
+        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
+    centres = OldCentres.at(upgrade, upgrade.encoder.slots.classes)
     adversary = Adversary(centres, width).to(upgrade.encoder.device)
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
-        centres.observe(step.old.z, step.targets)
         own, radii = step.targets, adversary.radii(threshold)
         inside = elastic_boundary(step.new.z, centres.means[own], radii[own], centres.known[own])
         return {
-            "ce": cross_entropy(step.new.logits, step.targets),
-            "adversarial": adversarial * adversary.told_apart(step.new.z, step.old.z, reversal),
+            "ce": step.new.cross_entropy(step.targets),
+            "adversarial": adversarial * adversary.told_apart(step.new.z, step.old.z, reversal * _ramp(step.progress)),
             "boundary": boundary * inside,
         }
 

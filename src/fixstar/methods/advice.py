@@ -23,6 +23,7 @@ _PREFERENCES: tuple[tuple[str, str], ...] = (
     ("cores", "prototypes stay fixed, so retraining from scratch meets the old vectors; the old model may be gone"),
     ("bct", "the old classifier judges the new features; the old model may have had any trainable head"),
     ("bct-er", "the old classifier judges the new features, and a few images of each old class are enough"),
+    ("bct-vectors", "the class means of the stored vectors judge the new features; nothing else of the past is needed"),
 )
 
 
@@ -51,9 +52,11 @@ def advise(have: Iterable[Need], methods: Mapping[str, Method]) -> Advice:
     """Which of ``methods`` can train a successor with what the user still has."""
     has = set(have)
     has |= {implied for need in list(has) for implied in _IMPLIED.get(need, set())}
+    if {"old model", "all images"} <= has:
+        has.add("old vectors")  # they can be made again
     possible = tuple(name for name, method in methods.items() if method.needs <= has)
     for name, reason in _PREFERENCES:
         if name in possible:
             return Advice(possible, name, reason)
-    missing = "keep the old model or its classifier, and some images of every class"
+    missing = "keep the old vectors with their classes, or the old model and some images of every class"
     return Advice(possible, None, f"nothing that keeps old vectors useful is possible with that; {missing}")

@@ -13,13 +13,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fixstar.errors import InputError, ModelError
 from fixstar.losses import cross_entropy, knowledge_distillation
-from fixstar.methods.method import Method, Need, Objective, Step, Terms, Upgrade
+from fixstar.methods.method import Method, Need, Objective, OldVectors, Step, Terms, Upgrade
 from fixstar.models import Classifier, FrozenEncoder
 
-__all__ = ["HEADS", "Head", "NewClasses", "bct", "bct_replay"]
+__all__ = ["HEADS", "Head", "NewClasses", "bct", "bct_replay", "bct_vectors"]
 
 Head = Literal["softmax", "norm-softmax", "cosine-margin"]
 NewClasses = Literal["none", "kd", "synthesised"]
@@ -41,6 +42,72 @@ def bct_replay(lam: float = 1.0, head: Head = "softmax") -> Method:
     return _method(
         "bct-er", "fine-tune so that the old classifier can use the new features", lam, "none", head, lifelong=True
     )
+
+
+def bct_vectors(lam: float = 1.0, scale: float = 32.0, head: Head = "norm-softmax") -> Method:
+    """BCT where only stored vectors are left of the old model: their class means are the old classifier (section 2.5).
+
+    The influence loss asks that new features are classified by the cosines to those means. Needs images of classes that
+    have old vectors; others are trained on too, without influence. Wider features share their first components.
+    """
+    if not lam >= 0 or not scale > 0 or head not in HEADS:
+        raise InputError(
+            f"bct-vectors needs lam >= 0, scale > 0 and head one of {', '.join(HEADS)}; "
+            f"got lam={lam}, scale={scale}, head={head!r}"
+        )
+    classifier, options = HEADS[head]
+    return Method(
+        "bct-vectors",
+        "train so that the class means of stored vectors can classify the new features",
+        "BCT, section 2.5 (synthesised prototypes)",
+        begin=lambda upgrade: _judged_by_vectors(upgrade, lam, scale),
+        classifier=classifier,
+        classifier_options=options,
+        scenario="retraining",
+        initialisation="fresh",
+        needs=frozenset({"old vectors"}),
+        options={"lam": lam, "scale": scale, "head": head},
+    )
+
+
+def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
+    stored = upgrade.old_vectors
+    if stored is None:
+        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
+    encoder, width = upgrade.encoder, stored.vectors.shape[1]
+    if encoder.feature_dim < width:
+        raise ModelError(
+            f"the stored vectors have {width} components, the new features only {encoder.feature_dim}. "
+            "Choose a wider backbone"
+        )
+    means, known = _class_means(upgrade, stored)
+    if not known.any():
+        raise ModelError(
+            f"no class of the images ({', '.join(encoder.slots.classes[:3])}, ...) has stored vectors "
+            f"({', '.join(stored.classes[:3])}, ...); name the classes alike"
+        )
+    prototypes = functional.normalize(means).to(encoder.device)
+    judged = known.to(encoder.device)
+
+    def terms(step: Step) -> Terms:
+        cosines = functional.normalize(step.new.z[:, :width].float()) @ prototypes.T
+        answers = (scale * cosines).masked_fill(~judged, -1e9)  # a class without vectors is not among the answers
+        influence = cross_entropy(answers, step.targets, judged[step.targets])
+        return {"ce": step.new.cross_entropy(step.targets), "influence": lam * influence}
+
+    return Objective(terms)
+
+
+def _class_means(upgrade: Upgrade, stored: OldVectors) -> tuple[Tensor, Tensor]:
+    """The mean stored vector of each output's class [C, d], and which outputs have one [C]."""
+    outputs = upgrade.encoder.classifier.outputs
+    means, known = torch.zeros(outputs, stored.vectors.shape[1]), torch.zeros(outputs, dtype=torch.bool)
+    for label, name in enumerate(stored.classes):
+        mine = stored.vectors[stored.labels == label]
+        if name in upgrade.encoder.slots and len(mine):
+            slot = upgrade.encoder.slots.of([name])[0]
+            means[slot], known[slot] = torch.from_numpy(mine.mean(axis=0)).float(), True
+    return means, known
 
 
 def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:
@@ -67,7 +134,7 @@ def _method(name: str, summary: str, lam: float, new_classes: str, head: str, li
 
 def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
     if upgrade.teacher is None:
-        return Objective(lambda step: {"ce": cross_entropy(step.new.logits, step.targets)})
+        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
     teacher, width = upgrade.teacher, upgrade.teacher.feature_dim
     if upgrade.encoder.feature_dim < width:
         raise ModelError(
@@ -83,7 +150,7 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
         influence = cross_entropy(answers, step.targets, known)
         if new_classes == "kd" and step.old is not None:
             influence = influence + knowledge_distillation(judge(shared), step.old.logits, chosen=~known)
-        return {"ce": cross_entropy(step.new.logits, step.targets), "influence": lam * influence}
+        return {"ce": step.new.cross_entropy(step.targets), "influence": lam * influence}
 
     return Objective(terms)
 

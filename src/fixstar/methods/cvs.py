@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fixstar.errors import InputError
-from fixstar.losses import centre_distance, cross_entropy, cross_model_triplet
-from fixstar.methods.lce import OldCentres
+from fixstar.losses import centre_distance, cross_model_triplet
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+from fixstar.methods.old_centres import OldCentres
 
 __all__ = ["cvs"]
 
@@ -33,16 +33,15 @@ def cvs(model: float = 10.0, data: float = 1.0, margin: float = 0.1, scale: floa
 
 def _coherent(upgrade: Upgrade, model: float, data: float, margin: float) -> Objective:
     if upgrade.teacher is None:
-        return Objective(lambda step: {"ce": cross_entropy(step.new.logits, step.targets)})
+        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
     old_outputs = upgrade.teacher.classifier.outputs
     centres = OldCentres.at(upgrade, upgrade.old_classes)
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
-        centres.observe(step.old.z, step.targets)
         of_the_past = centre_distance(step.new.z, centres.means[step.targets], step.targets < old_outputs)
         return {
-            "ce": cross_entropy(step.new.logits, step.targets),
+            "ce": step.new.cross_entropy(step.targets),
             "model": model * cross_model_triplet(step.new.z, step.old.z, step.targets, margin),
             "data": data * of_the_past,
         }

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from fixstar.errors import InputError, ModelError
-from fixstar.losses import cross_entropy, feature_distillation, margin_ranking
+from fixstar.losses import feature_distillation, margin_ranking
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.models import CosineClassifier
 
@@ -48,7 +48,7 @@ def lucir(
 
 def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: int, margin: float) -> Objective:
     if upgrade.teacher is None:
-        return Objective(lambda step: {"ce": cross_entropy(step.new.logits, step.targets)})
+        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
     head, old_outputs = upgrade.encoder.classifier, upgrade.teacher.classifier.outputs
     if not isinstance(head, CosineClassifier):
         raise ModelError(
@@ -60,7 +60,7 @@ def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: in
         assert step.old is not None  # the teacher is there
         order = margin_ranking(step.new.logits / scale, step.targets, old_outputs, k, margin)
         return {
-            "ce": cross_entropy(step.new.logits, step.targets),
+            "ce": step.new.cross_entropy(step.targets),
             "less_forget": lam * feature_distillation(step.new.z, step.old.z),
             "ranking": ranking * order,
         }

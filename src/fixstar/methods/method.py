@@ -1,19 +1,32 @@
-"""What a method is: named loss terms, and what it needs from the past."""
+"""What a method is: named loss terms, the stages they are used in, and what it needs from the past."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fixstar.data import ImageSet
 from fixstar.models import Encoder, FrozenEncoder, Outputs
 
-__all__ = ["Initialisation", "Method", "Need", "Objective", "Scenario", "Step", "Terms", "Upgrade"]
+__all__ = [
+    "Initialisation",
+    "Method",
+    "Need",
+    "Objective",
+    "OldVectors",
+    "Scenario",
+    "Stage",
+    "Step",
+    "Terms",
+    "Upgrade",
+]
 
-Need = Literal["old model", "old classifier", "replay", "all images"]
+Need = Literal["old model", "old classifier", "old vectors", "replay", "all images"]
 Scenario = Literal["lifelong", "retraining"]
 Initialisation = Literal["same", "fresh", "previous"]
 Terms = dict[str, Tensor]
@@ -21,12 +34,26 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """One batch as seen by the model being trained and, from the second version on, by its predecessor."""
+    """One batch as seen by the model being trained and, from the second version on, by its predecessor.
+
+    With two views of each image the batch is twice as long: all images once, then all of them again.
+    """
 
     new: Outputs
     old: Outputs | None  # None while the first version is trained
     targets: Tensor  # [B], slots
     replay: Tensor  # [B] bool, True where the image comes from memory
+    progress: Tensor | float = 0.0  # the share of this stage's training that is done, 0 to 1
+    pixels: Tensor | None = None  # uint8 [B, C, H, W], for methods with a third network
+
+
+@dataclass(frozen=True, eq=False)
+class OldVectors:
+    """Stored vectors [N, d] with the class of each: all that may be left of an old model."""
+
+    vectors: NDArray[np.floating[Any]]
+    labels: NDArray[np.integer[Any]]  # [N], positions in ``classes``
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -38,25 +65,59 @@ class Upgrade:
     images: ImageSet
     old_classes: tuple[str, ...]  # seen by earlier versions
     new_classes: tuple[str, ...]  # first seen now
+    memory: ImageSet | None = None  # replayed images
+    held_out: ImageSet | None = None  # balanced, for stages that ask for it
+    old_vectors: OldVectors | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a version's training: its loss, what it trains and for how long.
+
+    ``epochs`` and ``learning_rate`` are factors on the recipe's. ``trains`` is what is updated (everything, if it is
+    ``None``); the rest stands still in evaluation mode. ``held_out`` takes the balanced images that the method holds
+    out. ``begin`` is called before the first step, once: after an interruption the weights it made are read back.
+    """
+
+    terms: Callable[[Step], Terms]
+    name: str = "training"
+    epochs: float = 1.0
+    learning_rate: float = 1.0
+    trains: nn.Module | None = None
+    held_out: bool = False
+    begin: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of one version. ``module`` holds parameters that are trained along and then thrown away."""
+    """The loss of one version. ``module`` holds what is trained along and then thrown away.
+
+    ``then`` are stages after the main one, ``finish`` is called when all are done. All state must be in the encoder and
+    in ``module``, from where a checkpoint saves it.
+    """
 
     terms: Callable[[Step], Terms]
     module: nn.Module | None = None
+    then: tuple[Stage, ...] = ()
+    finish: Callable[[], None] | None = None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The main stage and those after it."""
+        return (Stage(self.terms), *self.then)
 
 
 @dataclass(frozen=True)
 class Method:
     """A way to train a version: its loss as named, weighted terms, which the loop sums.
 
-    Most methods give ``terms``. One that must look at the classes or at the old model first gives ``begin`` instead,
-    which is called once a version. ``classifier_options`` are those of the head that the method trains.
+    Most methods give ``terms``. One that must look at the classes or at the old model first, or that has stages, gives
+    ``begin`` instead, which is called once a version. ``classifier_options`` are those of the head that it trains.
 
     ``scenario`` is the setting its paper trains it in: "lifelong" goes on from the last weights with new and replayed
-    images, "retraining" starts again on all images so far, from ``initialisation``.
+    images, "retraining" starts again on all images so far, from ``initialisation``. ``maps`` asks for the feature maps
+    of both models, ``views`` for so many crops of each image in a batch, ``hold_out`` for a share of each remembered
+    class, and as many images of each new class, that only stages with ``held_out`` see.
     """
 
     name: str
@@ -70,11 +131,18 @@ class Method:
     initialisation: Initialisation = "previous"
     needs: frozenset[Need] = frozenset()
     options: Mapping[str, object] = field(default_factory=dict)
+    maps: bool = False
+    views: int = 1
+    hold_out: float = 0.0
+    extra_passes: float = 0.0
 
     @property
     def cost(self) -> float:
-        """Passes through a network, relative to plain training: one forward, two backward, one by the old model."""
-        return 4 / 3 if "old model" in self.needs else 1.0
+        """Passes through a network, relative to plain training: one forward, two backward, one by the old model.
+
+        ``extra_passes`` are those of later stages, per image of the main stage.
+        """
+        return (self.views * (3 + ("old model" in self.needs)) + self.extra_passes) / 3
 
     def objective(self, upgrade: Upgrade) -> Objective:
         """The loss for this upgrade."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fixstar.losses import cross_entropy
 from fixstar.methods.method import Method, Step, Terms
 
 __all__ = ["experience_replay"]
@@ -12,7 +11,7 @@ def experience_replay() -> Method:
     """ER: cross-entropy with a trainable head. The baseline that does nothing for compatibility."""
 
     def terms(step: Step) -> Terms:
-        return {"ce": cross_entropy(step.new.logits, step.targets)}
+        return {"ce": step.new.cross_entropy(step.targets)}
 
     return Method(
         "er",

@@ -5,17 +5,25 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from fixstar.errors import InputError
-from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation
+from fixstar.losses import feature_distance, knowledge_distillation, two_view_contrast
 from fixstar.methods.method import Initialisation, Method, Step, Terms
 
-__all__ = ["Polytope", "cores", "fine_tuned", "independent", "l2_regularised", "learning_without_forgetting"]
+__all__ = [
+    "Polytope",
+    "cores",
+    "cores_contrastive",
+    "fine_tuned",
+    "independent",
+    "l2_regularised",
+    "learning_without_forgetting",
+]
 
 
 Polytope = Literal["simplex", "orthoplex", "cube", "polygon"]
 
 
 def _cross_entropy(step: Step) -> Terms:
-    return {"ce": cross_entropy(step.new.logits, step.targets)}
+    return {"ce": step.new.cross_entropy(step.targets)}
 
 
 def cores(polytope: Polytope = "simplex", initialisation: Initialisation = "same") -> Method:
@@ -41,6 +49,31 @@ def cores(polytope: Polytope = "simplex", initialisation: Initialisation = "same
         initialisation=initialisation,
         needs=frozenset({"all images"}),
         options={"polytope": polytope, "initialisation": initialisation},
+    )
+
+
+def cores_contrastive(temperature: float = 0.1, initialisation: Initialisation = "same") -> Method:
+    """CoReS without classes (section 5.5): the simplex logits of two views of an image are contrasted.
+
+    The simplex is a fixed projector, so the capacity is a free choice (the paper takes d = 2048). Labels are not used.
+    It keeps all cosines, so the loss does not see a rotation of the features: versions meet because they start from the
+    same weights. As in the paper, give ``retraining`` a ``pretrained`` model.
+    """
+    if not temperature > 0 or initialisation not in get_args(Initialisation):
+        raise InputError(
+            "cores-contrastive needs temperature > 0 and initialisation one of "
+            f"{', '.join(get_args(Initialisation))}, got {temperature} and {initialisation!r}"
+        )
+    return Method(
+        "cores-contrastive",
+        "retrain on two views of each image, contrasted behind the fixed simplex; no labels",
+        "CoReS, section 5.5",
+        lambda step: {"contrast": two_view_contrast(step.new.logits, temperature)},
+        scenario="retraining",
+        initialisation=initialisation,
+        needs=frozenset({"all images"}),
+        options={"temperature": temperature, "initialisation": initialisation},
+        views=2,
     )
 
 
@@ -77,7 +110,7 @@ def l2_regularised(lam: float = 1.0) -> Method:
         raise InputError(f"l2 needs lam >= 0, got {lam}")
 
     def terms(step: Step) -> Terms:
-        ce = cross_entropy(step.new.logits, step.targets)
+        ce = step.new.cross_entropy(step.targets)
         if step.old is None:
             return {"ce": ce}
         return {"ce": ce, "l2": lam * feature_distance(step.new.z, step.old.z)}
@@ -101,7 +134,7 @@ def learning_without_forgetting(lam: float = 1.0, temperature: float = 2.0) -> M
         raise InputError(f"lwf needs lam >= 0 and temperature > 0, got lam={lam}, temperature={temperature}")
 
     def terms(step: Step) -> Terms:
-        ce = cross_entropy(step.new.logits, step.targets)
+        ce = step.new.cross_entropy(step.targets)
         if step.old is None:
             return {"ce": ce}
         answers = step.new.logits[:, : step.old.logits.shape[1]]

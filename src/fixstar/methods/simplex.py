@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
+
 from fixstar.errors import InputError
-from fixstar.losses import SameClass, cross_entropy, feature_distillation, info_nce
+from fixstar.losses import SameClass, feature_distillation, info_nce
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 
-__all__ = ["simplex_fd", "simplex_hoc"]
+__all__ = ["simplex_fd", "simplex_hoc", "simplex_upper_bound"]
 
 
 def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
@@ -22,7 +24,7 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
         raise InputError(f"hoc needs 0 <= lam <= 1 and rho > 0, got lam={lam}, rho={rho}")
 
     def terms(step: Step) -> Terms:
-        ce = cross_entropy(step.new.logits, step.targets)
+        ce = step.new.cross_entropy(step.targets)
         if step.old is None:
             return {"ce": ce}
         return {"ce": lam * ce, "hoc": (1 - lam) * info_nce(step.new.z, step.old.z, step.targets, rho, same_class)}
@@ -50,7 +52,7 @@ def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Me
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
 
         def terms(step: Step) -> Terms:
-            ce = cross_entropy(step.new.logits, step.targets)
+            ce = step.new.cross_entropy(step.targets)
             if step.old is None:
                 return {"ce": ce}
             chosen = step.replay if on == "replay" else None
@@ -65,4 +67,38 @@ def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Me
         begin=begin,
         needs=frozenset({"old model", "replay"}),
         options={"base": base, "on": on},
+    )
+
+
+def simplex_upper_bound(base: float = 5.0) -> Method:
+    """The upper bound of CL2R: d-Simplex-FD retrained from scratch with a memory of infinite size (section 7.3).
+
+    Every version sees all images so far, so nothing can be forgotten; features of old classes are distilled.
+    """
+    if not base >= 0:
+        raise InputError(f"cl2r-ub needs base >= 0, got {base}")
+
+    def begin(upgrade: Upgrade) -> Objective:
+        old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+        lam = base * math.sqrt(max(new, 1) / old) if old else 0.0
+        remembered = torch.zeros(upgrade.encoder.classifier.outputs, dtype=torch.bool, device=upgrade.encoder.device)
+        remembered[upgrade.encoder.slots.of(upgrade.old_classes)] = True
+
+        def terms(step: Step) -> Terms:
+            ce = step.new.cross_entropy(step.targets)
+            if step.old is None:
+                return {"ce": ce}
+            return {"ce": ce, "fd": lam * feature_distillation(step.new.z, step.old.z, remembered[step.targets])}
+
+        return Objective(terms)
+
+    return Method(
+        "cl2r-ub",
+        "retrain against the fixed simplex on all images, old classes held at their old features",
+        "CL2R, section 7.3 (UB)",
+        begin=begin,
+        scenario="retraining",
+        initialisation="same",
+        needs=frozenset({"old model", "all images"}),
+        options={"base": base},
     )

@@ -1,7 +1,14 @@
 """Backbones, classifiers, and the encoder that joins them: saved, loaded, frozen, and run over images."""
 
+from fixstar.models.adapter import Adapter
 from fixstar.models.backbones import Backbone, backbone_names, create_backbone
-from fixstar.models.classifiers import Classifier, CosineClassifier, LinearClassifier, create_classifier
+from fixstar.models.classifiers import (
+    Classifier,
+    CosineClassifier,
+    LinearClassifier,
+    ProxyClassifier,
+    create_classifier,
+)
 from fixstar.models.encoder import Encoder, Outputs
 from fixstar.models.fixed_classifiers import (
     CubeClassifier,
@@ -14,6 +21,7 @@ from fixstar.models.frozen import FrozenEncoder
 from fixstar.models.slots import Slots
 
 __all__ = [
+    "Adapter",
     "Backbone",
     "Classifier",
     "CosineClassifier",
@@ -25,6 +33,7 @@ __all__ = [
     "OrthoplexClassifier",
     "Outputs",
     "PolygonClassifier",
+    "ProxyClassifier",
     "SimplexClassifier",
     "Slots",
     "backbone_names",

@@ -1,6 +1,6 @@
-"""Classifiers that turn features z into logits: a linear layer, cosines with a margin, and all kinds by name.
+"""Classifiers that turn features z into logits: a linear layer, cosines, proxies, and all kinds by name.
 
-All take ``(z, targets=None)``. Only the cosine classifier looks at the targets, and only to apply its margin.
+All take ``(z, targets=None)`` and look at the targets only to apply a margin.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = [
     "Classifier",
     "CosineClassifier",
     "LinearClassifier",
+    "ProxyClassifier",
     "create_classifier",
 ]
 
@@ -49,7 +50,8 @@ class _Trainable(Classifier):
         wider = type(self)(**{**self.options, "outputs": outputs}).to(self.weight.device)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                wider.get_parameter(name)[: self.outputs] = parameter
+                mine = wider.get_parameter(name)
+                (mine[: self.outputs] if parameter.ndim else mine).copy_(parameter)
         return wider
 
 
@@ -98,12 +100,42 @@ class CosineClassifier(_Trainable):
         return cosines * self.scale
 
 
+class ProxyClassifier(_Trainable):
+    """Several unit prototypes a class, of which the nearest count most (the local similarity classifier of PODNet).
+
+    The logit is scale * sum_k s_k cos_k, s = softmax over the class's proxies of their cosines (eq. 6); the scale is
+    learnt, ``margin`` is taken off the target's cosine while training.
+    """
+
+    kind = "proxy"
+
+    def __init__(self, feature_dim: int, outputs: int, proxies: int = 10, margin: float = 0.6) -> None:
+        super().__init__()
+        if proxies < 1 or not 0 <= margin < 2:
+            raise InputError(f"a proxy classifier needs proxies >= 1 and 0 <= margin < 2, got {proxies} and {margin}")
+        self._allocate(feature_dim, outputs * proxies)
+        self.outputs, self.proxies, self.margin = outputs, proxies, float(margin)
+        self.weight = nn.Parameter(self.weight.detach().view(outputs, proxies, feature_dim))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.options = {"feature_dim": feature_dim, "outputs": outputs, "proxies": proxies, "margin": float(margin)}
+
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
+        """[B, d] -> [B, C]; with ``targets`` [B] the margin applies."""
+        prototypes = functional.normalize(self.weight, dim=2).flatten(0, 1)
+        cosines = functional.linear(functional.normalize(z), prototypes).view(-1, self.outputs, self.proxies)
+        similarity: Tensor = (cosines.softmax(dim=2) * cosines).sum(dim=2)  # [B, C]
+        if targets is not None and self.margin > 0:
+            similarity = similarity - self.margin * functional.one_hot(targets, self.outputs).to(similarity.dtype)
+        return similarity * self.scale
+
+
 CLASSIFIERS: dict[str, type[Classifier]] = {
     "cosine": CosineClassifier,
     "cube": CubeClassifier,
     "linear": LinearClassifier,
     "orthoplex": OrthoplexClassifier,
     "polygon": PolygonClassifier,
+    "proxy": ProxyClassifier,
     "simplex": SimplexClassifier,
 }
 

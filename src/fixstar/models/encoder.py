@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.geometry import short_factors, unit
 from fixstar.images import BadImage, ImageSource, Preprocessing
+from fixstar.models.adapter import Adapter
 from fixstar.models.backbones import Backbone, create_backbone
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
 from fixstar.models.slots import Side, Slots
@@ -22,19 +26,38 @@ __all__ = ["Encoder", "Form", "Outputs"]
 Form = Literal["full", "short", "raw"]
 
 
-class Outputs(NamedTuple):
-    """What an encoder makes of a batch: backbone features h [B, m], features z [B, d], logits [B, outputs]."""
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What an encoder makes of a batch: backbone features h [B, m], features z [B, d], logits [B, outputs].
+
+    Logits are made when first asked for: with very many classes they are larger than everything else. ``targets`` [B]
+    are for heads with a margin. ``maps`` are the backbone's feature maps after each stage, where they were asked for.
+    """
 
     h: Tensor
     z: Tensor
-    logits: Tensor
+    classifier: Classifier
+    targets: Tensor | None = None
+    maps: tuple[Tensor, ...] = ()
+
+    @functools.cached_property
+    def logits(self) -> Tensor:
+        """[B, outputs]."""
+        logits: Tensor = self.classifier(self.z, self.targets)
+        return logits
+
+    def cross_entropy(self, targets: Tensor) -> Tensor:
+        """The mean softmax cross-entropy over all outputs, the unassigned ones included (CoReS, eq. 9)."""
+        fused = self.classifier.fused_cross_entropy(self.z, targets)
+        return functional.cross_entropy(self.logits.float(), targets) if fused is None else fused
 
 
 class Encoder(nn.Module):
     """Images to features and logits. Build one with ``Encoder.create``, restore one with ``Encoder.load``.
 
     ``slots`` says which class owns which logit. ``about`` is a JSON-like record of where the weights come from (method,
-    parent, data fingerprint, ...), saved on the model's card.
+    parent, data fingerprint, ...), saved on the model's card. An ``adapter``, where a method makes one, carries vectors
+    that the previous version stored into this one's space.
     """
 
     def __init__(
@@ -45,9 +68,11 @@ class Encoder(nn.Module):
         slots: Slots,
         preprocessing: Preprocessing | None = None,
         about: dict[str, Any] | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.projection, self.classifier = backbone, projection, classifier
+        self.adapter = adapter
         self.slots = slots
         self.preprocessing = preprocessing or backbone.preprocessing
         self.about: dict[str, Any] = dict(about or {})
@@ -105,11 +130,25 @@ class Encoder(nn.Module):
         """uint8 pixels [B, C, H, W] to the backbone's input range."""
         return pixels * self._gain + self._offset
 
-    def forward(self, pixels: Tensor, targets: Tensor | None = None) -> Outputs:
-        """uint8 pixels [B, C, H, W] (and the targets, for heads with a margin) to features and logits."""
-        h = self.backbone(self.normalise(pixels))
+    def forward(
+        self, pixels: Tensor, targets: Tensor | None = None, maps: bool = False, bfloat16: bool = False
+    ) -> Outputs:
+        """uint8 pixels [B, C, H, W] (and the targets, for heads with a margin) to features and logits.
+
+        ``bfloat16`` runs the backbone in that precision; projection and classifier always see float32.
+        """
+        x = self.normalise(pixels)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
+            if bfloat16 and x.is_cuda:
+                x = x.contiguous(memory_format=torch.channels_last)
+            seen: tuple[Tensor, ...] = self.backbone.maps(x) if maps else ()
+            h = self.backbone.pool(seen[-1]) if maps else self.backbone(x)
+        return self.heads(h.float(), targets, seen)
+
+    def heads(self, h: Tensor, targets: Tensor | None = None, maps: tuple[Tensor, ...] = ()) -> Outputs:
+        """What projection and classifier make of backbone features [B, m]."""
         z = self.projection(h) if self.projection is not None else h
-        return Outputs(h, z, self.classifier(z, targets))
+        return Outputs(h, z, self.classifier, targets, maps)
 
     def features(self, pixels: Tensor, form: Form = "full") -> Tensor:
         """Features of uint8 pixels: z / |z| [B, d], the exact short form [B, min(d, m)], or z itself ("raw")."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fixstar.errors import ImageError, InputError
-from fixstar.images import BadImage, ImageSource, decode_ahead
+from fixstar.images import BadImage, ImageSource, Preprocessing, decode_ahead
 from fixstar.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ def _batches(
     on_bad: Callable[[BadImage], None] | None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
+    if _is_ready(images, encoder.preprocessing):
+        for start in range(0, len(images), batch_size):
+            part = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size]))
+            yield list(range(start, start + len(part))), part.to(encoder.device).permute(0, 3, 1, 2).contiguous()
+        return
     rows: list[int] = []
     stack: list[np.ndarray[Any, Any]] = []
     ahead = max(AHEAD, 2 * batch_size)  # the next batch is decoded while the model works on this one
@@ -84,6 +89,14 @@ def _batches(
             rows, stack = [], []
     if stack:
         yield rows, _to_tensor(stack)
+
+
+def _is_ready(images: Any, wanted: Preprocessing) -> bool:
+    """Whether an array holds pixels just as the model takes them, so that whole batches can be passed on."""
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        return False
+    unchanged = wanted.fit != "crop" or wanted.crop_fraction == 1
+    return unchanged and images.shape[1:] == (*wanted.size, wanted.channels)
 
 
 def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fixstar.errors import InputError
 from fixstar.geometry import simplex_logits
+from fixstar.kernels.simplex_ce import AVAILABLE, simplex_cross_entropy
 from fixstar.models.classifier import Classifier
 from fixstar.polytopes import cube_dimension, cube_logits, orthoplex_logits, polygon_logits
 
@@ -61,6 +62,10 @@ class SimplexClassifier(FixedClassifier):
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """[B, K-1] -> [B, K]."""
         return simplex_logits(z, self.outputs, self.scale)
+
+    def fused_cross_entropy(self, z: Tensor, targets: Tensor) -> Tensor | None:
+        """On a GPU the logits, as large as the features, need never exist."""
+        return simplex_cross_entropy(z, targets, self.scale) if z.is_cuda and AVAILABLE else None
 
 
 class OrthoplexClassifier(FixedClassifier):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fixstar.models.backbones.cifar_resnet import CifarResNet
 from fixstar.models.classifiers import Classifier
 from fixstar.models.encoder import Encoder, Form, Outputs
+from fixstar.models.folded import FoldedCifarResNet
 
 __all__ = ["FrozenEncoder"]
 
@@ -20,16 +22,22 @@ class FrozenEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
+        self._folded: FoldedCifarResNet | None = None
 
     def to(self, device: torch.device) -> FrozenEncoder:
         """Itself, moved."""
         self._encoder.to(device)
+        self._folded = None
         return self
 
-    def __call__(self, pixels: Tensor) -> Outputs:
+    def __call__(self, pixels: Tensor, maps: bool = False, bfloat16: bool = False) -> Outputs:
         """What the past model makes of these uint8 pixels."""
+        encoder = self._encoder
         with torch.no_grad():
-            outputs: Outputs = self._encoder(pixels)
+            if bfloat16 and not maps and FoldedCifarResNet.suits(encoder.backbone):
+                self._folded = self._folded or FoldedCifarResNet(cast(CifarResNet, encoder.backbone))
+                return encoder.heads(self._folded(encoder.normalise(pixels)))
+            outputs: Outputs = encoder(pixels, maps=maps, bfloat16=bfloat16)
         return outputs
 
     @property

@@ -17,6 +17,7 @@ from torch import nn
 from fixstar.durable import flush, is_vacant
 from fixstar.errors import FixstarError, ModelError
 from fixstar.images import Preprocessing
+from fixstar.models.adapter import Adapter
 from fixstar.models.backbones import create_backbone
 from fixstar.models.classifiers import create_classifier
 from fixstar.models.encoder import Encoder
@@ -64,6 +65,7 @@ def _card(encoder: Encoder, weights: Path) -> dict[str, Any]:
         "backbone": {"name": encoder.backbone.name, "options": encoder.backbone.options},
         "projection": None if projection is None else {"in": projection.in_features, "out": projection.out_features},
         "classifier": {"kind": encoder.classifier.kind, "options": encoder.classifier.options},
+        "adapter": None if encoder.adapter is None else encoder.adapter.options,
         "slots": {"capacity": encoder.slots.capacity, "by_class": dict(encoder.slots.by_class)},
         "preprocessing": encoder.preprocessing.to_json(),
         "weights": {"bytes": weights.stat().st_size, "sha256": _sha256(weights)},
@@ -131,12 +133,15 @@ def _check_weights(path: Path, card: dict[str, Any]) -> None:
 
 def _check_shapes(path: Path, card: dict[str, Any]) -> None:
     """Compare the card with the weights' header before anything of the size that it claims is allocated."""
-    shape = card["projection"]
-    with safe_open(path, framework="pt") as stored:
-        names = set(stored.keys())
-        held = stored.get_slice("projection.weight").get_shape() if "projection.weight" in names else None
-    if held != (None if shape is None else [shape["out"], shape["in"]]):
-        raise ModelError(f"the card's projection {shape} is not that of the weights, {held}")
+    projection, adapter = card["projection"], card.get("adapter")  # cards before adapters have no entry
+    for part, weight, shape in (
+        ("projection", "projection.weight", None if projection is None else [projection["out"], projection["in"]]),
+        ("adapter", "adapter.first.weight", None if adapter is None else [adapter["hidden"], adapter["width"]]),
+    ):
+        with safe_open(path, framework="pt") as stored:
+            held = stored.get_slice(weight).get_shape() if weight in set(stored.keys()) else None
+        if held != shape:
+            raise ModelError(f"the card's {part} {card.get(part)} is not that of the weights, {held}")
 
 
 def _build(card: dict[str, Any]) -> Encoder:
@@ -145,6 +150,7 @@ def _build(card: dict[str, Any]) -> Encoder:
         shape = card["projection"]
         projection = None if shape is None else nn.Linear(shape["in"], shape["out"], bias=False)
         classifier = create_classifier(card["classifier"]["kind"], **card["classifier"]["options"])
+        adapter = None if card.get("adapter") is None else Adapter(**card["adapter"])
     slots = Slots(card["slots"]["capacity"], card["slots"]["by_class"])
     preprocessing = Preprocessing.from_json(card["preprocessing"])
-    return Encoder(backbone, projection, classifier, slots, preprocessing, card["about"])
+    return Encoder(backbone, projection, classifier, slots, preprocessing, card["about"], adapter)

@@ -7,6 +7,7 @@ last one stopped, and ends with the same weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from fixstar.methods import Method
 from fixstar.models import Encoder
 from fixstar.scenarios.run_directory import RunDirectory
 from fixstar.scenarios.settings import Settings
-from fixstar.scenarios.version import Version, train_version, weights_digest
+from fixstar.scenarios.start import Past, weights_digest
+from fixstar.scenarios.validation import Validation
+from fixstar.scenarios.version import Version, train_version
 
 __all__ = ["lifelong", "remember", "replacing", "retraining", "run_scenario"]
 
@@ -39,9 +42,17 @@ def retraining(
     settings: Settings,
     directory: str | Path | None = None,
     progress: bool = True,
+    *,
+    pretrained: Encoder | None = None,
+    validation: Validation | None = None,
 ) -> Iterator[Version]:
-    """CoReS and BCT: each version is trained on all images so far; no memory is needed."""
-    return _sequence("retraining", stream, method, settings, directory, progress)
+    """CoReS and BCT: each version is trained on all images so far; no memory is needed.
+
+    A ``pretrained`` model is where every version starts that does not go on from the last one (CoReS, section 6.3).
+    ``validation`` selects the best compatible epoch of each upgrade (eq. 11).
+    """
+    given = _Given(pretrained=pretrained, validation=validation)
+    return _sequence("retraining", stream, method, settings, directory, progress, given)
 
 
 def run_scenario(
@@ -72,7 +83,23 @@ def replacing(
     unknown = sorted(set(replacements) - {task.number for task in stream})
     if unknown:
         raise InputError(f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(stream)}")
-    return _sequence("lifelong", stream, method, settings, directory, progress, replacements)
+    return _sequence("lifelong", stream, method, settings, directory, progress, _Given(replacements))
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """Models and images that a sequence is given beside its stream."""
+
+    replacements: Mapping[int, Encoder] = field(default_factory=dict)
+    pretrained: Encoder | None = None
+    validation: Validation | None = None
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "replacements": {str(number): weights_digest(encoder) for number, encoder in self.replacements.items()},
+            "pretrained": None if self.pretrained is None else weights_digest(self.pretrained),
+            "validation": None if self.validation is None else self.validation.fingerprint(),
+        }
 
 
 def _sequence(
@@ -82,15 +109,15 @@ def _sequence(
     settings: Settings,
     directory: str | Path | None,
     progress: bool,
-    replacements: Mapping[int, Encoder] | None = None,
+    given: _Given | None = None,
 ) -> Iterator[Version]:
-    replacements = replacements or {}
+    given = given or _Given()
     if directory is None:
-        yield from _versions(scenario, stream, method, settings, None, progress, replacements)
+        yield from _versions(scenario, stream, method, settings, None, progress, given)
         return
-    run = RunDirectory.open(directory, _description(scenario, stream, method, settings, replacements))
+    run = RunDirectory.open(directory, _description(scenario, stream, method, settings, given))
     with run.held():
-        yield from _versions(scenario, stream, method, settings, run, progress, replacements)
+        yield from _versions(scenario, stream, method, settings, run, progress, given)
 
 
 def _versions(
@@ -100,7 +127,7 @@ def _versions(
     settings: Settings,
     run: RunDirectory | None,
     progress: bool,
-    replacements: Mapping[int, Encoder],
+    given: _Given,
 ) -> Iterator[Version]:
     lifelong_learning = scenario == "lifelong"
     memory = ReplayMemory(settings.replay_per_class if lifelong_learning else 0)
@@ -112,10 +139,8 @@ def _versions(
         else:
             images = task.images if lifelong_learning else stream.seen(task.number)
             checkpoint = None if run is None else run.checkpoint(task.number)
-            replacement = replacements.get(task.number)
-            version = train_version(
-                task.number, images, previous, memory, method, settings, checkpoint, progress, replacement
-            )
+            past = Past(previous, memory, given.replacements.get(task.number), given.pretrained)
+            version = train_version(task.number, images, past, method, settings, checkpoint, progress, given.validation)
             if lifelong_learning:
                 memory = remember(memory, version, settings)
             if run is not None:
@@ -137,13 +162,13 @@ def remember(memory: ReplayMemory, version: Version, settings: Settings) -> Repl
 
 
 def _description(
-    scenario: str, stream: TaskStream, method: Method, settings: Settings, replacements: Mapping[int, Encoder]
+    scenario: str, stream: TaskStream, method: Method, settings: Settings, given: _Given
 ) -> dict[str, Any]:
     return {
         "format": "fixstar-run",
         "scenario": scenario,
         "method": {"name": method.name, "options": dict(method.options)},
         "settings": settings.to_json(),
-        "replacements": {str(number): weights_digest(encoder) for number, encoder in replacements.items()},
         "tasks": [task.images.fingerprint() for task in stream],
+        **given.description(),
     }

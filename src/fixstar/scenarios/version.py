@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from dataclasses import dataclass
@@ -13,13 +12,16 @@ import torch
 from fixstar.data.batches import Batches, Lane
 from fixstar.data.image_set import ImageSet
 from fixstar.data.pixels import pixel_source
-from fixstar.data.replay import ReplayMemory
-from fixstar.methods import Method, Upgrade
+from fixstar.data.replay import HeldOut, hold_out
+from fixstar.methods import Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.scenarios.settings import Settings
+from fixstar.scenarios.start import Past, starting_encoder, weights_digest
+from fixstar.scenarios.validation import Validation
 from fixstar.training import EpochLog, Training, train
+from fixstar.training.selection import selected_epoch
 
-__all__ = ["Version", "train_version", "weights_digest"]
+__all__ = ["Version", "train_version"]
 
 
 @dataclass(frozen=True)
@@ -43,36 +45,47 @@ class Version:
 def train_version(
     number: int,
     images: ImageSet,
-    previous: Encoder | None,
-    memory: ReplayMemory,
+    past: Past,
     method: Method,
     settings: Settings,
     checkpoint: Path | None = None,
     progress: bool = True,
-    replacement: Encoder | None = None,
+    validation: Validation | None = None,
 ) -> Version:
     """Train version ``number`` on ``images`` and the memory, from where the method starts.
 
-    A ``replacement`` takes the place of the previous version: training starts from it, and it becomes the teacher.
+    With ``validation`` the epoch is kept that does best among the compatible ones (CoReS, eq. 11).
     """
     device = settings.torch_device()
-    encoder = _starting_encoder(number, images, previous, method, settings, replacement).to(device)
-    predecessor = previous if replacement is None else replacement
+    encoder = starting_encoder(number, images, past, method, settings).to(device)
+    predecessor = past.predecessor
     teacher = FrozenEncoder(predecessor).to(device) if predecessor is not None and _needs_teacher(method) else None
-    lanes, readable = _lanes(encoder, images, memory, settings, progress)
-    upgrade = _upgrade(encoder, teacher, readable, predecessor)
-    seed = settings.seed * 1009 + number
+    shown = hold_out(
+        images,
+        past.memory.images,
+        method.hold_out if predecessor is not None else 0.0,
+        settings.seed,
+        lambda part: part.load(encoder.preprocessing, settings.bad_images).images,
+    )
+    batches, readable = _batches(encoder, shown.images, shown.memory, method, settings, number, progress)
+    held_out = None
+    if shown.held_out is not None:
+        held_out, _ = _batches(encoder, shown.held_out, None, method, settings, number, progress)
+    upgrade = _upgrade(encoder, teacher, shown._replace(images=readable), past, method)
     run = Training(
         encoder=encoder,
         objective=method.objective(upgrade),
-        batches=Batches(lanes, settings.recipe.batch_size, settings.augmentation, seed),
+        batches=batches,
         recipe=settings.recipe,
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
-        seed=seed,
+        seed=settings.seed * 1009 + number,
         checkpoint=checkpoint,
-        fingerprint=_fingerprint(number, images, memory, method, settings, replacement),
+        fingerprint=_fingerprint(number, images, past, method, settings, validation),
         title=f"training v{number}",
         progress=progress,
+        held_out=held_out,
+        maps=method.maps,
+        select=validation.select(predecessor) if validation is not None and predecessor is not None else None,
     )
     log = train(run)
     encoder.about = _about(number, images, method, settings, log)
@@ -83,54 +96,41 @@ def _needs_teacher(method: Method) -> bool:
     return bool({"old model", "old classifier"} & method.needs)
 
 
-def _upgrade(encoder: Encoder, teacher: FrozenEncoder | None, images: ImageSet, previous: Encoder | None) -> Upgrade:
-    known = previous.slots if previous is not None else Slots()
+def _upgrade(
+    encoder: Encoder,
+    teacher: FrozenEncoder | None,
+    shown: HeldOut,
+    past: Past,
+    method: Method,
+) -> Upgrade:
+    predecessor, images = past.predecessor, shown.images
+    known = predecessor.slots if predecessor is not None else Slots()
     new = tuple(name for name in images.classes if name not in known)
-    return Upgrade(encoder, teacher, images, known.classes, new)
+    vectors = past.old_vectors
+    if vectors is None and predecessor is not None and "old vectors" in method.needs:
+        vectors = _stored(predecessor, images.of_classes([name for name in images.classes if name in known]))
+    return Upgrade(encoder, teacher, images, known.classes, new, shown.memory, shown.held_out, vectors)
 
 
-def _starting_encoder(
-    number: int,
+def _stored(predecessor: Encoder, images: ImageSet) -> OldVectors | None:
+    """The vectors that a gallery would hold of these images."""
+    if not len(images):
+        return None
+    return OldVectors(predecessor.encode(images.images), images.labels, images.classes)
+
+
+def _batches(
+    encoder: Encoder,
     images: ImageSet,
-    previous: Encoder | None,
+    memory: ImageSet | None,
     method: Method,
     settings: Settings,
-    replacement: Encoder | None,
-) -> Encoder:
-    """The previous weights, the replacement's, or new ones; classes seen before keep their slots in any case."""
-    if previous is None and replacement is None:
-        return settings.new_encoder(method, list(images.classes), settings.seed)
-    if replacement is not None or method.initialisation == "previous":
-        return _continued(number, images, previous, replacement, settings)
-    assert previous is not None
-    seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
-    slots = previous.slots.assign(images.classes, settings.side)
-    encoder = settings.new_encoder(method, list(slots.classes), seed)
-    encoder.slots = slots
-    return encoder
-
-
-def _continued(
-    number: int, images: ImageSet, previous: Encoder | None, replacement: Encoder | None, settings: Settings
-) -> Encoder:
-    """A copy of the replacement or of the previous version, with room for every class so far and the new ones."""
-    base = replacement if replacement is not None else previous
-    assert base is not None
-    encoder = copy.deepcopy(base)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
-        if replacement is not None and previous is not None:
-            encoder.join_slots(previous.slots)
-        encoder.add_classes(images.classes, settings.side)
-    return encoder
-
-
-def _lanes(
-    encoder: Encoder, images: ImageSet, memory: ReplayMemory, settings: Settings, progress: bool
-) -> tuple[list[Lane], ImageSet]:
-    """Where batches come from, and the new images without those that cannot be read."""
+    number: int,
+    progress: bool,
+) -> tuple[Batches, ImageSet]:
+    """Batches of new and replayed images, and the new images without those that cannot be read."""
     lanes, kept = [], []
-    for part, replay in ((images, False), (memory.images, True)):
+    for part, replay in ((images, False), (memory, True)):
         if part is not None and len(part):
             source, readable = pixel_source(
                 part,
@@ -142,35 +142,45 @@ def _lanes(
             )
             lanes.append(Lane(source, encoder.targets(readable.classes)[torch.from_numpy(readable.labels)], replay))
             kept.append(readable)
-    return lanes, kept[0]
-
-
-def weights_digest(encoder: Encoder) -> str:
-    """A SHA-256 of an encoder's weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(encoder.state_dict().items()):
-        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    seed = settings.seed * 1009 + number
+    return Batches(lanes, settings.recipe.batch_size, settings.augmentation, seed, method.views), kept[0]
 
 
 def _fingerprint(
     number: int,
     images: ImageSet,
-    memory: ReplayMemory,
+    past: Past,
     method: Method,
     settings: Settings,
-    replacement: Encoder | None,
+    validation: Validation | None,
 ) -> str:
     """A digest of all that the weights depend on."""
+    memory, vectors = past.memory.images, past.old_vectors
     content = {
-        "replacement": None if replacement is None else weights_digest(replacement),
+        "replacement": None if past.replacement is None else weights_digest(past.replacement),
+        "pretrained": None if past.pretrained is None else weights_digest(past.pretrained),
+        "old vectors": None if vectors is None else _vectors_digest(vectors),
         "version": number,
         "images": images.fingerprint(),
-        "memory": None if memory.images is None else memory.images.fingerprint(),
+        "memory": None if memory is None else memory.fingerprint(),
+        "validation": None if validation is None else validation.fingerprint(),
         "method": [method.name, dict(method.options)],
         "settings": settings.to_json(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _vectors_digest(stored: OldVectors) -> str:
+    digest = hashlib.sha256(json.dumps([stored.classes, stored.vectors.shape, str(stored.vectors.dtype)]).encode())
+    digest.update(stored.vectors.tobytes() + stored.labels.astype("int64").tobytes())
+    return digest.hexdigest()
+
+
+def _selected(log: list[EpochLog]) -> int | None:
+    """The epoch, counted from 1, whose weights model selection kept; None where it was not asked, or found none."""
+    judged = [entry for entry in log if entry.standing is not None]
+    best = selected_epoch([entry.standing for entry in judged if entry.standing is not None])
+    return None if best is None else judged[best].epoch + 1
 
 
 def _about(number: int, images: ImageSet, method: Method, settings: Settings, log: list[EpochLog]) -> dict[str, object]:
@@ -182,4 +192,5 @@ def _about(number: int, images: ImageSet, method: Method, settings: Settings, lo
         | {"fingerprint": images.fingerprint()},
         "settings": settings.to_json(),
         "loss": log[-1].terms if log else {},
+        "selected_epoch": _selected(log),
     }

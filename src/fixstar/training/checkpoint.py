@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,36 @@ from torch import Tensor, nn, optim
 from fixstar.durable import replace_file
 from fixstar.errors import CheckpointError
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _FORMAT = "fixstar-checkpoint"
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from: the log of its epochs, its best weights so far and its optimiser."""
+
+    log: list[Any] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+    optimiser: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    def restore_optimiser(self, optimiser: optim.Optimizer) -> None:
+        """Give ``optimiser`` its momentum back."""
+        groups = optimiser.state_dict()["param_groups"]
+        optimiser.load_state_dict({"state": self.optimiser, "param_groups": groups})
+
+
 def save_checkpoint(
-    path: Path, model: nn.Module, optimiser: optim.Optimizer, fingerprint: str, log: Sequence[Any]
+    path: Path,
+    model: nn.Module,
+    optimiser: optim.Optimizer,
+    fingerprint: str,
+    log: Sequence[Any],
+    best: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write weights, optimiser state and the log of the epochs so far."""
+    """Write weights, the best weights of an earlier epoch, optimiser state and the log of the epochs so far."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
     for number, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -31,10 +52,10 @@ def save_checkpoint(
     replace_file(path, lambda partial: save_file(tensors, partial, metadata))
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimiser: optim.Optimizer, fingerprint: str) -> list[Any]:
-    """Restore ``model`` and ``optimiser`` in place; returns the log of the epochs done (empty without a checkpoint)."""
+def load_checkpoint(path: Path, model: nn.Module, fingerprint: str) -> Checkpoint:
+    """Restore ``model`` in place; an empty checkpoint where there is none."""
     if not path.exists():
-        return []
+        return Checkpoint()
     try:
         with safe_open(path, framework="pt") as stored:
             metadata = stored.metadata() or {}
@@ -48,17 +69,13 @@ def load_checkpoint(path: Path, model: nn.Module, optimiser: optim.Optimizer, fi
             f"{path} was written with other settings or other data; "
             "repeat the first command to go on with it, or delete it to train this version anew"
         )
-    _restore(tensors, model, optimiser)
-    log: list[Any] = json.loads(metadata["log"])
-    return log
-
-
-def _restore(tensors: dict[str, Tensor], model: nn.Module, optimiser: optim.Optimizer) -> None:
-    weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    model.load_state_dict(weights)
+    model.load_state_dict(_under("model.", tensors))
     state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimiser."):
-            _, number, key = name.split(".", 2)
-            state.setdefault(int(number), {})[key] = value
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    for name, value in _under("optimiser.", tensors).items():
+        number, key = name.split(".", 1)
+        state.setdefault(int(number), {})[key] = value
+    return Checkpoint(json.loads(metadata["log"]), _under("best.", tensors), state)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

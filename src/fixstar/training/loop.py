@@ -1,32 +1,43 @@
-"""The only training loop: sums a method's named terms, steps, logs, checkpoints, resumes."""
+"""The only training loop: stages of epochs, each the sum of a method's named terms; logs, checkpoints, resumes."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
-from fixstar.data.batches import Batch, Batches
 from fixstar.errors import FixstarError
-from fixstar.methods import Objective, Step
-from fixstar.models import Encoder, FrozenEncoder
 from fixstar.progress import Advance, progress_bar
-from fixstar.training.checkpoint import load_checkpoint, save_checkpoint
+from fixstar.training.captured import CapturedSteps
+from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fixstar.training.recipe import Recipe
+from fixstar.training.run import Part, Training, parts_of
+from fixstar.training.selection import Standing, selected_epoch
+from fixstar.training.steps import EagerSteps, Steps
 
-__all__ = ["EpochLog", "Training", "train"]
+__all__ = ["EpochLog", "train"]
+
+_PAUSE = 5.0  # seconds between two checkpoints on a GPU, where an epoch may take less than writing one
 
 
 @dataclass(frozen=True)
 class EpochLog:
-    """Mean of each loss term over an epoch, and the learning rate it ran at."""
+    """Mean of each loss term over an epoch, and the learning rate it ran at.
+
+    ``standing`` is what model selection measured after it.
+    """
 
     epoch: int
     learning_rate: float
     terms: dict[str, float]
+    stage: str = "training"
+    standing: Standing | None = None
 
     @property
     def loss(self) -> float:
@@ -34,89 +45,118 @@ class EpochLog:
         return sum(self.terms.values())
 
 
-@dataclass
-class Training:
-    """What one version's training works on. ``fingerprint`` guards against resuming with other settings."""
-
-    encoder: Encoder
-    objective: Objective
-    batches: Batches
-    recipe: Recipe
-    teacher: FrozenEncoder | None = None
-    seed: int = 0
-    checkpoint: Path | None = None
-    fingerprint: str = ""
-    title: str = "training"
-    progress: bool = True
-
-    def modules(self) -> nn.ModuleDict:
-        """Everything that is trained."""
-        extra = self.objective.module
-        return nn.ModuleDict({"encoder": self.encoder} | ({} if extra is None else {"objective": extra}))
-
-
 def train(run: Training) -> list[EpochLog]:
     """Train ``run.encoder`` in place; goes on from ``run.checkpoint`` where there is one, to the same weights."""
-    optimiser = _optimiser(run)
-    log = _resume(run, optimiser)
-    total = run.recipe.epochs * run.batches.per_epoch
+    parts = list(parts_of(run))
+    resumed = _resume(run)
+    log = [_entry(item) for item in resumed.log]
+    best = dict(resumed.best)
+    judged = _judged(run, parts)
     device = run.encoder.device
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        progress_bar(run.title, total * run.batches.batch_size, "images", show=run.progress) as advance,
+        progress_bar(run.title, sum(part.images for part in parts), "images", show=run.progress) as advance,
     ):
-        advance(len(log) * run.batches.per_epoch * run.batches.batch_size)
-        for epoch in range(len(log), run.recipe.epochs):
-            log.append(_epoch(run, optimiser, epoch, advance, log[-1].loss if log else None))
-            _require_finite(log[-1], run.checkpoint)
-            if run.checkpoint is not None:
-                entries = [asdict(entry) for entry in log]
-                save_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint, entries)
+        for part in parts:
+            if len(log) > part.after:  # a later stage had begun: what was saved is its state
+                advance(part.images)
+                continue
+            if len(log) == part.first and part.stage.begin is not None:
+                part.stage.begin()
+            _run_part(run, part, log, best, resumed, advance, select=part is judged)
+            if part is judged and best:
+                run.encoder.load_state_dict(best)
+    if run.objective.finish is not None:
+        run.objective.finish()
     run.encoder.eval()
     return log
 
 
-def _optimiser(run: Training) -> optim.SGD:
-    recipe = run.recipe
-    parameters = [p for p in run.modules().parameters() if p.requires_grad]
-    return optim.SGD(parameters, recipe.learning_rate, recipe.momentum, weight_decay=recipe.weight_decay)
+def _judged(run: Training, parts: Sequence[Part]) -> Part:
+    """The part whose epochs model selection chooses from: the last one that trains the encoder."""
+    return [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder][-1]
 
 
-def _resume(run: Training, optimiser: optim.SGD) -> list[EpochLog]:
+def _run_part(
+    run: Training,
+    part: Part,
+    log: list[EpochLog],
+    best: dict[str, Tensor],
+    resumed: Checkpoint,
+    advance: Advance,
+    select: bool,
+) -> None:
+    """The epochs of a stage that are still to be done; a new stage has a new optimiser."""
+    optimiser = _optimiser(run.trained(part.stage), part.recipe)
+    if part.first < len(log):
+        resumed.restore_optimiser(optimiser)
+        advance((len(log) - part.first) * part.batches.per_epoch * part.batches.batch_size)
+    steps: Steps | None = None
+    saved = time.monotonic()
+    for epoch in range(len(log), part.after):
+        _training_mode(run, part)
+        steps = steps or _steps(run, part, optimiser)
+        entry = _epoch(run, part, steps, optimiser, epoch, advance, log[-1].loss if log else None)
+        _require_finite(entry, run.checkpoint)
+        if run.select is not None and select:
+            entry = replace(entry, standing=run.select(run.encoder))
+        log.append(entry)
+        if entry.standing is not None and selected_epoch([e.standing for e in log if e.standing]) == epoch - part.first:
+            best.update({name: value.clone() for name, value in run.encoder.state_dict().items()})
+        pause = _PAUSE if run.encoder.device.type == "cuda" else 0.0
+        if run.checkpoint is not None and (epoch + 1 == part.after or time.monotonic() >= saved + pause):
+            saved = time.monotonic()
+            entries = [asdict(entry) for entry in log]
+            save_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint, entries, best)
+
+
+def _training_mode(run: Training, part: Part) -> None:
+    run.modules().eval()
+    run.trained(part.stage).train()
+
+
+def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:
+    captured = run.encoder.device.type == "cuda" and part.batches.resident
+    return CapturedSteps(run, part, optimiser) if captured else EagerSteps(run, part, optimiser)
+
+
+def _optimiser(trained: nn.Module, recipe: Recipe) -> optim.SGD:
+    """SGD; on a GPU in one kernel, with a learning rate that a recorded step can read."""
+    parameters = [p for p in trained.parameters() if p.requires_grad]
+    on_gpu = bool(parameters) and parameters[0].is_cuda
+    rate: Tensor | float = recipe.learning_rate
+    if on_gpu:
+        rate = torch.tensor(recipe.learning_rate, device=parameters[0].device)
+    return optim.SGD(parameters, rate, recipe.momentum, weight_decay=recipe.weight_decay, fused=on_gpu)
+
+
+def _resume(run: Training) -> Checkpoint:
     if run.checkpoint is None:
-        return []
-    return [EpochLog(**entry) for entry in load_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint)]
+        return Checkpoint()
+    return load_checkpoint(run.checkpoint, run.modules(), run.fingerprint)
 
 
-def _epoch(run: Training, optimiser: optim.SGD, epoch: int, advance: Advance, last: float | None) -> EpochLog:
-    rate = run.recipe.rate(epoch)
+def _entry(item: dict[str, Any]) -> EpochLog:
+    standing = item.get("standing")
+    return EpochLog(**{**item, "standing": None if standing is None else Standing(*standing)})
+
+
+def _epoch(
+    run: Training, part: Part, steps: Steps, optimiser: optim.SGD, epoch: int, advance: Advance, last: float | None
+) -> EpochLog:
+    within = epoch - part.first
+    rate = part.recipe.rate(within)
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
     torch.manual_seed(run.seed * 1_000_003 + epoch)  # dropout and the like, the same after a resume
-    run.modules().train()
-    sums: dict[str, Tensor] = {}
-    for count, batch in enumerate(run.batches.epoch(epoch), start=1):
-        for name, value in _step(run, optimiser, batch).items():
-            sums[name] = sums[name] + value if name in sums else value
-        note = f"epoch {epoch + 1}/{run.recipe.epochs}"
-        if run.encoder.device.type == "cpu":
-            note += f", loss {sum(value.item() for value in sums.values()) / count:.3f}"
-        elif last is not None:  # reading a loss waits for the GPU: show the last epoch's
-            note += f", loss {last:.3f}"
-        advance(len(batch.targets), note)
-    terms = {name: value.item() / run.batches.per_epoch for name, value in sums.items()}
-    return EpochLog(epoch, rate, terms)
-
-
-def _step(run: Training, optimiser: optim.SGD, batch: Batch) -> dict[str, Tensor]:
-    """One update; returns the detached terms."""
-    new = run.encoder(batch.pixels, batch.targets)
-    old = run.teacher(batch.pixels) if run.teacher is not None else None
-    terms = run.objective.terms(Step(new, old, batch.targets, batch.replay))
-    optimiser.zero_grad(set_to_none=True)
-    torch.autograd.backward(torch.stack(list(terms.values())).sum())
-    optimiser.step()
-    return {name: value.detach() for name, value in terms.items()}
+    place = f"{part.stage.name}, epoch {within + 1}/{part.recipe.epochs}"
+    before = "" if last is None else f", loss {last:.3f}"  # where reading the loss would wait for the GPU
+    sums = steps.epoch(epoch, lambda images, loss: advance(images, place + (loss or before)))
+    terms = {name: value.item() / part.batches.per_epoch for name, value in sums.items()}
+    return EpochLog(epoch, rate, terms, part.stage.name)
 
 
 def _require_finite(entry: EpochLog, checkpoint: Path | None) -> None:

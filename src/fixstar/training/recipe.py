@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from fixstar.errors import InputError
 from fixstar.methods import Scenario
 
-__all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "Recipe", "paper_recipe"]
+__all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "Precision", "Recipe", "paper_recipe"]
+
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,8 @@ class Recipe:
     """SGD with momentum; the learning rate falls by ``gamma`` at each of ``milestones`` (epochs).
 
     The defaults are the lifelong recipe for CIFAR-100 (HOC, table 1): the optimiser starts afresh at each
-    task with the same learning rate, the weights go on.
+    task with the same learning rate, the weights go on. ``precision`` is that of the backbone: "auto" is bfloat16 on a
+    GPU and float32 elsewhere; losses, projection and weights are float32 in any case.
     """
 
     epochs: int = 70
@@ -25,6 +29,7 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 2e-4
     batch_size: int = 128
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         wrong = [
@@ -37,6 +42,7 @@ class Recipe:
                 ("momentum", "in [0, 1)", 0 <= self.momentum < 1),
                 ("weight_decay", "at least 0", self.weight_decay >= 0),
                 ("batch_size", "at least 2", self.batch_size >= 2),
+                ("precision", f"one of {', '.join(get_args(Precision))}", self.precision in get_args(Precision)),
             )
             if not right
         ]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fixstar.images import Preprocessing
 
-__all__ = ["Backbone", "average_pool", "he_init"]
+__all__ = ["Backbone", "he_init", "staged"]
 
 
 class Backbone(nn.Module, ABC):
@@ -27,14 +27,26 @@ class Backbone(nn.Module, ABC):
         self.feature_dim = feature_dim
         self.preprocessing = preprocessing
 
-    @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, H, W] to [B, feature_dim]."""
+        return self.pool(self.maps(images)[-1])
+
+    @abstractmethod
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """The feature maps [B, D, h, w] after each stage, which methods may compare between models."""
+
+    def pool(self, last: Tensor) -> Tensor:
+        """The last map [B, D, h, w] to the feature [B, feature_dim]."""
+        return last.mean((2, 3))
 
 
-def average_pool(x: Tensor) -> Tensor:
-    """[B, D, h, w] to [B, D]."""
-    return x.mean((2, 3))
+def staged(x: Tensor, *stages: nn.Module) -> tuple[Tensor, ...]:
+    """What each of some stages makes of the one before."""
+    maps: list[Tensor] = []
+    for stage in stages:
+        x = stage(x)
+        maps.append(x)
+    return tuple(maps)
 
 
 def he_init(module: nn.Module) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import cast
+
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fixstar.models.backbones.base import Backbone, average_pool, he_init
+from fixstar.kernels.conv3x3 import convolve
+from fixstar.models.backbones.base import Backbone, he_init, staged
 from fixstar.models.backbones.inputs import cifar_inputs
 
 __all__ = ["CifarResNet", "widen"]
@@ -32,8 +36,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = widen(x, self.outputs) if self.widens else x
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = self.bn2(self.conv2(x)) + shortcut
+        x = F.relu(self.bn1(convolve(self.conv1, x)))
+        x = self.bn2(convolve(self.conv2, x)) + shortcut
         return F.relu(x) if self.final_relu else x
 
 
@@ -54,11 +58,13 @@ class CifarResNet(Backbone):
         self.layer3 = _stage(blocks, _WIDTHS[1], _WIDTHS[2], final_relu)
         he_init(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, 64]."""
-        x = F.relu(self.bn1(self.conv1(images)))  # [B, 16, H, W]
-        x = self.layer3(self.layer2(self.layer1(x)))  # [B, 64, H/4, W/4]
-        return average_pool(x)
+    def blocks(self) -> Iterator[_Block]:
+        """All blocks, in their order."""
+        return (cast(_Block, block) for layer in (self.layer1, self.layer2, self.layer3) for block in layer)
+
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """[B, C, H, W] to [B, 16, H, W], [B, 32, H/2, W/2], [B, 64, H/4, W/4]."""
+        return staged(F.relu(self.bn1(self.conv1(images))), self.layer1, self.layer2, self.layer3)
 
 
 def _stage(blocks: int, inputs: int, outputs: int, final_relu: bool = True) -> nn.Sequential:

@@ -77,6 +77,13 @@ class HFBackbone(Backbone):
         """[B, C, H, W] to [B, feature_dim]."""
         return self._pool(self.model(pixel_values=images))
 
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Not offered: what a foreign model calls its hidden states differs from one to the next."""
+        raise ModelError(
+            f"{self.name} gives no feature maps {tuple(images.shape)}; a method that compares maps (podnet) needs one "
+            "of fixstar's own backbones, see: fixstar backbones"
+        )
+
     def _pool(self, output: Any) -> Tensor:
         pooled: Tensor
         if self.pooled_by == "pooler":

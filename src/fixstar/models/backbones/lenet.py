@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fixstar.errors import InputError
-from fixstar.models.backbones.base import Backbone
+from fixstar.models.backbones.base import Backbone, staged
 from fixstar.models.backbones.inputs import mnist_inputs
 
 __all__ = ["LeNetPlusPlus"]
@@ -27,10 +27,13 @@ class LeNetPlusPlus(Backbone):
         self.stage3 = _stage(64, 128)
         self.fc = nn.Linear(128 * 3 * 3, feature_dim)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, C, 28, 28] to [B, feature_dim]."""
-        x = self.stage3(self.stage2(self.stage1(images)))  # [B, 128, 3, 3]
-        features: Tensor = self.fc(x.flatten(1))
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """[B, C, 28, 28] to three maps, the last [B, 128, 3, 3]."""
+        return staged(images, self.stage1, self.stage2, self.stage3)
+
+    def pool(self, last: Tensor) -> Tensor:
+        """[B, 128, 3, 3] to [B, feature_dim]."""
+        features: Tensor = self.fc(last.flatten(1))
         return features
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fixstar.models.backbones.base import Backbone, average_pool
+from fixstar.models.backbones.base import Backbone, staged
 from fixstar.models.backbones.inputs import cifar_inputs
 from fixstar.models.backbones.senet import SqueezeExcitation
 
@@ -70,11 +70,10 @@ class RegNet(Backbone):
         self.bn1 = nn.BatchNorm2d(_STEM)
         self.layer1, self.layer2, self.layer3, self.layer4 = (_stage(layout, index) for index in range(4))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, 368] (X-200MF) or [B, 384] (Y-400MF)."""
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """[B, C, H, W] to four maps, the last [B, feature_dim, H/4, W/4]; 368 wide (X-200MF) or 384 (Y-400MF)."""
         x = F.relu(self.bn1(self.conv1(images)))  # [B, 64, H, W]
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # [B, feature_dim, H/4, W/4]
-        return average_pool(x)
+        return staged(x, self.layer1, self.layer2, self.layer3, self.layer4)
 
 
 def _stage(layout: _Layout, index: int) -> nn.Sequential:

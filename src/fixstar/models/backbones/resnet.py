@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fixstar.errors import InputError
-from fixstar.models.backbones.base import Backbone, average_pool, he_init
+from fixstar.models.backbones.base import Backbone, he_init, staged
 from fixstar.models.backbones.inputs import cifar_inputs, imagenet_inputs
 
 __all__ = ["ResNet"]
@@ -100,11 +100,10 @@ class ResNet(Backbone):
         self.layer4 = _stage(block, 256 * block.expansion, 512, counts[3], stride=2)
         he_init(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, 512], or [B, 2048] with bottlenecks."""
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """[B, C, H, W] to four maps, the last 512 wide, or 2048 with bottlenecks."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(images))))  # [B, 64, H/4, W/4], or [B, 64, H, W] with stem="cifar"
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return average_pool(x)
+        return staged(x, self.layer1, self.layer2, self.layer3, self.layer4)
 
 
 def _stage(block: Block, inputs: int, width: int, count: int, stride: int) -> nn.Sequential:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fixstar.models.backbones.base import Backbone, average_pool
+from fixstar.models.backbones.base import Backbone, staged
 from fixstar.models.backbones.inputs import cifar_inputs
 
 __all__ = ["SENet", "SqueezeExcitation"]
@@ -62,8 +62,7 @@ class SENet(Backbone):
         self.layer3 = nn.Sequential(_Block(128, 256, 2), _Block(256, 256, 1))
         self.layer4 = nn.Sequential(_Block(256, 512, 2), _Block(512, 512, 1))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, 512]."""
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """[B, C, H, W] to [B, 64, H, W], ..., [B, 512, H/8, W/8]."""
         x = F.relu(self.bn1(self.conv1(images)))  # [B, 64, H, W]
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # [B, 512, H/8, W/8]
-        return average_pool(x)
+        return staged(x, self.layer1, self.layer2, self.layer3, self.layer4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fixstar.errors import InputError
-from fixstar.models.backbones.base import Backbone, he_init
+from fixstar.models.backbones.base import Backbone, he_init, staged
 from fixstar.models.backbones.inputs import cifar_inputs
 
 __all__ = ["Tiny"]
@@ -36,9 +36,13 @@ class Tiny(Backbone):
         self.norm = nn.BatchNorm1d(feature_dim) if normalised else nn.Identity()
         he_init(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, C, 32, 32] to [B, feature_dim]."""
-        features: Tensor = self.norm(self.fc(self.stages(images).flatten(1)))  # [B, 4 width, 4, 4]
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """[B, C, 32, 32] to maps of 16, 8 and 4 pixels."""
+        return staged(images, *self.stages)
+
+    def pool(self, last: Tensor) -> Tensor:
+        """[B, 4 width, 4, 4] to [B, feature_dim]."""
+        features: Tensor = self.norm(self.fc(last.flatten(1)))
         return features
 
 

@@ -1,0 +1,178 @@
+"""One training step on a GPU: ours, and the way published code does it, on the same card in the same call.
+
+The step is d-Simplex-HOC on ResNet-32 with a batch of 128, half of it replayed, teacher included. Images are random: no
+data is needed. Rows:
+
+    published           PIL crops and flips in a DataLoader with 8 workers, one operation after the other, float32
+    published, no loader  the same step on a batch that is there already
+    eager               our loop's step, started kernel by kernel
+    captured            recorded and replayed, not compiled
+    ours                recorded, compiled, bfloat16: what training does
+
+    python benchmarks/training_step.py --out benchmarks/results/training_step_h200.json
+    python benchmarks/training_step.py --profile            the kernels of our step, by time
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, optim
+from torch.utils.data import DataLoader, Dataset
+
+from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
+from fixstar.durable import replace_json
+from fixstar.losses import info_nce
+from fixstar.methods import create_method
+from fixstar.models import Encoder, FrozenEncoder
+from fixstar.training import Recipe, Training, captured
+from fixstar.training.captured import CapturedSteps
+from fixstar.training.loop import _optimiser
+from fixstar.training.run import parts_of
+from fixstar.training.steps import EagerSteps
+
+IMAGES, BATCH, CLASSES, CAPACITY = 12_800, 128, 40, 1000
+MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+
+
+def pixels() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), dtype=np.uint8)
+
+
+def encoder() -> Encoder:
+    torch.manual_seed(0)
+    names = [str(i) for i in range(CLASSES)]
+    return Encoder.create("resnet32", classes=names, capacity=CAPACITY).to("cuda")
+
+
+def prepared(precision: str) -> Training:
+    """Our loop's run: new images and replayed ones, half and half."""
+    model, augmentation = encoder(), Augmentation()
+    lanes = []
+    for replay, labels in ((False, np.arange(IMAGES) % 20), (True, 20 + np.arange(IMAGES) % 20)):
+        images = from_arrays(pixels(), labels)
+        source, _ = pixel_source(images, model.preprocessing, augmentation, torch.device("cuda"))
+        lanes.append(Lane(source, torch.from_numpy(labels).to("cuda"), replay))
+    recipe = Recipe(epochs=100, milestones=(), batch_size=BATCH, precision=precision)  # type: ignore[arg-type]
+    method = create_method("hoc")
+    assert method.terms is not None
+    from fixstar.methods import Objective
+
+    batches = Batches(lanes, BATCH, augmentation, seed=0)
+    return Training(model, Objective(method.terms), batches, recipe, FrozenEncoder(encoder()), progress=False)
+
+
+def our_step(kind: str) -> tuple[float, Any]:
+    """Milliseconds a step over whole epochs, and the steps."""
+    run = prepared("float32" if kind == "eager" else "auto")
+    (part,) = parts_of(run)
+    part = part._replace(recipe=replace(part.recipe, epochs=20))
+    captured._WORTH_COMPILING = 0 if kind == "ours" else 1 << 60
+    optimiser = _optimiser(run.modules(), part.recipe)
+    run.modules().train()
+    steps: Any = (EagerSteps if kind == "eager" else CapturedSteps)(run, part, optimiser)
+    return timed(lambda: steps.epoch(0, lambda *_: None), part.batches.per_epoch), steps
+
+
+def timed(epoch: Callable[[], object], steps: int, repeat: int = 3) -> float:
+    epoch()
+    times = []
+    for _ in range(repeat):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        epoch()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / steps * 1e3)
+    return min(times)
+
+
+class PilImages(Dataset[tuple[Tensor, int]]):
+    """Crop, flip, scale and normalise, an image at a time, as the papers' code does with torchvision's transforms."""
+
+    def __init__(self) -> None:
+        self.images = pixels()
+        self.mean, self.std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = ImageOps.expand(Image.fromarray(self.images[index]), border=4)
+        left, top = random.randrange(9), random.randrange(9)
+        image = image.crop((left, top, left + 32, top + 32))
+        if random.random() < 0.5:
+            image = ImageOps.mirror(image)
+        array = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+        return (array - self.mean) / self.std, index % CLASSES
+
+
+def published_step(loader: bool) -> float:
+    new, old = encoder().train(), encoder().eval().requires_grad_(False)
+    optimiser = optim.SGD(new.parameters(), 0.1, momentum=0.9, weight_decay=2e-4)
+    source = DataLoader(PilImages(), BATCH, shuffle=True, num_workers=8, drop_last=True, pin_memory=True)
+    still = next(iter(source))
+
+    def batches() -> Iterator[list[Tensor]]:
+        return iter(source) if loader else (still for _ in range(len(source)))
+
+    def epoch() -> None:
+        for images, targets in batches():
+            x, y = images.cuda(non_blocking=True), targets.cuda(non_blocking=True)
+            outputs = new.heads(new.backbone(x))
+            with torch.no_grad():
+                seen = old.heads(old.backbone(x))
+            ce = torch.nn.functional.cross_entropy(outputs.logits, y)
+            loss = 0.1 * ce + 0.9 * info_nce(outputs.z, seen.z, y)
+            optimiser.zero_grad()
+            torch.autograd.backward(loss)
+            optimiser.step()
+            loss.item()
+
+    return timed(epoch, len(source))
+
+
+def print_profile(steps: CapturedSteps, replays: int = 10) -> list[dict[str, Any]]:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as report:
+        for _ in range(replays):
+            steps._graph.replay()
+        torch.cuda.synchronize()
+    events = sorted(report.key_averages(), key=lambda event: -event.device_time_total)
+    rows = [{"us": e.device_time_total / replays, "calls": e.count / replays, "kernel": e.key[:120]} for e in events]
+    print(f"{sum(row['calls'] for row in rows):.0f} kernels, {sum(row['us'] for row in rows) / 1e3:.2f} ms of them")
+    for row in rows[:30]:
+        print(f"{row['us']:9.1f} us {row['calls']:6.1f}x {row['kernel']}")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "ms": {}}
+    for kind in ("published", "published, no loader", "eager", "captured", "ours"):
+        if kind.startswith("published"):
+            figures["ms"][kind] = published_step(loader=kind == "published")
+        else:
+            figures["ms"][kind], steps = our_step(kind)
+        ratio = figures["ms"]["published"] / figures["ms"][kind]
+        print(f"{kind:<22}{figures['ms'][kind]:8.3f} ms   {ratio:5.1f}x the published way", flush=True)
+    if options.profile:
+        figures["kernels"] = print_profile(steps)
+    if options.out:
+        replace_json(options.out, figures)
+
+
+if __name__ == "__main__":
+    main()

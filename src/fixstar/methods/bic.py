@@ -1,0 +1,84 @@
+"""BiC: distillation, then a correction of the new classes' logits, learnt on balanced images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fixstar.errors import InputError, ModelError
+from fixstar.losses import cross_entropy, knowledge_distillation
+from fixstar.methods.method import Method, Objective, Stage, Step, Terms, Upgrade
+from fixstar.models import LinearClassifier
+
+__all__ = ["BiasCorrection", "bias_corrected"]
+
+
+def bias_corrected(temperature: float = 2.0, hold_out: float = 0.1, epochs: float = 0.5) -> Method:
+    """BiC (Wu et al. 2019): (1 - lam) CE + lam KD, lam = old classes / all classes; then alpha, beta for new logits.
+
+    The second stage holds the network and learns alpha and beta on ``hold_out`` of the remembered images and as many
+    of each new class (eq. 5 of that paper). Then they are folded into the classifier, so that they teach the next
+    version. ``epochs`` is the length of that stage, relative to the first.
+    """
+    if not temperature > 0 or not 0 < hold_out < 1 or not epochs > 0:
+        raise InputError(
+            f"bic needs temperature > 0, 0 < hold_out < 1 and epochs > 0; got {temperature}, {hold_out}, {epochs}"
+        )
+    return Method(
+        "bic",
+        "fine-tune with distilled answers, then correct the bias towards new classes",
+        "Wu et al. 2019, eqs. 1 to 5; CL2R, section 7.3 (BiC)",
+        begin=lambda upgrade: _corrected(upgrade, temperature, epochs),
+        classifier="linear",
+        classifier_options={"bias": True},
+        needs=frozenset({"old model", "replay"}),
+        options={"temperature": temperature, "hold_out": hold_out, "epochs": epochs},
+        hold_out=hold_out,
+    )
+
+
+class BiasCorrection(nn.Module):
+    """alpha * logit + beta for the outputs from ``first_new`` on."""
+
+    def __init__(self, first_new: int) -> None:
+        super().__init__()
+        self.first_new = first_new
+        self.alpha, self.beta = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """[B, C] to [B, C]."""
+        old, new = logits[:, : self.first_new], logits[:, self.first_new :]
+        return torch.cat([old, self.alpha * new + self.beta], dim=1)
+
+    @torch.no_grad()
+    def fold_into(self, head: LinearClassifier) -> None:
+        """Give the head the corrected logits for its own."""
+        assert head.bias is not None
+        head.weight[self.first_new :] *= self.alpha
+        head.bias[self.first_new :] = head.bias[self.first_new :] * self.alpha + self.beta
+
+
+def _corrected(upgrade: Upgrade, temperature: float, epochs: float) -> Objective:
+    if upgrade.teacher is None:
+        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
+    head, old_outputs = upgrade.encoder.classifier, upgrade.teacher.classifier.outputs
+    if not isinstance(head, LinearClassifier) or head.bias is None:
+        raise ModelError(
+            f"bic corrects a linear classifier with a bias; this model has a {head.kind} one. Begin with it from v1"
+        )
+    lam = len(upgrade.old_classes) / max(1, len(upgrade.old_classes) + len(upgrade.new_classes))
+
+    def terms(step: Step) -> Terms:
+        assert step.old is not None  # the teacher is there
+        answers = knowledge_distillation(step.new.logits[:, :old_outputs], step.old.logits, temperature)
+        return {"ce": (1 - lam) * step.new.cross_entropy(step.targets), "kd": lam * answers}
+
+    if upgrade.held_out is None or head.outputs == old_outputs:  # nothing to learn the correction on, or to correct
+        return Objective(terms)
+    correction = BiasCorrection(old_outputs).to(upgrade.encoder.device)
+
+    def balanced(step: Step) -> Terms:
+        return {"bias": cross_entropy(correction(step.new.logits.detach()), step.targets)}
+
+    stage = Stage(balanced, "bias correction", epochs, learning_rate=0.1, trains=correction, held_out=True)
+    return Objective(terms, correction, (stage,), finish=lambda: correction.fold_into(head))

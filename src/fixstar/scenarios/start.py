@@ -1,0 +1,82 @@
+"""Where the training of a version starts from."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+
+from fixstar.data.image_set import ImageSet
+from fixstar.data.replay import ReplayMemory
+from fixstar.errors import ModelError
+from fixstar.methods import Method, OldVectors
+from fixstar.models import Encoder
+from fixstar.scenarios.settings import Settings
+
+__all__ = ["Past", "starting_encoder", "weights_digest"]
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """What a version has behind it.
+
+    A ``replacement`` takes the place of the previous version: training starts from it, and it becomes the teacher.
+    ``pretrained`` weights are where a method starts that does not go on from the last version's. ``old_vectors`` may be
+    all that is left of an old model.
+    """
+
+    previous: Encoder | None = None
+    memory: ReplayMemory = field(default_factory=lambda: ReplayMemory(0))
+    replacement: Encoder | None = None
+    pretrained: Encoder | None = None
+    old_vectors: OldVectors | None = None
+
+    @property
+    def predecessor(self) -> Encoder | None:
+        """The model that the new version must agree with."""
+        return self.previous if self.replacement is None else self.replacement
+
+
+def starting_encoder(number: int, images: ImageSet, past: Past, method: Method, settings: Settings) -> Encoder:
+    """The previous weights, the replacement's, or new ones; classes seen before keep their slots in any case."""
+    base = past.replacement
+    if base is None and method.initialisation == "previous":
+        base = past.previous
+    if base is None and past.pretrained is not None:
+        base = past.pretrained
+        if base.classifier.kind != method.classifier:
+            raise ModelError(
+                f"{method.name} trains a {method.classifier} classifier, the pre-trained model has a "
+                f"{base.classifier.kind} one; pre-train it with the same kind"
+            )
+    if base is not None:
+        return _continued(number, images, base, past.previous, settings)
+    if past.previous is None:
+        return settings.new_encoder(method, list(images.classes), settings.seed)
+    seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
+    slots = past.previous.slots.assign(images.classes, settings.side)
+    encoder = settings.new_encoder(method, list(slots.classes), seed)
+    encoder.slots = slots
+    return encoder
+
+
+def _continued(number: int, images: ImageSet, base: Encoder, previous: Encoder | None, settings: Settings) -> Encoder:
+    """A copy of ``base`` with room for every class so far and the new ones."""
+    encoder = copy.deepcopy(base)
+    encoder.adapter = None  # it led to the version that it was made with
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
+        if previous is not None and previous is not base:
+            encoder.join_slots(previous.slots)
+        encoder.add_classes(images.classes, settings.side)
+    return encoder
+
+
+def weights_digest(encoder: Encoder) -> str:
+    """A SHA-256 of an encoder's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(encoder.state_dict().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

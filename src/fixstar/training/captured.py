@@ -1,0 +1,144 @@
+"""Steps on a GPU as one graph: batch, both models, loss, gradients and update are recorded once and replayed.
+
+A step of a small network is hundreds of kernels of a few microseconds each, and starting them one by one takes longer
+than running them. Nothing is read back within an epoch: the recorded step counts for itself and takes its batch from
+the epoch's plan on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from fixstar.training.compiled import compiled
+from fixstar.training.run import Part, Training
+from fixstar.training.steps import Shown, update
+
+__all__ = ["CapturedSteps"]
+
+_WARM_UP = 3  # steps, so that libraries choose their kernels and memory is laid out before the recording
+_WORTH_COMPILING = 2000  # steps: compiling takes some 20 s once in a process, and saves about 1 ms a step
+_CHUNK = 20  # steps between two words to the progress bar
+
+
+class CapturedSteps:
+    """See ``Steps``. Needs all pixels on the device. The optimiser's learning rate must be a tensor there."""
+
+    def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
+        self._run, self._part, self._optimiser = run, part, optimiser
+        device = run.encoder.device
+        self._plan = part.batches.plan_on_device(part.first)
+        self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step within the epoch
+        self._done = torch.zeros((), device=device)  # the share of the stage
+        self._sums: dict[str, Tensor] = {}
+        self._beside = _stream() if run.teacher is not None else None
+        if run.bfloat16:
+            channels_last: Any = {"memory_format": torch.channels_last}
+            run.encoder.backbone.to(**channels_last)
+        self._cut = part.batches.cut
+        if part.steps >= _WORTH_COMPILING:
+            self._cut = torch.compile(part.batches.cut, dynamic=False)
+        self._graph = self._record()
+
+    def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
+        """Replay the step over the plan of epoch ``number``."""
+        part = self._part
+        for static, fresh in zip(self._plan, part.batches.plan_on_device(number), strict=True):
+            static.copy_(fresh)
+        self._restart(number - part.first)
+        for start in range(0, part.batches.per_epoch, _CHUNK):
+            count = min(_CHUNK, part.batches.per_epoch - start)
+            for _ in range(count):
+                self._graph.replay()
+            shown(count * part.batches.batch_size, "")
+        return {name: value.clone() for name, value in self._sums.items()}
+
+    def _restart(self, within: int) -> None:
+        self._at.zero_()
+        self._done.fill_(within / self._part.recipe.epochs)
+        for value in self._sums.values():
+            value.zero_()
+
+    def _step(self) -> None:
+        batch = self._cut([part.index_select(0, self._at)[0] for part in self._plan])
+        terms = update(self._run, self._part, self._optimiser, batch, self._done, self._beside)
+        for name, value in terms.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value)
+            self._sums[name].add_(value)
+        self._at.add_(1).remainder_(self._part.batches.per_epoch)
+        self._done.add_(1 / self._part.steps)
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        """Warm up and record, then put everything back to where it was."""
+        run, modules = self._run, self._run.modules()
+        worth_it = self._part.steps >= _WORTH_COMPILING and not run.maps and run.encoder.backbone.training
+        with (
+            _kept(modules, self._optimiser),
+            _not_counting(modules),
+            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
+            _tensor_cores(run.bfloat16),
+            compiled(run.encoder.backbone) if worth_it else contextlib.nullcontext(),
+        ):
+            aside = _stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM_UP):
+                    self._step()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step()
+        return graph
+
+
+def _stream() -> Any:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _kept(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
+    """Weights, statistics and momenta as they were before, in the same memory."""
+    weights = {name: value.clone() for name, value in modules.state_dict().items()}
+    momenta = {p: state["momentum_buffer"].clone() for p, state in optimiser.state.items() if _momentum(state)}
+    yield
+    with torch.no_grad():
+        for name, value in modules.state_dict().items():
+            value.copy_(weights[name])
+        for p, state in optimiser.state.items():
+            if _momentum(state):
+                state["momentum_buffer"].copy_(momenta[p] if p in momenta else torch.zeros_like(p))
+
+
+@contextlib.contextmanager
+def _tensor_cores(allowed: bool) -> Iterator[None]:
+    """Float32 products on tensor cores, where the backbone runs in bfloat16 anyway."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _momentum(state: dict[str, Tensor | None]) -> bool:
+    return state.get("momentum_buffer") is not None
+
+
+@contextlib.contextmanager
+def _not_counting(modules: nn.Module) -> Iterator[None]:
+    """Batch norms without their count of batches, which nothing reads and each updates with a kernel of its own."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
+    norms = [m for m in modules.modules() if isinstance(m, kinds) and m.num_batches_tracked is not None]
+    counts = [norm.num_batches_tracked for norm in norms]
+    for norm in norms:
+        norm.num_batches_tracked = None
+    try:
+        yield
+    finally:
+        for norm, count in zip(norms, counts, strict=True):
+            norm.num_batches_tracked = count

@@ -1,0 +1,70 @@
+"""The steps of a stage: one batch, one update. Eager anywhere; on a GPU see ``captured``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, optim
+
+from fixstar.data.batches import Batch
+from fixstar.methods import Step
+from fixstar.models import Outputs
+from fixstar.training.run import Part, Training
+
+__all__ = ["EagerSteps", "Shown", "Steps", "update"]
+
+Shown = Callable[[int, str], object]
+"""Called with the images shown since the last call, and a note."""
+
+
+class Steps(Protocol):
+    """Runs whole epochs."""
+
+    def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
+        """Train for epoch ``number`` of the run; the sum of each term over its steps."""
+
+
+def update(
+    run: Training, part: Part, optimiser: optim.Optimizer, batch: Batch, done: Tensor | float, beside: Any = None
+) -> dict[str, Tensor]:
+    """One update; returns the detached terms. ``beside`` is a CUDA stream for the old model, to run along the new."""
+    optimiser.zero_grad(set_to_none=True)
+    old = None if run.teacher is None else _seen_by_the_old(run, batch, beside)
+    new = run.encoder(batch.pixels, batch.targets, maps=run.maps, bfloat16=run.bfloat16)
+    if beside is not None:
+        torch.cuda.current_stream().wait_stream(beside)
+    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels))
+    torch.autograd.backward(torch.stack(list(terms.values())).sum())
+    optimiser.step()
+    return {name: value.detach() for name, value in terms.items()}
+
+
+def _seen_by_the_old(run: Training, batch: Batch, beside: Any) -> Outputs:
+    assert run.teacher is not None
+    if beside is None:
+        return run.teacher(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        return run.teacher(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
+
+
+class EagerSteps:
+    """One operation after the other."""
+
+    def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
+        self._run, self._part, self._optimiser = run, part, optimiser
+
+    def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
+        """See ``Steps``. The mean loss so far is told where reading it costs nothing."""
+        part, sums = self._part, dict[str, Tensor]()
+        before = (number - part.first) * part.batches.per_epoch
+        reads = self._run.encoder.device.type == "cpu"
+        for count, batch in enumerate(part.batches.epoch(number), start=1):
+            done = (before + count - 1) / part.steps
+            for name, value in update(self._run, part, self._optimiser, batch, done).items():
+                sums[name] = sums[name] + value if name in sums else value
+            loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}" if reads else ""
+            shown(part.batches.batch_size, loss)
+        return sums

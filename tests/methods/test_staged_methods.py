@@ -1,0 +1,382 @@
+"""BiC, FAN, PODNet and FOSTER: their terms against slow code, and what each of their stages may change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_lifelong_baselines import SETTINGS, blobs, lifelong_upgrade, two_versions
+from test_methods import NEW, OLD, encoder, situation, terms
+from torch import Tensor
+from torch.nn import functional
+
+from fixstar.data import class_stream
+from fixstar.errors import InputError, ModelError
+from fixstar.evaluation import cross_test
+from fixstar.losses import (
+    balanced_distillation,
+    cross_entropy,
+    feature_distillation,
+    knowledge_distillation,
+    neighbourhood_components,
+    pooled_outputs,
+)
+from fixstar.methods import Objective, Step, Upgrade, create_method
+from fixstar.methods.bic import BiasCorrection
+from fixstar.methods.foster import effective_weights
+from fixstar.models import Adapter, Encoder, FrozenEncoder, LinearClassifier
+from fixstar.scenarios import Past, run_scenario, train_version, version_features
+from fixstar.training import Training, train
+from fixstar.training.checkpoint import save_checkpoint
+
+STAGED = ("bic", "fan", "foster")
+
+
+def state(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def unreached(loss: Tensor, parameter: Tensor) -> bool:
+    """Whether no gradient of the loss flows there."""
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss, parameter, allow_unused=True)
+    return gradients[0] is None
+
+
+def with_held_out(upgrade: Upgrade) -> Upgrade:
+    return replace(upgrade, held_out=upgrade.images)
+
+
+class Watch:
+    """Runs the real loop, and keeps the encoder as it is at the end of the main stage and before ``finish``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = train
+        self.runs: list[Training] = []
+        self.after_main: list[dict[str, Tensor]] = []
+        self.before_finish: list[dict[str, Tensor]] = []
+        monkeypatch.setattr("fixstar.scenarios.version.train", self)
+
+    def __call__(self, run: Training) -> Any:
+        self.runs.append(run)
+        objective = run.objective
+        if objective.then:
+            (stage,) = objective.then
+
+            def begin() -> None:
+                self.after_main.append(state(run.encoder))
+                if stage.begin is not None:
+                    stage.begin()
+
+            def finish() -> None:
+                self.before_finish.append(state(run.encoder))
+                if objective.finish is not None:
+                    objective.finish()
+
+            run.objective = replace(objective, then=(replace(stage, begin=begin),), finish=finish)
+        return self.loop(run)
+
+
+# BiC
+
+
+def test_bic_weighs_answers_by_the_share_of_old_classes() -> None:
+    values, _, step = terms(create_method("bic", temperature=3.0))
+    assert step.old is not None
+    lam = 3 / 5
+    torch.testing.assert_close(values["ce"], (1 - lam) * cross_entropy(step.new.logits, step.targets))
+    answers = knowledge_distillation(step.new.logits[:, :3], step.old.logits, 3.0)
+    torch.testing.assert_close(values["kd"], lam * answers)
+
+
+def test_the_correction_changes_new_logits_alone() -> None:
+    correction = BiasCorrection(2)
+    with torch.no_grad():
+        correction.alpha.fill_(3.0)
+        correction.beta.fill_(-1.0)
+    torch.testing.assert_close(correction(torch.tensor([[1.0, 2.0, 3.0, 4.0]])), torch.tensor([[1.0, 2.0, 8.0, 11.0]]))
+
+
+def test_folding_gives_the_head_the_corrected_logits() -> None:
+    torch.manual_seed(0)
+    head, correction, z = LinearClassifier(6, 5, bias=True), BiasCorrection(3), torch.randn(7, 6)
+    with torch.no_grad():
+        assert head.bias is not None
+        head.bias.copy_(torch.randn(5))
+        correction.alpha.fill_(0.7)
+        correction.beta.fill_(-0.4)
+    expected = correction(head(z)).detach()
+    before = state(head)
+    correction.fold_into(head)
+    torch.testing.assert_close(head(z), expected)
+    assert torch.equal(head.weight[:3], before["weight"][:3])
+
+
+def test_the_correction_is_learnt_by_cross_entropy_on_held_out_images() -> None:
+    method = create_method("bic")
+    upgrade, step = situation(method)
+    objective = method.objective(with_held_out(upgrade))
+    (stage,) = objective.then
+    assert stage.held_out
+    assert stage.trains is objective.module
+    assert isinstance(objective.module, BiasCorrection)
+    with torch.no_grad():
+        objective.module.alpha.fill_(2.0)
+    values = stage.terms(step)
+    doubled = torch.cat([step.new.logits[:, :3], 2 * step.new.logits[:, 3:]], dim=1)
+    torch.testing.assert_close(values["bias"], functional.cross_entropy(doubled, step.targets))
+    weight = upgrade.encoder.classifier.get_parameter("weight")
+    assert unreached(values["bias"], weight)
+
+
+def test_bic_corrects_nothing_without_held_out_images_or_without_a_new_class() -> None:
+    method = create_method("bic")
+    upgrade, _ = situation(method)
+    assert method.objective(upgrade).then == ()
+    same_classes = replace(with_held_out(upgrade), teacher=FrozenEncoder(encoder(method, OLD + NEW, 0)))
+    assert method.objective(same_classes).then == ()
+
+
+def test_the_correction_stage_trains_alpha_and_beta_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    _, second = two_versions("bic")
+    correction = watch.runs[1].objective.module
+    assert isinstance(correction, BiasCorrection)
+    assert correction.alpha != 1
+    assert correction.beta != 0
+    assert changed(watch.after_main[0], watch.before_finish[0]) == set()
+    assert changed(watch.before_finish[0], state(second.encoder)) == {"classifier.weight", "classifier.bias"}
+    assert {entry.stage for entry in second.log} == {"training", "bias correction"}
+
+
+def test_bic_shows_the_main_stage_no_held_out_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    two_versions("bic")
+    run = watch.runs[1]  # two new classes of 8 images, two remembered ones of 4; a tenth of 4 is less than one
+    assert [len(lane.source) for lane in run.batches._lanes] == [2 * 7, 2 * 3]
+    assert run.held_out is not None
+    (lane,) = run.held_out._lanes
+    assert torch.bincount(lane.targets).tolist() == [1, 1, 1, 1]
+
+
+# FAN
+
+
+def test_fan_holds_features_and_then_learns_the_adapter_with_the_rest_still() -> None:
+    method = create_method("fan", lam=3.0, classify=2.0, hidden=2)
+    values, upgrade, step = terms(method)
+    assert step.old is not None
+    torch.testing.assert_close(values["fd"], 3 * feature_distillation(step.new.z, step.old.z))
+    objective = method.objective(upgrade)
+    adapter = objective.module
+    assert isinstance(adapter, Adapter)
+    assert adapter.options == {"width": 6, "hidden": 12}
+    later = objective.then[0].terms(step)
+    adapted = adapter(functional.normalize(step.old.z))
+    torch.testing.assert_close(later["adapt"], (1 - functional.cosine_similarity(adapted, step.new.z)).mean())
+    logits = adapted @ upgrade.encoder.classifier.get_parameter("weight").T
+    torch.testing.assert_close(later["classify"], 2 * functional.cross_entropy(logits, step.targets))
+    backbone = upgrade.encoder.get_parameter("backbone.fc.weight")
+    assert unreached(later["adapt"] + later["classify"], backbone)
+
+
+def test_the_adapter_stage_leaves_the_encoder_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    first, second = two_versions("fan")
+    assert first.encoder.adapter is None
+    assert second.encoder.adapter is not None
+    assert changed(watch.after_main[0], watch.before_finish[0]) == set()
+    fresh = create_method("fan").objective(
+        Upgrade(second.encoder, FrozenEncoder(first.encoder), blobs(), ("0", "1"), ("2", "3"))
+    )
+    assert fresh.module is not None
+    assert len(changed(state(fresh.module), state(second.encoder.adapter))) == 4
+
+
+def test_galleries_pass_through_the_adapters_of_all_versions_since(tmp_path: Path) -> None:
+    images = blobs()
+    stream = class_stream(images, 2, 1)
+    versions = list(run_scenario(stream, create_method("fan"), SETTINGS, tmp_path / "run", progress=False))
+    made = [version_features(v.name, v.encoder, images, images) for v in versions]
+    matrix = cross_test(made, images.labels, images.labels, "image").matrix
+    second, third = (v.encoder.adapter for v in versions[1:])
+    assert second is not None
+    assert third is not None
+    stored = third.adapt(second.adapt(versions[0].encoder.encode(images.images)))
+    found = (versions[2].encoder.encode(images.images) @ stored.T).argmax(axis=1)
+    assert matrix[2, 0] == pytest.approx((images.labels[found] == images.labels).mean())
+    again = list(run_scenario(stream, create_method("fan"), SETTINGS, tmp_path / "run", progress=False))
+    reread = [version_features(v.name, v.encoder, images, images) for v in again]
+    np.testing.assert_array_equal(cross_test(reread, images.labels, images.labels, "image").matrix, matrix)
+
+
+def test_an_adapter_is_not_handed_on_to_a_version_of_another_method() -> None:
+    upgraded = two_versions("fan")[1].encoder
+    next_one = train_version(3, blobs(), Past(upgraded), create_method("er"), SETTINGS, progress=False)
+    assert next_one.encoder.adapter is None
+    assert upgraded.adapter is not None
+
+
+def test_fan_needs_features_of_one_width_without_a_projection() -> None:
+    for upgrade in (situation(create_method("fan"), wider=9)[0], situation(create_method("hoc"))[0]):
+        with pytest.raises(ModelError, match="Begin with fan from v1"):
+            create_method("fan").objective(upgrade)
+
+
+# PODNet
+
+
+def test_podnet_holds_maps_and_features_with_the_weight_of_the_class_counts() -> None:
+    values, _, step = terms(create_method("podnet", spatial=2.0, flat=4.0))
+    assert step.old is not None
+    factor = math.sqrt(5 / 2)
+    assert len(step.new.maps) == len(step.old.maps) == 3
+    torch.testing.assert_close(values["nca"], neighbourhood_components(step.new.logits, step.targets))
+    torch.testing.assert_close(values["pod"], 2 * factor * pooled_outputs(step.new.maps, step.old.maps))
+    torch.testing.assert_close(values["flat"], 4 * factor * feature_distillation(step.new.h, step.old.h))
+
+
+def test_the_first_version_of_podnet_has_only_its_own_loss() -> None:
+    values, _, step = terms(create_method("podnet"), first=True)
+    torch.testing.assert_close(values, {"nca": neighbourhood_components(step.new.logits, step.targets)})
+
+
+def test_podnet_asks_the_loop_for_maps() -> None:
+    _, second = two_versions("podnet")
+    assert second.log[0].terms.keys() == {"nca", "pod", "flat"}
+    assert second.encoder.classifier.options["proxies"] == 10
+
+
+# FOSTER
+
+
+def test_effective_weights_by_hand() -> None:
+    """beta 1/2: 1, 2 and 3 images give 1/2 / (1/2, 3/4, 7/8) = 1, 2/3, 4/7, of mean 47/63."""
+    weights = effective_weights(torch.tensor([1.0, 2.0, 3.0]), 0.5)
+    expected = torch.tensor([1, 2 / 3, 4 / 7]) * 63 / 47
+    torch.testing.assert_close(weights, expected)
+    assert effective_weights(torch.tensor([5.0, 90.0]), 0.0).tolist() == [1.0, 1.0]
+    assert torch.isfinite(effective_weights(torch.tensor([0.0, 100_000.0]), 0.999)).all()
+
+
+SHOWN = [4 * 8 / 12] * 3 + [2 * 8 / 4] * 2
+
+
+def boosting() -> tuple[Upgrade, Step, Objective]:
+    """Two images of each new class stay, four of each old one are remembered: 4 and 12, each half of 16 in an epoch."""
+    method = create_method("foster", boost_beta=0.5, compress_beta=0.8)
+    upgrade, step = situation(method)
+    upgrade = lifelong_upgrade(upgrade)
+    upgrade = replace(upgrade, images=upgrade.images.take([0, 1, 4, 5]))
+    return upgrade, step, method.objective(upgrade)
+
+
+def test_boosting_joins_the_old_features_and_the_new() -> None:
+    upgrade, step, objective = boosting()
+    assert step.old is not None
+    assert upgrade.teacher is not None
+    assert objective.module is not None
+    head = objective.module.get_parameter("head.weight")
+    assert head.shape == (5, 12)
+    torch.testing.assert_close(head[:3, :6], upgrade.teacher.classifier.get_parameter("weight"))
+    logits = torch.stack([head @ torch.cat([a, b]) for a, b in zip(step.old.z, step.new.z, strict=True)])
+    frequency = effective_weights(torch.tensor(SHOWN), 0.5)
+    values = objective.terms(step)
+    torch.testing.assert_close(values["ce"], functional.cross_entropy(logits / frequency, step.targets))
+    torch.testing.assert_close(values["enhance"], functional.cross_entropy(step.new.logits, step.targets))
+    torch.testing.assert_close(values["kd"], knowledge_distillation(logits[:, :3], step.old.logits, 2.0))
+
+
+def test_compression_starts_from_the_old_weights_and_follows_the_pair_as_it_was_learnt() -> None:
+    upgrade, step, objective = boosting()
+    assert objective.module is not None
+    assert step.old is not None
+    assert step.pixels is not None
+    start = state(upgrade.encoder)
+    with torch.no_grad():
+        for parameter in upgrade.encoder.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))  # stands for boosting
+    learnt, boosted = state(upgrade.encoder), upgrade.encoder(step.pixels).z.detach()
+    (stage,) = objective.then
+    assert stage.begin is not None
+    assert stage.trains is upgrade.encoder
+    stage.begin()
+    assert changed(start, state(upgrade.encoder)) == set()
+    copied = {name.removeprefix("boosted."): v for name, v in state(objective.module).items() if "boosted." in name}
+    assert changed(learnt, copied) == set()
+    assert all(not p.requires_grad for name, p in objective.module.named_parameters() if name.startswith("boosted"))
+    answers = torch.cat([step.old.z, boosted], dim=1) @ objective.module.get_parameter("head.weight").T
+    rarity = effective_weights(torch.tensor(SHOWN), 0.8)
+    values = stage.terms(step)
+    torch.testing.assert_close(values["compress"], balanced_distillation(step.new.logits, answers, rarity, 2.0))
+    assert unreached(values["compress"], objective.module.get_parameter("head.weight"))
+
+
+def test_foster_needs_linear_classifiers() -> None:
+    upgrade, _ = situation(create_method("lucir"))
+    with pytest.raises(ModelError, match="has a cosine one"):
+        create_method("foster").objective(upgrade)
+    with pytest.raises(ModelError, match="has a simplex one"):
+        create_method("bic").objective(situation(create_method("hoc"))[0])
+
+
+# All of them
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_an_interruption_in_any_stage_ends_with_the_same_weights(
+    name: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second version has two epochs of its main stage and one or two of the next."""
+    whole = two_versions(name)[1]
+    assert len(whole.log) == (4 if name == "foster" else 3)
+    saved: list[Path] = []
+
+    def save_and_stop(path: Path, *state: Any) -> None:
+        save_checkpoint(path, *state)
+        saved.append(path)
+        if len(saved) == 2 + after:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fixstar.training.loop.save_checkpoint", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            two_versions(name, tmp_path / "run")
+    resumed = two_versions(name, tmp_path / "run")[1]
+    assert changed(state(whole.encoder), state(resumed.encoder)) == set()
+    assert resumed.log == whole.log
+
+
+@pytest.mark.parametrize("name", [*STAGED, "podnet"])
+def test_versions_are_read_back_as_they_were(name: str, tmp_path: Path) -> None:
+    second = two_versions(name, tmp_path / "run")[1]
+    again = Encoder.load(tmp_path / "run" / "versions" / "v2")
+    assert changed(state(second.encoder), state(again)) == set()
+    assert (again.adapter is not None) == (name == "fan")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("bic", {"hold_out": 1.0}, "hold_out < 1"),
+        ("bic", {"temperature": 0.0}, "temperature > 0"),
+        ("fan", {"hidden": 0}, "hidden >= 1"),
+        ("fan", {"classify": -1.0}, "classify >= 0"),
+        ("podnet", {"flat": -1.0}, "spatial and flat >= 0"),
+        ("foster", {"boost_beta": 1.0}, r"betas in \[0, 1\)"),
+        ("foster", {"epochs": 0.0}, "epochs > 0"),
+    ],
+)
+def test_mistakes_are_told_with_what_is_allowed(name: str, options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        create_method(name, **options)

@@ -1,0 +1,189 @@
+"""Where versions start from, and which of their epochs is kept: pre-trained weights and validation data."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_replacement import pretrained
+from test_scenarios import SETTINGS, same_weights, stream, stripes
+
+from fixstar.data import ImageSet, TaskStream, from_arrays, sample_stream
+from fixstar.errors import CheckpointError, InputError
+from fixstar.evaluation import cross_test
+from fixstar.methods import OldVectors, create_method
+from fixstar.models import Encoder
+from fixstar.scenarios import Past, Settings, Validation, Version, retraining, train_version, version_features
+from fixstar.training import Recipe
+from fixstar.training.checkpoint import load_checkpoint, save_checkpoint
+from fixstar.training.selection import Standing, selected_epoch
+
+STILL = Settings(**{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
+
+
+def first_layer(encoder: Encoder) -> torch.Tensor:
+    return encoder.get_parameter("backbone.fc.weight")
+
+
+# Pre-trained
+
+
+@pytest.mark.parametrize("name", ["cores", "itm", "cl2r-ub"])
+def test_every_version_starts_from_the_given_weights(name: str) -> None:
+    """At a learning rate of almost nothing, versions are what they started from."""
+    given = pretrained(["p", "q"], seed=5, classifier="linear" if name == "itm" else "simplex")
+    before = {key: value.clone() for key, value in given.state_dict().items()}
+    versions = list(retraining(stream(), create_method(name), STILL, progress=False, pretrained=given))
+    for version in versions:
+        torch.testing.assert_close(first_layer(version.encoder), first_layer(given), atol=1e-6, rtol=0)
+        assert {"p": 0, "q": 1}.items() <= version.encoder.slots.by_class.items()
+    assert [len(version.encoder.slots) for version in versions] == [4, 6, 8]
+    for older, newer in itertools.pairwise(versions):
+        assert older.encoder.slots.by_class.items() <= newer.encoder.slots.by_class.items()
+    assert all(torch.equal(value, before[key]) for key, value in given.state_dict().items())  # it is copied
+
+
+def test_a_method_that_goes_on_from_the_last_weights_starts_there_only_once() -> None:
+    given = pretrained([], seed=5, classifier="simplex")
+    method = create_method("cores", initialisation="previous")
+    versions = list(retraining(stream(), method, SETTINGS, progress=False, pretrained=given))
+    still = train_version(3, stripes(), Past(versions[1].encoder, pretrained=given), method, STILL, progress=False)
+    torch.testing.assert_close(first_layer(still.encoder), first_layer(versions[1].encoder), atol=1e-6, rtol=0)
+    assert (first_layer(versions[1].encoder) - first_layer(given)).abs().max() > 1e-3
+
+
+def test_a_run_with_other_pretrained_weights_is_refused(tmp_path: Path) -> None:
+    def run(seed: int | None) -> list[Encoder]:
+        given = None if seed is None else pretrained([], seed=seed)
+        versions = retraining(
+            stream(), create_method("cores"), SETTINGS, tmp_path / "run", progress=False, pretrained=given
+        )
+        return [version.encoder for version in versions]
+
+    assert all(same_weights(a, b) for a, b in zip(run(1), run(1), strict=True))
+    for other in (2, None):
+        with pytest.raises(CheckpointError, match="pretrained was"):
+            run(other)
+
+
+# Model selection
+
+
+def faint(per_class: int, seed: int) -> ImageSet:
+    """Stripes under so much noise that a version is wrong more often than not, and the next one can do better."""
+    rng = np.random.default_rng(seed)
+    patterns = np.stack([((np.arange(32) // (k + 2)) % 2) * 20 for k in range(6)])
+    labels = np.repeat(np.arange(6), per_class)
+    noise = rng.integers(0, 200, (len(labels), 32, 32))
+    return from_arrays((patterns[labels][:, None, :] + noise).astype(np.uint8), labels)
+
+
+def growing() -> TaskStream:
+    """All classes from the start, more images of each with every task."""
+    return sample_stream(faint(12, 0), [0.34, 0.33, 0.33])
+
+
+def validation(seed: int = 1) -> Validation:
+    return Validation(faint(8, seed), faint(8, 2))
+
+
+def steady(epochs: int) -> Settings:
+    recipe = Recipe(epochs=epochs, learning_rate=0.05, milestones=(), batch_size=8)
+    return Settings(**{**vars(SETTINGS), "recipe": recipe})
+
+
+def chosen(version: Version) -> int:
+    """The epoch that was to be kept."""
+    standings = [entry.standing for entry in version.log]
+    best = selected_epoch([standing for standing in standings if standing is not None])
+    return len(standings) - 1 if best is None else best
+
+
+def test_the_kept_model_has_the_standing_that_was_measured() -> None:
+    """What is measured again on the finished versions is the log's line of the epoch that eq. 11 chooses."""
+    data = validation()
+    versions = list(retraining(growing(), create_method("cores"), steady(5), progress=False, validation=data))
+    assert all(entry.standing is None for entry in versions[0].log)  # nothing to be compatible with
+    for older, newer in itertools.pairwise(versions):
+        made = [version_features(v.name, v.encoder, data.queries, data.gallery) for v in (older, newer)]
+        matrix = cross_test(made, data.queries.labels, data.gallery.labels).matrix
+        again = Standing(matrix[1, 1], matrix[1, 0], matrix[0, 0])
+        assert newer.log[chosen(newer)].standing == pytest.approx(again)
+
+
+def test_selection_keeps_another_model_than_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch is judged compatible as this test likes it; the same run cut short ends at that epoch."""
+    turns = iter([Standing(0.5, 1, 0), Standing(0.9, 1, 0), Standing(1, 0, 0)])
+    monkeypatch.setattr(Validation, "select", lambda *_: lambda _: next(turns))
+    first = train_version(1, stripes(2), Past(), create_method("cores"), steady(3), progress=False).encoder
+
+    def second(epochs: int, data: Validation | None) -> Encoder:
+        method = create_method("cores")
+        return train_version(2, stripes(), Past(first), method, steady(epochs), None, False, data).encoder
+
+    assert same_weights(second(3, validation()), second(2, None))
+
+
+def test_a_run_with_selection_is_read_back_and_goes_on_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(directory: Path | None, data: Validation | None = None) -> list[Version]:
+        given = validation() if data is None else data
+        return list(retraining(growing(), create_method("cores"), steady(4), directory, False, validation=given))
+
+    whole = run(None)
+    saved: list[Path] = []
+
+    def save_and_stop(path: Path, *state: Any) -> None:
+        save_checkpoint(path, *state)
+        saved.append(path)
+        if len(saved) == 7:  # the third epoch of the second version
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fixstar.training.loop.save_checkpoint", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "run")
+    resumed = run(tmp_path / "run")
+    assert all(same_weights(a.encoder, b.encoder) for a, b in zip(whole, resumed, strict=True))
+    assert resumed[1].log == whole[1].log
+    with pytest.raises(CheckpointError, match="validation was"):
+        run(tmp_path / "run", validation(seed=7))
+
+
+def test_queries_and_gallery_must_name_their_classes_alike() -> None:
+    data = stripes(3)
+    with pytest.raises(InputError, match="alike and in the same order"):
+        Validation(data, data.of_classes(["2", "1", "0"]))
+
+
+# Stored vectors decide too whether a run may go on
+
+
+def test_a_checkpoint_of_other_stored_vectors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, labels = np.random.default_rng(0).standard_normal((8, 64)), np.arange(8) % 2
+    prints: list[str] = []
+
+    def note(path: Path, model: torch.nn.Module, fingerprint: str) -> Any:
+        prints.append(fingerprint)
+        return load_checkpoint(path, model, fingerprint)
+
+    monkeypatch.setattr("fixstar.training.loop.load_checkpoint", note)
+    data: ImageSet = stripes(2)
+    for number, stored in enumerate(
+        (
+            OldVectors(vectors, labels, ("0", "1")),
+            OldVectors(vectors.copy(), labels.copy(), ("0", "1")),
+            OldVectors(vectors + 1, labels, ("0", "1")),
+            OldVectors(vectors, 1 - labels, ("0", "1")),
+            OldVectors(vectors, labels, ("1", "0")),
+        )
+    ):
+        past, path = Past(old_vectors=stored), tmp_path / f"{number}.safetensors"
+        train_version(1, data, past, create_method("bct-vectors"), STILL, path, progress=False)
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 4

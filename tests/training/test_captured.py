@@ -1,0 +1,146 @@
+"""The recorded step, replayed by hand where there is no GPU: the same updates as the eager loop, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
+from fixstar.methods import Objective, Step, Terms, create_method
+from fixstar.models import Encoder, FrozenEncoder
+from fixstar.training import Recipe, Training
+from fixstar.training.captured import CapturedSteps, _kept, _not_counting
+from fixstar.training.compiled import _PROGRAMS, compiled
+from fixstar.training.run import Part, parts_of
+from fixstar.training.steps import EagerSteps
+
+RECIPE = Recipe(epochs=2, learning_rate=0.05, milestones=(), batch_size=8)
+
+
+def encoder(seed: int = 0) -> Encoder:
+    torch.manual_seed(seed)
+    return Encoder.create(
+        "tiny", classes=[*"abcd"], capacity=10, backbone_options={"in_channels": 1, "width": 4}
+    ).train()
+
+
+def training(views: int = 1) -> Training:
+    model, augmentation, lanes = encoder(), Augmentation(crop_padding=2), []
+    for replay, count in ((False, 20), (True, 12)):
+        labels = np.arange(count) % 4
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 32, 32), dtype=np.uint8)
+        source, _ = pixel_source(from_arrays(pixels, labels), model.preprocessing, augmentation, torch.device("cpu"))
+        lanes.append(Lane(source, torch.from_numpy(labels), replay))
+    terms = create_method("hoc").terms
+    assert terms is not None
+    batches = Batches(lanes, 8, augmentation, seed=1, views=views)
+    return Training(model, Objective(terms), batches, RECIPE, FrozenEncoder(encoder(1)), progress=False)
+
+
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CapturedSteps, "_record", lambda self: SimpleNamespace(replay=self._step))
+    monkeypatch.setattr("fixstar.training.captured._stream", lambda: None)
+
+
+def trained(make: Callable[..., Any], views: int = 1) -> tuple[Training, list[dict[str, float]], list[int]]:
+    run = training(views)
+    (part,) = parts_of(run)
+    optimiser = torch.optim.SGD(run.modules().parameters(), 0.05, momentum=0.9)
+    shown: list[int] = []
+    steps = make(run, part, optimiser)
+    sums = [steps.epoch(number, lambda images, _: shown.append(images)) for number in range(2)]
+    return run, [{name: value.item() for name, value in each.items()} for each in sums], shown
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_replayed_steps_make_the_updates_of_the_eager_loop(views: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand(monkeypatch)
+    eager, eager_sums, eager_shown = trained(EagerSteps, views)
+    replayed, sums, shown = trained(CapturedSteps, views)
+    weights = eager.encoder.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in replayed.encoder.state_dict().items())
+    for a, b in zip(sums, eager_sums, strict=True):
+        assert a == pytest.approx(b)
+    assert sum(shown) == sum(eager_shown)
+
+
+def test_the_step_is_told_how_far_the_stage_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand(monkeypatch)
+    seen: list[float] = []
+    run = training()
+    terms = run.objective.terms
+
+    def told(step: Step) -> Terms:
+        seen.append(float(step.progress))
+        return terms(step)
+
+    run.objective = Objective(told)
+    (part,) = parts_of(run)
+    steps = CapturedSteps(run, part, torch.optim.SGD(run.modules().parameters(), 0.05))
+    for number in range(2):
+        steps.epoch(number, lambda *_: None)
+    assert seen == pytest.approx(np.arange(8) / 8)
+
+
+def test_warming_up_leaves_no_trace() -> None:
+    model = encoder()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with _kept(model, optimiser):
+        model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8)).z.square().sum().backward()
+        optimiser.step()
+        assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(not state["momentum_buffer"].any() for state in optimiser.state.values())
+    first = [p.detach().clone() for p in model.parameters()]
+    with _kept(model, optimiser):
+        optimiser.step()
+    assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
+
+
+def test_batch_norms_count_again_afterwards() -> None:
+    model = encoder()
+    with _not_counting(model):
+        model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8))
+    counts = [value for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")]
+    assert len(counts) == 4
+    model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8))
+    assert all(int(count) == 1 for count in counts)
+
+
+def test_one_compiled_program_serves_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def compile_nothing(function: Any, **_: Any) -> Any:
+        made.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    monkeypatch.setattr("fixstar.training.compiled._PROGRAMS", {})
+    pixels = torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8)
+    for seed in (0, 1):
+        one, other = encoder(seed), encoder(seed)
+        with compiled(one.backbone):
+            inside = one(pixels).z
+            inside.sum().backward()
+        outside = other(pixels).z
+        outside.sum().backward()
+        torch.testing.assert_close(inside, outside)
+        for (name, a), (_, b) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, msg=name)
+        for (name, mine), (_, theirs) in zip(one.named_buffers(), other.named_buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, msg=name)
+    assert len(made) == 1
+    assert one.backbone._compiled_call_impl is None
+
+
+def test_a_part_knows_its_place() -> None:
+    (part,) = parts_of(training())
+    assert isinstance(part, Part)
+    assert (part.first, part.after, part.steps, part.images) == (0, 2, 8, 64)
+    assert _PROGRAMS == {}

@@ -1,0 +1,142 @@
+"""Model selection (CoReS, eq. 11): of the epochs that are compatible, the one with the highest self-test is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_stages import cut_off
+from test_training_loop import same, training, weights
+from torch import Tensor
+
+from fixstar.methods import Objective, Stage, Step, Terms
+from fixstar.models import Encoder
+from fixstar.training import Recipe, Training, train
+from fixstar.training.selection import Standing, selected_epoch
+
+RECIPE = Recipe(epochs=5, learning_rate=0.05, milestones=(), batch_size=8)
+
+GOOD, BETTER = Standing(0.5, 0.3, 0.2), Standing(0.6, 0.3, 0.2)
+TIED, DRIFTED = Standing(0.9, 0.2, 0.2), Standing(1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("standings", "chosen"),
+    [
+        ([], None),
+        ([DRIFTED, TIED], None),  # compatible means strictly greater (eq. 2)
+        ([GOOD, BETTER, DRIFTED], 1),
+        ([BETTER, GOOD, BETTER], 0),  # the earliest of equals
+        ([DRIFTED, GOOD], 1),
+    ],
+)
+def test_the_selected_epoch(standings: list[Standing], chosen: int | None) -> None:
+    assert selected_epoch(standings) == chosen
+
+
+class Judge:
+    """Gives the standings one after another, and keeps the weights it was shown."""
+
+    def __init__(self, standings: list[Standing]) -> None:
+        self.left = list(standings)
+        self.shown: list[dict[str, Tensor]] = []
+
+    def __call__(self, encoder: Encoder) -> Standing:
+        self.shown.append(weights(encoder))
+        return self.left.pop(0)
+
+
+def selecting(judge: Judge, checkpoint: Path | None = None) -> Training:
+    return training(RECIPE, select=judge, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("standings", "kept"),
+    [
+        ([DRIFTED, GOOD, BETTER, GOOD, DRIFTED], 2),
+        ([BETTER, GOOD, GOOD, GOOD, GOOD], 0),
+        ([TIED, DRIFTED, TIED, DRIFTED, DRIFTED], 4),  # none is compatible: the last one
+        ([GOOD, GOOD, GOOD, GOOD, BETTER], 4),
+    ],
+)
+def test_the_best_compatible_epoch_is_kept(standings: list[Standing], kept: int) -> None:
+    judge = Judge(standings)
+    run = selecting(judge)
+    log = train(run)
+    assert [entry.standing for entry in log] == standings
+    assert same(weights(run.encoder), judge.shown[kept])
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_the_best_epoch_survives_an_interruption(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standings = [DRIFTED, GOOD, BETTER, GOOD, DRIFTED]
+    judge = Judge(standings)
+    whole = selecting(judge)
+    log = train(whole)
+    cut_off(selecting(Judge(standings), tmp_path / "c.safetensors"), after, monkeypatch)
+    resumed = selecting(Judge(standings[after:]), tmp_path / "c.safetensors")
+    assert train(resumed) == log
+    assert same(weights(resumed.encoder), judge.shown[2])
+
+
+def test_later_stages_go_on_from_the_selected_epoch_and_are_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepared(judge: Judge, checkpoint: Path | None = None) -> tuple[Training, list[dict[str, Tensor]]]:
+        run, starts = selecting(judge, checkpoint), []
+
+        torch.manual_seed(3)
+        extra = torch.nn.Linear(run.encoder.feature_dim, 1)
+
+        def terms(step: Step) -> Terms:
+            return {"z": step.new.z.square().mean()}
+
+        def beside(step: Step) -> Terms:
+            return {"extra": extra(step.new.z.detach()).square().mean()}
+
+        def begin() -> None:
+            starts.append(weights(run.encoder))
+
+        stage = Stage(beside, "then", epochs=0.4, trains=extra, begin=begin)
+        run.objective = Objective(terms, extra, then=(stage,))
+        return run, starts
+
+    standings = [GOOD, BETTER, GOOD, DRIFTED, DRIFTED]
+    judge = Judge(standings)
+    whole, starts = prepared(judge)
+    log = train(whole)
+    assert same(starts[0], judge.shown[1])
+    assert [entry.standing is None for entry in log] == [False] * 5 + [True] * 2
+    for after in (5, 6, 7):
+        path = tmp_path / f"{after}.safetensors"
+        cut_off(prepared(Judge(standings), path)[0], after, monkeypatch)
+        resumed, _ = prepared(Judge([]), path)
+        train(resumed)
+        assert same(weights(resumed.encoder), weights(whole.encoder))
+
+
+def test_where_a_later_stage_makes_the_encoder_its_epochs_are_judged() -> None:
+    """FOSTER: what counts is the compressed network, not the boosted one before it."""
+    judge = Judge([GOOD, BETTER, DRIFTED])
+    run = selecting(judge)
+
+    def terms(step: Step) -> Terms:
+        return {"z": step.new.z.square().mean()}
+
+    run.objective = Objective(terms, then=(Stage(terms, "compression", epochs=0.6, trains=run.encoder),))
+    log = train(run)
+    assert [entry.standing is None for entry in log] == [True] * 5 + [False] * 3
+    assert same(weights(run.encoder), judge.shown[1])
+
+
+def test_judging_leaves_the_training_itself_alone() -> None:
+    def curious(encoder: Encoder) -> Standing:
+        torch.rand(3)
+        encoder.encode(torch.zeros(2, 32, 32, 1, dtype=torch.uint8).numpy())
+        return DRIFTED
+
+    plain, judged = training(RECIPE), training(RECIPE, select=curious)
+    train(plain)
+    train(judged)
+    assert same(weights(plain.encoder), weights(judged.encoder))
