@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,14 @@ from numpy.typing import NDArray
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.evaluation import compatibility
+from fixstar.evaluation import compatibility, search
 from fixstar.evaluation.cross_test import VersionFeatures, cross_test
 from fixstar.evaluation.search import PROTOCOLS, image_search
 
 Array = NDArray[Any]
+cross_test_module = importlib.import_module(
+    "fixstar.evaluation.cross_test"
+)  # the package exports a function of that name
 
 QUERY_LABELS = np.arange(120) % 4
 GALLERY_LABELS = np.arange(40) % 4
@@ -52,8 +57,8 @@ def test_short_forms_give_the_cross_test_of_the_full_features(protocol: str, upp
 def test_shared_components_count_the_others_as_zero(widths: tuple[int, int]) -> None:
     (short_1, full_1), (short_2, full_2) = make_pair(1, widths[0], 6), make_pair(2, widths[1], 9)
     padded = [
-        VersionFeatures(v.name, *(np.pad(a, ((0, 0), (0, 18 - v.width))) for a in (v.queries, v.gallery)))
-        for v in (full_1, full_2)
+        replace(v, queries=np.pad(v.queries, missing), gallery=np.pad(v.gallery, missing))
+        for v, missing in ((v, ((0, 0), (0, 18 - v.width))) for v in (full_1, full_2))
     ]
     expected = cross_test(padded, QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
     for versions in ([short_1, short_2], [full_1, full_2], [short_1, full_2], [full_1, short_2]):
@@ -94,6 +99,50 @@ def test_lower_triangle_only_unless_asked() -> None:
         assert answer.matrix[t, k] == direct.mean()
 
 
+def adapting_chain() -> list[VersionFeatures]:
+    """Plain features of 15, 15, 12, 12 components; v2 and v3 adapt, v4 takes the galleries as v3 left them."""
+    rng = np.random.default_rng(20)
+    turn, squeeze = rng.normal(size=(15, 15)), rng.normal(size=(15, 12))
+    adapters = [None, lambda x: np.tanh(3 * x @ turn), lambda x: x @ squeeze, None]
+    plain = [make_pair(seed, d, 6)[1] for seed, d in [(1, 15), (2, 15), (3, 12), (4, 12)]]
+    return [replace(version, adapt=adapt) for version, adapt in zip(plain, adapters, strict=True)]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_adapters_move_the_stored_galleries_and_compose(protocol: str) -> None:
+    versions = adapting_chain()
+    answer = cross_test(versions, QUERY_LABELS, GALLERY_LABELS, protocol)
+    assert len(answer.hits) == 10
+    for (t, k), hits in answer.hits.items():
+        gallery = versions[k].gallery
+        for later in versions[k + 1 : t + 1]:
+            gallery = gallery if later.adapt is None else later.adapt(gallery)
+        expected = PROTOCOLS[protocol](versions[t].queries, QUERY_LABELS, gallery, GALLERY_LABELS)
+        assert np.array_equal(hits, expected), (t, k)
+    still = cross_test([replace(v, adapt=None) for v in versions[:2]], QUERY_LABELS, GALLERY_LABELS, protocol)
+    assert still.matrix[1, 0] != answer.matrix[1, 0]
+
+
+def test_old_queries_meet_newer_galleries_as_they_were_made() -> None:
+    versions = adapting_chain()[:2]
+    answer = cross_test(versions, QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
+    bare = cross_test([replace(v, adapt=None) for v in versions], QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
+    assert answer.matrix[0].tolist() == bare.matrix[0].tolist()
+    assert answer.matrix[1, 0] != bare.matrix[1, 0]
+
+
+def test_wrong_adapters_are_named() -> None:
+    versions = adapting_chain()
+    with pytest.raises(InputError, match=r"different feature width.*v2 15, v3 12"):
+        cross_test(versions, QUERY_LABELS, GALLERY_LABELS, upper=True)
+    short = make_pair(1, 15, 6)[0]
+    with pytest.raises(InputError, match=r"v1 came as short forms.*without projection"):
+        cross_test([short, versions[1]], QUERY_LABELS, GALLERY_LABELS)
+    flat = replace(versions[1], adapt=lambda x: x[:, :7])
+    with pytest.raises(InputError, match=r"adapt of version 'v2' made \(40, 7\) of \(40, 15\).*15 components"):
+        cross_test([versions[0], flat], QUERY_LABELS, GALLERY_LABELS)
+
+
 def test_each_version_is_factorised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = [make_pair(seed, 15, 6)[0] for seed in (1, 2, 3, 4)]
     factored: list[int] = []
@@ -106,6 +155,25 @@ def test_each_version_is_factorised_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(geometry, "short_factors", counted)
     cross_test(versions, QUERY_LABELS, GALLERY_LABELS)
     assert sorted(factored) == sorted(id(version.projection) for version in versions)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_each_gallery_is_prepared_once_and_again_when_it_is_adapted(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four galleries made; v2 adapts one of them and v3 two. torch gives the same answers."""
+    prepared: list[int] = []
+    original = search.searcher
+
+    def counted(name: str, gallery: Array, gallery_labels: Array, device: str | None) -> Any:
+        prepared.append(len(gallery))
+        return original(name, gallery, gallery_labels, device)
+
+    plain = cross_test(adapting_chain(), QUERY_LABELS, GALLERY_LABELS, protocol)
+    monkeypatch.setattr(cross_test_module, "searcher", counted)
+    by_torch = cross_test(adapting_chain(), QUERY_LABELS, GALLERY_LABELS, protocol, device="cpu")
+    assert len(prepared) == 4 + 1 + 2
+    assert all(np.array_equal(by_torch.hits[cell], plain.hits[cell]) for cell in plain.hits)
 
 
 def test_progress_is_reported_after_every_cell() -> None:

@@ -117,6 +117,41 @@ def test_template_search_agrees_with_a_slow_loop() -> None:
     assert hits.tolist() != image_search(queries, query_labels, gallery, gallery_labels).tolist()
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_gallery_prepared_once_answers_many_query_sets(protocol: str, device: str | None) -> None:
+    """torch's way is the same on a CPU and on a GPU."""
+    gallery, labels = features(80, 6, seed=16), np.arange(80) % 3
+    find = search.searcher(protocol, gallery, labels, device)
+    for seed in (17, 18):
+        queries, truth = features(50, 6, seed), np.arange(50) % 3
+        expected = slow_hits(
+            queries, truth, *(templates(gallery, labels) if protocol == "template" else (gallery, labels))
+        )
+        assert find(queries, truth).tolist() == expected
+    with pytest.raises(InputError, match="5 components and the gallery 6"):
+        find(features(9, 5, seed=19), np.arange(9))
+
+
+def test_on_a_device_equal_cosines_go_to_the_lowest_index_in_blocks_of_any_size() -> None:
+    import torch
+
+    gallery = np.tile(np.eye(3, dtype=np.float32), (5, 1))
+    queries = np.eye(3, dtype=np.float32)[[2, 0, 1, 1]]
+    for cells in (1, 30, 1 << 20):
+        found = search._nearest_on_device(torch.from_numpy(queries), torch.from_numpy(gallery), cells)
+        assert found.tolist() == [2, 0, 1, 1]
+
+
+def test_a_protocol_of_ones_own_needs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(queries: Array, query_labels: Array, gallery: Array, gallery_labels: Array) -> Array:
+        assert len(queries) == len(gallery) == len(gallery_labels) == 2
+        return np.zeros(len(query_labels), dtype=np.bool_)
+
+    monkeypatch.setitem(PROTOCOLS, "never", never)
+    assert search.searcher("never", GOOD, ONE)(GOOD, ONE).tolist() == [False, False]
+
+
 def test_length_and_float_type_do_not_matter() -> None:
     queries, gallery = features(30, 8, seed=12), features(20, 8, seed=13)
     labels = np.arange(20)

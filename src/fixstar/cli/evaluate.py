@@ -2,109 +2,198 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, print_json
+from fixstar.cli.options import AsJson, BadImages, Device, WorkspacePath, print_json
 
 if TYPE_CHECKING:
-    from fixstar.data import ImageSet
-    from fixstar.evaluation import CrossTest
-    from fixstar.images import Preprocessing
+    from fixstar.evaluation import CrossTest, Difference
+
+    Evidence = Mapping[tuple[int, int], Difference]
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
 NAME = "evaluate"
-EXAMPLES = "Example:  fixstar evaluate photos/held-out --workspace shop --picture matrix.png"
+EXAMPLES = (
+    "Examples:  fixstar evaluate photos/held-out --workspace shop --picture matrix.png   |   "
+    "fixstar evaluate photos/held-out -w shop --protocol template --by-class --report report   |   "
+    "fixstar evaluate --features v1=old.npz --features v2=new.npz --labels labels.npz   |   "
+    "fixstar evaluate --features v1=q1.npy,g1.npy --features v2=q2.npy,g2.npy --labels ql.npy,gl.npy"
+)
 PICTURES = (".pdf", ".png", ".svg")
+
+Data = Annotated[
+    Path | None, typer.Argument(help="Labelled images: one folder a class, a CSV list, CIFAR, idx or Omniglot files.")
+]
+Protocol = Annotated[
+    str,
+    typer.Option(
+        help="image: nearest gallery image; template: nearest class mean; or rank5, knn10, map, map100, verification."
+    ),
+]
+Features = Annotated[
+    list[str] | None,
+    typer.Option(help="Another system's version, oldest first: NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy."),
+]
+LabelFiles = Annotated[str | None, typer.Option(help="Labels of the features: FILE.npz or QUERY.npy,GALLERY.npy.")]
+Shared = Annotated[
+    bool, typer.Option("--shared-components", help="Compare features of different width over what both have.")
+]
+Confidence = Annotated[float, typer.Option(help="Of each verdict, between 0 and 1.")]
+ByClass = Annotated[
+    bool, typer.Option("--by-class", help="Evidence for classes other than these: whole classes are drawn.")
+]
+ReportFolder = Annotated[Path | None, typer.Option(help="Write report.html, pictures and report.json here.")]
+Picture = Annotated[Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")]
+Part = Annotated[str, typer.Option(help="Which part of a data set that is divided: train or test.")]
+SplitFile = Annotated[
+    Path | None, typer.Option(help="Keep the split into gallery and queries in this .npz; made if it is missing.")
+]
+PairsFile = Annotated[Path | None, typer.Option(help="Keep the pairs of verification in this .npz; likewise.")]
+Seed = Annotated[int, typer.Option(help="Splits the images into gallery and queries, and draws the pairs.")]
 
 
 def command(
-    data: DataPath,
+    data: Data = None,
     workspace: WorkspacePath = Path(),
-    protocol: Annotated[
-        str, typer.Option(help="image: nearest gallery image; template: nearest class mean.")
-    ] = "image",
-    picture: Annotated[Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")] = None,
-    split: Annotated[str, typer.Option(help="Which part of a data set that is divided: train or test.")] = "train",
-    seed: Annotated[int, typer.Option(help="Splits the images into gallery and queries.")] = 0,
+    protocol: Protocol = "image",
+    features: Features = None,
+    labels: LabelFiles = None,
+    shared_components: Shared = False,
+    confidence: Confidence = 0.95,
+    by_class: ByClass = False,
+    report: ReportFolder = None,
+    picture: Picture = None,
+    split: Part = "train",
+    split_file: SplitFile = None,
+    pairs_file: PairsFile = None,
+    seed: Seed = 0,
     bad_images: BadImages = "refuse",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure compatibility on labelled images: half of each class is the gallery, half are queries."""
-    from fixstar.data import open_images, sample_stream
-    from fixstar.evaluation import compatibility_heat_map
-    from fixstar.workspace import Workspace
+    """Measure compatibility on labelled images, half of each class the gallery, or on features of another system.
 
-    space = Workspace(workspace)
-    first = space.encoder(space.newest())
-    _check_picture(picture, len(space.versions()))
-    images = _searchable(open_images(data, split), first.preprocessing, bad_images)
-    gallery, queries = (task.images for task in sample_stream(images, [0.5, 0.5], seed))
-    result = space.evaluate(queries, gallery, protocol, device, progress=not as_json)
-    if picture is not None:
-        compatibility_heat_map(result.matrix, list(result.names), f"{protocol} search", picture)
-    if as_json:
-        lower = [[float(value) for value in row[: t + 1]] for t, row in enumerate(result.matrix)]
-        summary = result.summary() if len(result.names) > 1 else {}
-        print_json({"protocol": protocol, "versions": result.names, "matrix": lower, **summary})
+    A cross-test is compatible, incompatible (x) or not decided (?), by paired bootstrap over the queries.
+    """
+    from fixstar.cli.evaluation_input import from_files, from_workspace, searchable
+    from fixstar.evaluation import compatibility_heat_map, cross_test_by, verdicts
+    from fixstar.evaluation.measures import check_measure
+    from fixstar.evaluation.report import needed_resamples
+
+    check_measure(protocol)
+    resamples = needed_resamples(confidence)
+    _check_source(data, features, labels, shared_components, split_file)
+    if features:
+        _check_outputs(picture, report, len(features))
+        given = from_files(features, labels, protocol, seed, pairs_file, shared_components)
     else:
-        _print_matrix(result)
+        from fixstar.data import open_images
+        from fixstar.workspace import Workspace
+
+        space = Workspace(workspace)
+        first = space.encoder(space.newest())
+        _check_outputs(picture, report, len(space.versions()))
+        images = searchable(open_images(data or Path(), split), first.preprocessing, bad_images)
+        given = from_workspace(space, images, protocol, seed, (split_file, pairs_file), device, not as_json)
+    result = cross_test_by(protocol, *given.images, pairs=given.pairs, shared_components=given.shared_components)
+    clusters = given.answered(protocol) if by_class else None
+    evidence: Evidence = {}
+    if len(result.names) > 1:
+        evidence = verdicts(result, confidence=confidence, resamples=resamples, clusters=clusters)
+    if picture is not None:
+        compatibility_heat_map(result.matrix, list(result.names), f"by {protocol}", picture, evidence)
+    if report is not None:
+        given.report(result, confidence, by_class).write(report)
+    if as_json:
+        print_json(_numbers(result, evidence, confidence, by_class))
+    else:
+        _print_matrix(result, evidence, confidence)
+        if report is not None:
+            print(f"Report: {report / 'report.html'}")
 
 
-def _check_picture(path: Path | None, versions: int) -> None:
-    """Say what is wrong with the picture before anything is computed for it."""
+def _check_source(
+    data: Path | None, features: list[str] | None, labels: str | None, shared: bool, split_file: Path | None
+) -> None:
     from fixstar.errors import InputError
 
-    if path is None:
-        return
-    if path.suffix.lower() not in PICTURES:
-        raise InputError(f"--picture {path} must end in one of {', '.join(PICTURES)}")
-    if not path.parent.is_dir():
-        raise InputError(f"--picture {path}: there is no directory {path.parent}")
-    if versions < 2:
-        raise InputError("a heat map needs two versions; train the second with: fixstar upgrade MORE_IMAGES")
+    if features and data is not None:
+        raise InputError(f"measure {data} with a workspace, or --features of another system; not both at once")
+    if features and split_file is not None:
+        raise InputError("--split-file divides images; features come divided into queries and gallery")
+    if not features and (labels is not None or shared):
+        raise InputError("--labels and --shared-components go with --features NAME=FILE.npz")
+    if not features and data is None:
+        raise InputError(
+            "say what to measure: fixstar evaluate LABELLED_IMAGES -w WORKSPACE, or --features; see --help"
+        )
 
 
-def _searchable(images: ImageSet, preprocessing: Preprocessing, bad: str) -> ImageSet:
-    """The images that can be read, of classes with at least one for the gallery and one for a query."""
+def _check_outputs(picture: Path | None, report: Path | None, versions: int) -> None:
+    """Say what is wrong with the picture or the report before anything is computed for them."""
     from fixstar.errors import InputError
 
-    if bad not in ("refuse", "skip"):
-        raise InputError(f"--bad-images {bad} is not one of refuse, skip")
-    kept, unreadable = images.readable(preprocessing, cast(Literal["refuse", "skip"], bad))
-    for image in unreadable:
-        warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
-    counts = kept.counts()
-    if single := [name for name in kept.classes if counts[name] < 2]:
-        warnings.warn(f"left out classes with fewer than two images: {', '.join(single[:10])}", stacklevel=2)
-    if len(single) == len(kept.classes):
-        raise InputError("every class has fewer than two images; search needs one in the gallery and one as a query")
-    return kept.of_classes([name for name in kept.classes if counts[name] >= 2])
+    if picture is not None:
+        if picture.suffix.lower() not in PICTURES:
+            raise InputError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
+        if not picture.parent.is_dir():
+            raise InputError(f"--picture {picture}: there is no directory {picture.parent}")
+    if report is not None and report.exists() and not report.is_dir():
+        raise InputError(f"--report {report} is a file; a report is a folder. Choose another name")
+    if (picture or report) and versions < 2:
+        raise InputError(
+            f"a {'heat map' if picture else 'report'} needs two versions; "
+            "train the second with: fixstar upgrade MORE_IMAGES"
+        )
 
 
-def _print_matrix(result: CrossTest) -> None:
+def _numbers(result: CrossTest, evidence: Evidence, confidence: float, by_class: bool) -> dict[str, Any]:
+    from fixstar.evaluation import cell_evidence
+    from fixstar.evaluation.report_numbers import evidence_numbers, lower_triangle
+
+    found: dict[str, Any] = {
+        "protocol": result.protocol,
+        "versions": result.names,
+        "answers": len(next(iter(result.hits.values()))),
+        "matrix": lower_triangle(result),
+    }
+    if evidence:
+        found |= result.summary()
+        found |= {"confidence": confidence, "by_class": by_class, "evidence": cell_evidence(evidence)._asdict()}
+        found["cells"] = evidence_numbers(result, evidence)
+    return found
+
+
+def _print_matrix(result: CrossTest, evidence: Evidence, confidence: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fixstar.evaluation import compatible_cells
+    from fixstar.evaluation import cell_evidence, compatible_cells
+    from fixstar.evaluation.report_words import MARKS, verdict_sentences
 
     table = Table("queries by", *(f"gallery {name}" for name in result.names), box=None, pad_edge=False)
+    styles = {"": "", "x": " [red]x[/red]", "?": " [yellow]?[/yellow]"}
     for t, name in enumerate(result.names):
         cells = [f"{result.matrix[t, k]:.1%}" for k in range(t + 1)]
-        marks = ["" if k == t or result.matrix[t, k] > result.matrix[k, k] else " [red]x[/red]" for k in range(t + 1)]
+        marks = [styles[MARKS[evidence[t, k].verdict]] if k < t else "" for k in range(t + 1)]
         table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
     console = Console()
     console.print(table)
-    if len(result.names) > 1:
-        passed = int(compatible_cells(result.matrix).sum())
-        failed = len(result.names) * (len(result.names) - 1) // 2 - passed
-        queries = len(next(iter(result.hits.values())))
-        console.print("  ".join(f"{key} {value:.3f}" for key, value in result.summary().items()))
-        console.print(f"{passed} of {passed + failed} upgrades are compatible, measured with {queries:,} queries")
-        if failed:
-            console.print("x: not compatible, the cross-test is not above the old version's self-test", style="dim")
+    if not evidence:
+        return
+    console.print("  ".join(f"{key} {value:.3f}" for key, value in result.summary().items()))
+    answers = f"{len(next(iter(result.hits.values()))):,} {'pairs' if result.protocol == 'verification' else 'queries'}"
+    passed, counted = int(compatible_cells(result.matrix).sum()), cell_evidence(evidence)
+    console.print(f"{passed} of {len(evidence)} cross-tests are above the old self-test, measured with {answers}")
+    console.print(
+        f"with {100 * confidence:g} % confidence {counted.compatible} compatible, "
+        f"{counted.incompatible} incompatible (x), {counted.not_decided} not decided (?)",
+        highlight=False,
+    )
+    for sentence in verdict_sentences(result, evidence, confidence):
+        console.print(sentence.text, highlight=False, markup=False, soft_wrap=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,13 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility
-from fixstar.evaluation.search import PROTOCOLS
+from fixstar.evaluation.search import PROTOCOLS, searcher
 
 __all__ = ["CrossTest", "VersionFeatures", "cross_test"]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
+Search = Callable[[Floats, Labels], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +33,15 @@ class VersionFeatures:
     """The unit feature vectors that one version made of the query and of the gallery images.
 
     With ``projection`` P [d, m] they are short forms u = R h / |R h| (see ``fixstar.geometry``), [images, min(d, m)];
-    without it, plain features.
+    without it, plain features. ``adapt``, for methods that move the gallery instead of bridging (FAN), carries vectors
+    [images, width of the predecessor] stored under the predecessor into this version's space [images, width].
     """
 
     name: str
     queries: Floats
     gallery: Floats
     projection: Floats | None = None
+    adapt: Callable[[Floats], Floats] | None = None
 
     def __post_init__(self) -> None:
         if self.queries.ndim != 2 or self.gallery.ndim != 2 or self.queries.shape[1] != self.gallery.shape[1]:
@@ -80,6 +85,7 @@ def cross_test(
     progress: Callable[[int, int], object] | None = None,
     *,
     shared_components: bool = False,
+    device: str | None = None,
 ) -> CrossTest:
     """Measure every cell C[t, k], t >= k (eq. 7 of HOC), oldest version first.
 
@@ -87,31 +93,66 @@ def cross_test(
     whose full features differ in width cannot be compared (the dashes of table 7), unless ``shared_components`` says
     to use the first components that both have, as BCT does; the others then count as zero.
 
+    A version with ``adapt`` moves the stored galleries of all older versions, as adapted so far, into its own space
+    before its row is measured; its queries meet them there directly. Cells t < k use the gallery as version k made it.
+    ``device`` names a torch device to search on, such as "cuda"; without one, NumPy searches.
+
     >>> features = np.eye(2)
     >>> old, new = VersionFeatures("v1", features, features), VersionFeatures("v2", features, features)
     >>> cross_test([old, new], np.array([0, 1]), np.array([0, 1])).matrix
     array([[ 1., nan],
            [ 1.,  1.]])
     """
-    _check(versions, protocol, shared_components)
-    search = PROTOCOLS[protocol]
-    bases = [geometry.short_basis(version.projection) for version in versions]  # one factorisation a version
+    _check(versions, protocol, shared_components, upper)
+    find = partial(
+        searcher, protocol, gallery_labels=gallery_labels, device=device
+    )  # prepares a gallery once for all its cells
+    made = [_Stored(v.gallery, geometry.short_basis(v.projection), v.width, find(v.gallery)) for v in versions]
     T = len(versions)
-    cells = [(t, k) for t in range(T) for k in range(T if upper else t + 1)]
+    total = T * T if upper else T * (T + 1) // 2
     matrix = np.full((T, T), np.nan)
     hits = {}
-    for done, (t, k) in enumerate(cells, start=1):
-        queries = versions[t].queries
-        if t != k:
-            queries = geometry.carry(queries, bases[t], bases[k], versions[k].width)
-        hits[t, k] = search(queries, query_labels, versions[k].gallery, gallery_labels)
-        matrix[t, k] = hits[t, k].mean()
-        if progress is not None:
-            progress(done, len(cells))
+    stored: list[_Stored] = []  # the galleries up to version t, as adapted so far
+    for t, version in enumerate(versions):
+        stored = [*_adapted(stored, version, find), made[t]]
+        for k, gallery in enumerate(stored + made[t + 1 :] if upper else stored):
+            queries = version.queries
+            if t != k:
+                queries = geometry.carry(queries, made[t].basis, gallery.basis, gallery.width)
+            hits[t, k] = gallery.search(queries, query_labels)
+            matrix[t, k] = hits[t, k].mean()
+            if progress is not None:
+                progress(len(hits), total)
     return CrossTest(tuple(version.name for version in versions), protocol, matrix, hits)
 
 
-def _check(versions: Sequence[VersionFeatures], protocol: str, shared_components: bool) -> None:
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """A gallery [M, s] as it is stored now, the basis Q [d, s] of its short form, the width d of its space."""
+
+    vectors: Floats
+    basis: Floats | None
+    width: int
+    search: Search
+
+
+def _adapted(stored: list[_Stored], version: VersionFeatures, find: Callable[[Floats], Search]) -> list[_Stored]:
+    """The galleries of the older versions in the space of ``version``, where it has a way to take them there."""
+    if version.adapt is None:
+        return stored
+    moved = []
+    for gallery in stored:
+        vectors = np.asarray(version.adapt(gallery.vectors))
+        if vectors.shape != (len(gallery.vectors), version.width):
+            raise InputError(
+                f"adapt of version {version.name!r} made {vectors.shape} of {gallery.vectors.shape}; "
+                f"it must return one vector of {version.width} components for each it is given"
+            )
+        moved.append(_Stored(vectors, None, version.width, find(vectors)))
+    return moved
+
+
+def _check(versions: Sequence[VersionFeatures], protocol: str, shared_components: bool, upper: bool) -> None:
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if not versions:
@@ -119,10 +160,22 @@ def _check(versions: Sequence[VersionFeatures], protocol: str, shared_components
     names = [version.name for version in versions]
     if len(set(names)) < len(names):
         raise InputError(f"every version needs its own name, got {', '.join(names)}")
-    widths = {version.name: version.width for version in versions}
-    if len(set(widths.values())) > 1 and not shared_components:
-        seen = ", ".join(f"{name} {width}" for name, width in widths.items())
+    _check_adapters(versions)
+    # By induction all galleries met in row t have the width of version t, if every change of width comes with adapt.
+    changes = [b for a, b in pairwise(versions) if a.width != b.width and (upper or b.adapt is None)]
+    if changes and not shared_components:
+        seen = ", ".join(f"{version.name} {version.width}" for version in versions)
         raise InputError(
             f"versions of different feature width cannot be compared ({seen}). "
             "Pass shared_components=True to compare over the first components that both have"
+        )
+
+
+def _check_adapters(versions: Sequence[VersionFeatures]) -> None:
+    last = max((t for t, version in enumerate(versions) if version.adapt is not None), default=-1)
+    short = [version.name for version in versions[: last + 1] if version.projection is not None]
+    if short:
+        raise InputError(
+            f"adapt moves plain features, but {', '.join(short)} came as short forms under a projection. "
+            "Pass their full features, without projection"
         )

@@ -1,7 +1,8 @@
 """1:N search: is the nearest gallery entry, by cosine, of the right class?
 
-Exhaustive, in blocks: the similarity matrix [N, M] never exists, only ``block`` x ``block`` of it. Features come in any
+Exact, in blocks: the similarity matrix [N, M] never exists, only ``block`` x ``block`` of it. Features come in any
 length and any float type; they are normalised here and multiplied in float32. Equal cosines go to the lowest index.
+On a GPU (``device="cuda"``) torch multiplies, in float32 too; the rest is the same.
 
 A protocol answers once per query, True for a hit. Its mean is the accuracy; the answers themselves allow error bars.
 """
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.errors import InputError
 
-__all__ = ["PROTOCOLS", "image_search", "nearest", "template_search", "templates"]
+__all__ = ["PROTOCOLS", "image_search", "nearest", "searcher", "template_search", "templates"]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
@@ -35,10 +36,7 @@ def image_search(
     >>> image_search(np.array([[2.0, 1.0], [3.0, 1.0]]), np.array([7, 8]), gallery, labels)
     array([ True, False])
     """
-    truth = _labels(query_labels, queries, "query")
-    labels = _labels(gallery_labels, gallery, "gallery")
-    indices, _ = nearest(queries, gallery, block=block)
-    return np.equal(labels[indices[:, 0]], truth)
+    return _Searcher(gallery, gallery_labels, block)(queries, query_labels)
 
 
 def template_search(
@@ -72,18 +70,74 @@ def nearest(
     ([[1, 2]], [[0.9950000047683716, 0.7739999890327454]])
     """
     q, g = _unit_features(queries, "query"), _unit_features(gallery, "gallery")
-    if q.shape[1] != g.shape[1]:
-        raise InputError(f"queries have {q.shape[1]} components and the gallery {g.shape[1]}: they must share a space")
+    _check_widths(q, g)
     if not 1 <= k <= len(g):
         raise InputError(f"k counts gallery entries, 1 to {len(g)} here; got {k}")
     if block < 1:
         raise InputError(f"block must be at least 1, got {block}")
-    ranks = np.concatenate([_top_ranks(q[rows], g, k, block) for rows in _blocks(len(q), block)])
+    ranks = _top_ranks_of_all(q, g, k, block)
     return _index_of(ranks), _cosine_of(ranks)
 
 
 PROTOCOLS: dict[str, Callable[..., Hits]] = {"template": template_search, "image": image_search}
 """1:N search by name: ``PROTOCOLS[name](queries, query_labels, gallery, gallery_labels)`` -> [N] bool."""
+
+
+def searcher(
+    protocol: str, gallery: Floats, gallery_labels: Labels, device: str | None = None
+) -> Callable[[Floats, Labels], Hits]:
+    """A protocol with its gallery prepared once, for any number of query sets: ``(queries, query_labels)`` -> [N] bool.
+
+    ``device`` names a torch device to multiply on; without one, NumPy does it.
+
+    >>> find = searcher("template", np.eye(2), np.array([7, 8]))
+    >>> find(np.array([[2.0, 1.0], [3.0, 1.0]]), np.array([7, 8]))
+    array([ True, False])
+    """
+    if protocol == "template":
+        return _Searcher(*templates(gallery, gallery_labels), device=device)
+    if protocol == "image":
+        return _Searcher(gallery, gallery_labels, device=device)
+    return lambda queries, query_labels: PROTOCOLS[protocol](queries, query_labels, gallery, gallery_labels)
+
+
+class _Searcher:
+    """Top-1 search in a gallery that is normalised, and moved to the device, once."""
+
+    def __init__(self, gallery: Floats, labels: Labels, block: int = BLOCK, device: str | None = None) -> None:
+        self.labels, self.block = _labels(labels, gallery, "gallery"), block
+        self.gallery, self.device = _unit_features(gallery, "gallery"), device
+        self.there = _on(self.gallery, device) if device is not None else None
+
+    def __call__(self, queries: Floats, query_labels: Labels) -> Hits:
+        truth = _labels(query_labels, queries, "query")
+        q = _unit_features(queries, "query")
+        _check_widths(q, self.gallery)
+        if self.there is not None:
+            found = _nearest_on_device(_on(q, self.device), self.there)
+        else:
+            found = _index_of(_top_ranks_of_all(q, self.gallery, 1, self.block)[:, 0])
+        return np.equal(self.labels[found], truth)
+
+
+def _on(features: NDArray[np.float32], device: str | None) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(features)).to(device)
+
+
+def _nearest_on_device(q: Any, g: Any, cells: int = 1 << 28) -> NDArray[np.int64]:
+    """[N]: the nearest row of g [M, s] for each of q [N, s], the lowest of equals; ``cells`` cosines at once."""
+    import torch
+
+    order = torch.arange(len(g), device=g.device)
+    found = []
+    for part in q.split(max(1, cells // len(g))):
+        cosines = part @ g.T
+        ties = cosines == cosines.amax(dim=1, keepdim=True)
+        found.append(torch.where(ties, order, len(g)).amin(dim=1))
+    answer: NDArray[np.int64] = torch.cat(found).cpu().numpy()
+    return answer
 
 
 # A rank is one int64 that sorts by cosine first and by lower gallery index second, so that partial sorts need no
@@ -109,6 +163,10 @@ def _index_of(ranks: NDArray[np.int64]) -> NDArray[np.int64]:
 def _flip_negative(bits: NDArray[np.int32]) -> NDArray[np.int32]:
     """Turn IEEE bits into integers of the same order, and back: its own inverse."""
     return bits ^ ((bits >> 31) & _MAGNITUDE)
+
+
+def _top_ranks_of_all(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> NDArray[np.int64]:
+    return np.concatenate([_top_ranks(q[rows], g, k, block) for rows in _blocks(len(q), block)])
 
 
 def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> NDArray[np.int64]:
@@ -143,6 +201,11 @@ def _unit_features(features: Floats, whose: str) -> NDArray[np.float32]:
     if not np.isfinite(array).all():
         raise InputError(f"{whose} features hold NaN or infinity; the model that made them is broken")
     return geometry.unit(array)
+
+
+def _check_widths(q: Floats, g: Floats) -> None:
+    if q.shape[1] != g.shape[1]:
+        raise InputError(f"queries have {q.shape[1]} components and the gallery {g.shape[1]}: they must share a space")
 
 
 def _labels(labels: Labels, features: Floats, whose: str) -> Labels:

@@ -1,0 +1,191 @@
+"""Curves: how accuracy and compatibility develop over versions and over a backfill, and the ROC of verification.
+
+Every line has a colour **and** a marker, so that no reader depends on colour. Fractions come in, percent is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.evaluation import compatibility
+from fixstar.evaluation.backfill import BackfillCurve
+from fixstar.evaluation.heat_map_layout import TEXT, TITLE
+from fixstar.evaluation.pictures import DPI, GREY, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["accuracy_curves", "backfill_curves", "metric_curve", "roc_curves"]
+
+COLOURS = ("#1d5a98", "#b3402c", "#117733", "#a8780f", "#882255", "#2f8f80", "#5a6877", "#aa4499")
+MARKERS = "osD^vPX*"
+RULE = "#dfe4e9"  # grid lines
+WIDTH, HEIGHT = 6.4, 3.8  # inches
+LOWEST_FAR = 1e-6
+
+Floats = NDArray[np.float64]
+Metric = Callable[..., float]
+
+METRICS: dict[str, Metric] = {
+    "AA": compatibility.average_accuracy,
+    "AC": compatibility.average_compatibility,
+    "ACA": compatibility.average_compatibility_accuracy,
+    "BC": compatibility.backward_compatibility,
+}
+
+
+def metric_curve(C: ArrayLike, metric: str = "AA") -> Floats:
+    """A metric over the first tau versions, for tau = 1 to T: AA_tau, AC_tau, ACA_tau or BC(tau), [T].
+
+    NaN where it does not exist: the first version alone has no cross-test.
+
+    >>> metric_curve([[0.30, 0], [0.35, 0.50]], "AC").tolist()
+    [nan, 1.0]
+    """
+    if metric not in METRICS:
+        raise UnknownNameError("metric", metric, METRICS)
+    T = len(np.asarray(C))
+    first = 1 if metric == "AA" else 2
+    return np.array([METRICS[metric](C, up_to=tau) if tau >= first else np.nan for tau in range(1, T + 1)])
+
+
+def accuracy_curves(
+    series: Mapping[str, ArrayLike],
+    path: str | Path | None = None,
+    replacements: Sequence[int] = (),
+    *,
+    metric: str = "AA",
+    title: str = "",
+) -> Figure:
+    """Draw a value at each version, method -> fractions [T], such as ``metric_curve``; NaN leaves a gap.
+
+    ``replacements`` are the versions, counted from 1, that came from a replaced model (figures 6 and 8 of HOC): each
+    has a dashed vertical line. ``metric`` names the vertical axis.
+    """
+    lines = {name: _checked(name, values) for name, values in series.items()}
+    if not lines:
+        raise InputError("accuracy_curves needs at least one method: {name: fractions, one a version}")
+    T = max(map(len, lines.values()))
+    if outside := [version for version in replacements if not 1 <= version <= T]:
+        raise InputError(f"replacements count versions, 1 to {T} here; got {outside[0]}")
+    figure, axes = _figure(title, "version", f"{metric} (%)", len(lines))
+    for version in replacements:
+        axes.axvline(version, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1, gid="replacement")
+    for number, (name, values) in enumerate(lines.items()):
+        _line(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
+    axes.set_xlim(0.6, T + 0.4)
+    axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
+    return _finished(figure, axes, path, "dashed: the model was replaced" if replacements else "")
+
+
+def backfill_curves(
+    curves: Mapping[str, BackfillCurve],
+    path: str | Path | None = None,
+    self_tests: Mapping[str, tuple[float, float]] | None = None,
+    *,
+    title: str = "",
+) -> Figure:
+    """Draw the accuracy over the share of the gallery that is re-embedded (figure 3 of BCT).
+
+    ``self_tests`` are, by the name of a curve, the accuracies of the old and of the new version on galleries of their
+    own: a dotted and a dashed line. Where a curve starts above the dotted line, the upgrade is compatible.
+    """
+    if not curves:
+        raise InputError("backfill_curves needs at least one curve: {name: backfill_curve(...)}")
+    tests = self_tests or {}
+    if odd := sorted(tests.keys() - curves.keys()):
+        raise UnknownNameError("curve", odd[0], curves)
+    figure, axes = _figure(title, "gallery re-embedded (%)", "accuracy (%)", len(curves))
+    for number, (name, curve) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        order = np.argsort(curve.shares)
+        shares, runs = 100 * curve.shares[order], 100 * curve.runs[:, order]
+        if len(runs) > 1:
+            axes.fill_between(shares, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+        for accuracy, style in zip(tests.get(name, ()), ((0, (1, 2)), (0, (6, 3))), strict=False):
+            axes.axhline(100 * accuracy, color=colour, linewidth=1.2, linestyle=style, zorder=1, gid="self-test")
+        _line(axes, shares, 100 * curve.accuracy[order], name, number)
+    axes.set_xlim(-2, 102)
+    return _finished(figure, axes, path, "dotted: old self-test   dashed: new self-test" if tests else "")
+
+
+def roc_curves(
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]], path: str | Path | None = None, *, title: str = ""
+) -> Figure:
+    """Draw TAR over FAR, name -> (far, tar) as ``roc`` gives them. FAR is logarithmic; a FAR of 0 has no place there.
+
+    The line is a staircase, as the rate is read strictly: the largest TAR whose FAR is not above the given one.
+    """
+    if not curves:
+        raise InputError("roc_curves needs at least one curve: {name: roc(scores, same)[:2]}")
+    figure, axes = _figure(title, "false accept rate", "true accept rate (%)", len(curves))
+    lowest = 1.0
+    for number, (name, (far, tar)) in enumerate(curves.items()):
+        x, y = (_checked(name, values) for values in (far, tar))
+        if x.shape != y.shape:
+            raise InputError(f"the ROC of {name!r} needs as many FAR as TAR; got {len(x)} and {len(y)}")
+        shown = x >= LOWEST_FAR
+        lowest = min(lowest, float(x[shown].min(initial=1.0)))
+        marks = max(1, int(shown.sum()) // 6)
+        _line(axes, x[shown], 100 * y[shown], name, number, drawstyle="steps-post", markevery=marks)
+    axes.set(xscale="log", xlim=(lowest * 0.9, 1.1))
+    axes.minorticks_off()
+    return _finished(figure, axes, path, "")
+
+
+def _checked(name: str, values: ArrayLike) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise InputError(f"{name!r} needs a list of fractions, not empty; got shape {array.shape}")
+    if (np.abs(array[~np.isnan(array)]) > 1).any():
+        raise InputError(f"{name!r} holds values beyond -1 to 1; curves take fractions. Divide percent by 100")
+    return array
+
+
+def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
+    """An empty plane with room for its title above and a legend of so many lines below, sizes in inches."""
+    from matplotlib.figure import Figure
+
+    above, below = 0.25 + 0.25 * bool(title), 0.62 + 0.22 * (1 + (lines - 1) // 2)
+    height = HEIGHT + above + below - 1.0
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    axes = figure.add_axes((0.72 / WIDTH, below / height, (WIDTH - 0.92) / WIDTH, (height - above - below) / height))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(RULE)
+    axes.grid(axis="y", color=RULE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=TEXT, labelcolor=GREY)
+    axes.set_xlabel(x, size=TEXT, color=GREY)
+    axes.set_ylabel(y, size=TEXT, color=GREY)
+    head = figure.text(0.22 / WIDTH, 1 - 0.16 / height, title, size=TITLE, color=INK, weight="bold", va="top")
+    head.set_parse_math(False)
+    return figure, axes
+
+
+def _line(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any) -> None:
+    look = {"linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 0, **style}
+    look |= {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    axes.plot(x, y, label=name, gid="curve", **look)
+
+
+def _finished(figure: Figure, axes: Axes, path: str | Path | None, note: str) -> Figure:
+    """The legend below, in two columns, and beside it a note on the other lines; then the file."""
+    height = figure.get_size_inches()[1]
+    lines = [line for line in axes.lines if line.get_gid() == "curve"]
+    names = [str(line.get_label()) for line in lines]
+    place = (0.72 / WIDTH, 0.08 / height)
+    look = {"frameon": False, "fontsize": TEXT, "labelcolor": INK, "borderaxespad": 0, "borderpad": 0}
+    legend = figure.legend(lines, names, loc="lower left", bbox_to_anchor=place, ncols=2, **look)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar in a name is a dollar
+    figure.text(1 - 0.2 / WIDTH, 1 - 0.2 / height, note, size=TEXT - 1, color=GREY, ha="right", va="top")
+    if path is not None:
+        figure.savefig(path, dpi=DPI)
+    return figure

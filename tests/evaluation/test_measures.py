@@ -1,0 +1,139 @@
+"""The cross-test by every measure, against slow and obvious code on full features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.metrics import average_precision_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from fixstar import geometry
+from fixstar.errors import InputError
+from fixstar.evaluation.cross_test import VersionFeatures, cross_test
+from fixstar.evaluation.evidence import verdicts
+from fixstar.evaluation.measures import cross_test_by, cross_test_cmc, cross_test_scores
+from fixstar.evaluation.pairs import sample_pairs
+from fixstar.evaluation.verification import kfold_accuracy
+
+Array = NDArray[Any]
+T, N, M, WIDTH = 3, 60, 36, 9
+QUERY_LABELS, GALLERY_LABELS = np.arange(N) % 4, np.arange(M) % 4
+
+
+def embedded() -> tuple[list[VersionFeatures], list[VersionFeatures]]:
+    """Three related versions in short form and in full; the old spaces cannot hold all of a new query."""
+    rng = np.random.default_rng(0)
+    shared, centres = rng.normal(size=(WIDTH, 4)), rng.normal(size=(4, 4))
+    short, full = [], []
+    for t in range(T):
+        P = shared + 0.6 * rng.normal(size=(WIDTH, 4))
+        q, g = (centres[y] + 1.2 * rng.normal(size=(len(y), 4)) for y in (QUERY_LABELS, GALLERY_LABELS))
+        short.append(VersionFeatures(f"v{t + 1}", geometry.short_form(q, P), geometry.short_form(g, P), P))
+        full.append(VersionFeatures(f"v{t + 1}", geometry.unit(q @ P.T), geometry.unit(g @ P.T)))
+    return short, full
+
+
+SHORT, FULL = embedded()
+CELLS = [(t, k) for t in range(T) for k in range(t + 1)]
+
+
+def cosines(t: int, k: int) -> Array:
+    """[N, M], from the full features."""
+    return np.asarray(FULL[t].queries @ FULL[k].gallery.T)
+
+
+def nearest_labels(t: int, k: int) -> Array:
+    return np.asarray(GALLERY_LABELS[np.argsort(-cosines(t, k), axis=1)])
+
+
+@pytest.mark.parametrize("protocol", ["image", "template"])
+def test_the_search_protocols_are_those_of_cross_test(protocol: str) -> None:
+    ours = cross_test_by(protocol, SHORT, QUERY_LABELS, GALLERY_LABELS)
+    assert np.array_equal(ours.matrix, cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, protocol).matrix, equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_rank_k(k: int) -> None:
+    result = cross_test_by(f"rank{k}", SHORT, QUERY_LABELS, GALLERY_LABELS)
+    for cell in CELLS:
+        expected = (nearest_labels(*cell)[:, :k] == QUERY_LABELS[:, None]).any(axis=1)
+        assert np.array_equal(result.hits[cell], expected)
+        assert result.matrix[cell] == expected.mean()
+    assert np.isnan(result.matrix[0, 1])
+    assert result.protocol == f"rank{k}"
+
+
+def test_knn() -> None:
+    result = cross_test_by("knn5", SHORT, QUERY_LABELS, GALLERY_LABELS)
+    for t, k in CELLS:
+        weights = KNeighborsClassifier(5).fit(FULL[k].gallery, GALLERY_LABELS).predict_proba(FULL[t].queries)
+        clear = np.sort(weights, axis=1)[:, -1] > np.sort(weights, axis=1)[:, -2]  # ties are broken otherwise there
+        assert np.array_equal(result.hits[t, k][clear], (weights.argmax(axis=1) == QUERY_LABELS)[clear])
+        assert clear.mean() > 0.5
+
+
+def test_average_precision_leaves_queries_without_a_positive_out() -> None:
+    labels = np.where(QUERY_LABELS == 3, 99, QUERY_LABELS)
+    result = cross_test_by("map", SHORT, labels, GALLERY_LABELS)
+    kept = np.flatnonzero(labels != 99)
+    for cell in CELLS:
+        expected = [average_precision_score(labels[i] == GALLERY_LABELS, cosines(*cell)[i]) for i in kept]
+        assert np.allclose(result.hits[cell], expected)
+        assert result.matrix[cell] == pytest.approx(np.mean(expected))
+    assert verdicts(result)[1, 0].mean == pytest.approx(result.matrix[1, 0] - result.matrix[0, 0])
+    first = cross_test_by("map1", SHORT, labels, GALLERY_LABELS)
+    assert first.matrix[2, 0] == (nearest_labels(2, 0)[kept, 0] == labels[kept]).mean()
+
+
+def test_verification_uses_full_cosines_and_fold_thresholds() -> None:
+    both = [VersionFeatures(v.name, v.gallery, v.gallery, v.projection) for v in SHORT]
+    pairs = sample_pairs(GALLERY_LABELS, 60, 60)
+    scores = cross_test_scores(both, pairs)
+    result = cross_test_by("verification", both, GALLERY_LABELS, GALLERY_LABELS, pairs=pairs)
+    for t, k in CELLS:
+        expected = (FULL[t].gallery[pairs.first] * FULL[k].gallery[pairs.second]).sum(axis=1)
+        assert np.allclose(scores[t, k], expected, atol=1e-5)
+        folds = kfold_accuracy(scores[t, k], pairs.same)
+        assert result.matrix[t, k] == pytest.approx(folds.mean)
+        assert np.array_equal(result.hits[t, k], folds.right)
+    bases = [geometry.short_basis(version.projection) for version in both]
+    lengths = np.linalg.norm(geometry.carry(both[1].queries, bases[1], bases[0], WIDTH), axis=1)
+    assert lengths.max() < 0.99  # so normalising the carried query would have shown
+
+
+def test_rank_tables_search_every_gallery_once() -> None:
+    table = cross_test_cmc(SHORT, QUERY_LABELS, GALLERY_LABELS, (1, 4))
+    for cell in CELLS:
+        right = nearest_labels(*cell)[:, :4] == QUERY_LABELS[:, None]
+        assert table[cell] == {1: right[:, 0].mean(), 4: right.any(axis=1).mean()}
+
+
+def test_adapted_galleries_are_searched_where_they_were_moved() -> None:
+    turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    old = VersionFeatures("v1", np.eye(2), np.eye(2))
+    plain = VersionFeatures("v2", turn, turn)
+    moving = VersionFeatures("v2", turn, turn, adapt=lambda vectors: vectors @ turn)
+    labels = np.array([0, 1])
+    assert cross_test_by("rank1", [old, moving], labels, labels).matrix[1, 0] == 1
+    assert cross_test_by("rank1", [old, plain], labels, labels).matrix[1, 0] < 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cross_test_by("rank", SHORT, QUERY_LABELS, GALLERY_LABELS), "unknown protocol 'rank'.*as in rank5"),
+        (lambda: cross_test_by("rank0", SHORT, QUERY_LABELS, GALLERY_LABELS), "unknown protocol 'rank0'"),
+        (lambda: cross_test_by("images", SHORT, QUERY_LABELS, GALLERY_LABELS), "did you mean 'image'"),
+        (lambda: cross_test_by("map", [], QUERY_LABELS, GALLERY_LABELS), "at least one version"),
+        (lambda: cross_test_by("map", SHORT, QUERY_LABELS + 9, GALLERY_LABELS), "none of the 60 queries"),
+        (lambda: cross_test_by("map", SHORT, QUERY_LABELS[:5], GALLERY_LABELS), "60 queries .* for 5"),
+        (lambda: cross_test_by("verification", SHORT, QUERY_LABELS, GALLERY_LABELS), "needs pairs"),
+    ],
+)
+def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
