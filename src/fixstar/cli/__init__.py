@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fixstar.cli import backbones, demo, evaluate, init, methods, picture2d, theorem, train, upgrade
+from fixstar.cli import backbones, bench, demo, evaluate, init, methods, picture2d, theorem, train, upgrade
 from fixstar.errors import FixstarError
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app = typer.Typer(
 
 for verb in (demo, init, train, upgrade, evaluate, methods, backbones, theorem, picture2d):
     app.command(verb.NAME, epilog=getattr(verb, "EXAMPLES", None))(verb.command)
+app.add_typer(bench.app, name=bench.NAME)
 
 
 @app.callback(invoke_without_command=True)

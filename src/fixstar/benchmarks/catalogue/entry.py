@@ -1,0 +1,192 @@
+"""What a benchmark is: data, tasks, models, recipe, methods and protocols of one experiment of the papers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fixstar.benchmarks.datasets import dataset
+from fixstar.data import (
+    Augmentation,
+    ImageSet,
+    Task,
+    TaskStream,
+    class_and_sample_stream,
+    class_order,
+    sample_stream,
+)
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.images import Preprocessing
+from fixstar.methods import METHODS, Method, create_method
+from fixstar.scenarios import Settings
+from fixstar.training import Recipe
+
+__all__ = ["Ablations", "Benchmark", "MethodChoice", "Optimiser", "Replacement", "Schedule", "Tasks"]
+
+Kind = Literal["lifelong", "retraining", "replacing"]
+Optimiser = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["steps", "cosine"]
+Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """How a training set becomes known. One of three:
+
+    ``sizes``: the classes that each task adds. ``class_shares``: the same as shares of all classes. ``sample_shares``:
+    the share of every class's images that each task adds (CoReS 6.8, old classes). With ``first_share`` the first task
+    holds only that share of its classes' images, the second everything else (CoReS 6.8, old and new classes).
+    """
+
+    sizes: tuple[int, ...] = ()
+    class_shares: tuple[float, ...] = ()
+    sample_shares: tuple[float, ...] = ()
+    first_share: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [parts for parts in (self.sizes, self.class_shares, self.sample_shares) if parts]
+        if len(given) != 1 or min(given[0]) <= 0 or sum(self.class_shares or self.sample_shares) > 1 + 1e-9:
+            raise InputError(
+                f"tasks need one of sizes, class_shares, sample_shares, positive, shares up to 1; got {self}"
+            )
+        if self.first_share is not None and (len(self.sizes) != 2 or not 0 < self.first_share < 1):
+            raise InputError(f"first_share, between 0 and 1, goes with two sizes; got {self}")
+
+    @property
+    def count(self) -> int:
+        """T, the number of versions."""
+        return len(self.sizes or self.class_shares or self.sample_shares)
+
+    def stream(self, images: ImageSet, order: int | None = None, seed: int = 0) -> TaskStream:
+        """The tasks over a training set; ``order`` is the seed of the class order, None the dataset's own."""
+        if self.sample_shares:
+            return sample_stream(images, self.sample_shares, seed)
+        if self.first_share is not None:
+            return class_and_sample_stream(images, self.sizes[0], self.first_share, order, seed)
+        names, sizes = class_order(images.classes, order), self._sizes(len(images.classes))
+        if sum(sizes) > len(names) or 0 in sizes:
+            raise InputError(f"{self.count} tasks of {sizes} classes cannot be made of {len(names)} classes")
+        cuts = list(itertools.accumulate(sizes, initial=0))
+        groups = [names[a:b] for a, b in itertools.pairwise(cuts)]
+        tasks = tuple(Task(i, images.of_classes(group)) for i, group in enumerate(groups, start=1))
+        return TaskStream(tasks, names[: cuts[-1]])
+
+    def _sizes(self, classes: int) -> tuple[int, ...]:
+        if self.sizes:
+            return self.sizes
+        cuts = [round(share * classes) for share in itertools.accumulate(self.class_shares, initial=0.0)]
+        return tuple(b - a for a, b in itertools.pairwise(cuts))
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method with the options that the paper gives it."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def available(self) -> bool:
+        """Whether it can be trained here; some baselines are only in the published tables."""
+        return self.name in METHODS
+
+    def create(self) -> Method:
+        """The method, ready for a scenario."""
+        return create_method(self.name, **self.options)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """IAM-CL2R: a model pre-trained on ``classes`` of a dataset that takes over at ``task``; task 1 is the start."""
+
+    task: int
+    dataset: str
+    classes: int
+    backbone: str
+    backbone_options: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe = field(default_factory=Recipe)
+    optimiser: Optimiser = "sgd"
+    schedule: Schedule = "steps"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One experiment of the papers, as data.
+
+    ``sources`` are its tables. Queries and gallery are splits of ``evaluation``; ``pairs`` are (genuine, impostor) for
+    verification, None where the dataset brings its own. ``images_per_class`` limits the training images. ``orders`` are
+    seeds of the class order, None the dataset's own; ``paper_runs`` is how many runs the paper averages. ``extra``
+    holds what no scenario does by itself.
+
+    ``ablations`` are named variants: for each the fields that change. ``benchmark("cifar100-10/16:K=500")`` is one.
+    ``note`` says what a paper leaves open and what is assumed here.
+    """
+
+    name: str
+    title: str
+    sources: tuple[str, ...]
+    training: str
+    evaluation: str
+    scenario: Kind
+    tasks: Tasks
+    protocols: tuple[str, ...]
+    backbone: str
+    capacity: int
+    recipe: Recipe
+    methods: Mapping[str, MethodChoice]
+    backbone_options: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    replay_per_class: int = 20
+    images_per_class: int | None = None
+    query_split: str = "train"
+    gallery_split: str = "test"
+    pairs: tuple[int, int] | None = None
+    optimiser: Optimiser = "sgd"
+    schedule: Schedule = "steps"
+    orders: tuple[int | None, ...] = (None, 1, 2)
+    paper_runs: int = 1
+    replacements: tuple[Replacement, ...] = ()
+    ablations: Ablations = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def settings(self, seed: int = 0, device: str = "auto") -> Settings:
+        """What a scenario needs beside the tasks and the method."""
+        return Settings(
+            backbone=self.backbone,
+            backbone_options=self.backbone_options,
+            capacity=self.capacity,
+            preprocessing=self.preprocessing,
+            recipe=self.recipe,
+            augmentation=self.augmentation,
+            replay_per_class=self.replay_per_class,
+            side="right" if self.scenario == "replacing" else "left",  # HOC, section 5.3
+            seed=seed,
+            device=device,
+        )
+
+    def variant(self, choices: Mapping[str, str]) -> Benchmark:
+        """This benchmark with the chosen values of its ablations."""
+        changes: dict[str, Any] = {"extra": dict(self.extra)}
+        for ablation, value in choices.items():
+            if ablation not in self.ablations:
+                raise UnknownNameError(f"ablation of {self.name}", ablation, self.ablations)
+            if value not in self.ablations[ablation]:
+                raise UnknownNameError(f"value of {ablation}", value, self.ablations[ablation])
+            fields = dict(self.ablations[ablation][value])
+            changes["extra"] |= fields.pop("extra", {})
+            changes |= fields
+        chosen = ",".join(f"{ablation}={value}" for ablation, value in choices.items())
+        return replace(self, name=f"{self.name}:{chosen}", ablations={}, **changes)
+
+    def obstacles(self) -> list[str]:
+        """What keeps it from being run with the datasets, scenarios and training loop of fixstar; often nothing."""
+        names = dict.fromkeys([self.training, self.evaluation, *(model.dataset for model in self.replacements)])
+        lines = [f"no loader for {dataset(name).title}" for name in names if dataset(name).load is None]
+        trained = [(self.optimiser, self.schedule), *((m.optimiser, m.schedule) for m in self.replacements)]
+        others = dict.fromkeys(name for pair in trained for name in pair if name not in ("sgd", "steps"))
+        lines += [f"training knows SGD with steps, not {name}" for name in others]
+        return lines + [f"{name.replace('_', ' ')}: no scenario does this" for name in self.extra]

@@ -1,0 +1,186 @@
+"""Ours beside the papers': runs that differ in class order and seed only, summed up, with the printed figures.
+
+Columns are AC, AA, ACA, BC and FC, and single cells such as "C[2,1]" where a paper prints them. CoReS's AM is AA.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.benchmarks.catalogue import Benchmark
+from fixstar.benchmarks.plan import file_stem, method_choice
+from fixstar.benchmarks.published import Figure, Row, published
+from fixstar.benchmarks.result import METRICS, RunResult
+from fixstar.evaluation.seeds import Spread, summarise, summarise_matrices
+
+__all__ = ["Comparison", "Line", "Printed", "compare", "read_results"]
+
+_RENAMED = {"AM": "AA", "self": "C[2,2]", "cross": "C[2,1]"}  # CoReS, eq. 8; CL2R, tables 2 and 4
+_OLD_AND_NEW = {"phi_old": 1, "phi_new": 2}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a paper prints for a method, column by column; ``uncertain`` columns are hard to read or to believe.
+
+    ``counted`` says that AC is not printed: it is the share of compatible pairs by the printed marks.
+    """
+
+    source: str
+    values: Mapping[str, Figure]
+    uncertain: frozenset[str] = frozenset()
+    counted: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One method with one set of options: our runs, the paper's figures, or both.
+
+    ``special`` says what differs from the catalogue. ``ours`` and ``matrices`` are by protocol.
+    """
+
+    method: str
+    special: tuple[str, ...] = ()
+    epochs: int | None = None
+    runs: tuple[RunResult, ...] = ()
+    ours: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
+    matrices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    printed: Printed | None = None
+
+    @property
+    def label(self) -> str:
+        """The method and what is special about it."""
+        return " ".join([self.method, *self.special])
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A benchmark's lines, in the order of the paper's table."""
+
+    benchmark: Benchmark
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def printed_columns(self) -> tuple[str, ...]:
+        """Those of the columns that a paper prints; AC, AA and ACA where none is printed at all."""
+        printed = {name for line in self.lines if line.printed for name in line.printed.values}
+        return tuple(name for name in self.columns if name in (printed or METRICS[:3]))
+
+    def is_best(self, line: Line, protocol: str | None, column: str) -> bool:
+        """Whether a line has the highest mean of ours, or of the papers' figures (``protocol`` None), in a column.
+
+        Several may; where all are equal there is no best.
+        """
+        values = [value for other in self.lines if (value := _value(other, protocol, column)) is not None]
+        return len(set(values)) > 1 and _value(line, protocol, column) == max(values)
+
+
+def read_results(benchmark: Benchmark, folder: str | Path) -> list[RunResult]:
+    """Every finished run of a benchmark in a folder of results."""
+    return [RunResult.load(path) for path in sorted(Path(folder).glob(f"{file_stem(benchmark.name)}__*.json"))]
+
+
+def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
+    """Sum up the runs and set them beside the published figures; published methods without a run are kept."""
+    theirs = _printed(benchmark)
+    groups: dict[tuple[str, tuple[str, ...], int], list[RunResult]] = {}
+    for result in results:
+        groups.setdefault((result.method, _special(benchmark, result), result.epochs), []).append(result)
+    columns = [*METRICS, *sorted({name for entry in theirs.values() for name in entry.values if name.startswith("C[")})]
+    order = {name: place for place, name in enumerate([*theirs, *benchmark.methods])}
+    lines = [
+        _line(*key, runs, theirs.get(key[0]), columns)
+        for key, runs in sorted(groups.items(), key=lambda item: (order.get(item[0][0], len(order)), item[0]))
+    ]
+    lines += [Line(name, printed=entry) for name, entry in theirs.items() if name not in {m.method for m in lines}]
+    lines.sort(key=lambda line: order.get(line.method, len(order)))
+    return Comparison(benchmark, tuple(columns), tuple(lines))
+
+
+def _line(
+    method: str,
+    special: tuple[str, ...],
+    epochs: int,
+    runs: Sequence[RunResult],
+    printed: Printed | None,
+    columns: Iterable[str],
+) -> Line:
+    cells = [name for name in columns if name not in METRICS]
+    ours, matrices = {}, {}
+    for protocol in runs[0].protocols:
+        matrices[protocol] = summarise_matrices([run.matrix(protocol) for run in runs]).mean
+        ours[protocol] = summarise(
+            [{**run.metrics(protocol), **{name: _cell(run.matrix(protocol), name) for name in cells}} for run in runs]
+        )
+    return Line(method, special, epochs, tuple(runs), ours, matrices, printed)
+
+
+def _cell(matrix: NDArray[np.float64], name: str) -> float:
+    t, k = (int(number) for number in re.findall(r"\d+", name))
+    return float(matrix[t - 1, k - 1])
+
+
+def _special(benchmark: Benchmark, result: RunResult) -> tuple[str, ...]:
+    """What a run was given in place of the catalogue's: options and capacity."""
+    usual = method_choice(benchmark, result.method).create().options
+    asked = result.settings["method"]["options"]
+    words = [f"{key}={value}" for key, value in asked.items() if usual.get(key) != value]
+    capacity = result.settings["capacity"]
+    return (*words, *([f"K={capacity}"] if capacity != benchmark.capacity else []))
+
+
+def _value(line: Line, protocol: str | None, column: str) -> float | None:
+    if protocol is None:
+        figure = line.printed.values.get(column) if line.printed else None
+        return None if figure is None or figure.below else figure.fraction
+    spread = line.ours.get(protocol, {}).get(column)
+    return None if spread is None else spread.mean
+
+
+def _printed(benchmark: Benchmark) -> dict[str, Printed]:
+    """The published figures of every method on a benchmark: of its first table, or of its pairs of models."""
+    T = benchmark.tasks.count
+    rows: dict[str, list[Row]] = {}
+    for row in published(benchmark=benchmark.name):
+        if row.method is not None:
+            rows.setdefault(row.method, []).append(row)
+    found = {}
+    for method, of_method in rows.items():
+        whole = [row for row in of_method if row.pair is None]
+        first = whole[:1] or [row for row in of_method if row.source == of_method[0].source]
+        values = {name: figure for row in first for name, figure in _columns(row).items()}
+        marks = [row.compatible for row in first if row.compatible is not None]
+        counted = "AC" not in values and len(marks) == T * (T - 1) // 2
+        if counted:
+            values["AC"] = Figure(round(Decimal(sum(marks)) / len(marks), 2), "fraction")
+        uncertain = frozenset(_RENAMED.get(name, name) for row in first for name in row.uncertain)
+        if values:
+            found[method] = Printed(first[0].source, values, uncertain & values.keys(), counted)
+    return found
+
+
+def _columns(row: Row) -> dict[str, Figure]:
+    """A row's figures under our names; a dash is left out, and so is what is no column here, such as a gain."""
+    if row.pair is None:
+        named = {_RENAMED.get(name, name): figure for name, figure in row.values.items()}
+        return {n: figure for n, figure in named.items() if figure and (n in METRICS or n.startswith("C["))}
+    numbers = [_version(name) for name in row.pair]
+    figure = row.values.get("M")
+    if figure is None or None in numbers:
+        return {}
+    return {f"C[{numbers[0]},{numbers[1]}]": figure}
+
+
+def _version(name: str) -> int | None:
+    """The number of a model in a pair: phi_3 is 3, phi_old 1 and phi_new-BCT 2."""
+    if found := re.fullmatch(r"phi_(\d+)", name):
+        return int(found[1])
+    return _OLD_AND_NEW.get(name.split("-")[0])

@@ -1,0 +1,165 @@
+"""Which runs a benchmark takes: a method, a class order and a seed each, under a name that says what is special.
+
+    cifar100-10_7__hoc__order1__seed0                           as in the catalogue
+    cifar100-10_7__hoc__lam=0.25__K=1000__order1__seed0__e40    with other options, other capacity, fewer epochs
+
+Class order 0 is the dataset's own, order i the permutation that ``torch.randperm`` gives with a CPU generator seeded i.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fixstar.benchmarks.catalogue import Benchmark, MethodChoice
+from fixstar.benchmarks.datasets import dataset
+from fixstar.benchmarks.readiness import obstacles
+from fixstar.data import ImageSet, TaskStream
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.methods import METHODS, Method
+from fixstar.models.classifiers import CLASSIFIERS
+from fixstar.scenarios import Settings
+from fixstar.training import Recipe
+
+__all__ = ["Run", "file_stem", "method_choice", "plan"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method on one benchmark, in one class order and with one seed.
+
+    ``epochs``, ``capacity`` and ``options`` are what is asked for in place of the catalogue's; None and empty where
+    nothing is.
+    """
+
+    benchmark: Benchmark
+    method: str
+    class_order: int = 0
+    seed: int = 0
+    epochs: int | None = None
+    capacity: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (("class order", self.class_order), ("seed", self.seed)):
+            if value < 0:
+                raise InputError(f"a {name} is a number from 0 on, got {value}")
+
+    @property
+    def choice(self) -> MethodChoice:
+        """The method with its options: the catalogue's, then those that are asked for."""
+        entry = method_choice(self.benchmark, self.method)
+        return replace(entry, options={**entry.options, **self.options})
+
+    def create(self) -> Method:
+        """The method, ready for a scenario."""
+        return self.choice.create()
+
+    @property
+    def recipe(self) -> Recipe:
+        """The benchmark's recipe, shortened if fewer epochs are asked for."""
+        whole = self.benchmark.recipe
+        return whole if self.epochs is None else whole.shortened(self.epochs)
+
+    @property
+    def name(self) -> str:
+        """A file name for the run: what differs from the catalogue is in it."""
+        usual, asked = method_choice(self.benchmark, self.method).create().options, self.create().options
+        parts = [file_stem(self.benchmark.name), self.method]
+        parts += [f"{key}={_short(value)}" for key, value in asked.items() if usual.get(key) != value]
+        if self.capacity not in (None, self.benchmark.capacity):
+            parts.append(f"K={self.capacity}")
+        parts += [f"order{self.class_order}", f"seed{self.seed}"]
+        if self.recipe.epochs != self.benchmark.recipe.epochs:
+            parts.append(f"e{self.recipe.epochs}")
+        return "__".join(parts)
+
+    def settings(self, device: str = "auto") -> Settings:
+        """What the scenario needs beside the tasks and the method."""
+        usual = self.benchmark.settings(self.seed, device)
+        return replace(usual, recipe=self.recipe, capacity=self.capacity or usual.capacity)
+
+    def stream(self, data: str | Path) -> TaskStream:
+        """The tasks, from the training images below the data folder."""
+        images = dataset(self.benchmark.training).open(data, "train")
+        if self.benchmark.images_per_class is not None:
+            images = _first_of_each_class(images, self.benchmark.images_per_class)
+        return self.benchmark.tasks.stream(images, self.class_order or None, self.seed)
+
+    def words(self) -> list[str]:
+        """What to type after ``fixstar bench run`` for this run alone."""
+        words = [self.benchmark.name, "--method", self.method]
+        words += ["--orders", str(self.class_order), "--seeds", str(self.seed)]
+        words += [] if self.epochs is None else ["--epochs", str(self.epochs)]
+        words += [] if self.capacity is None else ["--capacity", str(self.capacity)]
+        return words + [
+            word for key, value in self.options.items() for word in ("--option", f"{key}={json.dumps(value)}")
+        ]
+
+
+def plan(
+    benchmark: Benchmark,
+    methods: Sequence[str] = (),
+    orders: Iterable[int] | None = None,
+    seeds: Iterable[int] = (0,),
+    *,
+    epochs: int | None = None,
+    capacity: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[Run]:
+    """Every method in every class order with every seed; the benchmark's methods and orders where none are named.
+
+    An option goes to the methods that have it, the capacity to those with a fixed classifier: others have none.
+    """
+    if lines := obstacles(benchmark):
+        raise InputError(f"{benchmark.name} cannot be run: {'; '.join(lines)}")
+    chosen = list(methods) or [name for name, choice in benchmark.methods.items() if choice.available]
+    chosen_orders = [order or 0 for order in benchmark.orders] if orders is None else list(orders)
+    wanted = dict(options or {})
+    for key in wanted:
+        if not any(key in method_choice(benchmark, name).create().options for name in chosen):
+            known = sorted({key for name in chosen for key in method_choice(benchmark, name).create().options})
+            raise UnknownNameError(f"option of {', '.join(chosen)}", key, known)
+    runs = []
+    for order, seed, name in itertools.product(chosen_orders, seeds, chosen):
+        method = method_choice(benchmark, name).create()
+        room = capacity if CLASSIFIERS[method.classifier].fixed else None
+        mine = {key: value for key, value in wanted.items() if key in method.options}
+        runs.append(Run(benchmark, name, order, seed, epochs, room, mine))
+        runs[-1].create()  # refuses a wrong value before anything is trained
+        runs[-1].settings()
+    return list({run.name: run for run in runs}.values())
+
+
+def file_stem(benchmark: str) -> str:
+    """What the file names of a benchmark begin with.
+
+    >>> file_stem("cifar100-10/16:K=500")
+    'cifar100-10_16_K=500'
+    """
+    return re.sub(r"[/:,]", "_", benchmark)
+
+
+def method_choice(benchmark: Benchmark, method: str) -> MethodChoice:
+    """The method as the catalogue has it for this benchmark, or with its own defaults if it is not in there."""
+    choice = benchmark.methods.get(method, MethodChoice(method))
+    if not choice.available:
+        known = {*METHODS, *(name for name, entry in benchmark.methods.items() if entry.available)}
+        raise UnknownNameError("method", method, known)
+    return choice
+
+
+def _first_of_each_class(images: ImageSet, count: int) -> ImageSet:
+    rows = [np.flatnonzero(images.labels == label)[:count] for label in range(len(images.classes))]
+    return images.take(np.sort(np.concatenate(rows)))
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,193 @@
+"""The papers' tables as data: every figure as printed, with its table, its unit and what is doubtful about it.
+
+One JSON file a paper lies in ``published/``. A row is one method on one benchmark of the catalogue; tables of model
+pairs have one row a pair. Numbers keep their printed digits; ``fraction`` gives them as the rest of fixstar counts.
+
+    dash or unreadable      None (an unreadable one is named in ``uncertain``)
+    "<0.01"                 Figure(below=True): a bound, not a value
+    "0.51 ± 0.10"           Figure(deviation=0.10)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from fixstar.errors import InputError, UnknownNameError
+
+__all__ = ["METHOD_NAMES", "PAPERS", "Figure", "Row", "published", "published_summary"]
+
+Unit = Literal["fraction", "percent"]
+
+PAPERS = ("BCT", "CoReS", "CL2R", "HOC")
+
+METHOD_NAMES: dict[str, str] = {
+    "advbct-er": "AdvBCT with experience replay",
+    "bct": "backward-compatible training",
+    "bct-er": "BCT with experience replay, also l-BCT",
+    "bct-kd": "BCT, distillation for new classes",
+    "bct-sys": "BCT, synthesised classifiers for new classes",
+    "bic": "bias correction",
+    "cl2r-ub": "CL2R's upper bound: retrained with all images",
+    "cores": "retrained against the fixed simplex",
+    "cvs": "continual visual search",
+    "er": "experience replay",
+    "er-fd": "experience replay, features distilled on memory",
+    "er-fd-all": "experience replay, features distilled on all images",
+    "fan": "feature adaptation network",
+    "fd": "d-Simplex-FD, the method of CL2R",
+    "fd-all": "d-Simplex-FD, features distilled on all images",
+    "foster": "feature boosting and compression",
+    "hoc": "d-Simplex-HOC",
+    "ift": "incremental fine-tuning",
+    "itm": "independently trained models",
+    "l2": "l2 distance to the old features",
+    "lce-er": "LCE with experience replay",
+    "lucir": "unified classifier by rebalancing",
+    "lwf": "learning without forgetting",
+    "podnet": "pooled outputs distillation",
+    "simplex-er": "experience replay against the fixed simplex",
+}
+"""Every method that the tables name, by the name it has here; not all of them can be trained here."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number as a paper prints it."""
+
+    printed: Decimal
+    unit: Unit
+    below: bool = False
+    deviation: Decimal | None = None
+
+    @property
+    def fraction(self) -> float:
+        """The number in fixstar's unit; the bound itself where ``below``.
+
+        >>> Figure(Decimal("48.21"), "percent").fraction
+        0.4821
+        """
+        return float(self.printed / 100 if self.unit == "percent" else self.printed)
+
+    @property
+    def half_digit(self) -> float:
+        """How far the printed digits may be from the true number: half of the last one, as a fraction.
+
+        >>> Figure(Decimal("0.90"), "fraction").half_digit
+        0.005
+        """
+        exponent = self.printed.as_tuple().exponent
+        assert isinstance(exponent, int), "JSON numbers are finite"
+        half = Decimal(5).scaleb(exponent - 1)
+        return float(half / 100 if self.unit == "percent" else half)
+
+    def __str__(self) -> str:
+        deviation = "" if self.deviation is None else f" ± {self.deviation}"
+        return f"{'<' * self.below}{self.printed}{deviation}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one benchmark, or one pair (query model, gallery model) of it.
+
+    ``method`` is None where no method is involved: the old model alone. ``compatible`` is the printed mark.
+    ``uncertain`` names what is unreadable or contradicts the rest of its table; ``note`` says why.
+    """
+
+    paper: str
+    table: str
+    section: str
+    benchmark: str
+    method: str | None
+    printed: str
+    values: Mapping[str, Figure | None]
+    pair: tuple[str, str] | None = None
+    compatible: bool | None = None
+    uncertain: frozenset[str] = frozenset()
+    note: str = ""
+
+    @property
+    def source(self) -> str:
+        """Where the row stands, such as "HOC, table 2"."""
+        return f"{self.paper}, {self.table if self.table.startswith('section') else 'table ' + self.table}"
+
+    def fractions(self) -> dict[str, float]:
+        """The values that are numbers, as fractions; dashes and bounds are left out."""
+        return {name: figure.fraction for name, figure in self.values.items() if figure and not figure.below}
+
+
+def published(paper: str | None = None, benchmark: str | None = None, method: str | None = None) -> list[Row]:
+    """The rows that fit, in the order of the papers; none where the papers print none.
+
+    A benchmark is a name of the catalogue, with its variant if it has one: "cifar100-10/16:K=500".
+
+    >>> [row.source for row in published(benchmark="cifar100-10/7", method="hoc")]
+    ['HOC, table 2']
+    """
+    for kind, name, known in (("paper", paper, PAPERS), ("method", method, METHOD_NAMES)):
+        if name is not None and name not in known:
+            raise UnknownNameError(kind, name, known)
+    return [
+        row
+        for row in _rows()
+        if paper in (None, row.paper) and benchmark in (None, row.benchmark) and method in (None, row.method)
+    ]
+
+
+def published_summary(benchmark: str, method: str) -> Row | None:
+    """The row that sums a method up on a benchmark: the first that is not about a single pair of models.
+
+    >>> row = published_summary("cifar100-10/7", "hoc")
+    >>> row.fractions(), row.source
+    ({'AC': 0.86, 'AA': 0.4821, 'ACA': 0.4241}, 'HOC, table 2')
+    """
+    whole = [row for row in published(benchmark=benchmark, method=method) if row.pair is None]
+    return whole[0] if whole else None
+
+
+@cache
+def _rows() -> tuple[Row, ...]:
+    folder = Path(__file__).with_suffix("")
+    return tuple(row for paper in PAPERS for row in _read(folder / f"{paper.lower()}.json"))
+
+
+def _read(path: Path) -> list[Row]:
+    """The rows of one paper; numbers stay decimal, so that 0.90 is not 0.9."""
+    document = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal, parse_int=Decimal)
+    return [_row(document["paper"], table, entry) for table in document["tables"] for entry in table["rows"]]
+
+
+def _row(paper: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> Row:
+    where = f"{paper}, table {table['table']}, {entry['printed']}"
+    columns = table["columns"]
+    if unknown := sorted(set(entry["values"]) ^ set(columns)):
+        raise InputError(f"{where}: values and columns differ in {', '.join(unknown)}")
+    pair = entry.get("pair")
+    return Row(
+        paper=paper,
+        table=table["table"],
+        section=table["section"],
+        benchmark=entry["benchmark"],
+        method=entry["method"],
+        printed=entry["printed"],
+        values={name: _figure(value, columns[name]["unit"]) for name, value in entry["values"].items()},
+        pair=None if pair is None else (pair[0], pair[1]),
+        compatible=entry.get("compatible"),
+        uncertain=frozenset(entry.get("uncertain", ())),
+        note=entry.get("note", ""),
+    )
+
+
+def _figure(value: Any, unit: Unit) -> Figure | None:
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        if "below" in value:
+            return Figure(value["below"], unit, below=True)
+        return Figure(value["mean"], unit, deviation=value["deviation"])
+    return Figure(value, unit)

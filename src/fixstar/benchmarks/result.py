@@ -1,0 +1,104 @@
+"""What one run measured: one JSON file, written last and whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.durable import replace_json
+from fixstar.errors import DataError
+from fixstar.evaluation import summary
+
+__all__ = ["METRICS", "RunResult", "lower_triangle", "measured", "square"]
+
+METRICS = ("AC", "AA", "ACA", "BC", "FC")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The record of a run.
+
+    ``protocols`` holds for each protocol the ``matrix`` as lower-triangular lists of fractions, and AC, AA, ACA, BC and
+    FC. ``tasks`` are the new classes of each task, ``class_order`` 0 the dataset's own. ``settings`` is everything that
+    the weights depend on beside the data. ``restarts`` counts how often the run was taken up again; what was trained
+    between a version's last start and a kill is not in the seconds.
+    """
+
+    benchmark: str
+    method: str
+    settings: Mapping[str, Any]
+    tasks: Sequence[int]
+    class_order: int
+    seed: int
+    epochs: int
+    seconds: float
+    seconds_training: float
+    seconds_evaluation: float
+    device: str
+    fixstar: str
+    torch: str
+    restarts: int
+    versions: Sequence[Mapping[str, Any]]
+    protocols: Mapping[str, Mapping[str, Any]]
+
+    def save(self, path: Path) -> None:
+        """Write it, all or nothing."""
+        replace_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> RunResult:
+        """Read what ``save`` wrote; ``DataError`` if it is something else."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is no result of a run ({error}); remove it and run again") from error
+        expected = {field.name for field in fields(cls)}
+        if not isinstance(content, dict) or content.keys() != expected:
+            seen = sorted(expected ^ content.keys()) if isinstance(content, dict) else [type(content).__name__]
+            raise DataError(f"{path} is no result of a run (it differs in {', '.join(seen)}); remove it and run again")
+        return cls(**content)
+
+    def matrix(self, protocol: str) -> NDArray[np.float64]:
+        """C [T, T] of a protocol, NaN above the diagonal."""
+        return square(self.protocols[protocol]["matrix"])
+
+    def metrics(self, protocol: str) -> dict[str, float]:
+        """AC, AA, ACA, BC and FC of a protocol."""
+        return {name: float(self.protocols[protocol][name]) for name in METRICS}
+
+
+def measured(matrix: NDArray[np.float64]) -> dict[str, Any]:
+    """The record of a protocol: the lower triangle of C and its metrics.
+
+    >>> measured(np.array([[0.5, np.nan], [0.75, 1.0]]))["AC"]
+    1.0
+    """
+    return {"matrix": lower_triangle(matrix), **summary(np.tril(matrix))}
+
+
+def lower_triangle(matrix: NDArray[np.float64]) -> list[list[float]]:
+    """Rows of C up to the diagonal.
+
+    >>> lower_triangle(np.array([[0.5, np.nan], [0.75, 1.0]]))
+    [[0.5], [0.75, 1.0]]
+    """
+    return [[float(value) for value in row[: t + 1]] for t, row in enumerate(matrix)]
+
+
+def square(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """[T, T] of lower-triangular rows, NaN above the diagonal.
+
+    >>> square([[0.5], [0.75, 1.0]])
+    array([[0.5 ,  nan],
+           [0.75, 1.  ]])
+    """
+    matrix = np.full((len(rows), len(rows)), np.nan)
+    for t, row in enumerate(rows):
+        matrix[t, : t + 1] = row
+    return matrix

@@ -1,0 +1,177 @@
+"""A comparison as text: cells for a table, and complete sections of Markdown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fixstar.benchmarks.catalogue import Benchmark
+from fixstar.benchmarks.comparison import Comparison, Line
+from fixstar.benchmarks.published import Figure
+from fixstar.benchmarks.result import RunResult
+from fixstar.evaluation.seeds import format_spread
+
+__all__ = ["figure_text", "markdown", "parts_of", "table_of", "what_differs"]
+
+_FRACTIONS = {"AC": 2, "BC": 3, "FC": 3}  # digits; the others are percent, as most tables print them
+_NOTHING = "—"
+
+
+def table_of(
+    comparison: Comparison, columns: Sequence[str], bold: tuple[str, str] = ("**", "**")
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the method, its runs, the paper's figures, and ours by each protocol.
+
+    The best of every column stands between the ``bold`` marks. A column that would be empty is left out.
+    """
+    places = [(protocol, name) for protocol in (None, *comparison.benchmark.protocols) for name in columns]
+    cells = [[_cell(comparison, line, *place, bold) for place in places] for line in comparison.lines]
+    kept = [i for i in range(len(places)) if any(row[i] != _NOTHING for row in cells)]
+    head = ["method", "runs", "epochs", *(f"{places[i][0] or 'paper'}: {places[i][1]}" for i in kept)]
+    body = [
+        [line.label, *((str(len(line.runs)), str(line.epochs)) if line.runs else (_NOTHING, _NOTHING))]
+        + [row[i] for i in kept]
+        for line, row in zip(comparison.lines, cells, strict=True)
+    ]
+    return head, body
+
+
+def parts_of(comparison: Comparison) -> list[list[str]]:
+    """The columns of the main table, those that the paper prints, and of the one with what is measured beside."""
+    main = list(comparison.printed_columns)
+    rest = [name for name in comparison.columns if name not in main]
+    return [main, rest] if rest and any(line.runs for line in comparison.lines) else [main]
+
+
+def figure_text(figure: Figure, column: str) -> str:
+    """A published figure in the unit that ours has in this column, with its own digits.
+
+    >>> from decimal import Decimal
+    >>> figure_text(Figure(Decimal("0.62"), "fraction"), "AA"), figure_text(Figure(Decimal("0.86"), "fraction"), "AC")
+    ('62', '0.86')
+    """
+    percent = column not in _FRACTIONS
+    shift = 2 * (percent - (figure.unit == "percent"))
+    deviation = None if figure.deviation is None else figure.deviation.scaleb(shift)
+    return str(Figure(figure.printed.scaleb(shift), figure.unit, figure.below, deviation))
+
+
+def markdown(comparison: Comparison, pictures: Sequence[Path] = (), beside: Path | None = None) -> str:
+    """A section: caption, commands, the table, what is measured beside, what differs from the paper, and the pictures.
+
+    Pictures are linked relative to ``beside``, the folder that the text will lie in.
+    """
+    entry = comparison.benchmark
+    runs = [run for line in comparison.lines for run in line.runs]
+    parts = [f"## {entry.name}: {entry.title}", _caption(comparison, runs)]
+    parts += ["```bash\n" + "\n".join(_commands(comparison)) + "\n```"] if runs else []
+    main, *rest = parts_of(comparison)
+    parts.append(_pipe_table(*table_of(comparison, main)))
+    for columns in rest:
+        parts += ["Measured beside, not in the paper's table:", _pipe_table(*table_of(comparison, columns))]
+    parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in what_differs(comparison))]
+    parts += [f"![{path.stem}]({_relative(path, beside)})" for path in pictures]
+    return "\n\n".join(parts) + "\n"
+
+
+def what_differs(comparison: Comparison) -> list[str]:
+    """In sentences: what the paper leaves open, and where our runs depart from its recipe."""
+    entry, lines = comparison.benchmark, [line for line in comparison.lines if line.runs]
+    found = [entry.note] if entry.note else []
+    if lines:
+        averaged = f"means of {entry.paper_runs} runs" if entry.paper_runs > 1 else "single figures"
+        found.append(f"The paper's are {averaged}; ours are means over {_means_over(lines)}.")
+    whole = entry.recipe.epochs
+    shorter = sorted({line.epochs for line in lines if line.epochs is not None} - {whole})
+    found += [f"Epochs a version: {epochs} in place of {whole}, milestones in proportion." for epochs in shorter]
+    found += [f"{line.method}: {', '.join(line.special)} in place of the paper's." for line in lines if line.special]
+    found += _about_figures(comparison)
+    absent = list(dict.fromkeys(line.method for line in comparison.lines if not line.runs))
+    found += [f"Not run here: {', '.join(absent)}."] if absent else []
+    return found or ["Nothing that is known."]
+
+
+def _means_over(lines: Sequence[Line]) -> str:
+    """The class orders and seeds of every line, lines with the same ones together."""
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
+        groups.setdefault(f"class orders ({_listed(orders)}) and seeds ({_listed(seeds)})", []).append(line.label)
+    if len(groups) == 1:
+        return next(iter(groups))
+    return ", ".join(f"{what} for {' and '.join(labels)}" for what, labels in groups.items())
+
+
+def _about_figures(comparison: Comparison) -> list[str]:
+    printed = {line.method: line.printed for line in comparison.lines if line.printed}
+    doubtful = [f"{method} {name}" for method, entry in printed.items() for name in sorted(entry.uncertain)]
+    found = []
+    if doubtful:
+        found.append(f"Printed figures marked ? are hard to read or contradict their table: {', '.join(doubtful)}.")
+    if any(entry.counted for entry in printed.values()):
+        found.append("The paper's AC is counted from its marks of compatible pairs.")
+    return found
+
+
+def _cell(comparison: Comparison, line: Line, protocol: str | None, column: str, bold: tuple[str, str]) -> str:
+    if protocol is None:
+        figure = line.printed.values.get(column) if line.printed else None
+        text = "" if figure is None else figure_text(figure, column)
+        if figure is not None and line.printed is not None and column in line.printed.uncertain:
+            text += "?"
+    else:
+        spread = line.ours.get(protocol, {}).get(column)
+        digits = _FRACTIONS.get(column, 2)
+        text = "" if spread is None else format_spread(spread, percent=column not in _FRACTIONS, digits=digits)
+    if not text:
+        return _NOTHING
+    return text.join(bold) if comparison.is_best(line, protocol, column) else text
+
+
+def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
+    entry = comparison.benchmark
+    sources = sorted({line.printed.source for line in comparison.lines if line.printed}) or list(entry.sources)
+    words = [f"Paper: {', '.join(sources)}. AA, ACA and single cells in percent; the best of every column is bold."]
+    if runs:
+        seconds = sum(run.seconds for run in runs) / len(runs)
+        devices = sorted({run.device for run in runs})
+        words.append(f"{len(runs)} runs, {seconds:,.0f} s each on average ({', '.join(devices)}).")
+        words.append("± is the deviation of a single run.")
+    return " ".join(words)
+
+
+def _commands(comparison: Comparison) -> list[str]:
+    """What to type for every run of the comparison, as few lines as say it."""
+    asked: dict[tuple[str, ...], list[str]] = {}
+    for line in comparison.lines:
+        if line.runs:
+            asked.setdefault(_words(comparison.benchmark, line), []).append(line.method)
+    return [
+        " ".join(
+            ["fixstar bench run", comparison.benchmark.name, "--data DATA", *(f"--method {m}" for m in methods), *words]
+        )
+        for words, methods in asked.items()
+    ]
+
+
+def _words(entry: Benchmark, line: Line) -> tuple[str, ...]:
+    options = [word for word in line.special if not word.startswith("K=")]
+    capacity = [word.removeprefix("K=") for word in line.special if word.startswith("K=")]
+    epochs = [] if line.epochs == entry.recipe.epochs else [f"--epochs {line.epochs}"]
+    orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
+    listed = [f"--orders {_listed(orders, ',')}", f"--seeds {_listed(seeds, ',')}"]
+    return (*listed, *epochs, *(f"--capacity {k}" for k in capacity), *(f"--option {word}" for word in options))
+
+
+def _pipe_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
+
+
+def _listed(numbers: set[int], between: str = ", ") -> str:
+    return between.join(str(number) for number in sorted(numbers))
+
+
+def _relative(path: Path, beside: Path | None) -> str:
+    return path.as_posix() if beside is None else Path(os.path.relpath(path, beside)).as_posix()

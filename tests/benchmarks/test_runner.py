@@ -1,0 +1,261 @@
+"""Runs: what a plan makes of a request, what a run records, and that a run goes on to the same figures."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_benchmark
+import torch
+from small_benchmark import SEARCH, VERIFICATION
+
+from fixstar.benchmarks import MethodChoice, benchmark, mps
+from fixstar.benchmarks.jobs import Folders, Job, complete
+from fixstar.benchmarks.plan import Run, plan
+from fixstar.benchmarks.readiness import missing_data, obstacles, require_data
+from fixstar.benchmarks.result import RunResult
+from fixstar.benchmarks.runner import Progress, run_benchmark
+from fixstar.benchmarks.searched import Searched
+from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
+from fixstar.evaluation import summary
+from fixstar.evaluation.verification import kfold_accuracy
+from fixstar.models import Encoder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known() -> Iterator[None]:
+    small_benchmark.register()
+    yield
+    small_benchmark.unregister()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_benchmark.write_data(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def searched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunResult, Path]:
+    """HOC on the small search benchmark in class order 1, and its work folder."""
+    work = tmp_path_factory.mktemp("work")
+    return run_benchmark(Run(SEARCH, "hoc", 1, seed=3, epochs=2), data, work, "cpu", progress=False), work
+
+
+def test_names_say_what_differs_from_the_catalogue() -> None:
+    entry = benchmark("cifar100-10/7")
+    assert Run(entry, "hoc", 1).name == "cifar100-10_7__hoc__order1__seed0"
+    same = Run(entry, "hoc", 1, epochs=70, capacity=100, options={"lam": 0.1})
+    assert same.name == "cifar100-10_7__hoc__order1__seed0"
+    other = Run(entry, "hoc", 2, 5, epochs=40, capacity=1000, options={"lam": 0.25})
+    assert other.name == "cifar100-10_7__hoc__lam=0.25__K=1000__order2__seed5__e40"
+    assert Run(benchmark("cifar100-10/16:K=500"), "hoc").name == "cifar100-10_16_K=500__hoc__order0__seed0"
+    assert other.recipe.epochs == 40
+    assert other.recipe.milestones == pytest.approx((50 * 4 / 7, 64 * 4 / 7))
+    assert other.settings().capacity == 1000
+
+
+def test_a_plan_gives_options_to_those_that_have_them() -> None:
+    runs = plan(benchmark("cifar100-10/7"), ["hoc", "er"], [1, 2], [0, 1], capacity=1000, options={"lam": 0.25})
+    assert len(runs) == 8
+    assert {run.capacity for run in runs if run.method == "hoc"} == {1000}
+    assert {(run.capacity, len(run.options)) for run in runs if run.method == "er"} == {(None, 0)}
+    everything = plan(benchmark("cifar100-10/7"))
+    assert {run.class_order for run in everything} == {0, 1, 2}
+    assert {run.method for run in everything} == set(benchmark("cifar100-10/7").methods)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("cifar100-10/7", {"methods": ["hco"]}, "did you mean 'hoc'"),
+        ("cifar100-10/7", {"methods": ["er"], "options": {"lam": 0.5}}, "option of er"),
+        ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}, "0 <= lam <= 1"),
+        ("cifar100-10/7", {"methods": ["hoc"], "epochs": 0}, "epochs=0"),
+        ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}, "from 0 on"),
+        ("cifar100r-10/7", {}, "not cosine"),
+        ("market1501/1", {}, "no run measures mAP"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_is_trained(
+    name: str, words: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(benchmark(name), **words)  # type: ignore[arg-type]
+
+
+def test_class_orders_are_torchs_permutations(data: Path) -> None:
+    names = [f"thing{i:02}" for i in range(100)]
+    assert list(Run(SEARCH, "er", 0).stream(data).class_order) == names[:10]
+    for seed in (1, 2):
+        drawn = torch.randperm(100, generator=torch.Generator().manual_seed(seed))[:10]
+        assert list(Run(SEARCH, "er", seed).stream(data).class_order) == [names[i] for i in drawn]
+
+
+def test_a_limited_benchmark_takes_the_first_images_of_each_class(data: Path) -> None:
+    whole = Run(SEARCH, "er").stream(data)[0].images
+    few = Run(replace(SEARCH, images_per_class=2), "er").stream(data)[0].images
+    assert list(few.counts().values()) == [2] * 4
+    assert isinstance(few.images, np.ndarray)
+    assert isinstance(whole.images, np.ndarray)
+    assert np.array_equal(few.images[few.labels == 1], whole.images[whole.labels == 1][:2])
+
+
+KEYS = {
+    *("benchmark", "method", "settings", "tasks", "class_order", "seed", "seconds", "device", "versions", "protocols"),
+    *("epochs", "fixstar", "torch", "seconds_training", "seconds_evaluation", "restarts"),
+}
+
+
+def test_a_run_records_what_it_is_and_what_it_measured(searched: tuple[RunResult, Path], tmp_path: Path) -> None:
+    result, _ = searched
+    result.save(tmp_path / "result.json")
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert set(content) == KEYS
+    assert (content["benchmark"], content["method"], content["tasks"]) == ("small/3", "hoc", [4, 3, 3])
+    assert (content["class_order"], content["seed"], content["epochs"], content["restarts"]) == (1, 3, 2, 0)
+    assert content["settings"]["method"]["options"]["lam"] == 0.1
+    assert content["settings"]["recipe"]["milestones"] == [1.5]
+    assert [version["name"] for version in content["versions"]] == ["v1", "v2", "v3"]
+    assert content["seconds"] == pytest.approx(content["seconds_training"] + content["seconds_evaluation"], abs=0.11)
+    assert set(content["protocols"]) == {"template", "image"}
+    for protocol, record in content["protocols"].items():
+        assert set(record) == {"matrix", "AC", "AA", "ACA", "BC", "FC"}
+        assert [len(row) for row in record["matrix"]] == [1, 2, 3]
+        assert summary(np.nan_to_num(result.matrix(protocol))) == pytest.approx(result.metrics(protocol))
+    assert asdict(RunResult.load(tmp_path / "result.json")) == content
+
+
+def test_the_matrix_is_what_the_saved_versions_find(searched: tuple[RunResult, Path], data: Path) -> None:
+    """The full features of the versions on disk, searched by plain NumPy."""
+    result, work = searched
+    images = Searched.open(SEARCH, data)
+    versions = [Encoder.load(next(work.iterdir()) / "run" / "versions" / f"v{t}") for t in (1, 2, 3)]
+    galleries = [encoder.encode(images.gallery.images) for encoder in versions]
+    for t, encoder in enumerate(versions):
+        queries = encoder.encode(images.queries.images)
+        for k in range(t + 1):
+            near = (queries @ galleries[k].T).argmax(axis=1)
+            accuracy = (images.gallery.labels[near] == images.queries.labels).mean()
+            assert result.matrix("image")[t, k] == pytest.approx(accuracy, abs=0.012)  # one tie among 90 queries
+
+
+def test_features_are_gone_when_the_run_is_done(searched: tuple[RunResult, Path]) -> None:
+    folder = next(searched[1].iterdir())
+    assert not (folder / "features").exists()
+    assert not list(folder.glob("run/checkpoint*"))
+    assert Progress.read(folder / "progress.json").share == 1.0
+
+
+def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path) -> None:
+    """Retrained with CoReS; every cell against cosines of full features."""
+    entry = replace(VERIFICATION, methods={"cores": MethodChoice("cores")})
+    result = run_benchmark(Run(entry, "cores", epochs=1), data, tmp_path, "cpu", progress=False)
+    images = Searched.open(entry, data)
+    pairs = images.pairs
+    assert pairs is not None
+    assert images.queries is images.gallery
+    folder = next(tmp_path.iterdir()) / "run" / "versions"
+    full = [Encoder.load(folder / f"v{t}").encode(images.gallery.images) for t in (1, 2, 3)]
+    for t in range(3):
+        for k in range(t + 1):
+            scores = (full[t][pairs.first] * full[k][pairs.second]).sum(axis=1)
+            expected = kfold_accuracy(scores, pairs.same, 10).mean
+            assert result.matrix("verification")[t, k] == pytest.approx(expected, abs=0.026)  # one pair of 40
+
+
+def test_a_stopped_run_goes_on_and_embeds_nothing_twice(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(SEARCH, "er", 1, epochs=1)
+    whole = run_benchmark(run, data, tmp_path / "whole", "cpu", progress=False)
+    calls: list[int] = []
+    encode = Encoder.encode
+
+    def counted(stop: int) -> Callable[..., object]:
+        def one(self: Encoder, images: Sized, **options: Any) -> object:
+            if len(calls) == stop:
+                raise KeyboardInterrupt
+            calls.append(len(images))
+            return encode(self, images, **options)  # type: ignore[arg-type]
+
+        return one
+
+    monkeypatch.setattr(Encoder, "encode", counted(stop=4))  # when v3 is trained and about to embed
+    with pytest.raises(KeyboardInterrupt):
+        run_benchmark(run, data, tmp_path / "cut", "cpu", progress=False)
+    monkeypatch.setattr(Encoder, "encode", counted(stop=99))
+    resumed = run_benchmark(run, data, tmp_path / "cut", "cpu", progress=False)
+    assert calls == [60, 90] * 3
+    assert resumed.protocols == whole.protocols
+    assert resumed.restarts == 1
+    assert [version["loss"] for version in resumed.versions] == [version["loss"] for version in whole.versions]
+
+
+def test_a_finished_run_is_read_and_not_run_again(searched: tuple[RunResult, Path], data: Path, tmp_path: Path) -> None:
+    run, folders = Run(SEARCH, "hoc", 1, seed=3, epochs=2), Folders(data, tmp_path / "work", tmp_path / "results")
+    searched[0].save(folders.result(run))
+    assert complete(run, folders) == RunResult.load(folders.result(run))
+    assert not folders.work.exists()
+    folders.result(run).write_text("{}")
+    with pytest.raises(DataError, match="remove it and run again"):
+        complete(run, folders)
+
+
+def test_a_run_has_one_process(data: Path, tmp_path: Path) -> None:
+    from fixstar.durable import exclusive
+
+    run = Run(SEARCH, "er")
+    with exclusive(tmp_path / run.name), pytest.raises(CheckpointError, match="another process"):
+        run_benchmark(run, data, tmp_path, "cpu", progress=False)
+
+
+def test_what_is_missing_is_named(data: Path, tmp_path: Path) -> None:
+    assert not missing_data(SEARCH, data)
+    assert not obstacles(SEARCH)
+    assert missing_data(SEARCH, tmp_path) == [
+        "cifar-100-binary/train.bin: no such file",
+        "cifar-10-batches-bin/test_batch.bin: no such file",
+    ]
+    with pytest.raises(DataError, match="small100 is not complete"):
+        require_data(SEARCH, tmp_path)
+
+
+def test_time_left_comes_from_the_versions_finished_since_the_start() -> None:
+    job = Job(Run(SEARCH, "er"), state="running", share=0.5, first_share=0.25, seconds=120, seconds_at_share=100)
+    assert job.seconds_left() == pytest.approx(0.75 / 0.25 * 100 - 120)
+    job.share = 0.25
+    assert job.seconds_left() is None
+
+
+def test_unknown_methods_name_those_of_the_benchmark() -> None:
+    with pytest.raises(UnknownNameError, match="bct-kd"):
+        plan(replace(SEARCH, methods={"bct-kd": MethodChoice("bct")}), ["bct-k"])
+
+
+def test_mps_is_started_for_the_runs_and_stopped_after_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the service writes down how it is called."""
+    calls = tmp_path / "calls"
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "$@" $CUDA_MPS_PIPE_DIRECTORY >> {calls}\n[ "$1" = -d ] || cat >> {calls}\n')
+    control.chmod(0o755)
+    said: list[str] = []
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(mps, "_has_gpu", lambda: True)
+    for attempt, works in (("pass", True), ("raise SystemExit(1)", False)):
+        calls.unlink(missing_ok=True)
+        monkeypatch.setattr(mps, "_TRY", attempt)
+        with mps.shared_gpu(said.append) as environment:
+            assert set(environment) == ({"CUDA_MPS_PIPE_DIRECTORY"} if works else set())
+            assert ("quit" in calls.read_text()) is not works
+        assert calls.read_text().startswith("-d ")
+        assert "quit" in calls.read_text()
+    assert said == ["the GPU is shared by MPS", "the GPU is shared without MPS, which does not answer here"]
+    monkeypatch.setattr(mps, "_has_gpu", lambda: False)
+    with mps.shared_gpu(said.append) as environment:
+        assert environment == {}

@@ -1,0 +1,188 @@
+"""Ours beside the papers': grouping, means, what is marked, and what the text says about the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fixstar.benchmarks import benchmark
+from fixstar.benchmarks.comparison import Comparison, Line, compare, read_results
+from fixstar.benchmarks.plan import Run
+from fixstar.benchmarks.result import RunResult, measured
+from fixstar.benchmarks.table_pictures import draw
+from fixstar.benchmarks.table_text import markdown, parts_of, table_of, what_differs
+
+SEVEN = benchmark("cifar100-10/7")
+
+
+def invented(run: Run, level: float, protocols: tuple[str, ...] = ("template", "image")) -> RunResult:
+    """A result as a run would write it; cross-tests lie 0.01 above the old self-test."""
+    T = run.benchmark.tasks.count
+    matrix = np.add.outer(np.zeros(T), level + 0.02 * np.arange(T)) + 0.01
+    np.fill_diagonal(matrix, level + 0.02 * np.arange(T))
+    matrix[np.triu_indices(T, 1)] = np.nan
+    method, settings = run.create(), run.settings("cpu")
+    return RunResult(
+        benchmark=run.benchmark.name,
+        method=run.method,
+        settings={"method": {"name": method.name, "options": dict(method.options)}, **settings.to_json()},
+        tasks=run.benchmark.tasks.sizes,
+        class_order=run.class_order,
+        seed=run.seed,
+        epochs=settings.recipe.epochs,
+        seconds=100.0,
+        seconds_training=90.0,
+        seconds_evaluation=10.0,
+        device="invented",
+        fixstar="0",
+        torch="0",
+        restarts=0,
+        versions=[],
+        protocols={name: measured(matrix - 0.1 * (name == "image")) for name in protocols},
+    )
+
+
+@pytest.fixture(scope="module")
+def seven() -> Comparison:
+    """HOC in two orders at two levels, HOC with lam 0.25 and K 1000, ER with fewer epochs."""
+    special: dict[str, Any] = {"capacity": 1000, "options": {"lam": 0.25}}
+    runs = [
+        invented(Run(SEVEN, "hoc", 1), 0.30),
+        invented(Run(SEVEN, "hoc", 2), 0.32),
+        invented(Run(SEVEN, "hoc", 1, **special), 0.40),
+        invented(Run(SEVEN, "er", 1, epochs=40), 0.20),
+    ]
+    return compare(SEVEN, runs)
+
+
+def line(comparison: Comparison, label: str) -> Line:
+    (found,) = [line for line in comparison.lines if line.label == label]
+    return found
+
+
+def test_runs_that_differ_in_order_and_seed_alone_are_one_line(seven: Comparison) -> None:
+    hoc = line(seven, "hoc")
+    assert len(hoc.runs) == 2
+    aa = hoc.ours["template"]["AA"]
+    assert aa.mean == pytest.approx(np.mean([run.metrics("template")["AA"] for run in hoc.runs]))
+    assert aa.deviation == pytest.approx(0.02 / np.sqrt(2))
+    assert hoc.matrices["template"][0, 0] == pytest.approx(0.31)
+    assert line(seven, "hoc lam=0.25 K=1000").special == ("lam=0.25", "K=1000")
+    assert line(seven, "er").epochs == 40
+
+
+def test_published_figures_stand_beside_ours_and_methods_without_a_run_stay(seven: Comparison) -> None:
+    hoc, cvs = line(seven, "hoc"), line(seven, "cvs")
+    assert hoc.printed is not None
+    assert cvs.printed is not None
+    assert hoc.printed.source == "HOC, table 2"
+    assert hoc.printed.values["AC"].fraction == 0.86
+    assert cvs.printed.values["AA"].fraction == 0.5169
+    assert not cvs.runs
+    assert [entry.method for entry in seven.lines] == [
+        *("er", "fan", "bct-er", "lce-er", "advbct-er", "cvs", "fd", "hoc", "hoc")
+    ]
+
+
+def test_the_table_has_both_protocols_and_marks_the_best(seven: Comparison) -> None:
+    main, rest = parts_of(seven)
+    assert (main, rest) == (["AC", "AA", "ACA"], ["BC", "FC"])
+    head, body = table_of(seven, main)
+    assert head[3:] == [f"{who}: {name}" for who in ("paper", "template", "image") for name in main]
+    rows = {row[0]: row[1:] for row in body}
+    assert rows["hoc"][:5] == ["2", "70", "**0.86**", "48.21", "**42.41**"]
+    assert rows["cvs"][:5] == ["—", "—", "0.29", "**51.69**", "12.70"]
+    assert rows["hoc lam=0.25 K=1000"][6].startswith("**")
+    assert " ± " in rows["hoc"][6]
+    assert rows["hoc"][5] == "1.00 ± 0.00"  # every line has AC 1: there is no best
+    assert set(rows["cvs"][5:]) == {"—"}
+
+
+def test_markdown_says_how_it_was_made_and_what_differs(seven: Comparison, tmp_path: Path) -> None:
+    text = markdown(seven, [tmp_path / "pictures" / "a.png"], tmp_path)
+    assert text.startswith("## cifar100-10/7: CIFAR-100 learnt in 7 tasks")
+    assert "fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 1,2 --seeds 0\n" in text
+    assert "--method er --orders 1 --seeds 0 --epochs 40" in text
+    assert "--method hoc --orders 1 --seeds 0 --capacity 1000 --option lam=0.25" in text
+    assert "![a](pictures/a.png)" in text
+    assert "4 runs, 100 s each on average (invented)" in text
+    differs = "\n".join(what_differs(seven))
+    assert "The class order is not stated." in differs
+    assert "Epochs a version: 40 in place of 70" in differs
+    assert "hoc: lam=0.25, K=1000 in place of the paper's" in differs
+    assert "class orders (1, 2) and seeds (0) for hoc" in differs
+    assert "Not run here: fan, bct-er, lce-er, advbct-er, cvs, fd." in differs
+
+
+def test_commands_of_the_text_plan_the_same_runs(seven: Comparison) -> None:
+    from typer.testing import CliRunner
+
+    from fixstar.cli import app
+
+    text = markdown(seven)
+    commands = [entry for entry in text.splitlines() if entry.startswith("fixstar bench run")]
+    planned = []
+    for command in commands:
+        result = CliRunner().invoke(app, [*command.split()[1:], "--dry-run"])
+        assert result.exit_code == 0, result.output
+        planned += [entry.split()[-1] for entry in result.output.splitlines()]
+    assert sorted(planned) == sorted(
+        [
+            "cifar100-10_7__er__order1__seed0__e40",
+            "cifar100-10_7__hoc__lam=0.25__K=1000__order1__seed0",
+            "cifar100-10_7__hoc__order1__seed0",
+            "cifar100-10_7__hoc__order2__seed0",
+        ]
+    )
+
+
+def test_two_tasks_of_cl2r_compare_single_cells_and_count_the_marks() -> None:
+    entry = benchmark("cifar100-10-verification/2")
+    comparison = compare(entry, [invented(Run(entry, "fd"), 0.6, ("verification",))])
+    assert comparison.printed_columns == ("AC", "BC", "FC", "C[2,1]", "C[2,2]")
+    fd = line(comparison, "fd")
+    assert fd.printed is not None
+    assert fd.printed.counted
+    assert (fd.printed.values["AC"].fraction, fd.printed.values["C[2,1]"].fraction) == (1.0, 0.67)
+    assert fd.ours["verification"]["C[2,1]"].mean == pytest.approx(0.61)
+    rows = {row[0]: row for row in table_of(comparison, comparison.printed_columns)[1]}
+    assert rows["er"][5] == "-0.210?"  # it contradicts the cells beside it
+    assert rows["fd"][6] == "67"
+    assert any("marked ?" in sentence for sentence in what_differs(comparison))
+
+
+def test_pairs_of_cores_become_cells_and_am_is_aa() -> None:
+    two = compare(benchmark("cifar100-10-upgrades/2"), [])
+    bct = line(two, "bct").printed
+    assert bct is not None
+    assert (bct.values["C[3,1]"].fraction, bct.values["AC"].fraction) == (0.58, 0.33)
+    assert two.printed_columns[-1] == "C[3,3]"
+    nine = line(compare(benchmark("cifar100-10-upgrades/9:initialisation=fresh"), []), "cores").printed
+    assert nine is not None
+    assert str(nine.values["AA"]) == "0.60 ± 0.11"
+
+
+def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
+    entry = benchmark("cifar100-10-verification/3")
+    runs = [Run(entry, "fd", 1), Run(entry, "fd", 2), Run(entry, "fd", 1, epochs=9)]
+    comparison = compare(entry, [invented(run, 0.5, ("verification",)) for run in runs])
+    drawn = draw(comparison, tmp_path / "pictures")
+    stems = [
+        path.name.removeprefix("cifar100-10-verification_3__").removesuffix("__verification.png") for path in drawn
+    ]
+    assert stems == ["fd__e9", "fd__e70", "AA", "BC"]
+    assert all(Image.open(path).format == "PNG" for path in drawn)
+    assert draw(compare(entry, []), tmp_path / "none") == []
+
+
+def test_results_of_other_benchmarks_are_left_alone(tmp_path: Path) -> None:
+    run = Run(SEVEN, "hoc", 1)
+    invented(run, 0.3).save(tmp_path / f"{run.name}.json")
+    other = Run(benchmark("cifar100-10/2"), "hoc", 1)
+    invented(other, 0.3).save(tmp_path / f"{other.name}.json")
+    (tmp_path / "something.json").write_text("[]")
+    assert [result.benchmark for result in read_results(SEVEN, tmp_path)] == ["cifar100-10/7"]

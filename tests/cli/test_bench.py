@@ -1,0 +1,167 @@
+"""``fixstar bench`` as a user types it, on a benchmark that runs in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fixstar.benchmarks.runner import Progress
+from fixstar.cli import app
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import small_benchmark
+
+
+@pytest.fixture(autouse=True)
+def _known() -> Iterator[None]:
+    small_benchmark.register()
+    yield
+    small_benchmark.unregister()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_benchmark.write_data(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """For processes that know the small benchmarks too."""
+    site = small_benchmark.site(tmp_path_factory.mktemp("python") / "site")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), "src"]), "OMP_NUM_THREADS": "1"}
+
+
+def bench(*words: str | Path) -> Result:
+    """In this process: quick, and with the benchmarks registered."""
+    return CliRunner().invoke(app, ["bench", *map(str, words)])
+
+
+def places(data: Path, folder: Path) -> list[str | Path]:
+    return ["--data", data, "--work", folder / "work", "--results", folder / "results", "--device", "cpu"]
+
+
+def test_jobs_run_apart_and_one_that_fails_stops_no_other(
+    data: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Two at a time; the second finds foreign files in its run directory."""
+    words = ["run", "small/3", "--method", "er", "--method", "hoc", "--orders", "1", "--epochs", "1", "--jobs", "2"]
+    foreign = tmp_path / "work" / "small_3__hoc__order1__seed0__e1" / "run" / "foreign.txt"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("not ours")
+    command = [sys.executable, "-m", "fixstar", "bench", *words, *map(str, places(data, tmp_path)), "--json"]
+    first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert first.returncode == 1, first.stderr
+    assert "small_3__hoc__order1__seed0__e1 failed: " in first.stderr
+    assert "holds other files" in first.stderr
+    assert "Traceback" not in first.stderr
+    states = {row["run"]: row["state"] for row in json.loads(first.stdout)}
+    assert states == {"small_3__er__order1__seed0__e1": "done", "small_3__hoc__order1__seed0__e1": "failed"}
+    assert "training v1" in (tmp_path / "work" / "small_3__er__order1__seed0__e1" / "log.txt").read_text()
+    result = tmp_path / "results" / "small_3__er__order1__seed0__e1.json"
+    written = result.read_bytes()
+    foreign.unlink()
+    plan = bench(*words, *places(data, tmp_path), "--dry-run").output
+    assert plan.splitlines()[0].startswith("done")
+    assert plan.splitlines()[1].startswith("to do")
+    alone = [*words[:2], *words[4:], *places(data, tmp_path)]
+    second = bench(*alone)
+    assert second.exit_code == 0, second.output
+    third = bench(*words, *places(data, tmp_path))
+    assert third.output.count("done already") == 2
+    assert "2 of 2 runs are in" in third.output
+    assert result.read_bytes() == written
+
+
+def test_after_kill_9_the_same_command_ends_with_the_same_figures(
+    data: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["run", "small/3", "--method", "hoc", "--orders", "2", "--epochs", "12"]
+    cut = places(data, tmp_path / "cut")
+    folder = tmp_path / "cut" / "work" / "small_3__hoc__order2__seed0__e12"
+    command = [sys.executable, "-m", "fixstar", "bench", *words, *map(str, cut)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    deadline = time.monotonic() + 60
+    while not (folder / "run" / "checkpoint-v2.safetensors").exists() and time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    assert not (tmp_path / "cut" / "results").exists()
+    assert len(Progress.read(folder / "progress.json").versions) < 3
+    half = bench(*words, *cut, "--dry-run").output
+    assert "of 3 versions" in half
+    resumed = bench(*words, *cut, "--json")
+    assert resumed.exit_code == 0, resumed.output
+    whole = bench(*words, *places(data, tmp_path / "whole"), "--json")
+    a, b = json.loads(resumed.stdout), json.loads(whole.stdout)
+    assert a["protocols"] == b["protocols"]
+    assert (a["restarts"], b["restarts"]) == (1, 0)
+
+
+def test_the_table_shows_ours_and_writes_text_and_pictures(data: Path, tmp_path: Path) -> None:
+    words = ["--method", "er", "--epochs", "1", "--seeds", "5", "--orders"]
+    for order in ("0", "1"):
+        assert bench("run", "small/3", *words, order, *places(data, tmp_path)).exit_code == 0
+    where: list[str | Path] = ["--results", tmp_path / "results"]
+    written: list[str | Path] = ["--markdown", tmp_path / "small.md", "--pictures", tmp_path / "pictures"]
+    shown = bench("table", "small/3", *where, *written)
+    assert shown.exit_code == 0, shown.output
+    assert "class orders (0, 1) and seeds (5)" in " ".join(shown.output.split())
+    text = (tmp_path / "small.md").read_text()
+    assert "| er | 2 | 1 | " in text
+    assert all((tmp_path / link.split(")")[0]).exists() for link in text.split("](")[1:])
+    (line,) = json.loads(bench("table", "small/3", *where, "--json").stdout)["lines"]
+    assert line["ours"]["image"]["AA"]["runs"] == 2
+    assert line["paper"] is None
+
+
+def test_published_figures_are_shown_before_anything_is_run(tmp_path: Path) -> None:
+    shown = bench("table", "cifar100-10/7", "--results", tmp_path)
+    assert "48.21" in shown.output
+    assert "Next: fixstar bench run cifar100-10/7" in shown.output
+    content = json.loads(bench("table", "cifar100-10/7", "--results", tmp_path, "--json").stdout)
+    assert {line["method"]: line["paper"]["AC"] for line in content["lines"]}["hoc"] == 0.86
+
+
+def test_the_list_says_what_can_be_run_and_what_is_missing(data: Path, tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(bench("list", "--data", data, "--json").stdout)}
+    assert rows["small/3"]["ready"]
+    assert not rows["cifar100-10/7"]["ready"]  # the files are there, but not of CIFAR's size
+    assert any("bytes, expected" in line for line in rows["cifar100-10/7"]["missing"])
+    assert "no run measures mAP" in rows["market1501/1"]["obstacles"]
+    assert "cifar100-10/31" in bench("list", "--data", tmp_path).output
+    one = bench("list", "cifar100-10/16", "--data", tmp_path).output
+    assert "https://www.cs.toronto.edu/~kriz/cifar.html" in one
+    assert "cifar-100-binary/train.bin: no such file" in one
+    assert "lam=0.1" in one
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "cifar100-10/8"], "did you mean"),
+        (["run", "small/3", "--orders", "one"], "--orders takes whole numbers"),
+        (["run", "small/3", "--method", "hoc", "--option", "lam"], "NAME=VALUE"),
+        (["run", "small/3", "--data", "nowhere"], "small100 is not complete"),
+        (["table", "small"], "unknown benchmark"),
+    ],
+)
+def test_mistakes_say_what_to_do(words: list[str], message: str) -> None:
+    result = bench(*words)
+    assert result.exit_code == 1
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("verb", ["list", "run", "table"])
+def test_every_verb_has_help_with_an_example(verb: str) -> None:
+    assert f"fixstar bench {verb}" in " ".join(bench(verb, "--help").output.split("Example")[-1].split())
