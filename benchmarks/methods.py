@@ -5,6 +5,7 @@ drawings each in the gallery and 10 as queries. The data is the official layout 
 
     python benchmarks/methods.py OMNIGLOT_FOLDER                          all methods, two class orders
     python benchmarks/methods.py OMNIGLOT_FOLDER --methods hoc,er --orders 1
+    python benchmarks/methods.py OMNIGLOT_FOLDER --jobs 2 --docs docs/methods.md     two at a time, tables into the docs
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hoc (lam 0.1)": ("hoc", {"lam": 0.1}),
 }
 COLUMNS = ("AC", "AA", "ACA", "BC", "FC")
+MARKS = ("<!-- table -->", "<!-- end of table -->")
 INPUTS = Preprocessing(size=(32, 32), channels=1, mean=(0.92,), std=(0.27,), fit="squash")
 
 
@@ -85,12 +88,32 @@ def run(
 
 def table(results: list[dict[str, Any]], protocol: str) -> str:
     lines = [f"| method | {' | '.join(COLUMNS)} | seconds |", f"|---{'|---' * (len(COLUMNS) + 1)}|"]
-    for variant in dict.fromkeys(result["method"] for result in results):
+    for variant in sorted({result["method"] for result in results}):
         mine = [result for result in results if result["method"] == variant]
         means = [np.mean([result["protocols"][protocol][key] for result in mine]) for key in COLUMNS]
         seconds = np.mean([result["seconds"] for result in mine])
         lines.append(f"| {variant} | {' | '.join(f'{mean:.3f}' for mean in means)} | {seconds:.0f} |")
     return "\n".join(lines)
+
+
+def write_docs(page: Path, text: str) -> None:
+    """Put the tables between the page's two marks."""
+    before, rest = page.read_text().split(MARKS[0])
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+
+
+def plan_of(options: argparse.Namespace, results: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    done = {(result["method"], result["class_order"], result["epochs"]) for result in results}
+    chosen = [name.strip() for name in options.methods.split(",")]
+    orders = range(1, options.orders + 1)
+    return [(v, o) for v in chosen for o in orders if (v, o, options.epochs) not in done]
+
+
+def work(folder: Path, variant: str, order: int, epochs: int) -> dict[str, Any]:
+    """One run, in whichever process."""
+    torch.set_num_threads(1)
+    gallery, queries = searched(folder)
+    return run(variant, tasks(folder, order), gallery, queries, epochs, order)
 
 
 def main() -> None:
@@ -99,22 +122,26 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(VARIANTS), help="comma separated")
     parser.add_argument("--orders", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/methods_omniglot.json"))
+    parser.add_argument("--docs", type=Path, help="write the tables into this page")
     options = parser.parse_args()
-    gallery, queries = searched(options.data)
-    streams = {order: tasks(options.data, order) for order in range(1, options.orders + 1)}
-    chosen = [name.strip() for name in options.methods.split(",")]
     results: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
-    done = {(result["method"], result["class_order"], result["epochs"]) for result in results}
-    plan = [(v, o) for v in chosen for o in streams if (v, o, options.epochs) not in done]
-    with progress_bar("methods", len(plan), "runs") as advance:
-        for variant, order in plan:
-            results.append(run(variant, streams[order], gallery, queries, options.epochs, order))
+    plan = plan_of(options, results)
+    with ProcessPoolExecutor(options.jobs) as pool, progress_bar("methods", len(plan), "runs") as advance:
+        runs = [pool.submit(work, options.data, variant, order, options.epochs) for variant, order in plan]
+        for ended in as_completed(runs):
+            results.append(ended.result())
             replace_json(options.out, results)
-            advance(1, variant)
-    for protocol in ("template", "image"):
-        print(f"\n{protocol} search, mean over {options.orders} class orders\n\n{table(results, protocol)}")
-    print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads")
+            advance(1, results[-1]["method"])
+    shown = [result for result in results if result["epochs"] == options.epochs]
+    text = "\n\n".join(
+        f"Nearest {name}, {options.epochs} epochs, mean over {options.orders} class orders:\n\n{table(shown, protocol)}"
+        for protocol, name in (("template", "class template"), ("image", "image"))
+    )
+    print(text)
+    if options.docs:
+        write_docs(options.docs, text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fixstar.data.replay import ReplayMemory
 from fixstar.durable import is_vacant, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
-from fixstar.methods import Method, create_method
+from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
 from fixstar.models.storage import read_card
@@ -97,14 +97,31 @@ class Workspace:
         except (AttributeError, KeyError, TypeError) as error:
             raise ModelError(f"the card of {name} does not say how it was trained (missing or odd: {error})") from error
 
-    def train(self, images: ImageSet, settings: Settings, method: Method, progress: bool = True) -> Version:
-        """Train v1. After a kill the same call goes on where the last one stopped."""
+    def train(
+        self,
+        images: ImageSet,
+        settings: Settings,
+        method: Method,
+        progress: bool = True,
+        old_vectors: OldVectors | None = None,
+    ) -> Version:
+        """Train v1. After a kill the same call goes on where the last one stopped.
+
+        ``old_vectors`` are those of another system, which v1 is to stay compatible with.
+        """
+        if (old_vectors is not None) != ("old vectors" in method.needs):
+            raise InputError(
+                f"method {method.name!r} trains without old vectors; take --method bct-vectors for them"
+                if old_vectors is not None
+                else f"method {method.name!r} needs the vectors to stay compatible with: give --old-vectors FILE.npz"
+            )
         if self.versions():
             raise InputError(
                 f"{self.path} has {self.versions()[-1]} already; train its successor with: "
                 f"fixstar upgrade IMAGES -w {self.path}"
             )
-        return self._next(images, None, ReplayMemory(settings.replay_per_class), settings, method, progress)
+        past = Past(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors)
+        return self._next(images, past, settings, method, progress)
 
     def upgrade(
         self,
@@ -140,7 +157,7 @@ class Workspace:
                 "Give a folder with old and new classes, or take a lifelong method such as hoc"
             )
         memory = ReplayMemory.load(self._run.memory(len(self.versions())))
-        return self._next(images, previous, memory, settings, method, progress)
+        return self._next(images, Past(previous, memory), settings, method, progress)
 
     @staticmethod
     def _is_done(images: ImageSet, method: Method, settings: Settings, about: dict[str, Any]) -> bool:
@@ -156,20 +173,19 @@ class Workspace:
     def _next(
         self,
         images: ImageSet,
-        previous: Encoder | None,
-        memory: ReplayMemory,
+        past: Past,
         settings: Settings,
         method: Method,
         progress: bool,
     ) -> Version:
         number = len(self.versions()) + 1
-        past = memory if method.scenario == "lifelong" else ReplayMemory(0)
+        shown = past if method.scenario == "lifelong" else replace(past, memory=ReplayMemory(0))
         with self._run.held():
             if self._run.finished(number):
                 raise CheckpointError(f"another process has just finished v{number} in {self.path}; run again")
             checkpoint = self._run.checkpoint(number)
-            version = train_version(number, images, Past(previous, past), method, settings, checkpoint, progress)
-            self._run.finish(number, version.encoder, remember(memory, version, settings))
+            version = train_version(number, images, shown, method, settings, checkpoint, progress)
+            self._run.finish(number, version.encoder, remember(past.memory, version, settings))
         return version
 
     def features(

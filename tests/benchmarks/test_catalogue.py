@@ -164,7 +164,9 @@ def test_what_can_be_run_and_what_cannot() -> None:
         assert benchmark(name).obstacles() == []
     assert benchmark("market1501/1").obstacles()[0] == "no loader for Market-1501"
     assert "training knows SGD with steps, not cosine" in benchmark("cifar100r-10/7").obstacles()
-    assert benchmark("cifar100-10-upgrades/9:selection=yes").obstacles() == ["model selection: no scenario does this"]
+    assert benchmark("cifar100-10-upgrades/9:pretraining=50,selection=yes").obstacles() == []
+    assert benchmark("cifar100-10-upgrades/2:backbone=growing").obstacles() == []
+    assert "pretrained backbone: no scenario does this" in benchmark("market1501/1").obstacles()
 
 
 @pytest.mark.parametrize(

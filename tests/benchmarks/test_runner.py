@@ -16,6 +16,7 @@ import torch
 from small_benchmark import SEARCH, VERIFICATION
 
 from fixstar.benchmarks import MethodChoice, benchmark, mps
+from fixstar.benchmarks.extras import Extras
 from fixstar.benchmarks.jobs import Folders, Job, complete
 from fixstar.benchmarks.plan import Run, plan
 from fixstar.benchmarks.readiness import missing_data, obstacles, require_data
@@ -26,6 +27,7 @@ from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameEr
 from fixstar.evaluation import summary
 from fixstar.evaluation.verification import kfold_accuracy
 from fixstar.models import Encoder
+from fixstar.scenarios.start import weights_digest
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -259,3 +261,28 @@ def test_mps_is_started_for_the_runs_and_stopped_after_them(tmp_path: Path, monk
     monkeypatch.setattr(mps, "_has_gpu", lambda: False)
     with mps.shared_gpu(said.append) as environment:
         assert environment == {}
+
+
+def test_the_ablations_of_cores_reach_the_scenario(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model selection, pre-training on classes that the tasks leave over, another backbone for the last version."""
+    extra = {
+        "model_selection": True,
+        "pretraining_classes": 5,
+        "backbone_of_each_version": ("tiny", "tiny", "lenet++"),
+    }
+    entry = replace(VERIFICATION, name="small-pairs/3:extras", extra=extra, backbone_options={})
+    assert not entry.obstacles()
+    run = Run(entry, "cores", epochs=1)
+    settings = run.settings("cpu")
+    first = Extras.of(run, data, tmp_path, settings, progress=False)
+    assert first.pretrained is not None
+    assert first.validation is not None
+    assert len(first.pretrained.slots) == 5
+    known = {name for task in run.stream(data) for name in task.images.classes}
+    assert not known & set(first.pretrained.slots.classes)
+    assert len(first.validation.queries) + len(first.validation.gallery) == 90
+    assert {number: later.backbone for number, later in first.later.items()} == {2: "tiny", 3: "lenet++"}
+    monkeypatch.setattr("fixstar.benchmarks.extras.train_version", lambda *_, **__: pytest.fail("trained again"))
+    again = Extras.of(run, data, tmp_path, settings, progress=False)
+    assert again.pretrained is not None
+    assert weights_digest(again.pretrained) == weights_digest(first.pretrained)

@@ -176,6 +176,25 @@ def test_a_broken_image_is_named_and_can_be_left_out(shop: Path, tmp_path: Path)
     assert "3 classes of v1 are not among these" in alone.stderr
 
 
+def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(shop: Path, tmp_path: Path) -> None:
+    images, file = draw(tmp_path / "a", "abc"), tmp_path / "old.npz"
+    vectors = np.eye(3, 8, dtype=np.float32)[[0, 0, 1, 2]]
+    np.savez(file, vectors=vectors, classes=np.array(["a", "a", "b", "gone"]))
+    words = ["train", images, "-w", shop, *TRAIN, "--epochs", "1"]
+    plain = fixstar(*words, "--old-vectors", file)
+    assert plain.returncode == 1
+    assert "take --method bct-vectors" in plain.stderr
+    missing = fixstar(*words, "--method", "bct-vectors")
+    assert missing.returncode == 1
+    assert "--old-vectors FILE.npz" in missing.stderr
+    trained = fixstar(*words, "--method", "bct-vectors", "--old-vectors", file, "--json")
+    assert trained.returncode == 0, trained.stderr
+    card = json.loads((shop / "versions" / "v1" / "card.json").read_text())
+    assert card["about"]["loss"].keys() == {"ce", "influence"}
+    np.savez(file, vectors=vectors, classes=np.array(["a"]))
+    assert "one name for each of 4 vectors" in fixstar(*words, "--old-vectors", file).stderr
+
+
 def test_lists_come_as_json_too() -> None:
     methods = json.loads(fixstar("methods", "--json").stdout)
     assert {"er", "hoc", "cores", "itm"} <= {method["name"] for method in methods}

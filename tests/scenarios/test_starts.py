@@ -13,7 +13,7 @@ from test_replacement import pretrained
 from test_scenarios import SETTINGS, same_weights, stream, stripes
 
 from fixstar.data import ImageSet, TaskStream, from_arrays, sample_stream
-from fixstar.errors import CheckpointError, InputError
+from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.evaluation import cross_test
 from fixstar.methods import OldVectors, create_method
 from fixstar.models import Encoder
@@ -187,3 +187,56 @@ def test_a_checkpoint_of_other_stored_vectors_is_refused(tmp_path: Path, monkeyp
         train_version(1, data, past, create_method("bct-vectors"), STILL, path, progress=False)
     assert prints[0] == prints[1]
     assert len(set(prints)) == 4
+
+
+# Other models along the way
+
+
+def widths(versions: list[Version]) -> list[int]:
+    return [version.encoder.backbone.feature_dim for version in versions]
+
+
+def wider(feature_dim: int) -> Settings:
+    options = {**SETTINGS.backbone_options, "feature_dim": feature_dim}
+    return Settings(**{**vars(SETTINGS), "backbone_options": options})
+
+
+def test_a_simplex_stays_comparable_while_the_backbone_changes(tmp_path: Path) -> None:
+    """CoReS, section 6.6: the feature is as wide as the simplex, whatever stands before it."""
+    small = {"backbone": "lenet++", "backbone_options": {"feature_dim": 5}}
+    later = {2: wider(12), 3: Settings(**{**vars(SETTINGS), **small})}
+
+    def run(later: dict[int, Settings]) -> list[Version]:
+        method = create_method("cores")
+        return list(retraining(stream(), method, SETTINGS, tmp_path / "run", progress=False, later=later))
+
+    versions = run(later)
+    assert widths(versions)[1:] == [12, 5]
+    assert len({version.encoder.feature_dim for version in versions}) == 1
+    images = stripes()
+    features = [version_features(version.name, version.encoder, images, images) for version in versions]
+    matrix = cross_test(features, images.labels, images.labels).matrix
+    assert np.isfinite(matrix[np.tril_indices(3)]).all()
+    assert widths(run(later)) == widths(versions)
+    with pytest.raises(CheckpointError, match=r"later\.3"):
+        run({2: later[2]})
+
+
+def test_bct_chains_three_models_of_growing_width() -> None:
+    """Each is judged by its predecessor's classifier on the components that both have."""
+    base = widths(list(retraining(stream(), create_method("itm"), STILL, progress=False)))[0]
+    later = {2: wider(base + 4), 3: wider(base + 9)}
+    versions = list(retraining(stream(), create_method("bct"), SETTINGS, progress=False, later=later))
+    assert widths(versions) == [base, base + 4, base + 9]
+    assert [set(version.log[-1].terms) for version in versions] == [{"ce"}, {"ce", "influence"}, {"ce", "influence"}]
+    images = stripes()
+    features = [version_features(version.name, version.encoder, images, images) for version in versions]
+    result = cross_test(features, images.labels, images.labels, shared_components=True)
+    assert np.isfinite(result.matrix[np.tril_indices(3)]).all()
+    with pytest.raises(ModelError, match="at least as wide"):
+        list(retraining(stream(), create_method("bct"), SETTINGS, progress=False, later={2: wider(base - 1)}))
+
+
+def test_what_goes_on_from_the_last_weights_cannot_change_its_backbone() -> None:
+    with pytest.raises(InputError, match="starts each version anew"):
+        retraining(stream(), create_method("ift"), SETTINGS, progress=False, later={2: wider(12)})

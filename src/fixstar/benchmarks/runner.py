@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from fixstar import __version__
+from fixstar.benchmarks.extras import Extras
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
 from fixstar.benchmarks.searched import Searched
@@ -84,7 +85,8 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     state.passes = _passes(run, stream, searched)
     state.save("training v1")
     features = []
-    for version, seconds in _timed(_scenario(run, stream, settings, folder / "run", progress)):
+    extras = Extras.of(run, data, folder, settings, progress)
+    for version, seconds in _timed(_scenario(run, stream, settings, extras, folder / "run", progress)):
         if len(state.versions) < version.number:
             state.versions.append(_record(version, stream, seconds))
             state.save(f"embedding with {version.name}")
@@ -101,9 +103,12 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     return result
 
 
-def _scenario(run: Run, stream: TaskStream, settings: Settings, directory: Path, progress: bool) -> Iterator[Version]:
-    scenario = lifelong if _goes_on(run) else retraining
-    return scenario(stream, run.create(), settings, directory, progress)
+def _scenario(
+    run: Run, stream: TaskStream, settings: Settings, extras: Extras, directory: Path, progress: bool
+) -> Iterator[Version]:
+    if _goes_on(run):
+        return lifelong(stream, run.create(), settings, directory, progress)
+    return retraining(stream, run.create(), settings, directory, progress, **vars(extras))
 
 
 def _goes_on(run: Run) -> bool:

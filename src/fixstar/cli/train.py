@@ -15,7 +15,8 @@ __all__ = ["EXAMPLES", "NAME", "command"]
 NAME = "train"
 EXAMPLES = (
     "Examples:  fixstar train photos/2024 --workspace shop --backbone resnet18   |   "
-    "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20"
+    "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20   |   "
+    "fixstar train photos/2024 -w shop --method bct-vectors --old-vectors gallery.npz"
 )
 
 
@@ -28,6 +29,10 @@ def command(
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; the paper's number if not given.")] = None,
     learning_rate: Annotated[float, typer.Option(help="At the start; it falls twice.")] = 0.1,
     batch_size: Annotated[int, typer.Option(help="Images a step.")] = 128,
+    old_vectors: Annotated[
+        Path | None,
+        typer.Option(help="Vectors of another system to stay compatible with: .npz with vectors and classes."),
+    ] = None,
     replay: Annotated[int, typer.Option(help="Images a class kept for later upgrades; 0 keeps none.")] = 20,
     flip: Annotated[bool, typer.Option(help="Flip images left to right at random; off for text.")] = True,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
@@ -37,7 +42,7 @@ def command(
 ) -> None:
     """Train the first version, v1, on labelled images. After an interruption the same command goes on."""
     from fixstar.data import Augmentation, open_images
-    from fixstar.methods import create_method
+    from fixstar.methods import OldVectors, create_method
     from fixstar.scenarios import Settings
     from fixstar.training import paper_recipe
     from fixstar.workspace import Workspace
@@ -56,5 +61,6 @@ def command(
         seed=seed,
         device=device,
     )
-    version = space.train(announced(open_images(data)), settings, chosen)
+    stored = None if old_vectors is None else OldVectors.read(str(old_vectors))
+    version = space.train(announced(open_images(data)), settings, chosen, old_vectors=stored)
     report_version(version, space.path, "fixstar upgrade MORE_IMAGES", as_json)

@@ -4,7 +4,10 @@ A version is one ``.npz`` file with the arrays ``queries`` [N, d] and ``gallery`
 they are short forms), or two ``.npy`` files, one for each. All versions embed the same images in the same order.
 
 Labels are one ``.npz`` file with the arrays ``query_labels`` [N] and ``gallery_labels`` [M], or two ``.npy`` files.
-They are integers, or strings, which are then the names of the classes. Nothing is ever unpickled.
+They are integers, or strings, which are then the names of the classes.
+
+Stored vectors with their classes, all that may be left of an old system, are one ``.npz`` file with the arrays
+``vectors`` [N, d] and ``classes`` [N], names. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 from fixstar.errors import DataError, InputError
 from fixstar.evaluation.cross_test import VersionFeatures
 
-__all__ = ["LabelFile", "read_features", "read_labels"]
+__all__ = ["LabelFile", "read_features", "read_labelled_vectors", "read_labels"]
 
 Array = NDArray[Any]
 Labels = NDArray[np.int64]
@@ -39,18 +42,36 @@ def read_features(name: str, files: str) -> VersionFeatures:
     """One version, from ``FILE.npz`` or ``QUERIES.npy,GALLERY.npy``; refused if it is no matrix of finite numbers."""
     arrays = _read(files, ("queries", "gallery"), optional=("projection",))
     for which, array in arrays.items():
-        where = f"{which} of version {name!r} ({files})"
-        if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
-            raise DataError(
-                f"{where}: features are a matrix of real numbers [images, components], not empty; "
-                f"got {array.dtype} of shape {array.shape}"
-            )
-        if wrong := np.flatnonzero(~np.isfinite(array).all(axis=1)).tolist():
-            raise DataError(
-                f"{where}: {len(wrong)} of {len(array)} rows hold NaN or infinity, the first is row {wrong[0]}. "
-                "Embed those images again, or leave them out of every version"
-            )
+        _require_features(array, f"{which} of version {name!r} ({files})")
     return VersionFeatures(name, arrays["queries"], arrays["gallery"], arrays.get("projection"))
+
+
+def read_labelled_vectors(file: str) -> tuple[NDArray[np.float32], Labels, tuple[str, ...]]:
+    """Stored vectors [N, d], the class number of each [N], and the names of the classes."""
+    if not file.endswith(".npz"):
+        raise InputError(f"{file!r} is not an .npz file; save np.savez(FILE, vectors=..., classes=...)")
+    arrays = _read(file, ("vectors", "classes"))
+    vectors, names = arrays["vectors"], arrays["classes"]
+    _require_features(vectors, f"vectors ({file})")
+    if names.shape != (len(vectors),) or names.dtype.kind not in "iuU":
+        raise DataError(
+            f"classes ({file}) are one name for each of {len(vectors)} vectors, got {names.dtype} of {names.shape}"
+        )
+    classes, labels = np.unique(names.astype(str), return_inverse=True)
+    return vectors.astype(np.float32), labels.astype(np.int64), tuple(classes.tolist())
+
+
+def _require_features(array: Array, where: str) -> None:
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
+        raise DataError(
+            f"{where}: features are a matrix of real numbers [images, components], not empty; "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    if wrong := np.flatnonzero(~np.isfinite(array).all(axis=1)).tolist():
+        raise DataError(
+            f"{where}: {len(wrong)} of {len(array)} rows hold NaN or infinity, the first is row {wrong[0]}. "
+            "Embed those images again, or leave them out of every version"
+        )
 
 
 def read_labels(files: str) -> LabelFile:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fixstar.data import ImageSet
+from fixstar.evaluation.feature_files import read_labelled_vectors
 from fixstar.models import Encoder, FrozenEncoder, Outputs
 
 __all__ = [
@@ -54,6 +55,11 @@ class OldVectors:
     vectors: NDArray[np.floating[Any]]
     labels: NDArray[np.integer[Any]]  # [N], positions in ``classes``
     classes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, file: str) -> OldVectors:
+        """From an ``.npz`` file with the arrays ``vectors`` [N, d] and ``classes`` [N], names."""
+        return cls(*read_labelled_vectors(file))
 
 
 @dataclass(frozen=True)

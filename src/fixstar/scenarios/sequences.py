@@ -45,13 +45,21 @@ def retraining(
     *,
     pretrained: Encoder | None = None,
     validation: Validation | None = None,
+    later: Mapping[int, Settings] | None = None,
 ) -> Iterator[Version]:
     """CoReS and BCT: each version is trained on all images so far; no memory is needed.
 
     A ``pretrained`` model is where every version starts that does not go on from the last one (CoReS, section 6.3).
-    ``validation`` selects the best compatible epoch of each upgrade (eq. 11).
+    ``validation`` selects the best compatible epoch of each upgrade (eq. 11). ``later`` are settings to use from a
+    version on, such as another backbone (section 6.6); with BCT its feature must not become narrower.
     """
-    given = _Given(pretrained=pretrained, validation=validation)
+    later = later or {}
+    if later and method.initialisation == "previous":
+        raise InputError(
+            f"method {method.name!r} goes on from the last weights, so its settings cannot change along the way; "
+            "choose one that starts each version anew"
+        )
+    given = _Given(pretrained=pretrained, validation=validation, later=later)
     return _sequence("retraining", stream, method, settings, directory, progress, given)
 
 
@@ -93,12 +101,19 @@ class _Given:
     replacements: Mapping[int, Encoder] = field(default_factory=dict)
     pretrained: Encoder | None = None
     validation: Validation | None = None
+    later: Mapping[int, Settings] = field(default_factory=dict)
+
+    def settings(self, number: int, first: Settings) -> Settings:
+        """Those of version ``number``."""
+        begun = [start for start in self.later if start <= number]
+        return self.later[max(begun)] if begun else first
 
     def description(self) -> dict[str, Any]:
         return {
             "replacements": {str(number): weights_digest(encoder) for number, encoder in self.replacements.items()},
             "pretrained": None if self.pretrained is None else weights_digest(self.pretrained),
             "validation": None if self.validation is None else self.validation.fingerprint(),
+            "later": {str(number): settings.to_json() for number, settings in self.later.items()},
         }
 
 
@@ -140,7 +155,8 @@ def _versions(
             images = task.images if lifelong_learning else stream.seen(task.number)
             checkpoint = None if run is None else run.checkpoint(task.number)
             past = Past(previous, memory, given.replacements.get(task.number), given.pretrained)
-            version = train_version(task.number, images, past, method, settings, checkpoint, progress, given.validation)
+            mine = given.settings(task.number, settings)
+            version = train_version(task.number, images, past, method, mine, checkpoint, progress, given.validation)
             if lifelong_learning:
                 memory = remember(memory, version, settings)
             if run is not None:

@@ -28,6 +28,7 @@ __all__ = ["Ablations", "Benchmark", "MethodChoice", "Optimiser", "Replacement",
 Kind = Literal["lifelong", "retraining", "replacing"]
 Optimiser = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["steps", "cosine"]
+_KNOWN = ("backbone_of_each_version", "model_selection", "pretraining_classes")  # what a run knows what to do with
 Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
@@ -189,4 +190,4 @@ class Benchmark:
         trained = [(self.optimiser, self.schedule), *((m.optimiser, m.schedule) for m in self.replacements)]
         others = dict.fromkeys(name for pair in trained for name in pair if name not in ("sgd", "steps"))
         lines += [f"training knows SGD with steps, not {name}" for name in others]
-        return lines + [f"{name.replace('_', ' ')}: no scenario does this" for name in self.extra]
+        return lines + [f"{name.replace('_', ' ')}: no scenario does this" for name in self.extra if name not in _KNOWN]
