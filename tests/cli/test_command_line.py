@@ -180,7 +180,7 @@ def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(shop
     images, file = draw(tmp_path / "a", "abc"), tmp_path / "old.npz"
     vectors = np.eye(3, 8, dtype=np.float32)[[0, 0, 1, 2]]
     np.savez(file, vectors=vectors, classes=np.array(["a", "a", "b", "gone"]))
-    words = ["train", images, "-w", shop, *TRAIN, "--epochs", "1"]
+    words: list[str | Path] = ["train", images, "-w", shop, *TRAIN, "--epochs", "1"]
     plain = fixstar(*words, "--old-vectors", file)
     assert plain.returncode == 1
     assert "take --method bct-vectors" in plain.stderr

@@ -230,7 +230,11 @@ def test_lost_queries_stand_with_what_was_found(tmp_path: Path) -> None:
         Report.of(result, query_labels=LABELS, lost={"": chosen}, thumbnails=Thumbnails(grey, grey)), tmp_path
     )
     small = [image for image in page.of("img") if image.get("class") == "thumbnail"]
-    assert [image["alt"] for image in small] == ["query", "found by v2", "found by v3"] * 4
+    assert [image["alt"] for image in small] == [
+        "query",
+        "nearest image to v2's query",
+        "nearest image to v3's query",
+    ] * 4
     decoded = Image.open(io.BytesIO(base64.b64decode((small[1]["src"] or "").split(",")[1])))
     assert decoded.size == (96, 64)
     assert decoded.getpixel((0, 0)) == (chosen[0].before % 256,) * 3

@@ -49,7 +49,7 @@ def test_the_influence_loss_is_the_cosine_to_the_class_means_of_stored_vectors(w
         if names[target] not in means:
             continue
         z = z[:6]
-        logits = {n: 10 * float(z @ means[n] / np.linalg.norm(z) / np.linalg.norm(means[n])) for n in ("a", "c")}
+        logits = {n: 10 * float(z @ means[n] / np.linalg.norm(z) / np.linalg.norm(means[n])) for n in means}
         losses.append(math.log(sum(map(math.exp, logits.values()))) - logits[names[target]])
     assert len(losses) == 8
     assert values["influence"].item() == pytest.approx(2 * float(np.mean(losses)), abs=1e-4)
@@ -57,8 +57,14 @@ def test_the_influence_loss_is_the_cosine_to_the_class_means_of_stored_vectors(w
 
 
 def test_without_stored_vectors_it_is_plain_training() -> None:
-    values, _, _ = terms(create_method("bct-vectors"))
+    values, _, _ = terms(create_method("bct-vectors"), first=True)
     assert values.keys() == {"ce"}
+
+
+def test_a_successor_without_an_image_of_an_old_class_is_refused() -> None:
+    """It would be trained plainly, and its vectors would meet none of the old ones."""
+    with pytest.raises(ModelError, match="Add images of old classes"):
+        terms(create_method("bct-vectors"))
 
 
 def test_no_class_in_common_is_told_and_so_is_a_class_without_vectors() -> None:

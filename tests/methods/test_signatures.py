@@ -274,7 +274,7 @@ def _cores_contrastive(seed: int) -> list[Claim]:
 
 
 def _bic(seed: int) -> list[Claim]:
-    corrected = trained("bic", seed, hold_out=0.3, epochs=8.0)
+    corrected = trained("bic", seed, hold_out=0.3)
     correction = corrected.module
     assert isinstance(correction, BiasCorrection)
     answers, truth = logits(corrected.new, OLD + NEW), torch.from_numpy(digits()[1].labels)

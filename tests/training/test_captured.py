@@ -15,6 +15,7 @@ from fixstar.methods import Objective, Step, Terms, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training
 from fixstar.training.captured import CapturedSteps, _kept, _not_counting
+from fixstar.training.checkpoint import Checkpoint
 from fixstar.training.compiled import _PROGRAMS, compiled
 from fixstar.training.run import Part, parts_of
 from fixstar.training.steps import EagerSteps
@@ -101,6 +102,39 @@ def test_warming_up_leaves_no_trace() -> None:
     with _kept(model, optimiser):
         optimiser.step()
     assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
+
+
+def test_a_replayed_update_is_noticed_by_what_is_derived_from_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay writes weights behind the back of their version counters; the short form is cached by those."""
+    by_hand(monkeypatch)
+    run = training()
+    (part,) = parts_of(run)
+    optimiser = torch.optim.SGD(run.modules().parameters(), 0.05)
+    steps = CapturedSteps(run, part, optimiser)
+    projection = run.encoder.projection
+    assert projection is not None
+
+    def behind() -> None:
+        projection.weight.data.mul_(torch.linspace(1, 2, projection.in_features))
+
+    steps._graph = SimpleNamespace(replay=behind)  # type: ignore[assignment]
+    pixels = np.zeros((2, 32, 32, 1), np.uint8) + np.arange(2, dtype=np.uint8)[:, None, None, None] * 90
+    before = run.encoder._short_factor().clone()
+    steps._sums = {}
+    steps.epoch(0, lambda *_: None)
+    assert not torch.equal(run.encoder._short_factor(), before)
+    short, full = (run.encoder.encode(pixels, form=form) for form in ("short", "full"))
+    assert short @ short.T == pytest.approx(full @ full.T, abs=1e-5)
+
+
+def test_momenta_are_laid_out_like_their_weights() -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last))
+    optimiser = torch.optim.SGD([weight], 0.1, momentum=0.9)
+    momentum = torch.randn(4, 3, 3, 3)
+    Checkpoint(optimiser={0: {"momentum_buffer": momentum}}).restore_optimiser(optimiser)
+    restored = optimiser.state[weight]["momentum_buffer"]
+    assert restored.stride() == weight.stride()
+    torch.testing.assert_close(restored, momentum)
 
 
 def test_batch_norms_count_again_afterwards() -> None:

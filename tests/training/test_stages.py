@@ -14,7 +14,6 @@ import torch
 from test_training_loop import same, training, weights
 from torch import Tensor, nn
 
-from fixstar.errors import FixstarError
 from fixstar.methods import Objective, Stage, Step, Terms
 from fixstar.progress import Advance
 from fixstar.training import Recipe, Training, train
@@ -177,23 +176,6 @@ def test_the_optimiser_starts_afresh_with_each_stage() -> None:
     train(replace(prepared, objective=objective, batches=batches))
     path.append(place.weight.item())
     assert [b - a for a, b in itertools.pairwise(path)] == pytest.approx([-0.1, -0.1], abs=1e-6)
-
-
-def test_a_stage_may_look_at_held_out_images_only() -> None:
-    prepared = training(RECIPE)
-    few = type(prepared.batches)(prepared.batches._lanes, 5, prepared.batches._augmentation, seed=1)
-    sizes: list[int] = []
-
-    def terms(step: Step) -> Terms:
-        sizes.append(len(step.targets))
-        return {"z": step.new.z.square().mean()}
-
-    objective = Objective(terms, then=(Stage(terms, "balanced", epochs=0.5, held_out=True),))
-    with pytest.raises(FixstarError, match="'balanced' needs held-out images"):
-        train(replace(prepared, objective=objective))
-    assert sizes == []
-    train(replace(prepared, objective=objective, held_out=few))
-    assert sizes == [8] * 6 + [5] * 4
 
 
 def test_the_bar_ends_full_whatever_was_done_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

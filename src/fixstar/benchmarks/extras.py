@@ -33,7 +33,11 @@ class Extras:
         """Those of a run; a model that was pre-trained before is read back from ``folder``."""
         extra = run.benchmark.extra
         backbones = extra.get("backbone_of_each_version", ())
+        recipes = [run.shortened(recipe) for recipe in extra.get("recipe_of_each_version", ())]
         later = {i: replace(settings, backbone=name) for i, name in enumerate(backbones, start=1) if i > 1}
+        for i, recipe in enumerate(recipes, start=1):
+            if i in later:
+                later[i] = replace(later[i], recipe=recipe)
         validation = _validation(run, data) if extra.get("model_selection") else None
         pretrained = None
         if classes := extra.get("pretraining_classes"):

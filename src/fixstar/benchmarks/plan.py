@@ -65,8 +65,11 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The benchmark's recipe, shortened if fewer epochs are asked for."""
-        whole = self.benchmark.recipe
-        return whole if self.epochs is None else whole.shortened(self.epochs)
+        return self.shortened(self.benchmark.recipe)
+
+    def shortened(self, recipe: Recipe) -> Recipe:
+        """A recipe over as many epochs as are asked for, if any are."""
+        return recipe if self.epochs is None else recipe.shortened(self.epochs)
 
     @property
     def name(self) -> str:

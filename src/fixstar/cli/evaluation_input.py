@@ -233,10 +233,13 @@ def _kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Pairs, st
 
 
 def _pair_count(labels: Labels) -> int:
-    """As many pairs of each kind as CoReS takes, or as there are; whole folds where possible."""
+    """As many pairs of each kind as CoReS takes, or half as many as there are images; whole folds where possible.
+
+    More pairs of few images would repeat the same images, and intervals over pairs would claim too much.
+    """
     counts = np.unique(labels, return_counts=True)[1]
     genuine = int((counts * (counts - 1) // 2).sum())
-    count = min(PAIRS, genuine, len(labels) * (len(labels) - 1) // 2 - genuine)
+    count = min(PAIRS, max(FOLDS, len(labels) // 2), genuine, len(labels) * (len(labels) - 1) // 2 - genuine)
     if count < FOLDS:
         raise InputError(
             f"verification needs {FOLDS} pairs of one class and {FOLDS} of two; these images allow {count} of a kind"

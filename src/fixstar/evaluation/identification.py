@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.retrieval import rankings
-from fixstar.evaluation.search import PROTOCOLS, _labels, nearest, templates
+from fixstar.evaluation.search import PROTOCOLS, checked_labels, nearest, templates
 from fixstar.evaluation.verification import threshold_at_far
 
 __all__ = ["cmc", "open_set_hits", "rank_hits", "tpir_at_fpir"]
@@ -92,7 +92,7 @@ def open_set_hits(
     protocol: str = "image",
 ) -> NDArray[np.float64]:
     """[N]: 1 for a mated search answered rightly at the threshold of ``fpir``, 0 for another, NaN for a non-mated."""
-    truth = _labels(query_labels, queries, "query")
+    truth = checked_labels(query_labels, queries, "query")
     entries, classes = _entries(gallery, gallery_labels, protocol)
     indices, cosines = nearest(queries, entries)
     mated = np.isin(truth, classes)
@@ -109,7 +109,7 @@ def _first_hits(
     queries: Floats, query_labels: Labels, entries: Floats, classes: Labels, depth: int
 ) -> NDArray[np.int64]:
     """[N]: the place of the first entry of the query's class, from 1; depth + 1 if it is not among the first."""
-    truth = _labels(query_labels, queries, "query")
+    truth = checked_labels(query_labels, queries, "query")
     places = np.empty(len(truth), dtype=np.int64)
     for rows, indices in rankings(queries, entries, min(depth, len(classes))):
         right = classes[indices] == truth[rows, None]
@@ -122,4 +122,4 @@ def _entries(gallery: Floats, gallery_labels: Labels, protocol: str) -> tuple[Fl
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if protocol == "template":
         return templates(gallery, gallery_labels)
-    return gallery, _labels(gallery_labels, gallery, "gallery")
+    return gallery, checked_labels(gallery_labels, gallery, "gallery")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError
-from fixstar.evaluation.search import _labels, nearest
+from fixstar.evaluation.search import checked_labels, nearest
 
 __all__ = ["knn_accuracy", "knn_classes", "knn_hits"]
 
@@ -47,7 +47,7 @@ def knn_hits(
     temperature: float | None = None,
 ) -> NDArray[np.bool_]:
     """[N] bool: whether ``knn_classes`` is the query's class."""
-    truth = _labels(query_labels, queries, "query")
+    truth = checked_labels(query_labels, queries, "query")
     return np.equal(knn_classes(queries, gallery, gallery_labels, k, temperature), truth)
 
 
@@ -59,7 +59,7 @@ def knn_classes(
     With a ``temperature`` T a vote counts exp(cosine / T): the softmax over the k nearest. A low T trusts the nearest
     alone, a high one counts heads.
     """
-    labels = _labels(gallery_labels, gallery, "gallery")
+    labels = checked_labels(gallery_labels, gallery, "gallery")
     if temperature is not None and not 0 < temperature < np.inf:
         raise InputError(f"temperature is above 0 and finite, or None for equal votes; got {temperature:g}")
     indices, cosines = nearest(queries, gallery, k)

@@ -179,8 +179,8 @@ def _lost(report: Report, name: str, test: CrossTest) -> list[Html]:
     for lost in chosen:
         shown = (
             ("query", report.thumbnails.query(lost.query)),
-            (f"found by {old}", report.thumbnails.gallery(lost.before)),
-            (f"found by {new}", report.thumbnails.gallery(lost.after)),
+            (f"nearest image to {old}'s query", report.thumbnails.gallery(lost.before)),
+            (f"nearest image to {new}'s query", report.thumbnails.gallery(lost.after)),
         )
         figures = [
             element("figure", thumbnail(_png(image), what), element("figcaption", what)) for what, image in shown

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fixstar.evaluation.backfill import BackfillCurve
 from fixstar.evaluation.cross_test import CrossTest
 from fixstar.evaluation.evidence import Difference
@@ -17,6 +19,7 @@ MARKS = {"compatible": "", "incompatible": "x", "not decided": "?"}
 """How a cell is marked beside its number."""
 
 LONGEST = 6  # names that are listed in full
+VISIBLE = 0.005  # a fall that is worth a warning
 
 
 class Sentence(NamedTuple):
@@ -68,9 +71,12 @@ def backfill_sentence(curve: BackfillCurve) -> str:
 
     New queries may lie nearer to new vectors than to old ones of their own class: these then crowd the answers.
     """
-    start, worst = int(curve.shares.argmin()), int(curve.accuracy.argmin())
+    between = np.flatnonzero((curve.shares > 0) & (curve.shares < 1))
+    if not len(between):
+        return ""
+    start, worst = int(curve.shares.argmin()), int(between[curve.accuracy[between].argmin()])
     before, after = float(curve.accuracy[start]), float(curve.accuracy[worst])
-    if after >= before:
+    if after > before - VISIBLE:
         return ""
     return (
         f"A gallery that is {percent(float(curve.shares[worst]))} re-embedded reaches {percent(after)}, one that is "

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError
-from fixstar.evaluation.search import BLOCK, _blocks, _labels, nearest
+from fixstar.evaluation.search import BLOCK, blocks, checked_labels, nearest
 
 __all__ = ["MeanAveragePrecision", "average_precisions", "mean_average_precision", "rankings"]
 
@@ -98,8 +98,8 @@ def average_precisions(
     """
     if at is not None and at < 1:
         raise InputError(f"at counts the places that are looked at, from 1 upwards; got {at}")
-    truth = _labels(query_labels, queries, "query").astype(np.int64)
-    labels = _labels(gallery_labels, gallery, "gallery").astype(np.int64)
+    truth = checked_labels(query_labels, queries, "query").astype(np.int64)
+    labels = checked_labels(gallery_labels, gallery, "gallery").astype(np.int64)
     query_views, views = _views(truth, labels, query_cameras, gallery_cameras)
     ignored = _Ignored(query_views, views, _itself(same_image, len(truth), len(labels)))
     depth = len(labels)
@@ -124,7 +124,7 @@ def rankings(queries: Floats, gallery: Floats, depth: int) -> Iterator[tuple[sli
     """
     features = np.asarray(queries)
     together = min(BLOCK, max(64, RANKED // max(depth, 1)))
-    for rows in _blocks(max(len(features), 1), together):  # no query at all: let nearest say so
+    for rows in blocks(max(len(features), 1), together):  # no query at all: let nearest say so
         yield rows, nearest(features[rows], gallery, depth, block=max(BLOCK, depth))[0]
 
 

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.errors import InputError
 
-__all__ = ["PROTOCOLS", "image_search", "nearest", "searcher", "template_search", "templates"]
+__all__ = [
+    "PROTOCOLS",
+    "blocks",
+    "checked_labels",
+    "image_search",
+    "nearest",
+    "searcher",
+    "template_search",
+    "templates",
+    "unit_features",
+]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
@@ -52,8 +62,10 @@ def templates(gallery: Floats, labels: Labels) -> tuple[NDArray[np.float32], Lab
     >>> templates(np.array([[3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]), np.array([5, 5, 2]))[1]
     array([2, 5])
     """
-    features = _unit_features(gallery, "gallery")
-    classes, inverse, counts = np.unique(_labels(labels, gallery, "gallery"), return_inverse=True, return_counts=True)
+    features = unit_features(gallery, "gallery")
+    classes, inverse, counts = np.unique(
+        checked_labels(labels, gallery, "gallery"), return_inverse=True, return_counts=True
+    )
     by_class = features[np.argsort(inverse, kind="stable")]
     starts = np.cumsum(counts) - counts
     sums = np.add.reduceat(by_class, starts, axis=0, dtype=np.float64)  # as good as means: the length goes
@@ -69,7 +81,7 @@ def nearest(
     >>> indices.tolist(), cosines.round(3).tolist()
     ([[1, 2]], [[0.9950000047683716, 0.7739999890327454]])
     """
-    q, g = _unit_features(queries, "query"), _unit_features(gallery, "gallery")
+    q, g = unit_features(queries, "query"), unit_features(gallery, "gallery")
     _check_widths(q, g)
     if not 1 <= k <= len(g):
         raise InputError(f"k counts gallery entries, 1 to {len(g)} here; got {k}")
@@ -105,13 +117,13 @@ class _Searcher:
     """Top-1 search in a gallery that is normalised, and moved to the device, once."""
 
     def __init__(self, gallery: Floats, labels: Labels, block: int = BLOCK, device: str | None = None) -> None:
-        self.labels, self.block = _labels(labels, gallery, "gallery"), block
-        self.gallery, self.device = _unit_features(gallery, "gallery"), device
+        self.labels, self.block = checked_labels(labels, gallery, "gallery"), block
+        self.gallery, self.device = unit_features(gallery, "gallery"), device
         self.there = _on(self.gallery, device) if device is not None else None
 
     def __call__(self, queries: Floats, query_labels: Labels) -> Hits:
-        truth = _labels(query_labels, queries, "query")
-        q = _unit_features(queries, "query")
+        truth = checked_labels(query_labels, queries, "query")
+        q = unit_features(queries, "query")
         _check_widths(q, self.gallery)
         if self.there is not None:
             found = _nearest_on_device(_on(q, self.device), self.there)
@@ -166,13 +178,13 @@ def _flip_negative(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _top_ranks_of_all(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> NDArray[np.int64]:
-    return np.concatenate([_top_ranks(q[rows], g, k, block) for rows in _blocks(len(q), block)])
+    return np.concatenate([_top_ranks(q[rows], g, k, block) for rows in blocks(len(q), block)])
 
 
 def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> NDArray[np.int64]:
     """The k highest ranks of each query over the whole gallery, [n, k], descending."""
     best = np.empty((len(q), 0), dtype=np.int64)
-    for rows in _blocks(len(g), block):
+    for rows in blocks(len(g), block):
         cosines = q @ g[rows].T
         if k == 1:
             winners = cosines.argmax(axis=1, keepdims=True)  # the first of equals
@@ -187,11 +199,13 @@ def _highest(ranks: NDArray[np.int64], k: int) -> NDArray[np.int64]:
     return ranks if ranks.shape[1] <= k else np.partition(ranks, -k, axis=1)[:, -k:]
 
 
-def _blocks(total: int, block: int) -> Iterator[slice]:
+def blocks(total: int, block: int) -> Iterator[slice]:
+    """``total`` rows in slices of at most ``block``."""
     return (slice(start, min(start + block, total)) for start in range(0, total, block))
 
 
-def _unit_features(features: Floats, whose: str) -> NDArray[np.float32]:
+def unit_features(features: Floats, whose: str) -> NDArray[np.float32]:
+    """[N, d] float32 of unit length, checked to be a matrix of finite numbers."""
     array = np.asarray(features)
     if array.ndim != 2 or 0 in array.shape:
         raise InputError(f"{whose} features are a matrix [images, components], not empty; got shape {array.shape}")
@@ -208,7 +222,8 @@ def _check_widths(q: Floats, g: Floats) -> None:
         raise InputError(f"queries have {q.shape[1]} components and the gallery {g.shape[1]}: they must share a space")
 
 
-def _labels(labels: Labels, features: Floats, whose: str) -> Labels:
+def checked_labels(labels: Labels, features: Floats, whose: str) -> Labels:
+    """[N] integers, one for each row of ``features``."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(f"{whose} labels are one integer an image, got {array.dtype} of shape {array.shape}")

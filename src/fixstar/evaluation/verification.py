@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.errors import InputError
 from fixstar.evaluation.pairs import Pairs
-from fixstar.evaluation.search import BLOCK, _blocks, _labels, _unit_features
+from fixstar.evaluation.search import BLOCK, blocks, checked_labels, unit_features
 
 __all__ = [
     "FoldAccuracy",
@@ -67,7 +67,7 @@ def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
     >>> pair_scores(new, old, pairs)
     array([1., 0.])
     """
-    a, b = _unit_features(first, "first"), _unit_features(second, "second")
+    a, b = unit_features(first, "first"), unit_features(second, "second")
     if a.shape[1] != b.shape[1]:
         raise InputError(
             f"the first features have {a.shape[1]} components and the second {b.shape[1]}: they must share a space"
@@ -76,7 +76,7 @@ def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
         if rows.max() >= len(features):
             raise InputError(f"a pair names row {rows.max()} of the {whose} features, which have {len(features)} rows")
     scores = np.empty(len(pairs))
-    for part in _blocks(len(pairs), BLOCK):
+    for part in blocks(len(pairs), BLOCK):
         scores[part] = (a[pairs.first[part]] * b[pairs.second[part]]).sum(axis=1, dtype=np.float64)
     return scores
 
@@ -157,11 +157,11 @@ def mean_templates(
     >>> mean_templates(np.array([[3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]), np.array([5, 5, 2]))[1]
     array([2, 5])
     """
-    unit = _unit_features(features, "template")
-    ids, template = np.unique(_labels(template_ids, unit, "template"), return_inverse=True)
+    unit = unit_features(features, "template")
+    ids, template = np.unique(checked_labels(template_ids, unit, "template"), return_inverse=True)
     weights = np.ones(len(unit))
     if media_ids is not None:
-        keys = np.stack([template, _labels(media_ids, unit, "media")])
+        keys = np.stack([template, checked_labels(media_ids, unit, "media")])
         _, medium, frames = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
         weights = 1 / frames[medium.ravel()]
     sums = np.zeros((len(ids), unit.shape[1]))

@@ -51,12 +51,12 @@ def adversarial_replay(
 class Adversary(nn.Module):
     """What is trained along: the discriminator, and how far each class's boundary stretches."""
 
-    def __init__(self, centres: OldCentres, width: int) -> None:
+    def __init__(self, centres: OldCentres, width: int, seed: int = 0) -> None:
         super().__init__()
         classes, feature_dim = centres.means.shape
         self.centres = centres
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(classes)  # the same start whenever a run is repeated or resumed
+            torch.manual_seed(seed)  # the same start whenever a run is repeated or resumed
             self.discriminator = nn.Sequential(nn.Linear(feature_dim, width), nn.ReLU(), nn.Linear(width, 1))
         self.elasticity = nn.Parameter(torch.zeros(classes))
 
@@ -88,7 +88,7 @@ def _adversarial(
     if upgrade.teacher is None:
         return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
     centres = OldCentres.at(upgrade, upgrade.encoder.slots.classes)
-    adversary = Adversary(centres, width).to(upgrade.encoder.device)
+    adversary = Adversary(centres, width, upgrade.seed).to(upgrade.encoder.device)
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there

@@ -17,13 +17,22 @@ _IMPLIED: dict[str, set[Need]] = {"old model": {"old classifier"}, "all images":
 _PREFERENCES: tuple[tuple[str, str], ...] = (
     (
         "hoc",
-        "it has the highest published compatibility (HOC, table 2) and needs only a few images of each old class",
+        "it has the highest published compatibility (HOC, table 2) and needs only a few images of each old class; the "
+        "old model must have a fixed classifier too, otherwise take bct-er",
     ),
     ("fd", "prototypes stay fixed and replayed images hold their features"),
-    ("cores", "prototypes stay fixed, so retraining from scratch meets the old vectors; the old model may be gone"),
     ("bct", "the old classifier judges the new features; the old model may have had any trainable head"),
+    (
+        "cores",
+        "prototypes stay fixed, so retraining from scratch meets the old vectors, if the old model was trained against "
+        "the same fixed classifier; otherwise keep the old vectors too and take bct-vectors",
+    ),
     ("bct-er", "the old classifier judges the new features, and a few images of each old class are enough"),
-    ("bct-vectors", "the class means of the stored vectors judge the new features; nothing else of the past is needed"),
+    (
+        "bct-vectors",
+        "the class means of the stored vectors judge the new features; images of some of their classes are needed, "
+        "nothing else of the past",
+    ),
 )
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fixstar.errors import InputError, ModelError
 from fixstar.losses import cross_entropy, knowledge_distillation
-from fixstar.methods.method import Method, Need, Objective, OldVectors, Step, Terms, Upgrade
+from fixstar.methods.method import Method, Need, Objective, Step, Terms, Upgrade
 from fixstar.models import Classifier, FrozenEncoder
 
 __all__ = ["HEADS", "Head", "NewClasses", "bct", "bct_replay", "bct_vectors"]
@@ -72,42 +73,34 @@ def bct_vectors(lam: float = 1.0, scale: float = 32.0, head: Head = "norm-softma
 
 def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
     stored = upgrade.old_vectors
-    if stored is None:
+    if stored is None and not upgrade.old_classes:
         return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
-    encoder, width = upgrade.encoder, stored.vectors.shape[1]
+    encoder = upgrade.encoder
+    known = () if stored is None else tuple(c for i, c in enumerate(stored.classes) if (stored.labels == i).any())
+    if stored is None or not set(known) & set(encoder.slots.classes):
+        raise ModelError(
+            f"no class of the images ({', '.join(upgrade.images.classes[:3])}, ...) has stored vectors "
+            f"({', '.join(known[:3]) or 'none'}, ...). Add images of old classes, and name the classes alike"
+        )
+    width = stored.vectors.shape[1]
     if encoder.feature_dim < width:
         raise ModelError(
             f"the stored vectors have {width} components, the new features only {encoder.feature_dim}. "
             "Choose a wider backbone"
         )
-    means, known = _class_means(upgrade, stored)
-    if not known.any():
-        raise ModelError(
-            f"no class of the images ({', '.join(encoder.slots.classes[:3])}, ...) has stored vectors "
-            f"({', '.join(stored.classes[:3])}, ...); name the classes alike"
-        )
-    prototypes = functional.normalize(means).to(encoder.device)
-    judged = known.to(encoder.device)
+    means = np.stack([stored.vectors[stored.labels == stored.classes.index(name)].mean(axis=0) for name in known])
+    prototypes = functional.normalize(torch.from_numpy(means).float()).to(encoder.device)  # [stored classes, d]
+    rows = torch.full((encoder.classifier.outputs,), -1, device=encoder.device)  # of each output's class; -1: none
+    for row, name in enumerate(known):
+        if name in encoder.slots:
+            rows[encoder.slots.of([name])[0]] = row
 
     def terms(step: Step) -> Terms:
-        cosines = functional.normalize(step.new.z[:, :width].float()) @ prototypes.T
-        answers = (scale * cosines).masked_fill(~judged, -1e9)  # a class without vectors is not among the answers
-        influence = cross_entropy(answers, step.targets, judged[step.targets])
-        return {"ce": step.new.cross_entropy(step.targets), "influence": lam * influence}
+        answers = scale * functional.normalize(step.new.z[:, :width].float()) @ prototypes.T
+        own = rows[step.targets]
+        return {"ce": step.new.cross_entropy(step.targets), "influence": lam * cross_entropy(answers, own, own >= 0)}
 
     return Objective(terms)
-
-
-def _class_means(upgrade: Upgrade, stored: OldVectors) -> tuple[Tensor, Tensor]:
-    """The mean stored vector of each output's class [C, d], and which outputs have one [C]."""
-    outputs = upgrade.encoder.classifier.outputs
-    means, known = torch.zeros(outputs, stored.vectors.shape[1]), torch.zeros(outputs, dtype=torch.bool)
-    for label, name in enumerate(stored.classes):
-        mine = stored.vectors[stored.labels == label]
-        if name in upgrade.encoder.slots and len(mine):
-            slot = upgrade.encoder.slots.of([name])[0]
-            means[slot], known[slot] = torch.from_numpy(mine.mean(axis=0)).float(), True
-    return means, known
 
 
 def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:
@@ -156,7 +149,11 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
 
 
 def _synthesised(upgrade: Upgrade, teacher: FrozenEncoder) -> Classifier:
-    """The old classifier with a row for each new class: the mean of the old model's features of its images."""
+    """The old classifier with a row for each new class: the mean of the old model's features of its images.
+
+    Brought to the mean length of the old rows: features are often many times longer than trained rows, and a plain
+    softmax over both would then see the new classes only.
+    """
     slots = upgrade.encoder.slots
     judge = teacher.classifier.grown(len(slots)).requires_grad_(False)
     fresh = upgrade.images.of_classes(upgrade.new_classes)
@@ -166,5 +163,6 @@ def _synthesised(upgrade: Upgrade, teacher: FrozenEncoder) -> Classifier:
     with torch.no_grad():
         for label, slot in enumerate(slots.of(upgrade.new_classes)):
             mine = features[labels == label]
-            weight[slot] = mine.sum(dim=0).to(weight.device) / max(len(mine), 1)
+            mean = functional.normalize(mine.sum(dim=0), dim=0).to(weight.device)
+            weight[slot] = mean * weight[: teacher.classifier.outputs].norm(dim=1).mean()
     return judge

@@ -51,7 +51,7 @@ def _adapted(
             "another width. Begin with fan from v1"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(encoder.classifier.outputs)  # the same start whenever a run is repeated or resumed
+        torch.manual_seed(upgrade.seed)  # the same start whenever a run is repeated or resumed
         adapter = Adapter(encoder.feature_dim, hidden * encoder.feature_dim).to(encoder.device)
 
     def terms(step: Step) -> Terms:

@@ -57,11 +57,11 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
 class _Pair(nn.Module):
     """The old and the new network under one classifier. ``boosted`` is a frozen copy of the new one, once learnt."""
 
-    def __init__(self, encoder: Encoder, old_weight: Tensor) -> None:
+    def __init__(self, encoder: Encoder, old_weight: Tensor, seed: int) -> None:
         super().__init__()
         outputs, (old_outputs, old_width) = encoder.classifier.outputs, old_weight.shape
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(outputs)  # the same start whenever a run is repeated or resumed
+            torch.manual_seed(seed)  # the same start whenever a run is repeated or resumed
             self.head = nn.Linear(old_width + encoder.feature_dim, outputs, bias=False)
         with torch.no_grad():
             self.head.weight[:old_outputs, :old_width] = old_weight
@@ -81,7 +81,7 @@ def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperat
         raise ModelError(
             f"foster joins linear classifiers; this model has a {old_head.kind} one. Begin with it from v1"
         )
-    pair = _Pair(encoder, old_head.get_parameter("weight")).to(encoder.device)
+    pair = _Pair(encoder, old_head.get_parameter("weight"), upgrade.seed).to(encoder.device)
     start = {name: value.clone() for name, value in encoder.state_dict().items()}
     counts = _shown(upgrade).to(encoder.device)
     frequency, rarity = effective_weights(counts, boost_beta), effective_weights(counts, compress_beta)

@@ -72,8 +72,9 @@ class Upgrade:
     old_classes: tuple[str, ...]  # seen by earlier versions
     new_classes: tuple[str, ...]  # first seen now
     memory: ImageSet | None = None  # replayed images
-    held_out: ImageSet | None = None  # balanced, for stages that ask for it
+    held_out: ImageSet | None = None  # balanced, never trained on
     old_vectors: OldVectors | None = None
+    seed: int = 0  # of what a method draws for itself
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class Stage:
     """A part of a version's training: its loss, what it trains and for how long.
 
     ``epochs`` and ``learning_rate`` are factors on the recipe's. ``trains`` is what is updated (everything, if it is
-    ``None``); the rest stands still in evaluation mode. ``held_out`` takes the balanced images that the method holds
-    out. ``begin`` is called before the first step, once: after an interruption the weights it made are read back.
+    ``None``); the rest stands still in evaluation mode. ``begin`` is called before the first step, once: after an
+    interruption the weights it made are read back.
     """
 
     terms: Callable[[Step], Terms]
@@ -90,7 +91,6 @@ class Stage:
     epochs: float = 1.0
     learning_rate: float = 1.0
     trains: nn.Module | None = None
-    held_out: bool = False
     begin: Callable[[], None] | None = None
 
 
@@ -123,7 +123,7 @@ class Method:
     ``scenario`` is the setting its paper trains it in: "lifelong" goes on from the last weights with new and replayed
     images, "retraining" starts again on all images so far, from ``initialisation``. ``maps`` asks for the feature maps
     of both models, ``views`` for so many crops of each image in a batch, ``hold_out`` for a share of each remembered
-    class, and as many images of each new class, that only stages with ``held_out`` see.
+    class, and as many images of each new class, that are not trained on.
     """
 
     name: str

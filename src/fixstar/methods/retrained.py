@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from fixstar.errors import InputError
+from fixstar.errors import InputError, ModelError
 from fixstar.losses import feature_distance, knowledge_distillation, two_view_contrast
 from fixstar.methods.method import Initialisation, Method, Step, Terms
 
@@ -113,6 +113,11 @@ def l2_regularised(lam: float = 1.0) -> Method:
         ce = step.new.cross_entropy(step.targets)
         if step.old is None:
             return {"ce": ce}
+        if step.new.z.shape != step.old.z.shape:
+            raise ModelError(
+                f"l2 compares features of one width; the old ones have {step.old.z.shape[1]} components, the new ones "
+                f"{step.new.z.shape[1]}"
+            )
         return {"ce": ce, "l2": lam * feature_distance(step.new.z, step.old.z)}
 
     return Method(

@@ -71,6 +71,7 @@ class Settings:
                 method.classifier,
                 classes=classes,
                 capacity=self.capacity,
+                side=self.side,
                 backbone_options=dict(self.backbone_options),
                 classifier_options={**method.classifier_options, **self.classifier_options},
                 preprocessing=self.preprocessing,

@@ -58,7 +58,7 @@ def train_version(
     """
     device = settings.torch_device()
     encoder = starting_encoder(number, images, past, method, settings).to(device)
-    predecessor = past.predecessor
+    predecessor, seed = past.predecessor, settings.seed * 1009 + number
     teacher = FrozenEncoder(predecessor).to(device) if predecessor is not None and _needs_teacher(method) else None
     shown = hold_out(
         images,
@@ -68,22 +68,18 @@ def train_version(
         lambda part: part.load(encoder.preprocessing, settings.bad_images).images,
     )
     batches, readable = _batches(encoder, shown.images, shown.memory, method, settings, number, progress)
-    held_out = None
-    if shown.held_out is not None:
-        held_out, _ = _batches(encoder, shown.held_out, None, method, settings, number, progress)
-    upgrade = _upgrade(encoder, teacher, shown._replace(images=readable), past, method)
+    upgrade = _upgrade(encoder, teacher, shown._replace(images=readable), past, method, seed)
     run = Training(
         encoder=encoder,
         objective=method.objective(upgrade),
         batches=batches,
         recipe=settings.recipe,
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
-        seed=settings.seed * 1009 + number,
+        seed=seed,
         checkpoint=checkpoint,
         fingerprint=_fingerprint(number, images, past, method, settings, validation),
         title=f"training v{number}",
         progress=progress,
-        held_out=held_out,
         maps=method.maps,
         select=validation.select(predecessor) if validation is not None and predecessor is not None else None,
     )
@@ -102,6 +98,7 @@ def _upgrade(
     shown: HeldOut,
     past: Past,
     method: Method,
+    seed: int,
 ) -> Upgrade:
     predecessor, images = past.predecessor, shown.images
     known = predecessor.slots if predecessor is not None else Slots()
@@ -109,7 +106,7 @@ def _upgrade(
     vectors = past.old_vectors
     if vectors is None and predecessor is not None and "old vectors" in method.needs:
         vectors = _stored(predecessor, images.of_classes([name for name in images.classes if name in known]))
-    return Upgrade(encoder, teacher, images, known.classes, new, shown.memory, shown.held_out, vectors)
+    return Upgrade(encoder, teacher, images, known.classes, new, shown.memory, shown.held_out, vectors, seed)
 
 
 def _stored(predecessor: Encoder, images: ImageSet) -> OldVectors | None:
@@ -157,6 +154,7 @@ def _fingerprint(
     """A digest of all that the weights depend on."""
     memory, vectors = past.memory.images, past.old_vectors
     content = {
+        "previous": None if past.previous is None else weights_digest(past.previous),
         "replacement": None if past.replacement is None else weights_digest(past.replacement),
         "pretrained": None if past.pretrained is None else weights_digest(past.pretrained),
         "old vectors": None if vectors is None else _vectors_digest(vectors),

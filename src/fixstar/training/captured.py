@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from fixstar.training.checkpoint import lay_out_momentum
 from fixstar.training.compiled import compiled
 from fixstar.training.run import Part, Training
 from fixstar.training.steps import Shown, update
@@ -39,6 +40,7 @@ class CapturedSteps:
         if run.bfloat16:
             channels_last: Any = {"memory_format": torch.channels_last}
             run.encoder.backbone.to(**channels_last)
+            lay_out_momentum(optimiser)
         self._cut = part.batches.cut
         if part.steps >= _WORTH_COMPILING:
             self._cut = torch.compile(part.batches.cut, dynamic=False)
@@ -55,6 +57,7 @@ class CapturedSteps:
             for _ in range(count):
                 self._graph.replay()
             shown(count * part.batches.batch_size, "")
+        torch.autograd.graph.increment_version(list(self._run.modules().parameters()))  # a replay does not tell
         return {name: value.clone() for name, value in self._sums.items()}
 
     def _restart(self, within: int) -> None:
@@ -105,13 +108,15 @@ def _kept(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
     """Weights, statistics and momenta as they were before, in the same memory."""
     weights = {name: value.clone() for name, value in modules.state_dict().items()}
     momenta = {p: state["momentum_buffer"].clone() for p, state in optimiser.state.items() if _momentum(state)}
-    yield
-    with torch.no_grad():
-        for name, value in modules.state_dict().items():
-            value.copy_(weights[name])
-        for p, state in optimiser.state.items():
-            if _momentum(state):
-                state["momentum_buffer"].copy_(momenta[p] if p in momenta else torch.zeros_like(p))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in modules.state_dict().items():
+                value.copy_(weights[name])
+            for p, state in optimiser.state.items():
+                if _momentum(state):
+                    state["momentum_buffer"].copy_(momenta[p] if p in momenta else torch.zeros_like(p))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
@@ -15,7 +16,7 @@ from torch import Tensor, nn, optim
 from fixstar.durable import replace_file
 from fixstar.errors import CheckpointError
 
-__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "lay_out_momentum", "load_checkpoint", "save_checkpoint"]
 
 _FORMAT = "fixstar-checkpoint"
 
@@ -32,6 +33,15 @@ class Checkpoint:
         """Give ``optimiser`` its momentum back."""
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": self.optimiser, "param_groups": groups})
+        lay_out_momentum(optimiser)
+
+
+def lay_out_momentum(optimiser: optim.Optimizer) -> None:
+    """Momenta in the memory layout of their weights, which a fused optimiser takes for granted."""
+    for p, state in optimiser.state.items():
+        momentum = state.get("momentum_buffer")
+        if momentum is not None and momentum.stride() != p.stride():
+            state["momentum_buffer"] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(momentum)
 
 
 def save_checkpoint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -116,8 +117,12 @@ def _training_mode(run: Training, part: Part) -> None:
 
 
 def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:
-    captured = run.encoder.device.type == "cuda" and part.batches.resident
-    return CapturedSteps(run, part, optimiser) if captured else EagerSteps(run, part, optimiser)
+    if run.encoder.device.type == "cuda" and part.batches.resident:
+        try:
+            return CapturedSteps(run, part, optimiser)
+        except RuntimeError as error:  # a model or loss that looks at its values on the host
+            warnings.warn(f"the step could not be recorded ({error}); training goes on step by step", stacklevel=2)
+    return EagerSteps(run, part, optimiser)
 
 
 def _optimiser(trained: nn.Module, recipe: Recipe) -> optim.SGD:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from torch import nn
 
 from fixstar.data.batches import Batches
-from fixstar.errors import FixstarError
 from fixstar.methods import Objective, Stage
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training.recipe import Recipe
@@ -23,8 +22,8 @@ __all__ = ["Part", "Training", "parts_of"]
 class Training:
     """What one version's training works on. ``fingerprint`` guards against resuming with other settings.
 
-    ``held_out`` are the batches of stages that ask for them, ``maps`` gives feature maps to the terms, ``select``
-    measures the model after each epoch of the main stage, to keep the best compatible one.
+    ``maps`` gives feature maps to the terms, ``select`` measures the model after each epoch of the stage that makes it,
+    to keep the best compatible one.
     """
 
     encoder: Encoder
@@ -37,7 +36,6 @@ class Training:
     fingerprint: str = ""
     title: str = "training"
     progress: bool = True
-    held_out: Batches | None = None
     maps: bool = False
     select: Select | None = None
 
@@ -85,12 +83,9 @@ def parts_of(run: Training) -> Iterator[Part]:
     """The stages of a run, one after the other."""
     first = 0
     for stage in run.objective.stages:
-        batches = run.held_out if stage.held_out else run.batches
-        if batches is None:
-            raise FixstarError(f"the stage {stage.name!r} needs held-out images, and there are none")
         recipe = run.recipe
         if stage.epochs != 1:
             recipe = recipe.shortened(max(1, round(recipe.epochs * stage.epochs)))
         recipe = replace(recipe, learning_rate=recipe.learning_rate * stage.learning_rate)
-        yield Part(stage, recipe, batches, first)
+        yield Part(stage, recipe, run.batches, first)
         first += recipe.epochs

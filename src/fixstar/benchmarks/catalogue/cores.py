@@ -58,12 +58,18 @@ def _nine() -> dict[str, Any]:
 def _architectures() -> dict[str, Any]:
     """Section 6.6: each with its own recipe, and a new architecture at each upgrade."""
     three = ("resnet20", "senet18", "regnetx_200mf")
+    recipes = (_recipe(40), CIFAR_CORES, _recipe(150, 70, 120))
     return {
         "resnet20": {"backbone": "resnet20", "recipe": _recipe(40)},
         "resnet32": {"backbone": "resnet32", "recipe": _recipe(70, 50, 65)},
         "senet18": {"backbone": "senet18"},
         "regnetx_200mf": {"backbone": "regnetx_200mf", "recipe": _recipe(150, 70, 120)},
-        "growing": {"backbone": three[0], "extra": {"backbone_of_each_version": three}},
+        "growing": {
+            "backbone": three[0],
+            "recipe": _recipe(40),
+            "methods": {"cores": MethodChoice("cores")},  # others compare features of one width
+            "extra": {"backbone_of_each_version": three, "recipe_of_each_version": recipes},
+        },
     }
 
 

@@ -28,7 +28,9 @@ __all__ = ["Ablations", "Benchmark", "MethodChoice", "Optimiser", "Replacement",
 Kind = Literal["lifelong", "retraining", "replacing"]
 Optimiser = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["steps", "cosine"]
-_KNOWN = ("backbone_of_each_version", "model_selection", "pretraining_classes")  # what a run knows what to do with
+_KNOWN = {  # entries of ``extra`` that a run knows what to do with
+    *("backbone_of_each_version", "model_selection", "pretraining_classes", "recipe_of_each_version"),
+}
 Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 

@@ -1,0 +1,196 @@
+"""The embedded gallery: exact search against bare engines on the same vectors, inserting, loading, storage.
+
+Clustered unit vectors, top 10. Contestants take turns, round by round, so that a busy machine hits all of them; a
+figure is the median of the rounds. "numpy" is the product and an argpartition, without ids, payload or versions.
+faiss takes part if it is installed: pip install faiss-cpu.
+
+    python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about two minutes
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.durable import replace_json
+from fixstar.gallery import SqliteGallery
+from fixstar.geometry import unit
+
+Array = NDArray[np.float32]
+Figures = dict[str, Any]
+K = 10
+
+
+def make_vectors(count: int, width: int, seed: int) -> Array:
+    """Unit vectors around 1,000 centres, made in blocks."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((1000, width), dtype=np.float32)
+    rng = np.random.default_rng(seed)
+    out = np.empty((count, width), np.float32)
+    for start in range(0, count, 10_000):
+        rows = out[start : start + 10_000]
+        rows[:] = unit(centres[rng.integers(1000, size=len(rows))] + rng.standard_normal(rows.shape, dtype=np.float32))
+    return out
+
+
+def insert(path: Path, vectors: Array, versions: int, batch: int) -> tuple[SqliteGallery, float]:
+    """A gallery with the vectors dealt to so many versions, and the seconds it took."""
+    gallery, width = SqliteGallery(path), vectors.shape[1]
+    rng = np.random.default_rng(1)
+    start = time.perf_counter()
+    for n in range(versions):
+        projection = None if versions == 1 else rng.standard_normal((width + 100, width), dtype=np.float32)
+        gallery.create_version(f"v{n + 1}", width, projection)
+    for place, first in enumerate(range(0, len(vectors), batch)):
+        rows = vectors[first : first + batch]
+        ids = [f"item-{first + i:08}" for i in range(len(rows))]
+        payloads = [{"shop": (first + i) % 20} for i in range(len(rows))]
+        gallery.upsert(f"v{place % versions + 1}", ids, rows, payloads)
+    gallery.flush()
+    return gallery, time.perf_counter() - start
+
+
+def numpy_search(vectors: Array) -> Callable[[Array], Any]:
+    def search(queries: Array) -> Any:
+        cosines = queries @ vectors.T if len(queries) > 1 else (vectors @ queries[0])[None]
+        best = np.argpartition(cosines, -K, axis=1)[:, -K:]
+        found = np.take_along_axis(cosines, best, axis=1)
+        return np.take_along_axis(best, np.argsort(-found, axis=1), axis=1)
+
+    return search
+
+
+def faiss_search(vectors: Array) -> Callable[[Array], Any] | None:
+    try:
+        faiss = importlib.import_module("faiss")
+    except ImportError:
+        return None
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    return lambda queries: index.search(queries, K)[1]
+
+
+def rates(contestants: dict[str, Callable[[Array], Any]], batches: list[Array], rounds: int) -> dict[str, float]:
+    """Queries a second: the median over rounds in which everybody answers the same batches."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, search in contestants.items():
+            start = time.perf_counter()
+            for batch in batches:
+                search(batch)
+            seconds[name].append(time.perf_counter() - start)
+    queries = sum(map(len, batches))
+    return {name: round(queries / float(np.median(times)), 1) for name, times in seconds.items()}
+
+
+def measure(options: argparse.Namespace, folder: Path) -> Figures:
+    vectors = make_vectors(options.vectors, options.width, seed=2)
+    queries = make_vectors(options.batch, options.width, seed=3)
+    one, seconds = insert(folder / "one.db", vectors, 1, options.insert)
+    payload = sum(len(f'{{"shop":{i % 20}}}') for i in range(len(vectors)))
+    report: Figures = {
+        "insert_per_second": round(len(vectors) / seconds),
+        "storage_ratio": round(one.path.stat().st_size / (vectors.nbytes + payload), 3),
+    }
+    start = time.perf_counter()
+    one.search("v1", queries[:1])
+    report["load_seconds"] = round(time.perf_counter() - start, 2)
+    contestants: dict[str, Callable[[Array], Any]] = {
+        "fixstar": lambda batch: one.search("v1", batch, K),
+        "fixstar_filtered": lambda batch: one.search("v1", batch, K, where={"shop": 7}),
+        "numpy": numpy_search(vectors),
+    }
+    if rival := faiss_search(vectors):
+        contestants["faiss"] = rival
+    same = [int(hit.id[5:]) for hit in one.search("v1", queries[:1], K)[0]] == contestants["numpy"](queries[:1])[
+        0
+    ].tolist()
+    report["same_answer_as_numpy"] = same
+    one.search("v1", queries[:1], where={"shop": 7})
+    report["single_qps"] = rates(contestants, [queries[i : i + 1] for i in range(options.singles)], options.rounds)
+    contestants.pop("fixstar_filtered")
+    report["batch_qps"] = rates(contestants, [queries], options.rounds)
+    report["while_writing"] = waiting(one, queries[:1], vectors[: options.insert])
+    report |= across_versions(options, folder, vectors, queries, contestants["fixstar"])
+    one.close()
+    return report
+
+
+def across_versions(
+    options: argparse.Namespace, folder: Path, vectors: Array, queries: Array, one: Callable[[Array], Any]
+) -> Figures:
+    """The same vectors as one version and as three, each with a projection of its own."""
+    with insert(folder / "three.db", vectors, 3, options.insert)[0] as three:
+        three.search("v3", queries[:1])
+        both = {"one_version": one, "three_versions": lambda batch: three.search("v3", batch, K)}
+        singles = [queries[i : i + 1] for i in range(options.singles)]
+        return {
+            "versions_single_qps": rates(both, singles, options.rounds),
+            "versions_batch_qps": rates(both, [queries], options.rounds),
+        }
+
+
+def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 4.0) -> Figures:
+    """How long single searches take while another thread replaces the same rows all the time."""
+    stop, writes, times = threading.Event(), 0, []
+
+    def write() -> None:
+        nonlocal writes
+        while not stop.is_set():
+            gallery.upsert("v1", [f"new-{i}" for i in range(len(rows))], rows)
+            writes += len(rows)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        gallery.search("v1", query)
+        times.append(1000 * (time.perf_counter() - start))
+    stop.set()
+    writer.join()
+    median, longest = float(np.median(times)), max(times)
+    return {
+        "writes_per_second": round(writes / seconds),
+        "median_ms": round(median, 1),
+        "longest_ms": round(longest, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vectors", type=int, default=200_000)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--singles", type=int, default=20, help="single queries a round")
+    parser.add_argument("--batch", type=int, default=128, help="queries of a batch")
+    parser.add_argument("--insert", type=int, default=2000, help="vectors of one upsert")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = {
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
+            "vectors": [options.vectors, options.width],
+            "rounds": options.rounds,
+            **measure(options, Path(folder)),
+        }
+    report["peak_GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+    for name, value in report.items():
+        print(f"{name:<22}{value}")
+    if options.out:
+        replace_json(options.out, report)
+
+
+if __name__ == "__main__":
+    main()
