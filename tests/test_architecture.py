@@ -171,7 +171,11 @@ EXPORTED = {
         *("METHODS", "Initialisation", "Method", "Need", "Objective", "OldVectors", "Scenario", "Stage", "Step"),
         *("Terms", "Upgrade", "create_method"),
     ],
-    "fixstar.gallery": ["Gallery", "Hit", "MemoryGallery"],
+    "fixstar.gallery": [
+        *("Calibration", "Gallery", "Hit", "Item", "MemoryGallery", "SqliteGallery", "VersionSpace"),
+        *("calibrated_search", "copy_gallery", "export_version", "fit_calibration", "import_version"),
+        *("open_gallery", "verify_gallery"),
+    ],
     "fixstar.scenarios": [
         *("Past", "Settings", "Validation", "Version"),
         *("lifelong", "replacing", "retraining", "run_scenario", "train_version", "version_features"),

@@ -2,113 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.store import Hit, Payload, Vectors
-from fixstar.geometry import carry, short_basis
+from fixstar.gallery.arguments import checked_ids, checked_projection, checked_vectors, payload_texts
+from fixstar.gallery.exact import Change, ExactSearch
+from fixstar.gallery.store import Hit, Item, Payload, Vectors, VersionSpace, Where
 
 __all__ = ["MemoryGallery"]
 
 
-@dataclass
-class _Collection:
-    """The vectors of one version; row i belongs to ids[i]."""
-
-    width: int
-    basis: Vectors | None  # Q [d, s] of the short form
-    ids: list[str] = field(default_factory=list)
-    vectors: Vectors = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-
-    @property
-    def full_width(self) -> int:
-        return self.width if self.basis is None else len(self.basis)
-
-
 class MemoryGallery:
-    """See ``Gallery``. Nothing is kept when the process ends."""
+    """See ``Gallery``. Nothing is kept when the process ends. Threads may share it."""
 
     def __init__(self) -> None:
-        self._collections: dict[str, _Collection] = {}
-        self._payloads: dict[str, Payload] = {}
+        self._exact: ExactSearch | None = ExactSearch()
+        self._where: dict[str, tuple[str, int]] = {}  # id -> version, number
+        self._number = 0
+        self._lock = threading.RLock()
 
     def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
         """Make room for vectors of a version."""
-        if name in self._collections:
-            raise GalleryError(f"the gallery has a version {name!r} already; versions never change, choose a new name")
-        if projection is not None and width != min(projection.shape):
-            raise GalleryError(f"short forms under a projection {projection.shape} are {min(projection.shape)} wide")
-        self._collections[name] = _Collection(width, short_basis(projection), vectors=np.zeros((0, width), np.float32))
+        with self._lock:
+            exact = self._open()
+            matrix = checked_projection(name, width, projection, [space.name for space in exact.spaces()])
+            exact.add_version(VersionSpace(name, int(width), int(width) if matrix is None else len(matrix)), matrix)
+
+    def versions(self) -> list[VersionSpace]:
+        """All versions, oldest first."""
+        return self._open().spaces()
+
+    def projection(self, version: str) -> NDArray[np.float32] | None:
+        """P [d, m] of a version whose vectors are short forms."""
+        return self._open().projection(version)
 
     def upsert(
         self, version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload] | None = None
     ) -> None:
         """Store unit vectors of a version, all or none."""
-        collection = self._collection(version)
-        vectors = _checked(vectors, collection.width, version)
-        payloads = [{}] * len(ids) if payloads is None else payloads
-        if not len(ids) == len(vectors) == len(payloads) or len(set(ids)) != len(ids):
-            raise GalleryError(
-                f"upsert takes one vector and one payload for each of distinct ids; got {len(ids)} ids "
-                f"({len(set(ids))} distinct), {len(vectors)} vectors, {len(payloads)} payloads"
-            )
-        self.delete(ids)
-        collection.ids.extend(ids)
-        collection.vectors = np.concatenate([collection.vectors, vectors.astype(np.float32)])
-        self._payloads.update(zip(ids, payloads, strict=True))
+        rows = checked_vectors(vectors, self._open().space(version).width, version)
+        names = checked_ids(ids)
+        texts = payload_texts(names, len(rows), payloads)
+        with self._lock:
+            exact, changes = self._open(), self._removal(names)
+            numbers = list(range(self._number, self._number + len(names)))
+            change = changes.setdefault(version, Change())
+            change.numbers, change.ids, change.vectors, change.texts = numbers, names, rows, texts
+            exact.apply(changes)
+            self._number += len(names)
+            self._where.update(zip(names, ((version, number) for number in numbers), strict=True))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items; how many there were."""
-        gone = set(ids) & self._payloads.keys()
-        for collection in self._collections.values() if gone else ():
-            kept = [i for i, item in enumerate(collection.ids) if item not in gone]
-            collection.ids = [collection.ids[i] for i in kept]
-            collection.vectors = collection.vectors[kept]
-        for item in gone:
-            del self._payloads[item]
-        return len(gone)
+        names = checked_ids(ids, distinct=False)
+        with self._lock:
+            exact, changes = self._open(), self._removal(names)
+            exact.apply(changes)
+            for name in names:
+                self._where.pop(name, None)
+            return sum(len(change.removed) for change in changes.values())
+
+    def get(self, ids: Sequence[str]) -> dict[str, Item]:
+        """The items of these ids, as far as there are any."""
+        with self._lock:
+            self._open()
+            return {name: self._item(name) for name in checked_ids(ids, distinct=False) if name in self._where}
+
+    def search(
+        self,
+        version: str,
+        queries: Vectors,
+        k: int = 10,
+        where: Where | None = None,
+        versions: Sequence[str] | None = None,
+    ) -> list[list[Hit]]:
+        """The k nearest items of each query, best first."""
+        return self._open().search(version, queries, k, where, versions)
+
+    def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
+        """All items, or those of one version, sorted by id."""
+        if version is not None:
+            self._open().space(version)
+        with self._lock:
+            known = sorted(name for name in self._where if after is None or name > after)
+        return self._each(known, version)
+
+    def _each(self, known: list[str], version: str | None) -> Iterator[Item]:
+        for name in known:
+            with self._lock:
+                self._open()
+                item = self._item(name) if name in self._where else None
+            if item is not None and version in (None, item.version):
+                yield item
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""
-        return {name: len(collection.ids) for name, collection in self._collections.items()}
+        with self._lock:
+            exact = self._open()
+            return {space.name: len(exact.matrix(space.name)) for space in exact.spaces()}
 
-    def search(self, version: str, queries: Vectors, k: int = 10) -> list[list[Hit]]:
-        """The k nearest items of each query over all versions, best first; equal scores in the order of insertion."""
-        source = self._collection(version)
-        queries = _checked(queries, source.width, version)
-        found = [(name, target, _carried(queries, source, target) @ target.vectors.T) for name, target in self._live()]
-        if not found or k < 1:
-            return [[] for _ in queries]
-        scores = np.concatenate([part for _, _, part in found], axis=1)
-        owners = [(item, name) for name, target, _ in found for item in target.ids]
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        return [
-            [Hit(owners[j][0], float(row[j]), owners[j][1], self._payloads[owners[j][0]]) for j in best]
-            for row, best in zip(scores, order, strict=True)
-        ]
+    def flush(self) -> None:
+        """Nothing to do: memory is where this gallery is kept."""
+        self._open()
 
-    def _live(self) -> list[tuple[str, _Collection]]:
-        return [(name, collection) for name, collection in self._collections.items() if collection.ids]
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._exact = None
+            self._where.clear()
 
-    def _collection(self, version: str) -> _Collection:
-        if version not in self._collections:
-            known = ", ".join(self._collections) or "none yet"
-            raise GalleryError(f"the gallery has no version {version!r} (it has: {known}); create_version it first")
-        return self._collections[version]
+    def __enter__(self) -> MemoryGallery:
+        self._open()
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
-def _carried(queries: Vectors, source: _Collection, target: _Collection) -> Vectors:
-    """Queries in the target's space, where dot products are cosines of full features."""
-    return queries if source is target else carry(queries, source.basis, target.basis, target.full_width)
+    def _open(self) -> ExactSearch:
+        if self._exact is None:
+            raise GalleryError("this gallery is closed; open a new one")
+        return self._exact
 
+    def _item(self, name: str) -> Item:
+        version, number = self._where[name]
+        matrix = self._open().matrix(version)
+        return Item(name, version, matrix.vector(number), matrix.payload(number))
 
-def _checked(vectors: Vectors, width: int, version: str) -> Vectors:
-    if vectors.ndim != 2 or vectors.shape[1] != width:
-        raise GalleryError(f"version {version!r} has vectors of {width} numbers, got an array {vectors.shape}")
-    lengths = np.linalg.norm(vectors, axis=1)
-    if wrong := np.flatnonzero(~(np.abs(lengths - 1) < 1e-3)).tolist():
-        raise GalleryError(f"vectors must be of length 1; number {wrong[0]} has length {lengths[wrong[0]]:.4g}")
-    return vectors
+    def _removal(self, names: Sequence[str]) -> dict[str, Change]:
+        changes: dict[str, Change] = {}
+        for name in set(names) & self._where.keys():
+            version, number = self._where[name]
+            changes.setdefault(version, Change()).removed.append(number)
+        return changes

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Gallery", "Hit", "Payload", "Vectors"]
+__all__ = ["Gallery", "Hit", "Item", "Payload", "Vectors", "VersionSpace", "Where"]
 
 Vectors = NDArray[np.floating[Any]]
 Payload = Mapping[str, Any]
+Where = Mapping[str, Any]
 
 
 class Hit(NamedTuple):
@@ -23,22 +25,80 @@ class Hit(NamedTuple):
     payload: Payload
 
 
+class Item(NamedTuple):
+    """What is stored under one id: the version that made the vector, the unit vector [width], and the payload."""
+
+    id: str
+    version: str
+    vector: NDArray[np.float32]
+    payload: Payload
+
+
+class VersionSpace(NamedTuple):
+    """The vectors of one version: numbers stored for each, and numbers of the full feature they stand for."""
+
+    name: str
+    width: int
+    full_width: int
+
+
 class Gallery(Protocol):
-    """Vectors by version. An item has one vector, made by one version; upserting it under another version moves it."""
+    """Vectors by version. An item has one vector, made by one version; upserting it under another version moves it.
+
+    A call that writes is done, for good, when it returns, and leaves nothing behind when it raises. Equal scores come
+    in the order in which the items were last written. Ids are compared and sorted by code point, payloads are JSON.
+    """
 
     def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
         """Make room for vectors of a version: ``width`` numbers each, short forms where ``projection`` is given."""
 
+    def versions(self) -> list[VersionSpace]:
+        """All versions, in the order in which they were created."""
+
+    def projection(self, version: str) -> NDArray[np.float32] | None:
+        """P [d, m] of a version whose vectors are short forms."""
+
     def upsert(
         self, version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload] | None = None
     ) -> None:
-        """Store unit vectors [N, width] of a version, all or none."""
+        """Store unit vectors [N, width] of a version, all or none; items that exist are replaced, payload included."""
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Remove items; how many there were."""
+        """Remove items, all at once; how many there were."""
+
+    def get(self, ids: Sequence[str]) -> dict[str, Item]:
+        """The items of these ids; an id that is not in the gallery is not in the answer."""
+
+    def search(
+        self,
+        version: str,
+        queries: Vectors,
+        k: int = 10,
+        where: Where | None = None,
+        versions: Sequence[str] | None = None,
+    ) -> list[list[Hit]]:
+        """The k nearest items of each query [N, width of ``version``], best first.
+
+        Among the vectors of all versions, or of ``versions``. ``where`` restricts by payload: see ``filters``.
+        """
+
+    def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
+        """All items, or those of one version, sorted by id, from the first id greater than ``after`` on.
+
+        Others may write meanwhile: an item that is there all the time comes exactly once.
+        """
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""
 
-    def search(self, version: str, queries: Vectors, k: int = 10) -> list[list[Hit]]:
-        """The k nearest items of each query [N, width of ``version``] among the vectors of all versions, best first."""
+    def flush(self) -> None:
+        """Bring everything to where the gallery is kept for good."""
+
+    def close(self) -> None:
+        """Let go of files and memory. Closing twice is allowed, anything else is refused afterwards."""
+
+    def __enter__(self) -> Gallery: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,105 @@
+"""One threshold for all versions.
+
+Cosines of one version are not those of another: 0.6 may be sure in v1's vectors and a guess in v2's. A calibration,
+fitted on held-out pairs of known identity, turns a cosine into the probability that both show the same class:
+p = 1 / (1 + exp(-(slope * cosine + offset))). It rises with the cosine, so within one version nothing changes places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import InputError
+from fixstar.gallery.store import Gallery, Hit, Vectors, Where
+
+__all__ = ["Calibration", "calibrated_search", "fit_calibration"]
+
+
+class Calibration(NamedTuple):
+    """Cosines between queries of one version and vectors of another, as probabilities."""
+
+    slope: float
+    offset: float
+
+    def probability(self, cosines: NDArray[Any] | float) -> NDArray[np.float64]:
+        """The probability that query and item show the same class.
+
+        >>> float(Calibration(slope=10.0, offset=-5.0).probability(0.5))
+        0.5
+        """
+        logit = self.slope * np.asarray(cosines, np.float64) + self.offset
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * logit)))  # the logistic function, without overflow
+
+
+def fit_calibration(cosines: NDArray[Any], same: NDArray[np.bool_], prior: float | None = None) -> Calibration:
+    """Logistic regression on pairs: ``cosines`` [N], ``same`` [N]. Newton's method; targets are Platt's, never 0 or 1.
+
+    ``prior`` is the share of same-class pairs where the threshold will be used, if it is not that of these pairs.
+    """
+    x, y = np.asarray(cosines, np.float64), np.asarray(same)
+    positive = int(y.sum()) if y.dtype == bool else -1
+    if x.ndim != 1 or x.shape != y.shape or not np.isfinite(x).all() or not 0 < positive < len(y):
+        raise InputError(
+            "a calibration takes one finite cosine and one True (same class) or False a pair, and some of each; got "
+            f"cosines {x.shape}, same {y.dtype} {y.shape} with {max(positive, 0)} True"
+        )
+    if prior is not None and not 0 < prior < 1:
+        raise InputError(f"prior is a share of pairs, between 0 and 1; got {prior}")
+    target = np.where(y, (positive + 1) / (positive + 2), 1 / (len(y) - positive + 2))
+    slope, offset = _newton(x, target)
+    if slope <= 0:
+        raise InputError("pairs of the same class have no higher cosines than others: there is nothing to calibrate")
+    shift = 0.0 if prior is None else _logit(prior) - _logit(positive / len(y))
+    return Calibration(slope, offset + shift)
+
+
+def _logit(share: float) -> float:
+    return float(np.log(share / (1 - share)))
+
+
+def _newton(x: NDArray[np.float64], target: NDArray[np.float64], steps: int = 100) -> tuple[float, float]:
+    """The slope and offset of highest likelihood; steps are halved until they improve it."""
+    design = np.stack([x, np.ones_like(x)], axis=1)
+
+    def loss(w: NDArray[np.float64]) -> float:
+        logit = design @ w
+        return float(np.sum(np.logaddexp(0, logit) - target * logit))
+
+    weights = np.array([0.0, _logit(float(target.mean()))])
+    for _ in range(steps):
+        p = Calibration(*weights).probability(x)
+        gradient = design.T @ (p - target)
+        curvature = (design * (p * (1 - p))[:, None]).T @ design + 1e-9 * np.eye(2)
+        step, now = np.linalg.solve(curvature, gradient), loss(weights)
+        while loss(weights - step) > now and np.abs(step).max() > 1e-12:
+            step = step / 2
+        weights = weights - step
+        if np.abs(step).max() < 1e-9 * (1 + np.abs(weights).max()):
+            break
+    return float(weights[0]), float(weights[1])
+
+
+def calibrated_search(
+    gallery: Gallery,
+    version: str,
+    queries: Vectors,
+    calibrations: Mapping[str, Calibration],
+    k: int = 10,
+    where: Where | None = None,
+) -> list[list[Hit]]:
+    """The k items of each query that are most probably of its class; the score is that probability.
+
+    ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Exact:
+    each version gives its k nearest, so none that belongs among the best is missing.
+    """
+    found = {name: gallery.search(version, queries, k, where, versions=[name]) for name in calibrations}
+    return [_merged([hits[i] for hits in found.values()], calibrations, k) for i in range(len(queries))]
+
+
+def _merged(parts: Sequence[list[Hit]], calibrations: Mapping[str, Calibration], k: int) -> list[Hit]:
+    scored = [hit._replace(score=float(calibrations[hit.version].probability(hit.score))) for p in parts for hit in p]
+    return sorted(scored, key=lambda hit: -hit.score)[:k]

@@ -1,0 +1,96 @@
+"""The k highest cosines of each query in one matrix, exactly, without sorting it.
+
+A product in float32 finds the candidates: everything within rounding of the k-th best. Their cosines are then computed
+again in float64, each from its own two vectors alone, and rounded to float32. So an answer does not depend on the
+size of the batch, on the place of a row or on the number of threads, and equal vectors have equal scores.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["candidates", "exact_cosines", "first_of_each"]
+
+CELLS = 1 << 20  # cosines at once: 4 MiB
+GROUP = 64
+_FEW = 8  # a filter that leaves less than an eighth of the rows is cheaper to gather
+
+Floats = NDArray[np.float32]
+Indices = NDArray[np.intp]
+
+
+def candidates(
+    vectors: Floats, queries: Floats, k: int, allowed: NDArray[np.bool_] | None = None
+) -> tuple[Indices, Indices]:
+    """Pairs (query, row) that hold the k nearest rows of each query, and few others.
+
+    ``vectors`` is [n, s], ``queries`` [N, s]; ``allowed`` [n] leaves rows out.
+    """
+    if allowed is not None:
+        rows = np.flatnonzero(allowed)
+        if len(rows) * _FEW < len(vectors):
+            query, place = candidates(vectors[rows], queries, k)
+            return query, rows[place]
+    slack = np.float32(1e-6 * max(1.0, vectors.shape[1] ** 0.5 / 8))  # float32 rounding of a dot product, with a margin
+    floor = np.full(len(queries), -2, np.float32)  # k rows at least reach it
+    found: list[tuple[Indices, Indices, Floats]] = []
+    block = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
+    for start in range(0, len(vectors), block):
+        scores = _product(queries, vectors[start : start + block])
+        if allowed is not None:
+            scores[:, ~allowed[start : start + block]] = -np.inf
+        floor = np.maximum(floor, _kth_at_least(scores, k))
+        query, place = _at_least(scores, floor - slack)
+        found.append((query, place + start, scores[query, place]))
+    if not found:
+        return np.empty(0, np.intp), np.empty(0, np.intp)
+    query, row, score = (np.concatenate([part[i] for part in found]) for i in range(3))
+    kept = score >= (floor - slack)[query]  # the floor has risen since the first blocks
+    return query[kept], row[kept]
+
+
+def _product(queries: Floats, rows: Floats) -> Floats:
+    """[N, n]; one query reads each row once."""
+    product: Floats = (rows @ queries[0])[None] if len(queries) == 1 else queries @ rows.T
+    return product
+
+
+def _kth_at_least(scores: Floats, k: int) -> Floats:
+    """[N]: a lower bound of the k-th best of each line. The k-th best maximum of groups, where there are enough."""
+    lines, n = scores.shape
+    if n // GROUP >= k:
+        scores = scores[:, : n // GROUP * GROUP].reshape(lines, -1, GROUP).max(axis=2)
+    elif n < k:
+        return np.full(lines, -2, np.float32)
+    kth: Floats = np.partition(scores, -k, axis=1)[:, -k]
+    return kth
+
+
+def _at_least(scores: Floats, floor: Floats) -> tuple[Indices, Indices]:
+    if len(scores) == 1:
+        place = np.flatnonzero(scores[0] >= floor[0])
+        return np.zeros(len(place), np.intp), place
+    query, place = np.nonzero(scores >= floor[:, None])
+    return query, place
+
+
+def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices, row: Indices) -> Floats:
+    """[pairs] float32: the cosines of pairs, from sums in float64."""
+    out, block = np.empty(len(query), np.float32), 1 + 4 * CELLS // vectors.shape[1]
+    for start in range(0, len(query), block):
+        part = slice(start, start + block)
+        out[part] = (vectors[row[part]] * queries[query[part]]).sum(axis=1)
+    return np.clip(out, -1, 1)  # lengths are 1 only up to rounding
+
+
+def first_of_each(query: Indices, score: Floats, number: NDArray[np.int64], k: int) -> Indices:
+    """The pairs to keep: the k best of each query, best first, the lowest number first among equals; by query.
+
+    >>> first_of_each(np.array([0, 0, 0]), np.array([0.5, 0.9, 0.9], np.float32), np.array([1, 8, 7]), 2)
+    array([2, 1])
+    """
+    order = np.lexsort((number, -score, query))
+    line = query[order]
+    place = np.arange(len(order)) - np.searchsorted(line, line)
+    return order[place < k]

@@ -1,0 +1,253 @@
+"""The embedded gallery: one SQLite file is the truth, exact matrices in memory answer searches.
+
+Every search first looks whether anything was written since the last one (microseconds if not) and takes in what was,
+whoever wrote it: this thread, another one, another process. Threads may share a gallery, each has its own connection.
+Any number of processes may open the same file; one writes at a time, the others wait, and no search waits for a writer.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import GalleryError
+from fixstar.gallery.arguments import checked_ids, checked_projection, checked_vectors, payload_texts, unknown_version
+from fixstar.gallery.matrix import parsed
+from fixstar.gallery.sqlite_file import Session, connect, is_writable, prepare, translated
+from fixstar.gallery.sqlite_matrices import StoredMatrices
+from fixstar.gallery.store import Hit, Item, Payload, Vectors, VersionSpace, Where
+
+__all__ = ["SqliteGallery"]
+
+_PAGE = 256  # items read at once by iterate
+_REMOVED_KEPT = 100_000  # a process that missed more reads everything anew
+
+
+class SqliteGallery:
+    """See ``Gallery``. ``wait`` is how many seconds a write waits for another process that is writing."""
+
+    def __init__(self, path: str | Path, create: bool = True, read_only: bool = False, wait: float = 30.0) -> None:
+        self.path = Path(path).absolute()
+        self.read_only = read_only or (self.path.exists() and not is_writable(self.path))
+        self._wait = wait
+        with translated(self.path):
+            prepare(self.path, create, self.read_only, wait)
+        self._own = threading.local()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._closed = False
+        self._matrices = StoredMatrices()
+
+    def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
+        """Make room for vectors of a version."""
+        with self._writing() as db:
+            matrix = checked_projection(name, width, projection, [known for _, known in _names(db)])
+            full, blob = (width, None) if matrix is None else (len(matrix), matrix.astype("<f4").tobytes())
+            db.execute(
+                "INSERT INTO versions (name, width, full_width, projection, created) VALUES (?, ?, ?, ?, ?)",
+                (name, int(width), int(full), blob, datetime.now(UTC).isoformat(timespec="seconds")),
+            )
+
+    def versions(self) -> list[VersionSpace]:
+        """All versions, oldest first."""
+        with self._reading() as db:
+            rows = db.execute("SELECT name, width, full_width FROM versions ORDER BY number")
+            return [VersionSpace(*row) for row in rows]
+
+    def projection(self, version: str) -> NDArray[np.float32] | None:
+        """P [d, m] of a version whose vectors are short forms."""
+        with self._reading() as db:
+            row = db.execute("SELECT full_width, projection FROM versions WHERE name = ?", (version,)).fetchone()
+            if row is None:
+                raise unknown_version(version, [name for _, name in _names(db)])
+        return None if row[1] is None else np.frombuffer(row[1], "<f4").reshape(row[0], -1).astype(np.float32)
+
+    def upsert(
+        self, version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload] | None = None
+    ) -> None:
+        """Store unit vectors of a version, all or none; on disk when it returns."""
+        with self._reading() as db:
+            number, width = _version(db, version)
+        rows = checked_vectors(vectors, width, version)
+        names = checked_ids(ids)
+        texts = payload_texts(names, len(rows), payloads)
+        if not names:
+            return
+        blobs = memoryview(rows.astype("<f4", copy=False).tobytes())
+        size = 4 * width
+        with self._writing() as db:
+            _remove(db, names)
+            db.executemany(
+                "INSERT INTO items (version, id, payload, vector) VALUES (?, ?, ?, ?)",
+                ((number, names[i], texts[i], blobs[i * size : (i + 1) * size]) for i in range(len(names))),
+            )
+            db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove items; how many there were."""
+        names = checked_ids(ids, distinct=False)
+        if not names:
+            return 0
+        with self._writing() as db:
+            return _remove(db, names)
+
+    def get(self, ids: Sequence[str]) -> dict[str, Item]:
+        """The items of these ids, as far as there are any."""
+        wanted = json.dumps(checked_ids(ids, distinct=False), ensure_ascii=False)
+        with self._reading() as db:
+            found = {item.id: item for item in _items(db, "id IN (SELECT value FROM json_each(?))", (wanted,))}
+        return {name: found[name] for name in ids if name in found}
+
+    def search(
+        self,
+        version: str,
+        queries: Vectors,
+        k: int = 10,
+        where: Where | None = None,
+        versions: Sequence[str] | None = None,
+    ) -> list[list[Hit]]:
+        """The k nearest items of each query, best first."""
+        self._refresh()
+        return self._matrices.exact.search(version, queries, k, where, versions)
+
+    def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
+        """All items, or those of one version, sorted by id; no lock is held between two of them."""
+        number = None
+        if version is not None:
+            with self._reading() as db:
+                number = _version(db, version)[0]
+        return self._each(number, "" if after is None else after)
+
+    def _each(self, number: int | None, after: str) -> Iterator[Item]:
+        narrowed, first = ("", ()) if number is None else ("version = ? AND ", (number,))
+        while True:
+            with self._reading() as db:
+                page = _items(db, f"{narrowed}id > ? ORDER BY id LIMIT {_PAGE}", (*first, after))
+            if not page:
+                return
+            yield from page
+            after = page[-1].id
+
+    def count(self) -> dict[str, int]:
+        """The number of items by version."""
+        with self._reading() as db:
+            return dict(db.execute("SELECT name, items FROM versions ORDER BY number"))
+
+    def flush(self) -> None:
+        """Move the log into the file, so that the file alone is the gallery. Acknowledged writes are safe without."""
+        with self._reading() as db:
+            if not self.read_only:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def compact(self) -> None:
+        """Give back the room of removed items. Rewrites the file; searches go on, writers wait."""
+        with self._reading() as db:
+            db.execute("VACUUM")
+        self.flush()
+
+    def damage(self) -> list[str]:
+        """What SQLite finds wrong with the file; empty if all is well. Reads everything."""
+        with self._reading() as db:
+            return [row[0] for row in db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+
+    def close(self) -> None:
+        """Close all connections and forget the matrices; the file stays."""
+        self._closed = True
+        for session in list(self._sessions):
+            session.db.close()
+        self._matrices = StoredMatrices()
+
+    def __enter__(self) -> SqliteGallery:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _session(self) -> Session:
+        if self._closed:
+            raise GalleryError(f"the gallery {self.path} is closed; open it again")
+        session: Session | None = getattr(self._own, "session", None)
+        if session is None or session.is_stale():
+            session = self._own.session = Session(*connect(self.path, self.read_only, self._wait))
+            self._sessions.add(session)
+        return session
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with translated(self.path):
+            yield self._session().db
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with translated(self.path):
+            session = self._session()
+            db = session.db
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+            session.written += 1
+
+    def _refresh(self) -> None:
+        """Take in what was written since this thread's last look."""
+        with translated(self.path):
+            session = self._session()
+            now = session.position()
+            if now != session.seen:
+                self._matrices.refresh(session.db)
+                session.seen = now
+
+
+def _names(db: sqlite3.Connection) -> list[tuple[int, str]]:
+    return db.execute("SELECT number, name FROM versions ORDER BY number").fetchall()
+
+
+def _version(db: sqlite3.Connection, name: str) -> tuple[int, int]:
+    """A version's number and width."""
+    row = db.execute("SELECT number, width FROM versions WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        raise unknown_version(name, [known for _, known in _names(db)])
+    return row[0], row[1]
+
+
+def _items(db: sqlite3.Connection, condition: str, values: Sequence[object]) -> list[Item]:
+    rows = db.execute(
+        "SELECT id, (SELECT name FROM versions WHERE versions.number = items.version), vector, payload "
+        f"FROM items WHERE {condition}",
+        values,
+    )
+    return [Item(i, v, np.frombuffer(blob, "<f4").astype(np.float32), parsed(text)) for i, v, blob, text in rows]
+
+
+def _remove(db: sqlite3.Connection, names: list[str]) -> int:
+    """Remove items within a transaction, and note their numbers for whoever holds them in memory."""
+    rows = db.execute(
+        "SELECT version, number FROM items WHERE id IN (SELECT value FROM json_each(?))",
+        (json.dumps(names, ensure_ascii=False),),
+    ).fetchall()
+    if not rows:
+        return 0
+    db.executemany("DELETE FROM items WHERE number = ?", ((number,) for _, number in rows))
+    db.executemany("INSERT INTO removed (version, item) VALUES (?, ?)", rows)
+    fewer = Counter(version for version, _ in rows)
+    db.executemany("UPDATE versions SET items = items - ? WHERE number = ?", ((n, v) for v, n in fewer.items()))
+    oldest, newest = db.execute("SELECT min(number), max(number) FROM removed").fetchone()
+    if newest - oldest >= 2 * _REMOVED_KEPT:
+        db.execute("DELETE FROM removed WHERE number <= ?", (newest - _REMOVED_KEPT,))
+    return len(rows)

@@ -1,0 +1,109 @@
+"""Moving vectors: between galleries, and from and to NumPy files. Memory stays flat, whatever the size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import DataError, GalleryError
+from fixstar.gallery.arguments import checked_ids
+from fixstar.gallery.store import Gallery, Item
+from fixstar.gallery.vector_files import VectorFile, write_vector_file
+from fixstar.geometry import unit
+from fixstar.progress import Advance
+
+__all__ = ["copy_gallery", "export_version", "import_version"]
+
+BATCH = 1024
+
+
+def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = None) -> int:
+    """Copy all versions and items; how many items. What the target has already is replaced, so it can be repeated.
+
+    Equal scores come in the order of ids afterwards, because that is the order of copying.
+    """
+    copied = 0
+    for space in source.versions():
+        _make_version(target, space.name, space.width, source.projection(space.name))
+        for batch in _batches(source.iterate(space.name)):
+            vectors = np.stack([item.vector for item in batch])
+            target.upsert(space.name, [item.id for item in batch], vectors, [item.payload for item in batch])
+            copied += len(batch)
+            if progress is not None:
+                progress(len(batch))
+    target.flush()
+    return copied
+
+
+def export_version(gallery: Gallery, version: str, path: str | Path, progress: Advance | None = None) -> int:
+    """Write the items of one version to FILE.npz, or to FILE.npy and FILE.jsonl; how many."""
+    space = next((space for space in gallery.versions() if space.name == version), None)
+    if space is None:
+        gallery.projection(version)  # says which versions there are
+        raise GalleryError(f"version {version!r} came into the gallery this moment; export it again")
+    items = _counted(gallery.iterate(version), progress)
+    return write_vector_file(Path(path), space.width, items, gallery.projection(version))
+
+
+def import_version(gallery: Gallery, version: str, path: str | Path, progress: Advance | None = None) -> int:
+    """Store the vectors of a NumPy file, of any length and width, as a version; how many.
+
+    The whole file is checked before anything is stored. A version that exists must have the same width, so that an
+    interrupted import can be repeated. An item has one vector: ids that other versions hold move to this one.
+    """
+    file = VectorFile(path)
+    checked_ids(file.ids)
+    _check(file)
+    _make_version(gallery, version, file.width, file.projection)
+    for ids, vectors, payloads in file.blocks(BATCH):
+        gallery.upsert(version, ids, unit(vectors.astype(np.float32)), payloads)
+        if progress is not None:
+            progress(len(ids))
+    gallery.flush()
+    return file.count
+
+
+def _check(file: VectorFile) -> None:
+    """Refuse vectors that have no direction, and payloads that are none."""
+    start = 0
+    for ids, vectors, payloads in file.blocks(BATCH):
+        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+        if wrong := np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0))).tolist():
+            raise DataError(
+                f"{file.path}: row {start + wrong[0]} ({ids[wrong[0]]!r}) is zero, NaN or infinite; nothing was "
+                "stored. Embed that image again, or leave it out"
+            )
+        if odd := [i for i, payload in enumerate(payloads) if not isinstance(payload, dict)]:
+            raise DataError(f"{file.path}: the payload of row {start + odd[0]} is no object; nothing was stored")
+        start += len(ids)
+
+
+def _make_version(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> None:
+    """Create a version, or see that the one of this name is the same."""
+    known = next((space for space in gallery.versions() if space.name == name), None)
+    if known is None:
+        gallery.create_version(name, width, projection)
+        return
+    there = gallery.projection(name)
+    same = np.array_equal(there, projection) if there is not None and projection is not None else there is projection
+    if known.width != width or not same:
+        raise GalleryError(
+            f"the gallery has a version {name!r} of another kind ({known.width} wide, this one {width}); "
+            "versions never change, choose another name"
+        )
+
+
+def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
+    while batch := list(islice(items, BATCH)):
+        yield batch
+
+
+def _counted(items: Iterable[Item], progress: Advance | None) -> Iterator[Item]:
+    for item in items:
+        yield item
+        if progress is not None:
+            progress(1)

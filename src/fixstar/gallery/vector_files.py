@@ -1,0 +1,191 @@
+"""Vectors of one version in NumPy files, read and written block by block.
+
+FILE.npz   ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], and a member ``payloads.jsonl``
+FILE.npy   the vectors [N, width]; beside it, optional, FILE.jsonl
+
+A line of .jsonl is a payload; beside a .npy file it is {"id": ..., "payload": {...}}. Without ids, items are called
+"0", "1", ... Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fixstar.durable import replace_file
+from fixstar.errors import DataError, InputError
+from fixstar.gallery.store import Item, Payload
+
+__all__ = ["Block", "VectorFile", "write_vector_file"]
+
+_PAYLOADS = "payloads.jsonl"
+
+
+class Block(NamedTuple):
+    """Some rows: ids, vectors [n, width] as they are in the file, payloads."""
+
+    ids: list[str]
+    vectors: NDArray[Any]
+    payloads: list[Payload]
+
+
+class VectorFile:
+    """What is in a file, without reading its vectors yet."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.suffix not in (".npz", ".npy"):
+            raise InputError(f"{path}: vectors come from FILE.npz or FILE.npy; convert other formats with np.save")
+        self.projection: NDArray[np.float32] | None = None
+        with self._reading(), self._vectors() as stream:
+            (self.count, self.width), self._dtype = self._header(stream)
+            self.ids = self._read_ids()
+        if len(self.ids) != self.count:
+            raise DataError(f"{path} has {self.count} vectors and {len(self.ids)} ids; each needs one")
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """All rows, so many at a time."""
+        with self._reading(), self._vectors() as stream, self._lines() as lines:
+            self._header(stream)
+            for start in range(0, self.count, rows):
+                ids = self.ids[start : start + rows]
+                size = len(ids) * self.width * self._dtype.itemsize
+                content = stream.read(size)
+                if len(content) < size:
+                    raise DataError(f"{self.path} is cut off: it ends before row {start + len(ids)} of {self.count}")
+                vectors = np.frombuffer(content, self._dtype).reshape(len(ids), self.width)
+                yield Block(ids, vectors, self._payloads(lines, len(ids)))
+
+    def _header(self, stream: IO[bytes]) -> tuple[tuple[int, int], np.dtype[Any]]:
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu" or fortran:
+            raise DataError(
+                f"{self.path}: vectors are a matrix of real numbers [items, components] in C order, not empty; got "
+                f"{dtype} of shape {shape}{' in Fortran order' if fortran else ''}"
+            )
+        return (shape[0], shape[1]), dtype
+
+    @contextmanager
+    def _vectors(self) -> Iterator[IO[bytes]]:
+        if self.path.suffix == ".npy":
+            with self.path.open("rb") as file:
+                yield file
+            return
+        with zipfile.ZipFile(self.path) as archive, archive.open("vectors.npy") as member:
+            yield member
+
+    @contextmanager
+    def _lines(self) -> Iterator[Iterator[bytes]]:
+        if self.path.suffix == ".npy":
+            beside = self.path.with_suffix(".jsonl")
+            with beside.open("rb") if beside.exists() else tempfile.TemporaryFile() as file:
+                yield iter(file)
+            return
+        with zipfile.ZipFile(self.path) as archive:
+            if _PAYLOADS not in archive.namelist():
+                yield iter(())
+                return
+            with archive.open(_PAYLOADS) as member:
+                yield iter(member)
+
+    def _payloads(self, lines: Iterator[bytes], count: int) -> list[Payload]:
+        found = [json.loads(line) for line in islice(lines, count)]
+        found += [{}] * (count - len(found))
+        return [line.get("payload", {}) for line in found] if self.path.suffix == ".npy" else found
+
+    def _read_ids(self) -> list[str]:
+        if self.path.suffix == ".npy":
+            with self._lines() as lines:
+                ids = [json.loads(line)["id"] for line in lines]
+        else:
+            with np.load(self.path, allow_pickle=False) as archive:
+                ids = [str(item) for item in archive["ids"].tolist()] if "ids" in archive.files else []
+                self.projection = archive["projection"] if "projection" in archive.files else None
+        return ids or [str(i) for i in range(self.count)]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        except (ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{self.path} is damaged, or holds no vectors: {error}") from error
+
+
+def write_vector_file(
+    path: Path, width: int, items: Iterable[Item], projection: NDArray[np.float32] | None = None
+) -> int:
+    """Write items of one version; the file is whole or absent. How many there were."""
+    if path.suffix not in (".npz", ".npy"):
+        raise InputError(f"{path}: vectors go to FILE.npz or FILE.npy")
+    if path.suffix == ".npy" and projection is not None:
+        raise InputError(f"{path}: short forms need their projection beside them; write {path.with_suffix('.npz')}")
+    ids: list[str] = []
+    with tempfile.TemporaryFile() as vectors, tempfile.TemporaryFile() as lines:
+        for item in items:
+            ids.append(item.id)
+            vectors.write(item.vector.astype("<f4", copy=False).tobytes())
+            line = dict(item.payload) if path.suffix == ".npz" else {"id": item.id, "payload": dict(item.payload)}
+            lines.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        shape = len(ids), width
+        if path.suffix == ".npz":
+            replace_file(path, lambda partial: _write_archive(partial, shape, ids, vectors, lines, projection))
+        else:
+            replace_file(path.with_suffix(".jsonl"), lambda partial: _copy(lines, partial))
+            replace_file(path, lambda partial: _write_matrix(partial, shape, vectors))
+    return len(ids)
+
+
+def _write_archive(
+    path: Path,
+    shape: tuple[int, int],
+    ids: list[str],
+    vectors: IO[bytes],
+    lines: IO[bytes],
+    projection: NDArray[np.float32] | None,
+) -> None:
+    with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+        with archive.open("vectors.npy", "w", force_zip64=True) as member:
+            _write_header(member, shape)
+            vectors.seek(0)
+            shutil.copyfileobj(vectors, member, 1 << 20)
+        with archive.open("ids.npy", "w", force_zip64=True) as member:
+            npy.write_array(member, np.array(ids, dtype=np.str_), allow_pickle=False)
+        if projection is not None:
+            with archive.open("projection.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, projection, allow_pickle=False)
+        with archive.open(_PAYLOADS, "w", force_zip64=True) as member:
+            lines.seek(0)
+            shutil.copyfileobj(lines, member, 1 << 20)
+
+
+def _write_matrix(path: Path, shape: tuple[int, int], vectors: IO[bytes]) -> None:
+    with path.open("wb") as file:
+        _write_header(file, shape)
+        vectors.seek(0)
+        shutil.copyfileobj(vectors, file, 1 << 20)
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, int]) -> None:
+    npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+
+
+def _copy(source: IO[bytes], path: Path) -> None:
+    source.seek(0)
+    with path.open("wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)

@@ -1,0 +1,243 @@
+"""The embedded gallery when things go wrong: kills, damaged files, no permission, no room."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test_gallery_contract import vectors
+
+from fixstar.errors import GalleryError
+from fixstar.gallery import SqliteGallery, verify_gallery
+
+
+def made(path: Path, items: int = 100, width: int = 64) -> Path:
+    with SqliteGallery(path) as gallery:
+        gallery.create_version("v1", width)
+        gallery.upsert("v1", [f"{i:03}" for i in range(items)], vectors(items, width))
+    return path
+
+
+def test_killed_writers_lose_nothing_that_was_acknowledged() -> None:
+    kills = os.environ.get("FIXSTAR_KILLS", "8")
+    command = [sys.executable, str(Path(__file__).with_name("killing.py")), "--kills", kills]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert f"{kills} kills" in run.stdout
+    assert "0 lost" in run.stdout
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"not a database at all" * 1000)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def scribbled(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + b"\xa5" * (len(content) - 100))
+
+
+def foreign(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE recipes (name TEXT)")
+    db.close()
+
+
+def newer(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 7")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (garbage, "no gallery"),
+        (cut, "damaged"),
+        (scribbled, "damaged"),
+        (foreign, "another program"),
+        (newer, "has format 7 .* pip install"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_left_alone(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
+    path = made(tmp_path / "g.db", items=2000)
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(GalleryError, match=told), SqliteGallery(path) as gallery:
+        gallery.search("v1", vectors(1, 64))
+    assert path.read_bytes() == before
+
+
+def test_nothing_is_made_where_a_gallery_should_be(tmp_path: Path) -> None:
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(GalleryError, match="there is no gallery at"):
+            SqliteGallery(tmp_path / "typo.db", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_file_becomes_a_gallery(tmp_path: Path) -> None:
+    (tmp_path / "g.db").touch()
+    assert made(tmp_path / "g.db").stat().st_size
+
+
+def test_a_gallery_opened_for_reading_refuses_writes(tmp_path: Path) -> None:
+    path = made(tmp_path / "g.db")
+    with SqliteGallery(path, read_only=True) as gallery:
+        with pytest.raises(GalleryError, match="cannot be written"):
+            gallery.upsert("v1", ["new"], vectors(1, 64))
+        with pytest.raises(GalleryError, match="cannot be written"):
+            gallery.create_version("v2", 3)
+        assert gallery.delete([]) == 0
+        assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[7:8], k=1)[0]] == ["007"]
+        with SqliteGallery(path) as writer:
+            writer.delete(["007"])
+            assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[7:8], k=1)[0]] != ["007"]
+
+
+READ_ONLY = """
+import os
+import re
+import sys
+from fixstar.errors import GalleryError
+from fixstar.gallery import SqliteGallery, verify_gallery
+if os.geteuid() == 0:  # nothing is read-only for root
+    os.setgid(65534)
+    os.setuid(65534)
+with SqliteGallery(sys.argv[1]) as gallery:
+    row = next(gallery.iterate()).vector[None]
+    try:
+        gallery.upsert("v1", ["new"], row)
+    except GalleryError as error:
+        print("refused:", error)
+    print("found:", gallery.search("v1", row, k=1)[0][0].id, gallery.count())
+try:
+    SqliteGallery(sys.argv[1] + ".new")
+except GalleryError as error:
+    print("not made:", error)
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, as pytest's own are not."""
+    folder = Path(tempfile.mkdtemp())
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_directory_can_be_searched(open_folder: Path) -> None:
+    path = made(open_folder / "g.db")
+    path.chmod(0o444)
+    open_folder.chmod(0o555)
+    command = [sys.executable, "-c", READ_ONLY, str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "refused:" in run.stdout
+    assert "cannot be written" in run.stdout
+    assert "found: 000 {'v1': 100}" in run.stdout
+    assert "the directory is read-only" in run.stdout
+    assert [file.name for file in open_folder.iterdir()] == ["g.db"]
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    path = made(tmp_path / "g.db")
+    with SqliteGallery(path) as gallery:
+        gallery.upsert("v1", ["last"], vectors(1, 64, seed=5))
+        pages = gallery._session().db.execute("PRAGMA page_count").fetchone()[0]
+        gallery._session().db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(GalleryError, match="no room left"):
+            gallery.upsert("v1", ["000", *(f"n{i}" for i in range(3000))], vectors(3001, 64, seed=6))
+        assert gallery.count() == {"v1": 101}
+        assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[:1], k=1)[0]] == ["000"]
+        gallery._session().db.execute("PRAGMA max_page_count = 1073741823")
+        gallery.upsert("v1", ["later"], vectors(1, 64, seed=7))
+    with SqliteGallery(path) as again:
+        assert again.count() == {"v1": 102}
+        assert set(again.get(["last", "later", "n0"])) == {"last", "later"}
+
+
+def test_after_a_flush_the_file_alone_is_the_gallery(tmp_path: Path) -> None:
+    with SqliteGallery(made(tmp_path / "g.db")) as gallery:
+        gallery.upsert("v1", ["new"], vectors(1, 64))
+        gallery.flush()
+        shutil.copy(gallery.path, tmp_path / "copy.db")
+    with SqliteGallery(tmp_path / "copy.db") as copy:
+        assert copy.count() == {"v1": 101}
+        assert "new" in copy.get(["new"])
+
+
+def test_compacting_gives_back_the_room(tmp_path: Path) -> None:
+    path = made(tmp_path / "g.db", items=4000, width=256)
+    before = path.stat().st_size
+    with SqliteGallery(path) as gallery:
+        gallery.delete([f"{i:03}" for i in range(3900)])
+        gallery.compact()
+        assert gallery.count() == {"v1": 100}
+        assert len(gallery.search("v1", vectors(1, 256), k=500)[0]) == 100
+    assert path.stat().st_size < before / 5
+
+
+def test_removals_that_were_forgotten_lead_to_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fixstar.gallery.sqlite._REMOVED_KEPT", 5)
+    path = made(tmp_path / "g.db")
+    with SqliteGallery(path) as reader, SqliteGallery(path) as writer:
+        assert len(reader.search("v1", vectors(1, 64), k=200)[0]) == 100
+        for i in range(40):
+            writer.delete([f"{i:03}"])
+        (hits,) = reader.search("v1", vectors(1, 64), k=200)
+        assert sorted(hit.id for hit in hits) == [f"{i:03}" for i in range(40, 100)]
+        kept = writer._session().db.execute("SELECT count(*) FROM removed").fetchone()[0]
+        assert kept < 15
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("UPDATE items SET vector = substr(vector, 1, 8) WHERE id = '005'", "'005' .* 2 numbers"),
+        ("UPDATE items SET vector = zeroblob(256) WHERE id = '006'", "'006' .* length 0"),
+        ("UPDATE versions SET items = 7", "counts {'v1': 7} items and holds {'v1': 100}"),
+        ("UPDATE items SET payload = '{' WHERE id = '007'", "a payload is damaged"),
+    ],
+)
+def test_verifying_finds_what_others_did_to_the_file(tmp_path: Path, change: str, told: str) -> None:
+    path = made(tmp_path / "g.db")
+    with SqliteGallery(path) as gallery:
+        assert verify_gallery(gallery) == []
+    with sqlite3.connect(path) as db:
+        db.execute(change)
+    db.close()
+    with SqliteGallery(path) as gallery:
+        if "payload" in told:
+            with pytest.raises(GalleryError, match=told):
+                verify_gallery(gallery)
+        else:
+            assert len(problems := verify_gallery(gallery)) == 1
+            assert re.search(told, problems[0])
+        if "substr" in change:
+            with pytest.raises(GalleryError, match="'005' is damaged"):
+                gallery.search("v1", vectors(1, 64))
+
+
+def test_verifying_finds_a_damaged_page(tmp_path: Path) -> None:
+    path = made(tmp_path / "g.db", items=3000)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 60_000)
+        file.write(b"\xa5" * 50_000)
+    with SqliteGallery(path) as gallery:
+        try:
+            assert verify_gallery(gallery)
+        except GalleryError as error:
+            assert "damaged" in str(error)  # noqa: PT017

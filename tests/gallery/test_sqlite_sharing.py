@@ -1,0 +1,135 @@
+"""One file, several processes and threads: everybody sees what was written, and nobody waits for a writer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_gallery_contract import vectors
+
+from fixstar.errors import GalleryError
+from fixstar.gallery import SqliteGallery
+
+WRITER = """
+import sys
+import numpy as np
+from fixstar.gallery import SqliteGallery
+with SqliteGallery(sys.argv[1]) as gallery:
+    for line in sys.stdin:
+        name, version = line.split()
+        if name == "end":
+            break
+        if version == "-":
+            gallery.delete([name])
+        else:
+            row = np.zeros((1, 8), np.float32)
+            row[0, int(name) % 8] = 1
+            gallery.upsert(version, [name], row)
+        print("done", flush=True)
+"""
+
+
+def gallery_of(path: Path, items: int = 0) -> SqliteGallery:
+    gallery = SqliteGallery(path)
+    gallery.create_version("v1", 8)
+    gallery.create_version("v2", 8)
+    if items:
+        gallery.upsert("v1", [f"{i:04}" for i in range(items)], vectors(items, 8))
+    return gallery
+
+
+def test_another_process_is_seen_by_the_next_search(tmp_path: Path) -> None:
+    query = np.eye(8, dtype=np.float32)[3:4]
+    with gallery_of(tmp_path / "g.db") as gallery:
+        assert gallery.search("v1", query) == [[]]
+        command = [sys.executable, "-c", WRITER, str(gallery.path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            for version, expected in (("v1", ["v1"]), ("v2", ["v2"]), ("-", [])):
+                other.stdin.write(f"3 {version}\n")
+                other.stdin.flush()
+                assert other.stdout.readline() == "done\n"
+                assert [hit.version for hit in gallery.search("v1", query)[0]] == expected
+            other.stdin.write("end -\n")
+
+
+def test_a_new_version_of_another_writer_is_seen(tmp_path: Path) -> None:
+    with gallery_of(tmp_path / "g.db", 5) as gallery, SqliteGallery(tmp_path / "g.db") as other:
+        gallery.search("v1", vectors(1, 8))
+        other.create_version("v3", 4)
+        other.upsert("v3", ["x"], vectors(1, 4))
+        assert len(gallery.search("v3", vectors(1, 4))[0]) == 6
+
+
+def test_threads_search_while_one_writes(tmp_path: Path) -> None:
+    """An item that moves to and fro is found in every search exactly once, with the vector of its version."""
+    rows = np.eye(8, dtype=np.float32)
+    stop = threading.Event()
+    with gallery_of(tmp_path / "g.db", 200) as gallery:
+        gallery.upsert("v1", ["mover"], rows[:1])
+
+        def search() -> int:
+            searches = 0
+            while not stop.is_set() or searches < 3:
+                (hits,) = gallery.search("v1", rows[:1], k=400)
+                found = [(hit.version, round(hit.score, 5)) for hit in hits if hit.id == "mover"]
+                assert found in ([("v1", 1.0)], [("v2", 0.0)])
+                assert len(hits) in (201, 202)
+                searches += 1
+            return searches
+
+        with ThreadPoolExecutor(3) as pool:
+            searching = [pool.submit(search) for _ in range(3)]
+            for step in range(40):
+                version, row = ("v2", rows[1:2]) if step % 2 == 0 else ("v1", rows[:1])
+                gallery.upsert(version, ["mover"], row)
+                gallery.upsert("v1", ["extra"], rows[2:3]) if step % 4 < 2 else gallery.delete(["extra"])
+            stop.set()
+            assert all(thread.result() >= 3 for thread in searching)
+
+
+def test_threads_write_at_once(tmp_path: Path) -> None:
+    with gallery_of(tmp_path / "g.db") as gallery, ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(gallery.upsert, "v1", [f"{t}-{i}"], vectors(1, 8)) for t in range(4) for i in range(5)]
+        for job in jobs:
+            job.result()
+        assert gallery.count()["v1"] == len(gallery.search("v1", vectors(1, 8), k=50)[0]) == 20
+
+
+def test_a_search_does_not_wait_for_a_writer_and_a_second_writer_is_told(tmp_path: Path) -> None:
+    with gallery_of(tmp_path / "g.db", 5) as gallery, SqliteGallery(tmp_path / "g.db", wait=0.05) as second:
+
+        def interrupted_write() -> None:
+            with gallery._writing() as db:
+                db.execute("DELETE FROM items")
+                start = time.perf_counter()
+                assert len(second.search("v1", vectors(1, 8))[0]) == 5
+                assert second.count()["v1"] == len(list(second.iterate())) == 5
+                assert time.perf_counter() - start < 5
+                with pytest.raises(GalleryError, match="another process is writing"):
+                    second.upsert("v1", ["x"], vectors(1, 8))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_write()
+        assert len(second.search("v1", vectors(1, 8))[0]) == len(list(gallery.iterate())) == 5
+        second.upsert("v1", ["x"], vectors(1, 8))
+        assert len(gallery.search("v1", vectors(1, 8))[0]) == 6
+
+
+def test_many_processes_may_make_the_same_gallery(tmp_path: Path) -> None:
+    code = "import sys; from fixstar.gallery import SqliteGallery; SqliteGallery(sys.argv[1]).close()"
+    command = [sys.executable, "-c", code, str(tmp_path / "g.db")]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in started:
+        assert process.communicate()[1] == ""
+        assert process.returncode == 0
+    with SqliteGallery(tmp_path / "g.db") as gallery:
+        assert gallery.count() == {}

@@ -1,0 +1,169 @@
+"""Moving vectors between galleries and files."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_gallery_contract import filled, vectors
+
+from fixstar.errors import DataError, FixstarError, GalleryError, InputError
+from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, copy_gallery, export_version, import_version
+
+P = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
+
+
+def content(gallery: Gallery) -> dict[str, Any]:
+    return {item.id: (item.version, item.vector.tolist(), item.payload) for item in gallery.iterate()}
+
+
+def example(gallery: Gallery) -> Gallery:
+    filled(gallery)
+    gallery.create_version("short", 3, P)
+    gallery.upsert("short", ["ü-1", "日本"], vectors(2, 3, seed=4), [{"name": "ü\n"}, {}])
+    return gallery
+
+
+@pytest.mark.parametrize("there_and_back", [True, False])
+def test_a_gallery_moves_between_stores(tmp_path: Path, there_and_back: bool) -> None:
+    source, seen = example(MemoryGallery()), []
+
+    def advance(count: int = 1, note: str | None = None) -> None:
+        assert note is None
+        seen.append(count)
+
+    with SqliteGallery(tmp_path / "g.db") as target:
+        assert copy_gallery(source, target, advance) == 8 == sum(seen)
+        copied: Gallery = target
+        if there_and_back:
+            copied = MemoryGallery()
+            assert copy_gallery(target, copied) == copy_gallery(target, copied) == 8
+        assert content(copied) == content(source)
+        assert copied.versions() == source.versions()
+        np.testing.assert_array_equal(copied.projection("short"), P)
+        query = vectors(1, 3, seed=8)
+        hits = [(hit.id, hit.score) for hit in source.search("short", query, k=20)[0]]
+        assert [(hit.id, hit.score) for hit in copied.search("short", query, k=20)[0]] == hits
+
+
+def test_copying_onto_another_kind_of_version_is_refused() -> None:
+    target = MemoryGallery()
+    target.create_version("v1", 4)
+    with pytest.raises(GalleryError, match="of another kind"):
+        copy_gallery(example(MemoryGallery()), target)
+    target = MemoryGallery()
+    target.create_version("short", 3, P + 1)
+    with pytest.raises(GalleryError, match="of another kind"):
+        copy_gallery(example(MemoryGallery()), target)
+
+
+@pytest.mark.parametrize(("version", "name"), [("v1", "out.npy"), ("v1", "out.npz"), ("short", "out.npz")])
+def test_what_is_exported_can_be_imported(tmp_path: Path, version: str, name: str) -> None:
+    source, target = example(MemoryGallery()), MemoryGallery()
+    count = export_version(source, version, tmp_path / name)
+    assert count == import_version(target, version, tmp_path / name) == source.count()[version]
+    expected = {item.id: (version, item.payload) for item in source.iterate(version)}
+    assert {item.id: (item.version, item.payload) for item in target.iterate()} == expected
+    for item in target.iterate():
+        np.testing.assert_allclose(item.vector, source.get([item.id])[item.id].vector, atol=1e-6)
+    assert target.versions() == [space for space in source.versions() if space.name == version]
+
+
+def test_exported_files_are_plain_numpy(tmp_path: Path) -> None:
+    source = example(MemoryGallery())
+    export_version(source, "v1", tmp_path / "out.npz")
+    export_version(source, "v1", tmp_path / "out.npy")
+    with np.load(tmp_path / "out.npz") as archive:
+        assert archive["ids"].tolist() == ["i0", "i1", "i2"]
+        np.testing.assert_array_equal(archive["vectors"], np.load(tmp_path / "out.npy"))
+        lines = archive["payloads.jsonl"].decode().splitlines()
+    assert json.loads(lines[1]) == {"n": 1, "parity": "odd"}
+    with pytest.raises(InputError, match=r"write .*out\.npz"):
+        export_version(source, "short", tmp_path / "out.npy")
+    with pytest.raises(GalleryError, match="no version 'v9'"):
+        export_version(source, "v9", tmp_path / "out.npz")
+
+
+def test_foreign_vectors_of_any_length_and_type(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((5000, 6)) * 30
+    np.save(tmp_path / "a.npy", rows.astype(np.float64))
+    np.savez_compressed(tmp_path / "b.npz", vectors=rows.astype(np.float16), ids=np.arange(5000) + 10_000)
+    gallery = MemoryGallery()
+    assert import_version(gallery, "a", tmp_path / "a.npy") == import_version(gallery, "b", tmp_path / "b.npz") == 5000
+    assert gallery.count() == {"a": 5000, "b": 5000}
+    query = (rows[77:78] / np.linalg.norm(rows[77])).astype(np.float32)
+    first, second = gallery.search("a", query, k=2)[0]
+    assert (first.id, second.id) == ("77", "10077")
+    assert first.score == pytest.approx(1, abs=1e-6)
+
+
+def write_bad(path: Path, kind: str) -> None:
+    rows = np.ones((3000, 4), np.float32)
+    if kind == "nan":
+        rows[2500, 1] = np.nan
+    elif kind == "zero":
+        rows[7] = 0
+    elif kind == "flat":
+        rows = rows[0]
+    elif kind == "fortran":
+        rows = np.asfortranarray(rows)
+    np.save(path, rows)
+    if kind == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif kind == "garbage":
+        path.write_bytes(b"garbage")
+    elif kind == "few ids":
+        path.with_suffix(".jsonl").write_text('{"id": "a"}\n')
+    elif kind == "twice":
+        path.with_suffix(".jsonl").write_text('{"id": "a"}\n' * 3000)
+    elif kind == "no object":
+        lines = (f'{{"id": "{i}", "payload": {i}}}\n' for i in range(3000))
+        path.with_suffix(".jsonl").write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("nan", "row 2500"),
+        ("zero", "row 7"),
+        ("flat", "matrix"),
+        ("fortran", "Fortran"),
+        ("cut", "cut off"),
+        ("garbage", "damaged"),
+        ("few ids", "3000 vectors and 1 ids"),
+        ("twice", "'a' comes twice"),
+        ("no object", "no object"),
+    ],
+)
+def test_a_bad_file_is_refused_before_anything_is_stored(tmp_path: Path, kind: str, told: str) -> None:
+    write_bad(tmp_path / "x.npy", kind)
+    gallery = MemoryGallery()
+    with pytest.raises(FixstarError, match=told):
+        import_version(gallery, "x", tmp_path / "x.npy")
+    assert gallery.versions() == []
+
+
+def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        import_version(MemoryGallery(), "x", tmp_path / "missing.npy")
+    with pytest.raises(InputError, match=r"FILE\.npz"):
+        import_version(MemoryGallery(), "x", tmp_path / "vectors.parquet")
+    np.savez(tmp_path / "odd.npz", features=np.ones((2, 2)))
+    with pytest.raises(DataError, match="holds no vectors"):
+        import_version(MemoryGallery(), "x", tmp_path / "odd.npz")
+
+
+def test_importing_and_exporting_streams(tmp_path: Path) -> None:
+    """Far less memory than the 20 MB of vectors."""
+    np.save(tmp_path / "big.npy", np.random.default_rng(0).standard_normal((10_000, 512), dtype=np.float32))
+    with SqliteGallery(tmp_path / "g.db") as gallery:
+        tracemalloc.start()
+        import_version(gallery, "big", tmp_path / "big.npy")
+        export_version(gallery, "big", tmp_path / "out.npz")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 20 << 20
