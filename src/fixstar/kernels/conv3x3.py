@@ -11,7 +11,7 @@ import importlib.util
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 __all__ = ["convolve", "fused_conv3x3", "suits"]
 
@@ -114,7 +114,7 @@ def _weight_gradient(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return parts.sum(dim=0).as_strided(w.shape, w.stride())
 
 
-@torch.library.custom_op("fixstar::conv3x3", mutates_args=())
+@library.custom_op("fixstar::conv3x3", mutates_args=())
 def _conv3x3(x: Tensor, w: Tensor) -> Tensor:
     """Stride 1, padding 1, no bias: x [B, C, H, W] bfloat16, channels last; w [D, C, 3, 3] float32."""
     return _launch(x.contiguous(memory_format=torch.channels_last), w, w.shape[0], flipped=False)
@@ -126,7 +126,7 @@ def _(x: Tensor, w: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device=x.device).contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("fixstar::conv3x3_backward", mutates_args=())
+@library.custom_op("fixstar::conv3x3_backward", mutates_args=())
 def _backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     dy, x = (t.to(torch.bfloat16).contiguous(memory_format=torch.channels_last) for t in (dy, x))
     return _launch(dy, w, x.shape[1], flipped=True), _weight_gradient(dy, x, w)
