@@ -12,7 +12,7 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
