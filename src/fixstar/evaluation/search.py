@@ -35,6 +35,7 @@ Labels = NDArray[np.integer[Any]]
 Hits = NDArray[np.bool_]
 
 BLOCK = 2048  # 2048 x 2048 float32: 16 MiB
+_TILE = 64
 
 
 def image_search(
@@ -185,7 +186,7 @@ def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: in
     """The k highest ranks of each query over the whole gallery, [n, k], descending."""
     best = np.empty((len(q), 0), dtype=np.int64)
     for rows in blocks(len(g), block):
-        cosines = q @ g[rows].T
+        cosines = _product(q, g[rows])
         if k == 1:
             winners = cosines.argmax(axis=1, keepdims=True)  # the first of equals
             found = _rank(np.take_along_axis(cosines, winners, axis=1), winners + rows.start)
@@ -193,6 +194,19 @@ def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: in
             found = _rank(cosines, np.arange(rows.start, rows.stop))
         best = _highest(np.concatenate([best, found], axis=1), k)
     return np.sort(best, axis=1)[:, ::-1]
+
+
+def _product(q: NDArray[np.float32], g: NDArray[np.float32]) -> NDArray[np.float32]:
+    """q g^T, equal columns for equal rows of g.
+
+    BLAS rounds the odd rows and columns at the edge of a matrix otherwise than the rest, so both sides are filled up
+    to whole tiles.
+    """
+    return (_whole_tiles(q) @ _whole_tiles(g).T)[: len(q), : len(g)]
+
+
+def _whole_tiles(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.pad(rows, ((0, -len(rows) % _TILE), (0, 0))) if len(rows) % _TILE else rows
 
 
 def _highest(ranks: NDArray[np.int64], k: int) -> NDArray[np.int64]:
