@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,10 @@ class VersionFeatures:
     With ``projection`` P [d, m] they are short forms u = R h / |R h| (see ``fixstar.geometry``), [images, min(d, m)];
     without it, plain features. ``adapt``, for methods that move the gallery instead of bridging (FAN), carries vectors
     [images, width of the predecessor] stored under the predecessor into this version's space [images, width].
+
+    ``parts``, where they are known, are the widths of the simplices that the full feature is made of. A version whose
+    first parts are all of another's has grown from its space: the other's features are exactly zero in the rest, and
+    the two can be compared although their widths differ.
     """
 
     name: str
@@ -42,6 +45,7 @@ class VersionFeatures:
     gallery: Floats
     projection: Floats | None = None
     adapt: Callable[[Floats], Floats] | None = None
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.queries.ndim != 2 or self.gallery.ndim != 2 or self.queries.shape[1] != self.gallery.shape[1]:
@@ -52,11 +56,18 @@ class VersionFeatures:
                 f"version {self.name!r}: a projection {self.projection.shape} has short forms of "
                 f"{min(self.projection.shape)} components, got {self.queries.shape[1]}. Pass plain features without it"
             )
+        if self.parts and sum(self.parts) != self.width:
+            raise InputError(f"version {self.name!r}: parts {self.parts} do not make a feature of width {self.width}")
 
     @property
     def width(self) -> int:
         """The components of the full feature: d."""
         return int(self.queries.shape[1] if self.projection is None else self.projection.shape[0])
+
+    def meets(self, other: VersionFeatures) -> bool:
+        """Whether cosines with another version are exact as they are: one width, or one grown from the other."""
+        shared = min(len(self.parts), len(other.parts))
+        return self.width == other.width or (shared > 0 and self.parts[:shared] == other.parts[:shared])
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +101,9 @@ def cross_test(
     """Measure every cell C[t, k], t >= k (eq. 7 of HOC), oldest version first.
 
     ``upper`` adds t < k: old queries on newer galleries. ``progress(done, total)`` is called after each cell. Versions
-    whose full features differ in width cannot be compared (the dashes of table 7), unless ``shared_components`` says
-    to use the first components that both have, as BCT does; the others then count as zero.
+    whose full features differ in width cannot be compared (the dashes of table 7), unless one has grown from the other
+    (``VersionFeatures.parts``), or ``shared_components`` says to use the first components that both have, as BCT does;
+    the others then count as zero.
 
     A version with ``adapt`` moves the stored galleries of all older versions, as adapted so far, into its own space
     before its row is measured; its queries meet them there directly. Cells t < k use the gallery as version k made it.
@@ -161,14 +173,23 @@ def _check(versions: Sequence[VersionFeatures], protocol: str, shared_components
     if len(set(names)) < len(names):
         raise InputError(f"every version needs its own name, got {', '.join(names)}")
     _check_adapters(versions)
-    # By induction all galleries met in row t have the width of version t, if every change of width comes with adapt.
-    changes = [b for a, b in pairwise(versions) if a.width != b.width and (upper or b.adapt is None)]
-    if changes and not shared_components:
+    if not shared_components and not _all_meet(versions, upper):
         seen = ", ".join(f"{version.name} {version.width}" for version in versions)
         raise InputError(
             f"versions of different feature width cannot be compared ({seen}). "
             "Pass shared_components=True to compare over the first components that both have"
         )
+
+
+def _all_meet(versions: Sequence[VersionFeatures], upper: bool) -> bool:
+    """Whether each row's queries meet its galleries; those before an ``adapt`` were moved into its version's space."""
+    for t, version in enumerate(versions):
+        for k in range(t - 1, -1, -1):
+            if versions[k + 1].adapt is not None and not upper:
+                break
+            if not version.meets(versions[k]):
+                return False
+    return True
 
 
 def _check_adapters(versions: Sequence[VersionFeatures]) -> None:

@@ -8,7 +8,7 @@ users notice those they lose. Before is the self-test of the gallery's version, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +113,7 @@ def found_before_after(
         if rows.min() < 0 or rows.max() >= len(version.queries):
             seen = f"{rows.min()} to {rows.max()}"
             raise InputError(f"version {version.name!r} has queries 0 to {len(version.queries) - 1}; got {seen}")
-    chosen = VersionFeatures(new.name, new.queries[rows], new.gallery, new.projection)
+    chosen = replace(new, queries=new.queries[rows], adapt=None)
     stored = stored_galleries([old, new])[0]
     (carried,) = carried_queries(chosen, [stored], shared_components=shared_components)
     return FoundRows(nearest(old.queries[rows], old.gallery, k)[0], nearest(carried, stored.gallery, k)[0])

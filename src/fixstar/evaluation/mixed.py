@@ -50,7 +50,7 @@ def carried_queries(
     basis = geometry.short_basis(query.projection)
     carried = []
     for gallery in galleries:
-        if query.width != gallery.width and not shared_components:
+        if not query.meets(gallery) and not shared_components:
             raise InputError(
                 f"versions of different feature width cannot be compared ({query.name} {query.width}, {gallery.name} "
                 f"{gallery.width}). Pass shared_components=True to compare over the first components that both have"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.errors import InputError, UnknownNameError
+from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.geometry import short_factors, unit
 from fixstar.images import BadImage, ImageSource, Preprocessing
 from fixstar.models.adapter import Adapter
@@ -161,7 +161,7 @@ class Encoder(nn.Module):
         """R of P = Q R, cached until the weights change."""
         assert self.projection is not None
         weight = self.projection.weight
-        key = (weight.data_ptr(), weight._version)
+        key = (weight.data_ptr(), weight._version, len(weight))  # one that has grown may lie where the old one was
         if getattr(self, "_factor_key", None) != key:
             self._factor, self._factor_key = short_factors(weight.detach())[1], key
         return self._factor
@@ -176,8 +176,33 @@ class Encoder(nn.Module):
         if self.slots.capacity is None:
             self.classifier = self.classifier.grown(len(self.slots))
 
-    def join_slots(self, slots: Slots) -> None:
-        """Take over the classes of another model at the slots they own there; a trainable classifier grows."""
+    def grow(self, extra: int) -> None:
+        """Make room for ``extra`` more classes: one more simplex, in ``extra`` - 1 new dimensions behind the others.
+
+        The projection's new rows are zero, so features stay what they were, with zeros behind; training moves the rows.
+        Vectors of earlier versions count as zero there, and cosines with them are exact.
+        """
+        head = self.classifier.extended(extra)
+        assert self.projection is not None, "before a simplex there is a projection"
+        weight = self.projection.weight
+        rows = weight.new_zeros(extra - 1, weight.shape[1])
+        self.projection.weight = nn.Parameter(torch.cat([weight.detach(), rows]), requires_grad=weight.requires_grad)
+        self.projection.out_features = head.feature_dim
+        self.classifier, self.slots = head.train(self.classifier.training), self.slots.grown(extra)
+
+    def join_slots(self, other: Encoder) -> None:
+        """Take over the classes of another model at the slots they own there; a trainable classifier grows.
+
+        A model that has grown takes over the classes of one that has not grown as far.
+        """
+        slots, mine, theirs = other.slots, self.classifier.parts, other.classifier.parts
+        if mine and theirs and mine != theirs:
+            if mine[: len(theirs)] != theirs:
+                raise ModelError(
+                    f"simplices of {_capacities(mine)} and of {_capacities(theirs)} classes have different prototypes; "
+                    "one model must begin with the simplices of the other: same capacity, grown alike"
+                )
+            slots = slots.grown(self.classifier.outputs - other.classifier.outputs)
         self.slots = self.slots.joined(slots)
         if self.slots.capacity is None:
             self.classifier = self.classifier.grown(len(self.slots))
@@ -218,3 +243,7 @@ class Encoder(nn.Module):
         from fixstar.models.storage import load_encoder
 
         return load_encoder(Path(directory)).to(device)
+
+
+def _capacities(parts: Sequence[int]) -> str:
+    return " + ".join(str(width + 1) for width in parts)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fixstar.errors import InputError
@@ -48,11 +50,35 @@ class FixedClassifier(Classifier, ABC):
         """Itself while the capacity suffices: a polytope is chosen large once, and never changes."""
         return self if outputs <= self.outputs else super().grown(outputs)
 
+    def extended(self, extra: int) -> Classifier:
+        """Only a simplex can be extended."""
+        raise InputError(
+            f"a {self.kind} cannot be grown by {extra}: only the simplex grows. Choose a larger capacity when the "
+            "first version is trained"
+        )
+
 
 class SimplexClassifier(FixedClassifier):
-    """The d-Simplex (eq. 10): all prototypes equally far apart, d = K - 1."""
+    """The d-Simplex (eq. 10): all prototypes equally far apart, d = K - 1.
+
+    ``added`` are the capacities of simplices that were added when the first had no room left, each in dimensions of its
+    own: d = sum (K_i - 1), K = sum K_i. Prototypes of different simplices are orthogonal. What was embedded before is
+    zero in the added dimensions, so none of its cosines changes.
+    """
 
     kind = "simplex"
+
+    def __init__(self, capacity: int, scale: float = 1.0, added: Sequence[int] = ()) -> None:
+        super().__init__(capacity, scale)
+        self.added = tuple(added)
+        for extra in self.added:
+            if extra < self.smallest:
+                raise InputError(f"an added simplex needs room for {self.smallest} classes or more, got {extra}")
+        self.capacities = (capacity, *self.added)
+        self.parts = tuple(self.width(K) for K in self.capacities)
+        self.feature_dim, self.outputs = sum(self.parts), sum(self.capacities)
+        if self.added:  # else nothing is said of it, as in models from before there was growth
+            self.options["added"] = list(self.added)
 
     @staticmethod
     def width(capacity: int) -> int:
@@ -60,12 +86,20 @@ class SimplexClassifier(FixedClassifier):
         return capacity - 1
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """[B, K-1] -> [B, K]."""
-        return simplex_logits(z, self.outputs, self.scale)
+        """[B, d] -> [B, K]: the logits of all simplices side by side."""
+        if not self.added:
+            return simplex_logits(z, self.outputs, self.scale)
+        shares = zip(torch.split(z, list(self.parts), dim=-1), self.capacities, strict=True)
+        return torch.cat([simplex_logits(share, K, self.scale) for share, K in shares], dim=-1)
+
+    def extended(self, extra: int) -> SimplexClassifier:
+        """With one more simplex."""
+        return SimplexClassifier(self.capacities[0], self.scale, (*self.added, extra))
 
     def fused_cross_entropy(self, z: Tensor, targets: Tensor) -> Tensor | None:
-        """On a GPU the logits, as large as the features, need never exist."""
-        return simplex_cross_entropy(z, targets, self.scale) if z.is_cuda and AVAILABLE else None
+        """On a GPU the logits, as large as the features, need never exist; the kernel knows one simplex only."""
+        fused = z.is_cuda and AVAILABLE and not self.added
+        return simplex_cross_entropy(z, targets, self.scale) if fused else None
 
 
 class OrthoplexClassifier(FixedClassifier):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +19,16 @@ __all__ = ["FrozenEncoder"]
 
 
 class FrozenEncoder:
-    """A private copy of an encoder: no gradients, fixed batch-norm statistics, and no module for an optimiser."""
+    """A private copy of an encoder: no gradients, fixed batch-norm statistics, and no module for an optimiser.
 
-    def __init__(self, encoder: Encoder) -> None:
+    Of ``grown`` simplices, which its successor has and it lacks, it knows that its features are zero there: new
+    features are compared with old ones as in a search.
+    """
+
+    def __init__(self, encoder: Encoder, grown: Sequence[int] = ()) -> None:
         self._encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
+        for extra in grown:
+            self._encoder.grow(extra)
         self._folded: FoldedCifarResNet | None = None
 
     def to(self, device: torch.device) -> FrozenEncoder:
@@ -39,6 +46,11 @@ class FrozenEncoder:
                 return encoder.heads(self._folded(encoder.normalise(pixels)))
             outputs: Outputs = encoder(pixels, maps=maps, bfloat16=bfloat16)
         return outputs
+
+    def heads(self, h: Tensor, maps: tuple[Tensor, ...] = ()) -> Outputs:
+        """What its projection and classifier make of backbone features [B, m]."""
+        with torch.no_grad():
+            return self._encoder.heads(h, None, maps)
 
     @property
     def feature_dim(self) -> int:

@@ -58,10 +58,17 @@ class Slots:
         if len(new) > len(free):
             raise InputError(
                 f"{len(new)} new classes do not fit: {len(free)} of the capacity K={self.capacity} slots are free. "
-                "Choose a larger capacity when the first version is trained"
+                f"Make room with: fixstar grow COUNT, COUNT at least {max(2, len(new) - len(free))}. The first version "
+                "can be given a larger capacity instead"
             )
         chosen = free[: len(new)] if side == "left" else free[::-1][: len(new)]
         return Slots(self.capacity, {**self.by_class, **dict(zip(new, chosen, strict=True))})
+
+    def grown(self, extra: int) -> Slots:
+        """The map with ``extra`` more free slots behind those there are; no class moves."""
+        if self.capacity is None or extra < 0:
+            raise InputError(f"slots of capacity {self.capacity} cannot grow by {extra}")
+        return Slots(self.capacity + extra, self.by_class)
 
     def joined(self, other: Slots) -> Slots:
         """This map with the classes of ``other`` at the slots they own there; two owners of one slot are refused.

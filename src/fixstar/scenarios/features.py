@@ -15,4 +15,6 @@ def version_features(
     """Short forms of both sets, made once, with what carries other versions' vectors to them."""
     vectors = [encoder.encode(part.images, form="short", progress=progress) for part in (queries, gallery)]
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
-    return VersionFeatures(name, vectors[0], vectors[1], encoder.projection_matrix(), adapt)
+    return VersionFeatures(
+        name, vectors[0], vectors[1], encoder.projection_matrix(), adapt, parts=encoder.classifier.parts
+    )

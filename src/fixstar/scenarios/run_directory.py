@@ -4,6 +4,8 @@ run.json                     method, settings and data; a restart with others is
 versions/v1, v2, ...         finished encoders, never rewritten
 memory/v1.safetensors, ...   the replay memory after each version
 checkpoint-vN.safetensors    the version being trained, after its last whole epoch
+
+Of several processes that train together the first one writes; the others wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from fixstar.data.replay import ReplayMemory
 from fixstar.durable import exclusive, is_vacant, remove_leftovers, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.models import Encoder
+from fixstar.training.distributed import from_first, on_first
 
 __all__ = ["RunDirectory"]
 
@@ -33,27 +36,35 @@ class RunDirectory:
     def open(cls, path: str | Path, description: dict[str, Any]) -> RunDirectory:
         """Start a run there, or go on with it if it was started with the same ``description``."""
         run = cls(Path(path))
-        record = run.path / "run.json"
-        description = json.loads(json.dumps(description))  # as it will read back: lists for tuples
+        on_first(lambda: run._begin(json.loads(json.dumps(description))))  # as it will read back: lists for tuples
+        return run
+
+    def _begin(self, description: dict[str, Any]) -> None:
+        record = self.path / "run.json"
         if not record.exists():
-            if not is_vacant(run.path):
-                raise CheckpointError(f"{run.path} holds other files; choose an empty or new directory for the run")
+            if not is_vacant(self.path):
+                raise CheckpointError(f"{self.path} holds other files; choose an empty or new directory for the run")
             replace_json(record, description)
-            return run
+            return
         try:
             started = json.loads(record.read_text())
         except ValueError as error:
             raise CheckpointError(f"{record} is not valid JSON ({error}); choose another directory") from error
         if changed := _differences(started, description):
             raise CheckpointError(
-                f"{run.path} was started with other settings ({'; '.join(changed[:6])}). "
+                f"{self.path} was started with other settings ({'; '.join(changed[:6])}). "
                 "Repeat the first command to go on with it, or choose another directory"
             )
-        return run
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Be the only one who trains here; what a killed run left half-written is cleared away."""
+        with contextlib.ExitStack() as lock:
+            on_first(lambda: lock.enter_context(self._locked()))
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         try:
             with exclusive(self.path):
                 for part in (self.path, self.path / "versions", self.path / "memory"):
@@ -76,13 +87,17 @@ class RunDirectory:
 
     def finish(self, number: int, encoder: Encoder, memory: ReplayMemory) -> None:
         """Keep a finished version. The memory is written first, so that a version on disk is always complete."""
-        memory.save(self.memory(number))
-        encoder.save(self.version(number))
-        self.checkpoint(number).unlink(missing_ok=True)
+
+        def keep() -> None:
+            memory.save(self.memory(number))
+            encoder.save(self.version(number))
+            self.checkpoint(number).unlink(missing_ok=True)
+
+        on_first(keep)
 
     def finished(self, number: int) -> bool:
         """Whether version ``number`` is complete."""
-        return self.version(number).exists()
+        return bool(from_first(self.version(number).exists))
 
 
 def _differences(started: Any, asked: Any, prefix: str = "") -> list[str]:

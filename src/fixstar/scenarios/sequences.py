@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.data.streams import TaskStream
 from fixstar.errors import InputError
@@ -21,6 +25,7 @@ from fixstar.scenarios.settings import Settings
 from fixstar.scenarios.start import Past, weights_digest
 from fixstar.scenarios.validation import Validation
 from fixstar.scenarios.version import Version, train_version
+from fixstar.training.distributed import same_as_first
 
 __all__ = ["lifelong", "remember", "replacing", "retraining", "run_scenario"]
 
@@ -173,8 +178,15 @@ def remember(memory: ReplayMemory, version: Version, settings: Settings) -> Repl
         version.encoder.preprocessing,
         settings.selection,
         seed=settings.seed * 1009 + version.number,
-        features=lambda chosen: version.encoder.encode(chosen.images),
+        features=lambda chosen: _first_features(version.encoder, chosen),
     )
+
+
+def _first_features(encoder: Encoder, images: ImageSet) -> np.ndarray[Any, Any]:
+    """The same to the last bit in every process of a run: herding must choose the same images in all of them."""
+    features = encoder.encode(images.images)
+    same_as_first([torch.from_numpy(features)])
+    return features
 
 
 def _description(

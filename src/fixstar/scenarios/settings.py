@@ -14,6 +14,7 @@ from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method
 from fixstar.models import Encoder
+from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.models.device import resolve_device
 from fixstar.models.slots import Side
 from fixstar.training import Recipe
@@ -25,9 +26,10 @@ __all__ = ["Settings"]
 class Settings:
     """The model, the recipe and the memory of a sequence of versions.
 
-    ``capacity`` is K, the number of classes a simplex has room for: take it large, it costs O(K). ``preprocessing``
-    replaces the backbone's own. New classes take their slots from ``side``. ``device="auto"`` takes a GPU if there is
-    one.
+    ``capacity`` is K, the number of classes a simplex has room for: take it large, it costs O(K). ``grown`` are the
+    capacities of the simplices added since: a version that lacks the last of them gets them before its classes get
+    slots. ``preprocessing`` replaces the backbone's own. New classes take their slots from ``side``. ``device="auto"``
+    takes a GPU if there is one.
     """
 
     backbone: str = "resnet32"
@@ -43,6 +45,7 @@ class Settings:
     side: Side = "left"
     seed: int = 0
     device: str = "auto"
+    grown: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         wrong = [
@@ -52,6 +55,7 @@ class Settings:
                 ("selection", self.selection, "one of random, herding", self.selection in ("random", "herding")),
                 ("replay_per_class", self.replay_per_class, "at least 0", self.replay_per_class >= 0),
                 ("seed", self.seed, "at least 0", self.seed >= 0),
+                ("grown", self.grown, "capacities of at least 2", all(extra >= 2 for extra in self.grown)),
             )
             if not right
         ]
@@ -63,7 +67,11 @@ class Settings:
         return resolve_device(self.device)
 
     def new_encoder(self, method: Method, classes: list[str], seed: int) -> Encoder:
-        """An encoder with random weights that depend on ``seed`` alone."""
+        """An encoder with random weights that depend on ``seed`` alone.
+
+        Growth leaves the weights before it as they would have been: its rows of the projection are drawn last.
+        """
+        added = {"added": self.grown} if self._grows(method) else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return Encoder.create(
@@ -73,14 +81,23 @@ class Settings:
                 capacity=self.capacity,
                 side=self.side,
                 backbone_options=dict(self.backbone_options),
-                classifier_options={**method.classifier_options, **self.classifier_options},
+                classifier_options={**method.classifier_options, **self.classifier_options, **added},
                 preprocessing=self.preprocessing,
             )
+
+    def _grows(self, method: Method) -> bool:
+        """Whether there are simplices to add; a trainable classifier has no capacity, neither at first nor later."""
+        if self.grown and CLASSIFIERS[method.classifier].fixed and method.classifier != "simplex":
+            raise InputError(f"only a simplex grows, and {method.name} trains a {method.classifier}")
+        return bool(self.grown) and method.classifier == "simplex"
 
     def to_json(self) -> dict[str, Any]:
         """What a run's result depends on, for comparison after a restart. The device is left out: a run may move."""
         content = {key: value for key, value in asdict(self).items() if key not in ("device", "preprocessing")}
         content["recipe"]["milestones"] = list(self.recipe.milestones)
+        grown = content.pop("grown")
+        if grown:  # else nothing is said of it, as in versions and runs from before there was growth
+            content["grown"] = list(grown)
         content["preprocessing"] = None if self.preprocessing is None else self.preprocessing.to_json()
         return content
 
@@ -95,5 +112,6 @@ class Settings:
                 "recipe": Recipe(**recipe),
                 "augmentation": Augmentation(**content["augmentation"]),
                 "preprocessing": None if shape is None else Preprocessing.from_json(shape),
+                "grown": tuple(content.get("grown", ())),
             }
         )

@@ -15,7 +15,7 @@ from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder
 from fixstar.scenarios.settings import Settings
 
-__all__ = ["Past", "starting_encoder", "weights_digest"]
+__all__ = ["Past", "growth_to_come", "starting_encoder", "weights_digest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +55,41 @@ def starting_encoder(number: int, images: ImageSet, past: Past, method: Method, 
         return _continued(number, images, base, past.previous, settings)
     if past.previous is None:
         return settings.new_encoder(method, list(images.classes), settings.seed)
+    _require_the_same_prototypes(past.previous, method, settings)
     seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
-    slots = past.previous.slots.assign(images.classes, settings.side)
+    room = sum(growth_to_come(past.previous, settings.grown))
+    slots = past.previous.slots.grown(room) if room else past.previous.slots
+    slots = slots.assign(images.classes, settings.side)
     encoder = settings.new_encoder(method, list(slots.classes), seed)
     encoder.slots = slots
     return encoder
+
+
+def growth_to_come(encoder: Encoder, grown: tuple[int, ...]) -> tuple[int, ...]:
+    """The simplices among ``grown`` that an encoder does not have yet; one without capacity needs none."""
+    done = encoder.classifier.added
+    shared = min(len(done), len(grown))
+    if done[:shared] != grown[:shared]:
+        raise ModelError(
+            f"this model has grown by {_sizes(done)}, the settings say {_sizes(grown)}; models that are to stay "
+            "compatible grow alike, in the same order"
+        )
+    return grown[shared:] if encoder.classifier.fixed else ()
+
+
+def _sizes(grown: tuple[int, ...]) -> str:
+    return ", then ".join(map(str, grown))
+
+
+def _require_the_same_prototypes(previous: Encoder, method: Method, settings: Settings) -> None:
+    """A version made from scratch must have the simplices of the one before, or its classes' slots mean nothing."""
+    old = tuple(width + 1 for width in previous.classifier.parts)
+    new = (settings.classifier_options.get("capacity", settings.capacity), *settings.grown)
+    if method.classifier == "simplex" and new[: len(old)] != old:
+        raise ModelError(
+            f"the settings make room for {_sizes(new)} classes, the previous version has it for {_sizes(old)}: its "
+            "classes would lose their prototypes. Keep its capacity, and grow as it has grown"
+        )
 
 
 def _continued(number: int, images: ImageSet, base: Encoder, previous: Encoder | None, settings: Settings) -> Encoder:
@@ -68,8 +98,10 @@ def _continued(number: int, images: ImageSet, base: Encoder, previous: Encoder |
     encoder.adapter = None  # it led to the version that it was made with
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
+        for extra in growth_to_come(encoder, settings.grown):
+            encoder.grow(extra)
         if previous is not None and previous is not base:
-            encoder.join_slots(previous.slots)
+            encoder.join_slots(previous)
         encoder.add_classes(images.classes, settings.side)
     return encoder
 

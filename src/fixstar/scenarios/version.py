@@ -10,16 +10,19 @@ from pathlib import Path
 import torch
 
 from fixstar.data.batches import Batches, Lane
+from fixstar.data.budget import available_memory, resident_budget
 from fixstar.data.image_set import ImageSet
-from fixstar.data.pixels import pixel_source
+from fixstar.data.pixels import PixelSource, ResidentPixels, pixel_source
 from fixstar.data.replay import HeldOut, hold_out
 from fixstar.methods import Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.scenarios.settings import Settings
-from fixstar.scenarios.start import Past, starting_encoder, weights_digest
+from fixstar.scenarios.start import Past, growth_to_come, starting_encoder, weights_digest
 from fixstar.scenarios.validation import Validation
 from fixstar.training import EpochLog, Training, train
+from fixstar.training.distributed import local_device, told_by_all, world
 from fixstar.training.selection import selected_epoch
+from fixstar.training.shared_step import SharedPixels
 
 __all__ = ["Version", "train_version"]
 
@@ -56,10 +59,11 @@ def train_version(
 
     With ``validation`` the epoch is kept that does best among the compatible ones (CoReS, eq. 11).
     """
-    device = settings.torch_device()
+    world()  # joins the other processes, if any, before a device is touched
+    device = local_device(settings.torch_device())
     encoder = starting_encoder(number, images, past, method, settings).to(device)
     predecessor, seed = past.predecessor, settings.seed * 1009 + number
-    teacher = FrozenEncoder(predecessor).to(device) if predecessor is not None and _needs_teacher(method) else None
+    teacher = _teacher(predecessor, encoder).to(device) if predecessor is not None and _needs_teacher(method) else None
     shown = hold_out(
         images,
         past.memory.images,
@@ -84,8 +88,13 @@ def train_version(
         select=validation.select(predecessor) if validation is not None and predecessor is not None else None,
     )
     log = train(run)
-    encoder.about = _about(number, images, method, settings, log)
+    encoder.about = _about(number, images, past, method, settings, log, validation)
     return Version(number, encoder, tuple(log), readable)
+
+
+def _teacher(predecessor: Encoder, encoder: Encoder) -> FrozenEncoder:
+    """The predecessor, with the simplices that the new version has and it lacks: its features are zero there."""
+    return FrozenEncoder(predecessor, growth_to_come(predecessor, encoder.classifier.added))
 
 
 def _needs_teacher(method: Method) -> bool:
@@ -135,12 +144,26 @@ def _batches(
                 settings.augmentation,
                 encoder.device,
                 settings.bad_images,
-                show_progress=progress,
+                _budget(encoder.device),
+                show_progress=progress and world().first,
             )
-            lanes.append(Lane(source, encoder.targets(readable.classes)[torch.from_numpy(readable.labels)], replay))
+            targets = encoder.targets(readable.classes)[torch.from_numpy(readable.labels)]
+            lanes.append(Lane(_shared(source), targets, replay))
             kept.append(readable)
     seed = settings.seed * 1009 + number
     return Batches(lanes, settings.recipe.batch_size, settings.augmentation, seed, method.views), kept[0]
+
+
+def _budget(device: torch.device) -> int | None:
+    """Bytes of pixels that may stay in memory, the same in all processes, which share the memory of their machine."""
+    here = world()
+    if here.size == 1:
+        return None
+    return int(min(told_by_all(min(resident_budget(device), available_memory() // (3 * here.local_size)))))
+
+
+def _shared(source: PixelSource) -> PixelSource:
+    return source if isinstance(source, ResidentPixels) or world().size == 1 else SharedPixels(source)
 
 
 def _fingerprint(
@@ -162,7 +185,7 @@ def _fingerprint(
         "images": images.fingerprint(),
         "memory": None if memory is None else memory.fingerprint(),
         "validation": None if validation is None else validation.fingerprint(),
-        "method": [method.name, dict(method.options)],
+        "method": [method.name, dict(method.options), method.initialisation],
         "settings": settings.to_json(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -181,13 +204,24 @@ def _selected(log: list[EpochLog]) -> int | None:
     return None if best is None else judged[best].epoch + 1
 
 
-def _about(number: int, images: ImageSet, method: Method, settings: Settings, log: list[EpochLog]) -> dict[str, object]:
+def _about(
+    number: int,
+    images: ImageSet,
+    past: Past,
+    method: Method,
+    settings: Settings,
+    log: list[EpochLog],
+    validation: Validation | None,
+) -> dict[str, object]:
+    way = {"name": method.name, "options": dict(method.options), "initialisation": method.initialisation}
     return {
         "version": f"v{number}",
         "parent": f"v{number - 1}" if number > 1 else None,
-        "method": {"name": method.name, "options": dict(method.options), "source": method.source},
+        "method": {**way, "source": method.source},
+        "replacement": None if past.replacement is None else weights_digest(past.replacement),
         "data": {"name": images.name, "images": len(images), "classes": len(images.classes)}
         | {"fingerprint": images.fingerprint()},
+        "validation": None if validation is None else validation.fingerprint(),
         "settings": settings.to_json(),
         "loss": log[-1].terms if log else {},
         "selected_epoch": _selected(log),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 import warnings
@@ -17,6 +18,7 @@ from fixstar.errors import FixstarError
 from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fixstar.training.distributed import from_first, require_alike, same_as_first, world
 from fixstar.training.recipe import Recipe
 from fixstar.training.run import Part, Training, parts_of
 from fixstar.training.selection import Standing, selected_epoch
@@ -47,16 +49,20 @@ class EpochLog:
 
 
 def train(run: Training) -> list[EpochLog]:
-    """Train ``run.encoder`` in place; goes on from ``run.checkpoint`` where there is one, to the same weights."""
+    """Train ``run.encoder`` in place; goes on from ``run.checkpoint`` where there is one, to the same weights.
+
+    Processes that ``torchrun`` started train together: all make the same call and end with the same weights.
+    """
     parts = list(parts_of(run))
     resumed = _resume(run)
     log = [_entry(item) for item in resumed.log]
     best = dict(resumed.best)
     judged = _judged(run, parts)
-    device = run.encoder.device
+    _require_same_start(run, parts, log)
+    device, shown = run.encoder.device, run.progress and world().first
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        progress_bar(run.title, sum(part.images for part in parts), "images", show=run.progress) as advance,
+        progress_bar(run.title, sum(part.images for part in parts), "images", show=shown) as advance,
     ):
         for part in parts:
             if len(log) > part.after:  # a later stage had begun: what was saved is its state
@@ -64,11 +70,13 @@ def train(run: Training) -> list[EpochLog]:
                 continue
             if len(log) == part.first and part.stage.begin is not None:
                 part.stage.begin()
+                same_as_first(run.modules().state_dict().values())
             _run_part(run, part, log, best, resumed, advance, select=part is judged)
             if part is judged and best:
                 run.encoder.load_state_dict(best)
     if run.objective.finish is not None:
         run.objective.finish()
+        same_as_first(run.modules().state_dict().values())
     run.encoder.eval()
     return log
 
@@ -100,15 +108,32 @@ def _run_part(
         entry = _epoch(run, part, steps, optimiser, epoch, advance, log[-1].loss if log else None)
         _require_finite(entry, run.checkpoint)
         if run.select is not None and select:
-            entry = replace(entry, standing=run.select(run.encoder))
+            entry = replace(entry, standing=_standing(run))
         log.append(entry)
         if entry.standing is not None and selected_epoch([e.standing for e in log if e.standing]) == epoch - part.first:
             best.update({name: value.clone() for name, value in run.encoder.state_dict().items()})
         pause = _PAUSE if run.encoder.device.type == "cuda" else 0.0
-        if run.checkpoint is not None and (epoch + 1 == part.after or time.monotonic() >= saved + pause):
+        due = epoch + 1 == part.after or time.monotonic() >= saved + pause
+        if run.checkpoint is not None and due and world().first:
             saved = time.monotonic()
             entries = [asdict(entry) for entry in log]
             save_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint, entries, best)
+
+
+def _require_same_start(run: Training, parts: Sequence[Part], log: list[EpochLog]) -> None:
+    if world().size > 1:
+        digest = hashlib.sha256()
+        for value in run.modules().state_dict().values():
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        facts = {"settings": run.fingerprint, "batches": [part.batches.per_epoch for part in parts]}
+        require_alike({**facts, "epochs done before": len(log), "weights": digest.hexdigest()})
+
+
+def _standing(run: Training) -> Standing:
+    """By the first process alone: all hold the same weights."""
+    select = run.select
+    assert select is not None
+    return Standing(*from_first(lambda: select(run.encoder)))
 
 
 def _training_mode(run: Training, part: Part) -> None:
@@ -117,7 +142,7 @@ def _training_mode(run: Training, part: Part) -> None:
 
 
 def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:
-    if run.encoder.device.type == "cuda" and part.batches.resident:
+    if run.encoder.device.type == "cuda" and part.batches.resident and world().size == 1:
         try:
             return CapturedSteps(run, part, optimiser)
         except RuntimeError as error:  # a model or loss that looks at its values on the host
@@ -156,18 +181,19 @@ def _epoch(
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-    torch.manual_seed(run.seed * 1_000_003 + epoch)  # dropout and the like, the same after a resume
+    # dropout and the like: the same after a resume, not the same for each process's share of a batch
+    torch.manual_seed(run.seed * 1_000_003 + epoch + 15_485_863 * world().rank)
     place = f"{part.stage.name}, epoch {within + 1}/{part.recipe.epochs}"
     before = "" if last is None else f", loss {last:.3f}"  # where reading the loss would wait for the GPU
     sums = steps.epoch(epoch, lambda images, loss: advance(images, place + (loss or before)))
-    terms = {name: value.item() / part.batches.per_epoch for name, value in sums.items()}
+    terms = from_first(lambda: {name: value.item() / part.batches.per_epoch for name, value in sums.items()})
     return EpochLog(epoch, rate, terms, part.stage.name)
 
 
 def _require_finite(entry: EpochLog, checkpoint: Path | None) -> None:
     """Stop a run that has failed for good; its checkpoint would only lead to the same end."""
     if not math.isfinite(entry.loss):
-        if checkpoint is not None:
+        if checkpoint is not None and world().first:
             checkpoint.unlink(missing_ok=True)
         raise FixstarError(
             f"the loss became {entry.loss} in epoch {entry.epoch + 1} ({entry.terms}); "

@@ -1,4 +1,4 @@
-"""The steps of a stage: one batch, one update. Eager anywhere; on a GPU see ``captured``."""
+"""The steps of a stage: one batch, one update. Eager anywhere; others in ``captured`` (a GPU) and ``shared_step``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor, optim
 from fixstar.data.batches import Batch
 from fixstar.methods import Step
 from fixstar.models import Outputs
+from fixstar.training.distributed import world
 from fixstar.training.run import Part, Training
+from fixstar.training.shared_step import shared_update
 
 __all__ = ["EagerSteps", "Shown", "Steps", "update"]
 
@@ -51,7 +53,7 @@ def _seen_by_the_old(run: Training, batch: Batch, beside: Any) -> Outputs:
 
 
 class EagerSteps:
-    """One operation after the other."""
+    """One operation after the other; with several processes each batch is shared among them."""
 
     def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
         self._run, self._part, self._optimiser = run, part, optimiser
@@ -61,9 +63,10 @@ class EagerSteps:
         part, sums = self._part, dict[str, Tensor]()
         before = (number - part.first) * part.batches.per_epoch
         reads = self._run.encoder.device.type == "cpu"
+        once = update if world().size == 1 else shared_update
         for count, batch in enumerate(part.batches.epoch(number), start=1):
             done = (before + count - 1) / part.steps
-            for name, value in update(self._run, part, self._optimiser, batch, done).items():
+            for name, value in once(self._run, part, self._optimiser, batch, done).items():
                 sums[name] = sums[name] + value if name in sums else value
             loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}" if reads else ""
             shown(part.batches.batch_size, loss)

@@ -1,0 +1,116 @@
+"""One update by several processes, the same as by one: each takes a share of the batch through the networks.
+
+Features are gathered before the loss, so that every term sees the whole batch, also those that compare its images with
+each other. Each process computes the same loss L; what is differentiated is the mean of the losses of all, with
+collectives that carry gradients back to where features came from. Summed over processes, the gradient is that of L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch import distributed as dist
+
+from fixstar.data.batches import Batch
+from fixstar.data.pixels import Crops, PixelSource
+from fixstar.errors import InputError
+from fixstar.methods import Step
+from fixstar.models import Outputs
+from fixstar.training.distributed import collective, world
+from fixstar.training.run import Part, Training
+from fixstar.training.synchronised_norm import synchronised
+
+__all__ = ["SharedPixels", "gathered", "shared_update"]
+
+
+def shared_update(
+    run: Training, part: Part, optimiser: optim.Optimizer, batch: Batch, done: Tensor | float
+) -> dict[str, Tensor]:
+    """See ``steps.update``. Projection, classifier and loss see the whole batch in every process."""
+    here, total = world(), len(batch.targets)
+    if total < here.size:
+        raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer of them")
+    pixels = batch.pixels[here.share(total)]
+    optimiser.zero_grad(set_to_none=True)
+    old = None
+    if run.teacher is not None:
+        seen = run.teacher(pixels, maps=run.maps, bfloat16=run.bfloat16)
+        old = run.teacher.heads(gathered(seen.h, total), _all_gathered(seen, total))
+    with synchronised(run.encoder.backbone):
+        own: Outputs = run.encoder(pixels, maps=run.maps, bfloat16=run.bfloat16)
+    new = run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total))
+    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels))
+    torch.autograd.backward(torch.stack(list(terms.values())).sum() / here.size)
+    _sum_gradients(optimiser)
+    optimiser.step()
+    return {name: value.detach() for name, value in terms.items()}
+
+
+def _all_gathered(outputs: Outputs, total: int) -> tuple[Tensor, ...]:
+    return tuple(gathered(each, total) for each in outputs.maps)
+
+
+def _sum_gradients(optimiser: optim.Optimizer) -> None:
+    """Over all processes, in one message."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    with collective():
+        dist.all_reduce(flat)
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, part in zip(gradients, torch.split(flat, sizes), strict=True):
+        gradient.copy_(part.view(gradient.shape))
+
+
+def gathered(own: Tensor, total: int) -> Tensor:
+    """The rows of all processes, [total, ...], from this one's share; gradients find their way back."""
+    whole: Tensor = _Gathered.apply(own, total)  # type: ignore[no-untyped-call]
+    return whole
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, total: int) -> Tensor:
+        ctx.total = total
+        return _rows_of_all(own, total)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = gradients[0].float().contiguous().clone()
+        with collective():
+            dist.all_reduce(whole)
+        return whole[world().share(ctx.total)].to(gradients[0].dtype), None
+
+
+def _rows_of_all(own: Tensor, total: int) -> Tensor:
+    here = world()
+    rows = [len(range(total)[here.share(total, rank)]) for rank in range(here.size)]
+    padded = own.new_zeros((rows[0], *own.shape[1:]))  # collectives want equal shapes; the first share is the longest
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in rows]
+    with collective():
+        dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
+
+
+class SharedPixels:
+    """A source that is slow to read, such as files: each process reads its share of a batch and gives it to all."""
+
+    def __init__(self, source: PixelSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def cut(self, crops: Crops) -> Iterator[Tensor]:
+        """See ``PixelSource``."""
+        total = crops.image.shape[1]
+        if total < world().size:  # nothing to share
+            yield from self._source.cut(crops)
+            return
+        mine = world().share(total)
+        for pixels in self._source.cut(Crops(*(each[:, mine] for each in crops))):
+            yield _rows_of_all(pixels, total)
