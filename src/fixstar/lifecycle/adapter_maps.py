@@ -1,0 +1,143 @@
+"""What a fitted adapter does to vectors: a few products, in NumPy, so that serving needs no torch.
+
+An adapter leads from unit vectors x of one space, [N, a], to unit vectors of another, [N, b]:
+
+    affine      unit(x W + c)                                     W [a, b], c [b]
+    low rank    unit((x A) B + c)                                 A [a, r], B [r, b]
+    perceptron  unit(x W + c + relu(x A + e) B)                   A [a, h], e [h], B [h, b]: the residual
+    slerp       slerp(unit(x R), unit(x W + c), t)                R [a, b] semi-orthogonal
+
+slerp(p, q, t) = (sin((1 - t) w) p + sin(t w) q) / sin(w), with w the angle between p and q: from p at t = 0 to q at
+t = 1 along the great circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.geometry import unit
+
+__all__ = ["MAPS", "VectorAdapter", "slerp"]
+
+Floats = NDArray[np.floating[Any]]
+Weights = Mapping[str, Floats]
+
+_BLOCK = 8192  # rows at a time
+
+
+def slerp(p: Floats, q: Floats, t: float) -> Floats:
+    """Unit vectors [N, b] a share ``t`` of the way from p to q, along the great circle.
+
+    >>> slerp(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), 1 / 3).round(3).tolist()
+    [[0.866, 0.5]]
+    """
+    half = np.linalg.norm(p - q, axis=1, keepdims=True) / 2
+    angle = 2 * np.arcsin(np.minimum(half, 1))  # arccos loses half of the digits at small angles
+    near = np.sin(angle) < 1e-6  # equal, where both formulas agree; or opposite, where every way is as short
+    safe = np.where(near, 1.0, angle)
+    mixed = (np.sin((1 - t) * safe) * p + np.sin(t * safe) * q) / np.sin(safe)
+    blended: Floats = unit(np.where(near, (1 - t) * p + t * q, mixed))
+    return blended
+
+
+def _affine(w: Weights, x: Floats) -> Floats:
+    return x @ w["W"] + w["c"]
+
+
+def _low_rank(w: Weights, x: Floats) -> Floats:
+    return (x @ w["A"]) @ w["B"] + w["c"]
+
+
+def _perceptron(w: Weights, x: Floats) -> Floats:
+    return x @ w["W"] + w["c"] + np.maximum(x @ w["A"] + w["e"], 0) @ w["B"]
+
+
+def _slerp(w: Weights, x: Floats) -> Floats:
+    return slerp(unit(x @ w["R"]), unit(_affine(w, x)), float(w["t"][0]))
+
+
+@dataclass(frozen=True)
+class _Map:
+    """How arrays are applied, and which they are: dimensions by letter, a and b those of the two spaces."""
+
+    apply: Callable[[Weights, Floats], Floats]
+    shapes: Mapping[str, str]
+
+
+_AFFINE = {"W": "ab", "c": "b"}
+MAPS: dict[str, _Map] = {
+    "procrustes": _Map(_affine, _AFFINE),
+    "ridge": _Map(_affine, _AFFINE),
+    "low-rank": _Map(_low_rank, {"A": "ar", "B": "rb", "c": "b"}),
+    "mlp": _Map(_perceptron, {**_AFFINE, "A": "ah", "e": "h", "B": "hb"}),
+    "slerp": _Map(_slerp, {**_AFFINE, "R": "ab", "t": "1"}),
+}
+"""What each kind of adapter does, by the name it is fitted and saved under."""
+
+
+@dataclass(frozen=True, eq=False)
+class VectorAdapter:
+    """A fitted adapter: unit vectors [N, a] of the ``source`` space to unit vectors [N, b] of the ``target`` space.
+
+    ``about`` says how it came about (pairs, penalty, rank, ...), in values that JSON can hold.
+    """
+
+    kind: str
+    weights: Mapping[str, NDArray[np.float32]]
+    source: str = ""
+    target: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in MAPS:
+            raise UnknownNameError("adapter", self.kind, MAPS)
+        object.__setattr__(self, "weights", MappingProxyType(dict(_checked_weights(self.kind, self.weights))))
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The components of vectors that go in, a, and of those that come out, b."""
+        return len(self.weights["A" if self.kind == "low-rank" else "W"]), len(self.weights["c"])
+
+    def __call__(self, vectors: ArrayLike) -> NDArray[np.float32]:
+        """The vectors [N, a] in the other space: float32 [N, b], of length 1."""
+        array = np.asarray(vectors)
+        a, b = self.widths
+        if array.ndim != 2 or array.shape[1] != a or array.dtype.kind not in "fiu":
+            raise InputError(f"this adapter takes vectors [N, {a}]{self._way()}; got {array.dtype} {array.shape}")
+        adapted = np.empty((len(array), b), np.float32)
+        for start in range(0, len(array), _BLOCK):
+            rows = array[start : start + _BLOCK].astype(np.float32, copy=False)
+            adapted[start : start + _BLOCK] = unit(MAPS[self.kind].apply(self.weights, rows))
+        lost = np.flatnonzero(~(np.abs(np.linalg.norm(adapted, axis=1) - 1) < 1e-3)).tolist()
+        if lost:
+            raise InputError(
+                f"vector {lost[0]} has no direction after this {self.kind} adapter; is it of length 1, and not NaN?"
+            )
+        return adapted
+
+    def _way(self) -> str:
+        return f" of {self.source} and leads to {self.target}" if self.source and self.target else ""
+
+
+def _checked_weights(kind: str, weights: Mapping[str, ArrayLike]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Read-only copies, their shapes fitting each other."""
+    shapes = MAPS[kind].shapes
+    if set(weights) != set(shapes):
+        raise ModelError(f"a {kind} adapter has the arrays {sorted(shapes)}, got {sorted(weights)}")
+    sizes: dict[str, int] = {"1": 1}
+    for name, letters in shapes.items():
+        array = np.array(weights[name], dtype=np.float32)  # always a copy
+        fits = array.ndim == len(letters) and 0 not in array.shape
+        if not fits or any(sizes.setdefault(d, n) != n for d, n in zip(letters, array.shape, strict=True)):
+            raise ModelError(f"array {name} of a {kind} adapter is [{', '.join(letters)}], got shape {array.shape}")
+        if not np.isfinite(array).all():
+            raise ModelError(f"array {name} of a {kind} adapter holds NaN or infinity")
+        array.setflags(write=False)
+        yield name, array
