@@ -98,8 +98,8 @@ def test_an_address_picks_the_gallery(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("postgresql://me@host/db", "PostgreSQL server yet"),
-        ("qdrant://host:6333", "Qdrant server yet"),
+        ("postgresql://me@127.0.0.1:1/db", "cannot connect"),
+        ("qdrant://127.0.0.1:1", "is it running"),
         ("ftp://host", "no gallery"),
         ("missing/folder/g.db", "does not exist"),
         (".", "is a directory"),

@@ -69,7 +69,7 @@ def test_what_is_exported_can_be_imported(tmp_path: Path, version: str, name: st
     expected = {item.id: (version, item.payload) for item in source.iterate(version)}
     assert {item.id: (item.version, item.payload) for item in target.iterate()} == expected
     for item in target.iterate():
-        np.testing.assert_allclose(item.vector, source.get([item.id])[item.id].vector, atol=1e-6)
+        np.testing.assert_array_equal(item.vector, source.get([item.id])[item.id].vector)
     assert target.versions() == [space for space in source.versions() if space.name == version]
 
 
@@ -97,7 +97,7 @@ def test_foreign_vectors_of_any_length_and_type(tmp_path: Path) -> None:
     assert gallery.count() == {"a": 5000, "b": 5000}
     query = (rows[77:78] / np.linalg.norm(rows[77])).astype(np.float32)
     first, second = gallery.search("a", query, k=2)[0]
-    assert (first.id, second.id) == ("77", "10077")
+    assert {first.id, second.id} == {"77", "10077"}  # equal up to the rounding of half precision
     assert first.score == pytest.approx(1, abs=1e-6)
 
 
@@ -151,7 +151,7 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         import_version(MemoryGallery(), "x", tmp_path / "missing.npy")
     with pytest.raises(InputError, match=r"FILE\.npz"):
-        import_version(MemoryGallery(), "x", tmp_path / "vectors.parquet")
+        import_version(MemoryGallery(), "x", tmp_path / "vectors.csv")
     np.savez(tmp_path / "odd.npz", features=np.ones((2, 2)))
     with pytest.raises(DataError, match="holds no vectors"):
         import_version(MemoryGallery(), "x", tmp_path / "odd.npz")

@@ -1,24 +1,27 @@
-"""Moving vectors: between galleries, and from and to NumPy files. Memory stays flat, whatever the size."""
+"""Moving vectors: between galleries, from and to files, from collections of others. Memory stays flat."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DataError, GalleryError
+from fixstar.errors import DataError, GalleryError, InputError
 from fixstar.gallery.arguments import checked_ids
+from fixstar.gallery.parquet_files import ParquetFile, write_parquet
 from fixstar.gallery.store import Gallery, Item
-from fixstar.gallery.vector_files import VectorFile, write_vector_file
-from fixstar.geometry import unit
+from fixstar.gallery.vector_files import VectorFile, VectorSource, write_vector_file
 from fixstar.progress import Advance
 
 __all__ = ["copy_gallery", "export_version", "import_version"]
 
 BATCH = 1024
+_PARQUET = ".parquet"
+_ROUNDING = 5e-7  # of a length in float32
 
 
 def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = None) -> int:
@@ -40,46 +43,74 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
 
 
 def export_version(gallery: Gallery, version: str, path: str | Path, progress: Advance | None = None) -> int:
-    """Write the items of one version to FILE.npz, or to FILE.npy and FILE.jsonl; how many."""
+    """Write the items of one version to FILE.parquet, FILE.npz, or FILE.npy and FILE.jsonl; how many."""
     space = next((space for space in gallery.versions() if space.name == version), None)
     if space is None:
         gallery.projection(version)  # says which versions there are
         raise GalleryError(f"version {version!r} came into the gallery this moment; export it again")
     items = _counted(gallery.iterate(version), progress)
-    return write_vector_file(Path(path), space.width, items, gallery.projection(version))
+    write = write_parquet if Path(path).suffix == _PARQUET else write_vector_file
+    return write(Path(path), space.width, items, gallery.projection(version))
 
 
-def import_version(gallery: Gallery, version: str, path: str | Path, progress: Advance | None = None) -> int:
-    """Store the vectors of a NumPy file, of any length and width, as a version; how many.
+def import_version(
+    gallery: Gallery,
+    version: str,
+    source: str | Path | VectorSource,
+    progress: Advance | None = None,
+    id_column: str = "id",
+    vector_column: str = "vector",
+) -> int:
+    """Store the vectors of a file, or of another ``VectorSource``, of any length and width, as a version; how many.
 
-    The whole file is checked before anything is stored. A version that exists must have the same width, so that an
-    interrupted import can be repeated. An item has one vector: ids that other versions hold move to this one.
+    Everything is checked before anything is stored. A version that exists must have the same width, so that an
+    interrupted import can be repeated. An item has one vector: ids that other versions hold move to this one. The
+    columns are those of a Parquet file.
     """
-    file = VectorFile(path)
-    checked_ids(file.ids)
-    _check(file)
-    _make_version(gallery, version, file.width, file.projection)
-    for ids, vectors, payloads in file.blocks(BATCH):
-        gallery.upsert(version, ids, unit(vectors.astype(np.float32)), payloads)
+    opened = _source(source, id_column, vector_column) if isinstance(source, (str, Path)) else source
+    checked_ids(opened.ids)
+    _check(opened)
+    _make_version(gallery, version, opened.width, opened.projection)
+    stored = 0
+    for ids, vectors, payloads in opened.blocks(BATCH):
+        gallery.upsert(version, ids, _unit_rows(vectors), payloads)
+        stored += len(ids)
         if progress is not None:
             progress(len(ids))
     gallery.flush()
-    return file.count
+    return stored
 
 
-def _check(file: VectorFile) -> None:
+def _source(path: str | Path, id_column: str, vector_column: str) -> VectorSource:
+    if Path(path).suffix == _PARQUET:
+        return ParquetFile(path, id_column, vector_column)
+    if (id_column, vector_column) != ("id", "vector"):
+        raise InputError(f"{path} has no columns: id_column and vector_column are for FILE.parquet")
+    return VectorFile(path)
+
+
+def _check(source: VectorSource) -> None:
     """Refuse vectors that have no direction, and payloads that are none."""
     start = 0
-    for ids, vectors, payloads in file.blocks(BATCH):
+    for ids, vectors, payloads in source.blocks(BATCH):
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
         if wrong := np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0))).tolist():
             raise DataError(
-                f"{file.path}: row {start + wrong[0]} ({ids[wrong[0]]!r}) is zero, NaN or infinite; nothing was "
+                f"{source.name}: row {start + wrong[0]} ({ids[wrong[0]]!r}) is zero, NaN or infinite; nothing was "
                 "stored. Embed that image again, or leave it out"
             )
         if odd := [i for i, payload in enumerate(payloads) if not isinstance(payload, dict)]:
-            raise DataError(f"{file.path}: the payload of row {start + odd[0]} is no object; nothing was stored")
+            raise DataError(f"{source.name}: the payload of row {start + odd[0]} is no object; nothing was stored")
         start += len(ids)
+
+
+def _unit_rows(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    """Vectors of length 1; those that have it are left as they are, so that copies are equal to the bit."""
+    rows = vectors.astype(np.float32)
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    off = np.flatnonzero(np.abs(lengths - 1) > _ROUNDING)
+    rows[off] = vectors[off] / lengths[off, None]
+    return rows
 
 
 def _make_version(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> None:

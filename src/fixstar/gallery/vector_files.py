@@ -1,4 +1,4 @@
-"""Vectors of one version in NumPy files, read and written block by block.
+"""Vectors of one version in NumPy files, read and written block by block, and what any source of vectors offers.
 
 FILE.npz   ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], and a member ``payloads.jsonl``
 FILE.npy   the vectors [N, width]; beside it, optional, FILE.jsonl
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -28,7 +28,7 @@ from fixstar.durable import replace_file
 from fixstar.errors import DataError, InputError
 from fixstar.gallery.store import Item, Payload
 
-__all__ = ["Block", "VectorFile", "write_vector_file"]
+__all__ = ["Block", "VectorFile", "VectorSource", "write_vector_file"]
 
 _PAYLOADS = "payloads.jsonl"
 
@@ -41,13 +41,30 @@ class Block(NamedTuple):
     payloads: list[Payload]
 
 
+class VectorSource(Protocol):
+    """Vectors of one version, from wherever they come. ``name`` is for messages, ``ids`` are all of them.
+
+    ``blocks`` is asked twice: once to check everything, once to store it.
+    """
+
+    name: str
+    ids: list[str]
+    width: int
+    projection: NDArray[np.float32] | None
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """All rows, at most so many at a time."""
+
+
 class VectorFile:
     """What is in a file, without reading its vectors yet."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path, self.name = Path(path), str(path)
         if self.path.suffix not in (".npz", ".npy"):
-            raise InputError(f"{path}: vectors come from FILE.npz or FILE.npy; convert other formats with np.save")
+            raise InputError(
+                f"{path}: vectors come from FILE.parquet, FILE.npz or FILE.npy; convert other formats with np.save"
+            )
         self.projection: NDArray[np.float32] | None = None
         with self._reading(), self._vectors() as stream:
             (self.count, self.width), self._dtype = self._header(stream)
@@ -132,7 +149,7 @@ def write_vector_file(
 ) -> int:
     """Write items of one version; the file is whole or absent. How many there were."""
     if path.suffix not in (".npz", ".npy"):
-        raise InputError(f"{path}: vectors go to FILE.npz or FILE.npy")
+        raise InputError(f"{path}: vectors go to FILE.parquet, FILE.npz or FILE.npy")
     if path.suffix == ".npy" and projection is not None:
         raise InputError(f"{path}: short forms need their projection beside them; write {path.with_suffix('.npz')}")
     ids: list[str] = []

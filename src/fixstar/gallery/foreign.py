@@ -1,0 +1,185 @@
+"""Vectors in a collection or table that is not fixstar's, as a source for ``import_version``.
+
+    import_version(gallery, "clip", qdrant_collection("qdrant://localhost:6333", "photos"))
+    import_version(gallery, "clip", postgres_table("postgresql://me@host/shop", "photos", "sku", "embedding"))
+
+Nothing is changed there. Rows are read twice, to check everything before anything is stored; whoever writes there in
+between may be seen in part, so import while nobody does. All ids are kept in memory, vectors only a block at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import DataError, InputError, MissingExtraError
+from fixstar.gallery.postgres_address import parse_address
+from fixstar.gallery.qdrant_address import parse_qdrant_address
+from fixstar.gallery.qdrant_server import PAGE, connect, qdrant_translated
+from fixstar.gallery.store import Payload
+from fixstar.gallery.vector_files import Block, VectorSource
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
+__all__ = ["postgres_table", "qdrant_collection"]
+
+
+def qdrant_collection(
+    server: str | QdrantClient, name: str, vector: str | None = None, id_field: str | None = None
+) -> VectorSource:
+    """The points of a Qdrant collection; ``server`` is qdrant://host:6333 or a client.
+
+    ``vector`` names the vectors where a point has several. Ids are the points' own, or a field of their payload.
+    """
+    if isinstance(server, str):
+        address, options = parse_qdrant_address(server)
+        client = connect(address, options["api_key"], options.get("grpc_port"), options.get("timeout", 60))
+        return _QdrantCollection(client, address, name, vector, id_field)
+    return _QdrantCollection(server, "the given client", name, vector, id_field)
+
+
+class _QdrantCollection:
+    projection: NDArray[np.float32] | None = None
+
+    def __init__(self, client: QdrantClient, address: str, name: str, vector: str | None, field: str | None) -> None:
+        self.name = f"collection {name!r}"
+        self._client, self._address, self._collection, self._vector, self._field = client, address, name, vector, field
+        with qdrant_translated(address):
+            if not client.collection_exists(name):
+                there = ", ".join(sorted(one.name for one in client.get_collections().collections)) or "none"
+                raise InputError(f"{address} has no collection {name!r}; it has {there}")
+            self.width = self._width(client.get_collection(name).config.params.vectors)
+        self.ids = [
+            self._id(record) for page in self._pages(PAGE, payload=[field] if field else False) for record in page
+        ]
+        if not self.ids:
+            raise DataError(f"{self.name} is empty")
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """All points, so many at a time."""
+        for page in self._pages(rows, payload=True, vectors=True if self._vector is None else [self._vector]):
+            vectors = [r.vector.get(self._vector) if isinstance(r.vector, dict) else r.vector for r in page]
+            if missing := [record.id for record, vector in zip(page, vectors, strict=True) if vector is None]:
+                raise DataError(f"{self.name}: point {missing[0]} has no vector; nothing was stored")
+            matrix = np.array(vectors, np.float32)
+            yield Block([self._id(record) for record in page], matrix, [dict(r.payload or {}) for r in page])
+
+    def _width(self, kinds: Any) -> int:
+        if isinstance(kinds, dict):
+            if self._vector not in kinds:
+                raise InputError(
+                    f"{self.name} has vectors {', '.join(sorted(kinds)) or 'of no dense kind'}; choose with vector="
+                )
+            kinds = kinds[self._vector]
+        elif self._vector is not None:
+            raise InputError(f"{self.name} has one kind of vectors, without a name; leave vector= out")
+        if kinds.multivector_config is not None:
+            raise DataError(f"{self.name} holds several vectors a point; a gallery holds one")
+        return int(kinds.size)
+
+    def _id(self, record: Any) -> str:
+        if self._field is None:
+            return str(record.id)
+        value = (record.payload or {}).get(self._field)
+        if value is None or isinstance(value, (dict, list)):
+            raise DataError(f"{self.name}: point {record.id} has no id in its field {self._field!r}")
+        return str(value)
+
+    def _pages(self, rows: int, payload: bool | list[str], vectors: bool | list[str] = False) -> Iterator[list[Any]]:
+        after: Any = None
+        while True:
+            with qdrant_translated(self._address):
+                page, after = self._client.scroll(
+                    self._collection, limit=rows, offset=after, with_payload=payload, with_vectors=vectors
+                )
+            if page:
+                yield page
+            if after is None:
+                return
+
+
+def postgres_table(url: str, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorSource:
+    """The rows of a table with vectors (pgvector's types, or arrays of numbers); other columns are the payload.
+
+    ``table`` may be "schema.table".
+    """
+    return _PostgresTable(url, table, id_column, vector_column)
+
+
+class _PostgresTable:
+    projection: NDArray[np.float32] | None = None
+
+    def __init__(self, url: str, table: str, id_column: str, vector_column: str) -> None:
+        self.name, self._url, self._table = f"table {table!r}", url, table.split(".")
+        self._id, self._vector = id_column, vector_column
+        columns = self._columns()
+        for column, what in ((id_column, "id"), (vector_column, "vector")):
+            if column not in columns:
+                told = f"it has the columns {', '.join(columns)}" if columns else "there is no such table"
+                raise InputError(f"{self.name} has no column {column!r}; {told}. Choose with {what}_column=")
+        first: list[Any] = next(
+            self._rows("SELECT {vector}::real[] FROM {table} WHERE {vector} IS NOT NULL LIMIT 1"), []
+        )
+        if not first or not first[0]:
+            raise DataError(f"{self.name} has no vectors in {vector_column!r}")
+        self.width = len(first[0])
+        self.ids = [row[0] for row in self._rows("SELECT {id}::text FROM {table} ORDER BY {id}")]
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """All rows, so many at a time."""
+        query = (
+            "SELECT {id}::text, {vector}::real[], to_jsonb(t) - {id_text} - {vector_text} FROM {table} t ORDER BY {id}"
+        )
+        waiting: list[Any] = []
+        for row in self._rows(query):
+            if row[1] is None or len(row[1]) != self.width:
+                seen = "none" if row[1] is None else f"one of {len(row[1])} numbers"
+                raise DataError(f"{self.name}: {row[0]!r} needs a vector of {self.width} numbers and has {seen}")
+            waiting.append(row)
+            if len(waiting) == rows:
+                yield _block(waiting)
+                waiting = []
+        if waiting:
+            yield _block(waiting)
+
+    def _columns(self) -> list[str]:
+        found = self._rows(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass({table_text}) AND attnum > 0 "
+            "AND NOT attisdropped ORDER BY attnum"
+        )
+        return [row[0] for row in found]
+
+    def _rows(self, query: str) -> Iterator[Any]:
+        """Rows as they come, without holding all of them."""
+        try:
+            import psycopg
+            from psycopg import sql
+        except ImportError as error:
+            raise MissingExtraError("psycopg", "postgres", f"reading {self.name}") from error
+        table = sql.Identifier(*self._table)
+        with_names = sql.SQL(query).format(
+            table=table,
+            id=sql.Identifier(self._id),
+            vector=sql.Identifier(self._vector),
+            id_text=sql.Literal(self._id),
+            vector_text=sql.Literal(self._vector),
+            table_text=sql.Literal(".".join('"' + part.replace('"', '""') + '"' for part in self._table)),
+        )
+        try:
+            with (
+                psycopg.connect(parse_address(self._url).conninfo) as connection,
+                connection.cursor("fixstar_import") as cursor,
+            ):
+                cursor.itersize = PAGE
+                yield from cursor.execute(with_names)
+        except psycopg.Error as error:
+            raise DataError(f"{self.name} cannot be read: {str(error).strip().splitlines()[0]}") from error
+
+
+def _block(rows: list[Any]) -> Block:
+    payloads: list[Payload] = [{field: v for field, v in row[2].items() if v is not None} for row in rows]
+    return Block([row[0] for row in rows], np.array([row[1] for row in rows], np.float32), payloads)

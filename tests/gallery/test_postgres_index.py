@@ -1,0 +1,91 @@
+"""The approximate index of a gallery on a PostgreSQL server, and the widths that pgvector can hold and index."""
+
+from __future__ import annotations
+
+import pytest
+from postgres_server import shared_server
+from test_gallery_contract import vectors
+from test_postgres import gallery, url
+
+from fixstar.errors import GalleryError
+from fixstar.gallery.postgres import PostgresGallery
+from fixstar.gallery.postgres_connection import READ
+from fixstar.gallery.postgres_search import candidates_query
+from fixstar.gallery.postgres_vectors import vector_text
+
+__all__ = ["gallery", "url"]  # fixtures
+
+
+def test_vectors_that_pgvector_cannot_hold_or_index(gallery: PostgresGallery) -> None:
+    with pytest.raises(GalleryError, match="at most 16,000"):
+        gallery.create_version("wide", 16_001)
+    assert [space.name for space in gallery.versions()] == ["v1", "v2"]
+    for width in (2500, 4500):  # beyond a page, where vectors lie beside the table
+        rows = vectors(3, width)
+        gallery.create_version(str(width), width)
+        gallery.upsert(str(width), [f"{width}-{i}" for i in range(3)], rows)
+        found = gallery.search(str(width), rows, k=1, versions=[str(width)])
+        assert [hits[0].id for hits in found] == [f"{width}-{i}" for i in range(3)]
+    (state,) = gallery.build_index("2500")  # in half precision; scores are exact all the same
+    assert (state.version, state.items, state.recall) == ("2500", 3, 1.0)
+    assert gallery.search("2500", vectors(1, 2500), exact=False) == gallery.search("2500", vectors(1, 2500))
+    with pytest.raises(GalleryError, match="at most 4,000"):
+        gallery.build_index()
+    assert [state.version for state in gallery.indexes()] == ["2500"]
+
+
+def plan(gallery: PostgresGallery, approximate: bool) -> str:
+    text = candidates_query(1, 8, 2, 26, approximate=approximate)
+    with gallery._pool.transaction(READ) as db:
+        db.execute("SET LOCAL enable_seqscan = off")  # so that the index is taken wherever it could be
+        return "\n".join(row[0] for row in db.execute(f"EXPLAIN {text}", [*map(vector_text, vectors(2, 8))]))
+
+
+def test_the_index_is_used_where_it_may_be_and_says_its_recall(gallery: PostgresGallery) -> None:
+    rows = vectors(3000, 8)
+    gallery.upsert("v1", [f"{i:04}" for i in range(3000)], rows, [{"n": i} for i in range(3000)])
+    assert gallery.indexes() == []
+    exact = gallery.search("v1", rows[:40])
+    assert gallery.search("v1", rows[:40], exact=False) == exact  # there is none yet
+    (state,) = gallery.build_index("v1")
+    assert [state] == gallery.indexes()
+    assert (state.version, state.items) == ("v1", 3000)
+    assert state.recall is not None
+    assert 0.95 < state.recall <= 1
+    assert "vectors_1_hnsw" in plan(gallery, approximate=True)
+    assert "vectors_1_hnsw" not in plan(gallery, approximate=False)
+    quick = gallery.search("v1", rows[:40], exact=False)
+    overlap = [len({hit.id for hit in a} & {hit.id for hit in b}) for a, b in zip(exact, quick, strict=True)]
+    assert sum(overlap) > 0.95 * 400
+    known = {hit.id: hit.score for hit in exact[7]}
+    assert all(known.get(hit.id, hit.score) == hit.score for hit in quick[7])
+    assert gallery.search("v1", rows[:40]) == exact
+
+
+def test_the_index_follows_writes_and_filters_and_is_built_anew(gallery: PostgresGallery) -> None:
+    rows = vectors(1500, 8)
+    gallery.upsert("v1", [f"{i:04}" for i in range(1500)], rows, [{"n": i} for i in range(1500)])
+    gallery.build_index()
+    gallery.upsert("v1", ["new"], rows[:1])
+    gallery.delete(["0000"])
+    assert gallery.search("v1", rows[:1], k=1, exact=False)[0][0].id == "new"
+    assert {state.version: state.items for state in gallery.indexes()} == {"v1": 1500, "v2": 0}
+    assert {state.version: state.recall is None for state in gallery.indexes()} == {"v1": False, "v2": True}
+    rare = {"n": {"in": [5, 700, 1400]}}
+    assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
+    assert len(gallery.search("v1", rows[:1], k=5000, exact=False)[0]) == 1500
+    gallery.build_index("v1")
+    schema = gallery.address.schema
+    names = shared_server().execute(
+        f"SELECT indexname FROM pg_indexes WHERE schemaname = '{schema}' AND indexname LIKE 'vectors_1_hnsw%'"
+    )
+    assert len(names) == 1
+
+
+def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:
+    other = gallery._pool.fresh()
+    with other:
+        other.execute("SELECT pg_advisory_lock(%s, 'vectors_1'::regclass::oid::int)", (0x66787369,))
+        with pytest.raises(GalleryError, match="somebody is building"):
+            gallery.build_index("v1")
+    assert gallery.indexes() == []
