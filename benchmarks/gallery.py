@@ -5,6 +5,10 @@ figure is the median of the rounds. "numpy" is the product and an argpartition, 
 faiss takes part if it is installed: pip install faiss-cpu.
 
     python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about one minute
+    python benchmarks/gallery.py --approximate 200000                             the same for approximate search only
+
+Approximate search stands beside faiss's HNSW of the same vectors and the same settings, used bare: no ids, payload,
+versions, filters or writes. The index is built in the background, while one thread goes on searching.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
-from fixstar.gallery import SqliteGallery
+from fixstar.gallery import SqliteGallery, measured_recall
+from fixstar.gallery.hnsw import BREADTH, BREADTH_BUILDING, LINKS
 from fixstar.geometry import unit
 
 Array = NDArray[np.float32]
@@ -142,7 +147,90 @@ def across_versions(
         }
 
 
-def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 4.0) -> Figures:
+def approximate(options: argparse.Namespace, folder: Path) -> Figures:
+    """Approximate search while its index is built, when it is there, and beside the engine used bare."""
+    vectors = make_vectors(options.approximate, options.width, seed=2)
+    queries = make_vectors(options.batch, options.width, seed=3)
+    insert(folder / "one.db", vectors, 1, options.insert)[0].close()
+    with SqliteGallery(folder / "one.db", index_above=len(vectors) - 1) as gallery:
+        gallery.search("v1", queries[:1])
+        report: Figures = {"exact_search_ms": summary(search_times(gallery, queries, options.singles))}
+        report |= while_building(gallery, queries)
+        report["index_ratio"] = round(saved_size(folder) / vectors.nbytes, 3)
+        bare, report["faiss_build_seconds"] = bare_hnsw(vectors)
+        contestants = {"fixstar": lambda batch: gallery.search("v1", batch, K, exact=False), "faiss_hnsw": bare}
+        singles = [queries[i : i + 1] for i in range(min(10 * options.singles, len(queries)))]
+        report["single_qps"] = rates(contestants, singles, options.rounds)
+        report["batch_qps"] = rates(contestants, [queries], options.rounds)
+        true = numpy_search(vectors)(queries)
+        found = zip(true.tolist(), bare(queries).tolist(), strict=True)
+        report["recall"] = {
+            "fixstar": round(measured_recall(gallery, "v1", queries, K), 4),
+            "faiss_hnsw": round(float(np.mean([len(set(a) & set(b)) / K for a, b in found])), 4),
+        }
+        report["filtered"] = {str(share): filtered(gallery, queries, share, options) for share in (10, 5, 1)}
+        for exact in (True, False):
+            report[f"while_writing_{'exact' if exact else 'approximate'}"] = waiting(
+                gallery, queries[:1], vectors[: options.insert], exact=exact
+            )
+        report["recall_after_writing"] = round(measured_recall(gallery, "v1", queries, K), 4)
+    return report
+
+
+def search_times(gallery: SqliteGallery, queries: Array, count: int, exact: bool = True) -> list[float]:
+    """Milliseconds of single searches."""
+    times = []
+    for i in range(count):
+        start = time.perf_counter()
+        gallery.search("v1", queries[i % len(queries)][None], K, exact=exact)
+        times.append(1000 * (time.perf_counter() - start))
+    return times
+
+
+def summary(times: list[float]) -> Figures:
+    return {"median": round(float(np.median(times)), 2), "longest": round(max(times), 1), "searches": len(times)}
+
+
+def while_building(gallery: SqliteGallery, queries: Array) -> Figures:
+    """Search all the time from the moment when the building begins; the index takes over when it is there."""
+    start, times = time.perf_counter(), []
+    while gallery._matrices.exact.indexes.get("v1") is None:
+        times += search_times(gallery, queries, 5, exact=False)
+    seconds = round(time.perf_counter() - start, 1)
+    while gallery._keeper._thread is not None and gallery._keeper._thread.is_alive():  # it is being saved
+        times += search_times(gallery, queries, 5, exact=False)
+    (state,) = gallery.indexes()
+    return {"build_seconds": seconds, "search_while_building_ms": summary(times), "stated_recall": state.recall}
+
+
+def saved_size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.index/*.hnsw"))
+
+
+def bare_hnsw(vectors: Array) -> tuple[Callable[[Array], Any], float]:
+    faiss = importlib.import_module("faiss")
+    index = faiss.IndexHNSWFlat(vectors.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction, index.hnsw.efSearch = BREADTH_BUILDING, BREADTH
+    start = time.perf_counter()
+    index.add(vectors)
+    return lambda queries: index.search(queries, K)[1], round(time.perf_counter() - start, 1)
+
+
+def filtered(gallery: SqliteGallery, queries: Array, shops: int, options: argparse.Namespace) -> Figures:
+    """With a filter that leaves so many of 20 shops."""
+    where = {"shop": {"lt": shops}}
+    gallery.search("v1", queries[:1], where=where)
+    both: dict[str, Callable[[Array], Any]] = {
+        "approximate": lambda batch: gallery.search("v1", batch, K, where, exact=False),
+        "exact": lambda batch: gallery.search("v1", batch, K, where),
+    }
+    singles = [queries[i : i + 1] for i in range(options.singles)]
+    return rates(both, singles, options.rounds) | {
+        "recall": round(measured_recall(gallery, "v1", queries, K, where), 4)
+    }
+
+
+def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 4.0, exact: bool = True) -> Figures:
     """How long single searches take while another thread replaces the same rows all the time."""
     stop, writes, times = threading.Event(), 0, []
 
@@ -156,7 +244,7 @@ def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 
     writer.start()
     end = time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
-        gallery.search("v1", query)
+        gallery.search("v1", query, exact=exact)
         times.append(1000 * (time.perf_counter() - start))
     stop.set()
     writer.join()
@@ -176,15 +264,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="queries of a batch")
     parser.add_argument("--insert", type=int, default=2000, help="vectors of one upsert")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--approximate", type=int, metavar="COUNT", help="measure approximate search only")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = {
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
             "load_average_before": round(os.getloadavg()[0], 1),
-            "vectors": [options.vectors, options.width],
+            "vectors": [options.approximate or options.vectors, options.width],
             "rounds": options.rounds,
-            **measure(options, Path(folder)),
+            **(approximate if options.approximate else measure)(options, Path(folder)),
         }
     report["peak_GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     for name, value in report.items():

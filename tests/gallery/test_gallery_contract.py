@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from postgres_server import postgres_gallery
+from qdrant_server import qdrant_gallery
 
 from fixstar.errors import GalleryError
-from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace
+from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace, measured_recall
 from fixstar.geometry import short_form, unit
 
 GALLERIES: dict[str, Callable[[Path], Gallery]] = {
     "memory": lambda _: MemoryGallery(),
     "sqlite": lambda folder: SqliteGallery(folder / "gallery.db"),
+    "postgres": postgres_gallery,
+    "qdrant": qdrant_gallery,
 }
 
 
@@ -287,6 +291,42 @@ def test_ids_are_any_unicode(gallery: Gallery) -> None:
     assert [item.id for item in gallery.iterate()] == sorted(names)
     assert list(gallery.get(["日本", "x", "\u00fc"])) == ["日本", "\u00fc"]
     assert gallery.delete(names) == len(names)
+
+
+def test_approximate_search_has_exact_scores_best_first(gallery: Gallery) -> None:
+    """Whether or not there is an index, in all versions, with a filter, and after rows came and went."""
+    rows, queries = filled(gallery, 1200, 16), vectors(5, 16, seed=9)
+    for _ in range(2):
+        for where, least in ((None, 10), ({"parity": "odd"}, 10), ({"n": 7}, 1)):
+            for query, hits in zip(queries, gallery.search("v2", queries, where=where, exact=False), strict=True):
+                assert len({hit.id for hit in hits}) == len(hits) == least
+                scores = [hit.score for hit in hits]
+                assert scores == sorted(scores, reverse=True)
+                np.testing.assert_allclose(scores, [rows[int(hit.id[1:])] @ query for hit in hits], atol=1e-5)
+                assert all(hit.payload["parity"] == "odd" for hit in hits if where)
+        gallery.build_index()
+    gallery.delete(["i1", "i700"])
+    gallery.upsert("v2", ["i2"], queries[:1])
+    found = gallery.search("v1", np.concatenate([queries[:1], rows[1:2], rows[700:701]]), exact=False)
+    assert (found[0][0].id, found[0][0].version) == ("i2", "v2")
+    assert found[0][0].score == pytest.approx(1, abs=1e-6)
+    assert not {"i1", "i700"} & {hit.id for hits in found for hit in hits}
+
+
+def test_indexes_state_their_recall(gallery: Gallery) -> None:
+    assert gallery.indexes() == gallery.build_index() == []
+    filled(gallery, 600, 8)
+    built = gallery.build_index("v1")
+    assert {state.version for state in built} <= {"v1"}
+    assert set(gallery.build_index()) == set(gallery.indexes()) >= set(built)
+    for state in gallery.indexes():
+        assert (state.items, bool(state.kind)) == (300, True)
+        assert state.recall is None or 0.9 <= state.recall <= 1
+    assert measured_recall(gallery, "v1", vectors(20, 8, seed=4)) > 0.9
+    with pytest.raises(GalleryError, match="no version 'v9'"):
+        gallery.build_index("v9")
+    with pytest.raises(GalleryError, match="no version 'v9'"):
+        gallery.search("v9", vectors(1, 8), exact=False)
 
 
 def test_a_closed_gallery_says_so(gallery: Gallery) -> None:

@@ -20,8 +20,8 @@ from fixstar.errors import GalleryError
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
 from fixstar.gallery.filters import payload_test
 from fixstar.gallery.memory import MemoryGallery
-from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.postgres_connection import WRITE
+from fixstar.gallery.postgres.connection import WRITE
+from fixstar.gallery.postgres.gallery import PostgresGallery
 from fixstar.geometry import unit
 
 WRITER = """

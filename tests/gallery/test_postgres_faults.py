@@ -20,9 +20,9 @@ from test_gallery_contract import vectors
 
 from fixstar.errors import GalleryError, MissingExtraError
 from fixstar.gallery import open_gallery, verify_gallery
-from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.postgres_address import parse_address
-from fixstar.gallery.postgres_connection import WRITE, meaning
+from fixstar.gallery.postgres.address import parse_address
+from fixstar.gallery.postgres.connection import WRITE, meaning
+from fixstar.gallery.postgres.gallery import PostgresGallery
 from fixstar.geometry import unit
 
 WIDTH = 24  # of the vectors in killing

@@ -8,10 +8,10 @@ from test_gallery_contract import vectors
 from test_postgres import gallery, url
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.postgres_connection import READ
-from fixstar.gallery.postgres_search import candidates_query
-from fixstar.gallery.postgres_vectors import vector_text
+from fixstar.gallery.postgres.connection import READ
+from fixstar.gallery.postgres.gallery import PostgresGallery
+from fixstar.gallery.postgres.search import candidates_query
+from fixstar.gallery.postgres.vectors import vector_text
 
 __all__ = ["gallery", "url"]  # fixtures
 

@@ -17,11 +17,14 @@ from test_gallery_contract import filled, vectors
 from test_transfer import content, example
 
 from fixstar.errors import GalleryError, MissingExtraError
-from fixstar.gallery import MemoryGallery, copy_gallery, open_gallery, qdrant_moves, qdrant_search, qdrant_server
-from fixstar.gallery.qdrant import QdrantGallery
-from fixstar.gallery.qdrant_address import parse_qdrant_address
-from fixstar.gallery.qdrant_points import point_id
-from fixstar.gallery.qdrant_server import QdrantServer
+from fixstar.gallery import MemoryGallery, copy_gallery, open_gallery
+from fixstar.gallery.qdrant import moves as qdrant_moves
+from fixstar.gallery.qdrant import search as qdrant_search
+from fixstar.gallery.qdrant import server as qdrant_server
+from fixstar.gallery.qdrant.address import parse_qdrant_address
+from fixstar.gallery.qdrant.gallery import QdrantGallery
+from fixstar.gallery.qdrant.points import point_id
+from fixstar.gallery.qdrant.server import QdrantServer
 from fixstar.gallery.store import IndexState
 
 LARGE = 2**53
@@ -207,7 +210,7 @@ def test_a_slow_clock_loses_no_write(gallery: QdrantTestGallery, monkeypatch: py
 
 
 def test_a_batch_may_take_several_requests(gallery: QdrantTestGallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixstar.gallery.qdrant._ROWS", 7)
+    monkeypatch.setattr("fixstar.gallery.qdrant.gallery._ROWS", 7)
     monkeypatch.setattr(qdrant_search, "_QUERIES", 2)
     rows, reference = filled(gallery, 40), MemoryGallery()
     filled(reference, 40)
@@ -284,7 +287,7 @@ def test_building_an_index_waits_for_the_server(gallery: QdrantTestGallery, monk
     optimizer = Optimizer(gallery.client)
     for name in ("get_collection", "update_collection"):
         monkeypatch.setattr(gallery.client, name, getattr(optimizer, name))
-    monkeypatch.setattr("fixstar.gallery.qdrant_index._PAUSE", 0.0)
+    monkeypatch.setattr("fixstar.gallery.qdrant.index._PAUSE", 0.0)
     # searches are left to the engine: only the index module believes in a server
     monkeypatch.setattr(QdrantServer, "is_engine", False)
     monkeypatch.setattr(qdrant_search, "_candidates", _without_parameters(qdrant_search._candidates, monkeypatch))

@@ -1,10 +1,13 @@
 """Galleries: vectors of several model versions, searched together by exact cosine. Needs no torch."""
 
+from fixstar.gallery.approximation import measured_recall
 from fixstar.gallery.calibration import Calibration, calibrated_search, fit_calibration
+from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.opening import open_gallery
-from fixstar.gallery.sqlite import SqliteGallery
-from fixstar.gallery.store import Gallery, Hit, Item, VersionSpace
+from fixstar.gallery.qdrant.gallery import QdrantGallery
+from fixstar.gallery.sqlite.gallery import SqliteGallery
+from fixstar.gallery.store import Gallery, Hit, IndexState, Item, VersionSpace
 from fixstar.gallery.transfer import copy_gallery, export_version, import_version
 from fixstar.gallery.verification import verify_gallery
 
@@ -12,8 +15,10 @@ __all__ = [
     "Calibration",
     "Gallery",
     "Hit",
+    "IndexState",
     "Item",
     "MemoryGallery",
+    "QdrantGallery",
     "SqliteGallery",
     "VersionSpace",
     "calibrated_search",
@@ -21,6 +26,9 @@ __all__ = [
     "export_version",
     "fit_calibration",
     "import_version",
+    "measured_recall",
     "open_gallery",
+    "postgres_table",
+    "qdrant_collection",
     "verify_gallery",
 ]

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError, MissingExtraError
-from fixstar.gallery.postgres_address import parse_address
-from fixstar.gallery.qdrant_address import parse_qdrant_address
-from fixstar.gallery.qdrant_server import PAGE, connect, qdrant_translated
+from fixstar.gallery.postgres.address import parse_address
+from fixstar.gallery.qdrant.address import parse_qdrant_address
+from fixstar.gallery.qdrant.server import PAGE, connect, qdrant_translated
 from fixstar.gallery.store import Payload
 from fixstar.gallery.vector_files import Block, VectorSource
 

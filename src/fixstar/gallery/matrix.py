@@ -1,119 +1,144 @@
-"""The vectors of one version as one float32 matrix in memory, with what belongs to each row.
+"""The vectors of one version in memory, as they are at one moment.
 
-Rows are appended, and rows from the end fill the places of removed ones, so that a search always multiplies one solid
-block. Every row has a number that is never used again; numbers grow in the order of writing.
+``Rows`` never change, so searches need no lock and wait for nobody; a ``Draft`` makes the next ones. Both share their
+segments: what a draft adds lies where older ``Rows`` do not look, and what it removes is struck out in a list of its
+own. So a change costs what it changes, whatever the size of the version.
+
+Every row has a number that is never used again. Numbers grow in the order of writing, and so do rows.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
 from fixstar.gallery.filters import filter_key, payload_test
+from fixstar.gallery.ranking import Block, Floats, Indices, candidates
+from fixstar.gallery.segments import Mask, Numbers, Part, find
 from fixstar.gallery.store import Payload, Where
 
-__all__ = ["VersionMatrix", "parsed"]
+__all__ = ["Rows", "parsed"]
 
-_FILTERS_KEPT = 16
+_FEW = 8  # a filter that leaves less than an eighth of the rows is cheaper to gather
+_ONE_BY_ONE = 128  # as many rows are gathered faster one by one than segment by segment
 
 
-class VersionMatrix:
-    """Row i is the vector of ids[i], written as number numbers[i], with the payload texts[i] (JSON)."""
+class Rows:
+    """What one version holds at one moment. Rows are called 0 to ``end``, with gaps.
 
-    def __init__(self, width: int) -> None:
-        self.ids: list[str] = []
-        self.texts: list[str] = []
-        self._vectors = np.empty((0, width), np.float32)
-        self._numbers = np.empty(0, np.int64)
-        self._changed = np.empty(0, np.int64)  # when each row was last written, by the clock
-        self._clock = 0
-        self._rows: dict[int, int] = {}
-        self._masks: dict[str, tuple[int, NDArray[np.bool_]]] = {}
-        self._lock = threading.Lock()
+    ``layout`` changes whenever a row that stays gets another place.
+    """
+
+    def __init__(self, width: int, parts: Sequence[Part] = (), layout: int = 0) -> None:
+        self.width, self.parts, self.layout = width, tuple(parts), layout
+        self.end = self.parts[-1].end if self.parts else 0
+        self._live = sum(part.live() for part in self.parts)
+        self._first = [part.start for part in self.parts]
+        self._starts = np.array(self._first, np.intp)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self._live
 
-    @property
-    def vectors(self) -> NDArray[np.float32]:
-        """[rows, width]: a view, good until the next change."""
-        return self._vectors[: len(self.ids)]
+    def vectors(self, row: Indices) -> Floats:
+        """[n, width] of n rows."""
+        out = np.empty((len(row), self.width), np.float32)
+        self._gather(row, "vectors", out)
+        return out
 
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """[rows]: the number that each row was written as."""
-        return self._numbers[: len(self.ids)]
+    def numbers(self, row: Indices) -> Numbers:
+        """[n]: the numbers that rows were written as."""
+        out = np.empty(len(row), np.int64)
+        self._gather(row, "numbers", out)
+        return out
 
-    def vector(self, number: int) -> NDArray[np.float32]:
-        """A copy of one vector."""
-        row: NDArray[np.float32] = self._vectors[self._rows[number]].copy()
-        return row
+    def id_and_text(self, row: int) -> tuple[str, str]:
+        """The id of one row, and its payload as JSON."""
+        start, segment, *_ = self.parts[bisect_right(self._first, row) - 1]
+        return segment.ids[row - start], segment.texts[row - start]
 
-    def payload(self, number: int) -> Payload:
-        """The payload of one row."""
-        return parsed(self.texts[self._rows[number]])
+    def find(self, numbers: Numbers) -> Indices:
+        """[n]: the row of each number, also if it is struck out; -1 where there is none."""
+        return find(self.parts, numbers)
 
-    def reserve(self, rows: int) -> None:
-        """Make room for so many rows in all."""
-        if rows <= len(self._numbers):
-            return
-        used = len(self.ids)
-        for name in ("_vectors", "_numbers", "_changed"):
-            old = getattr(self, name)
-            grown = np.empty((rows, *old.shape[1:]), old.dtype)
-            grown[:used] = old[:used]
-            setattr(self, name, grown)
+    def after(self, number: int) -> int:
+        """The first row with a higher number; all behind it have higher ones too."""
+        newest = self.parts[-1].numbers[-1] if self.parts else number
+        for part in self.parts if newest > number else ():
+            if part.numbers[-1] > number:
+                return part.start + int(np.searchsorted(part.numbers, number, "right"))
+        return self.end
 
-    def append(
-        self, numbers: Sequence[int], ids: Sequence[str], vectors: NDArray[np.float32], texts: Sequence[str]
-    ) -> None:
-        """Add rows; the room grows by half at a time."""
-        start, stop = len(self.ids), len(self.ids) + len(ids)
-        if stop > len(self._numbers):
-            self.reserve(max(stop, start + start // 2))
-        self._clock += 1
-        self._vectors[start:stop] = vectors
-        self._numbers[start:stop] = numbers
-        self._changed[start:stop] = self._clock
-        self._rows.update(zip(numbers, range(start, stop), strict=True))
-        self.texts.extend(texts)
-        self.ids.extend(ids)
+    def count_from(self, first: int) -> int:
+        """How many rows there are from ``first`` on."""
+        if self._kept is not None:
+            return int(np.count_nonzero(self._kept[first:]))
+        return sum(max(0, part.size - max(0, first - part.start)) for part in self.parts)
 
-    def remove(self, numbers: Sequence[int]) -> None:
-        """Take rows out; numbers that are not here are passed over."""
-        self._clock += 1
-        gone = {row for number in numbers if (row := self._rows.pop(number, None)) is not None}
-        left = len(self.ids) - len(gone)
-        holes = sorted(row for row in gone if row < left)
-        tail = [row for row in range(left, len(self.ids)) if row not in gone]
-        self._vectors[holes], self._numbers[holes] = self._vectors[tail], self._numbers[tail]
-        self._changed[holes] = self._clock
-        for hole, row in zip(holes, tail, strict=True):
-            self.ids[hole], self.texts[hole] = self.ids[row], self.texts[row]
-            self._rows[int(self._numbers[hole])] = hole
-        del self.ids[left:], self.texts[left:]
+    def pages(self, first: int, size: int) -> Iterator[tuple[Numbers, Floats]]:
+        """Numbers and vectors from a row on, so many at a time; none that is struck out."""
+        for part in self.parts:
+            for start in range(max(0, first - part.start), part.size, size):
+                page = slice(start, min(start + size, part.size))
+                if part.gone is None:
+                    yield part.segment.numbers[page], part.segment.vectors[page]
+                else:
+                    kept = start + np.flatnonzero(~part.gone[page])
+                    yield part.segment.numbers[kept], part.segment.vectors[kept]
 
-    def allowed(self, where: Where) -> NDArray[np.bool_]:
-        """[rows]: which payloads pass a filter. Kept for the next search; only rows written since are read again."""
-        test, key, now = payload_test(where), filter_key(where), self._clock
-        mask, stale = np.zeros(len(self.ids), bool), np.ones(len(self.ids), bool)
-        with self._lock:  # searches run side by side
-            since, old = self._masks.pop(key, (0, mask))
-            shared = min(len(old), len(mask))
-            mask[:shared] = old[:shared]
-            stale[:shared] = self._changed[:shared] > since
-            verdicts = _verdicts(test)
-            for row in np.flatnonzero(stale).tolist():
-                mask[row] = verdicts(self.texts[row])
-            self._masks[key] = now, mask
-            while len(self._masks) > _FILTERS_KEPT:
-                del self._masks[next(iter(self._masks))]
+    def allowed(self, where: Where | None) -> Mask | None:
+        """[end]: the rows that a search may find; None stands for all."""
+        if where is None:
+            return self._kept
+        test, key = _verdicts(payload_test(where)), filter_key(where)
+        mask = np.zeros(self.end, bool)
+        for part in self.parts:
+            mask[part.start : part.start + part.size] = part.segment.passing(key, test, part.size)
+        return mask if self._kept is None else mask & self._kept
+
+    def candidates(self, queries: Floats, k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
+        """Pairs (query, row) that hold the k nearest of each query [N, width] among rows from ``first`` on."""
+        if allowed is not None and np.count_nonzero(allowed[first:]) * _FEW < self.end - first:
+            rows = first + np.flatnonzero(allowed[first:])
+            query, place = candidates([Block(0, self.vectors(rows))], queries, k)
+            return query, rows[place]
+        return candidates(self._blocks(allowed, first), queries, k)
+
+    def _blocks(self, allowed: Mask | None, first: int) -> Iterator[Block]:
+        for part in self.parts:
+            start = max(part.start, first)
+            vectors = part.segment.vectors[start - part.start : part.size]
+            mask = None if allowed is None else allowed[start : start + len(vectors)]
+            yield Block(start, vectors, None if mask is None or mask.all() else mask)
+
+    @cached_property
+    def _kept(self) -> Mask | None:
+        """[end]: rows that are not struck out."""
+        if all(part.gone is None for part in self.parts):
+            return None
+        mask = np.zeros(self.end, bool)
+        for part in self.parts:
+            mask[part.start : part.start + part.size] = True if part.gone is None else ~part.gone[: part.size]
         return mask
+
+    def _gather(self, row: Indices, field: str, out: NDArray[Any]) -> None:
+        """Fill ``out`` [n, ...] with what segments hold of n rows."""
+        sources = [getattr(part.segment, field) for part in self.parts]
+        places = np.searchsorted(self._starts, row, "right") - 1
+        local = row - self._starts[places]
+        if len(row) <= _ONE_BY_ONE:
+            for i, (place, one) in enumerate(zip(places.tolist(), local.tolist(), strict=True)):
+                out[i] = sources[place][one]
+            return
+        for place in np.unique(places).tolist():
+            here = np.flatnonzero(places == place)
+            out[here] = sources[place][local[here]]
 
 
 def parsed(text: str) -> Payload:

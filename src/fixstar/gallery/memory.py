@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
 from fixstar.gallery.arguments import checked_ids, checked_projection, checked_vectors, payload_texts
-from fixstar.gallery.exact import Change, ExactSearch
-from fixstar.gallery.store import Hit, Item, Payload, Vectors, VersionSpace, Where
+from fixstar.gallery.draft import Draft
+from fixstar.gallery.exact import ExactSearch
+from fixstar.gallery.matrix import parsed
+from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
 
 __all__ = ["MemoryGallery"]
 
@@ -49,11 +51,11 @@ class MemoryGallery:
         names = checked_ids(ids)
         texts = payload_texts(names, len(rows), payloads)
         with self._lock:
-            exact, changes = self._open(), self._removal(names)
-            numbers = list(range(self._number, self._number + len(names)))
-            change = changes.setdefault(version, Change())
-            change.numbers, change.ids, change.vectors, change.texts = numbers, names, rows, texts
-            exact.apply(changes)
+            exact = self._open()
+            drafts, _ = self._removal(names)
+            numbers = range(self._number, self._number + len(names))
+            drafts.setdefault(version, Draft(exact.rows()[version])).append(numbers, names, rows, texts)
+            exact.use({name: draft.rows() for name, draft in drafts.items()})
             self._number += len(names)
             self._where.update(zip(names, ((version, number) for number in numbers), strict=True))
 
@@ -61,11 +63,12 @@ class MemoryGallery:
         """Remove items; how many there were."""
         names = checked_ids(ids, distinct=False)
         with self._lock:
-            exact, changes = self._open(), self._removal(names)
-            exact.apply(changes)
+            exact = self._open()
+            drafts, removed = self._removal(names)
+            exact.use({name: draft.rows() for name, draft in drafts.items()})
             for name in names:
                 self._where.pop(name, None)
-            return sum(len(change.removed) for change in changes.values())
+            return removed
 
     def get(self, ids: Sequence[str]) -> dict[str, Item]:
         """The items of these ids, as far as there are any."""
@@ -80,9 +83,21 @@ class MemoryGallery:
         k: int = 10,
         where: Where | None = None,
         versions: Sequence[str] | None = None,
+        exact: bool = True,
     ) -> list[list[Hit]]:
-        """The k nearest items of each query, best first."""
-        return self._open().search(version, queries, k, where, versions)
+        """The k nearest items of each query, best first; always exact, whatever ``exact`` says."""
+        return self._open().search(version, queries, k, where, versions, exact)
+
+    def build_index(self, version: str | None = None) -> list[IndexState]:
+        """Nothing to do: there is no approximate search here."""
+        if version is not None:
+            self._open().space(version)
+        return self.indexes()
+
+    def indexes(self) -> list[IndexState]:
+        """None: search is always exact."""
+        self._open()
+        return []
 
     def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
         """All items, or those of one version, sorted by id."""
@@ -104,7 +119,7 @@ class MemoryGallery:
         """The number of items by version."""
         with self._lock:
             exact = self._open()
-            return {space.name: len(exact.matrix(space.name)) for space in exact.spaces()}
+            return {space.name: len(exact.rows()[space.name]) for space in exact.spaces()}
 
     def flush(self) -> None:
         """Nothing to do: memory is where this gallery is kept."""
@@ -132,12 +147,17 @@ class MemoryGallery:
 
     def _item(self, name: str) -> Item:
         version, number = self._where[name]
-        matrix = self._open().matrix(version)
-        return Item(name, version, matrix.vector(number), matrix.payload(number))
+        rows = self._open().rows()[version]
+        row = rows.find(np.array([number]))
+        return Item(name, version, rows.vectors(row)[0], parsed(rows.id_and_text(int(row[0]))[1]))
 
-    def _removal(self, names: Sequence[str]) -> dict[str, Change]:
-        changes: dict[str, Change] = {}
+    def _removal(self, names: Sequence[str]) -> tuple[dict[str, Draft], int]:
+        """What is left of the versions that hold these items without them, and how many there were."""
+        gone: dict[str, list[int]] = {}
         for name in set(names) & self._where.keys():
             version, number = self._where[name]
-            changes.setdefault(version, Change()).removed.append(number)
-        return changes
+            gone.setdefault(version, []).append(number)
+        drafts = {version: Draft(self._open().rows()[version]) for version in gone}
+        for version, numbers in gone.items():
+            drafts[version].remove(numbers)
+        return drafts, sum(map(len, gone.values()))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fixstar.errors import GalleryError
 from fixstar.gallery.memory import MemoryGallery
-from fixstar.gallery.qdrant_address import QDRANT_SCHEMES, parse_qdrant_address
-from fixstar.gallery.sqlite import SqliteGallery
+from fixstar.gallery.qdrant.address import QDRANT_SCHEMES, parse_qdrant_address
+from fixstar.gallery.sqlite.gallery import SqliteGallery
 from fixstar.gallery.store import Gallery
 
 __all__ = ["open_gallery"]
@@ -32,11 +32,11 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
     if not divider:
         return SqliteGallery(url, create=create, read_only=read_only)
     if scheme in _POSTGRES:
-        from fixstar.gallery.postgres import PostgresGallery
+        from fixstar.gallery.postgres.gallery import PostgresGallery
 
         return PostgresGallery(str(url), create=create, read_only=read_only)
     if scheme in QDRANT_SCHEMES:
-        from fixstar.gallery.qdrant import QdrantGallery
+        from fixstar.gallery.qdrant.gallery import QdrantGallery
 
         server, options = parse_qdrant_address(str(url))
         return QdrantGallery(server, create=create, read_only=read_only, **options)

@@ -1,4 +1,4 @@
-"""The k highest cosines of each query in one matrix, exactly, without sorting it.
+"""The k highest cosines of each query among many rows, exactly, without sorting them.
 
 A product in float32 finds the candidates: everything within rounding of the k-th best. Their cosines are then computed
 again in float64, each from its own two vectors alone, and rounded to float32. So an answer does not depend on the
@@ -7,42 +7,43 @@ size of the batch, on the place of a row or on the number of threads, and equal 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["candidates", "exact_cosines", "first_of_each"]
+__all__ = ["Block", "candidates", "exact_cosines", "first_of_each"]
 
 CELLS = 1 << 20  # cosines at once: 4 MiB
 GROUP = 64
-_FEW = 8  # a filter that leaves less than an eighth of the rows is cheaper to gather
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
 
 
-def candidates(
-    vectors: Floats, queries: Floats, k: int, allowed: NDArray[np.bool_] | None = None
-) -> tuple[Indices, Indices]:
-    """Pairs (query, row) that hold the k nearest rows of each query, and few others.
+class Block(NamedTuple):
+    """Some rows to look through: ``vectors`` [n, s], called start, start + 1, ...; ``allowed`` [n] leaves rows out."""
 
-    ``vectors`` is [n, s], ``queries`` [N, s]; ``allowed`` [n] leaves rows out.
-    """
-    if allowed is not None:
-        rows = np.flatnonzero(allowed)
-        if len(rows) * _FEW < len(vectors):
-            query, place = candidates(vectors[rows], queries, k)
-            return query, rows[place]
-    slack = np.float32(1e-6 * max(1.0, vectors.shape[1] ** 0.5 / 8))  # float32 rounding of a dot product, with a margin
+    start: int
+    vectors: Floats
+    allowed: NDArray[np.bool_] | None = None
+
+
+def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indices, Indices]:
+    """Pairs (query, row) that hold the k nearest rows of each query [N, s] in all blocks, and few others."""
+    slack = np.float32(1e-6 * max(1.0, queries.shape[1] ** 0.5 / 8))  # float32 rounding of a dot product, with a margin
     floor = np.full(len(queries), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
-    block = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
-    for start in range(0, len(vectors), block):
-        scores = _product(queries, vectors[start : start + block])
-        if allowed is not None:
-            scores[:, ~allowed[start : start + block]] = -np.inf
-        floor = np.maximum(floor, _kth_at_least(scores, k))
-        query, place = _at_least(scores, floor - slack)
-        found.append((query, place + start, scores[query, place]))
+    step = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
+    for block in blocks:
+        for first in range(0, len(block.vectors), step):
+            scores = _product(queries, block.vectors[first : first + step])
+            if block.allowed is not None:
+                scores[:, ~block.allowed[first : first + step]] = -np.inf
+            floor = np.maximum(floor, _kth_at_least(scores, k))
+            query, place = _at_least(scores, floor - slack)
+            found.append((query, place + (block.start + first), scores[query, place]))
     if not found:
         return np.empty(0, np.intp), np.empty(0, np.intp)
     query, row, score = (np.concatenate([part[i] for part in found]) for i in range(3))

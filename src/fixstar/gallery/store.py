@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Gallery", "Hit", "Item", "Payload", "Vectors", "VersionSpace", "Where"]
+__all__ = ["Gallery", "Hit", "IndexState", "Item", "Payload", "Vectors", "VersionSpace", "Where"]
 
 Vectors = NDArray[np.floating[Any]]
 Payload = Mapping[str, Any]
@@ -40,6 +40,19 @@ class VersionSpace(NamedTuple):
     name: str
     width: int
     full_width: int
+
+
+class IndexState(NamedTuple):
+    """The approximate index of one version's vectors, derived from them and rebuildable at any time.
+
+    ``recall`` is the share of the true 10 nearest that it found when it was built, asked with stored vectors; queries
+    of a newer version find fewer (``measured_recall`` asks with those). None where it was not measured.
+    """
+
+    version: str
+    kind: str
+    items: int
+    recall: float | None
 
 
 class Gallery(Protocol):
@@ -76,11 +89,20 @@ class Gallery(Protocol):
         k: int = 10,
         where: Where | None = None,
         versions: Sequence[str] | None = None,
+        exact: bool = True,
     ) -> list[list[Hit]]:
         """The k nearest items of each query [N, width of ``version``], best first.
 
-        Among the vectors of all versions, or of ``versions``. ``where`` restricts by payload: see ``filters``.
+        Among the vectors of all versions, or of ``versions``. ``where`` restricts by payload: see ``filters``. With
+        ``exact=False`` an index may be asked where there is one: faster, and a hit may be missing. Scores are exact
+        cosines either way.
         """
+
+    def build_index(self, version: str | None = None) -> list[IndexState]:
+        """Make the approximate index of a version, or of all, anew, and wait for it; the vectors are not touched."""
+
+    def indexes(self) -> list[IndexState]:
+        """The approximate indexes there are; none where search is always exact."""
 
     def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
         """All items, or those of one version, sorted by id, from the first id greater than ``after`` on.

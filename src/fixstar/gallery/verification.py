@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fixstar.gallery.sqlite import SqliteGallery
+from fixstar.gallery.sqlite.gallery import SqliteGallery
 from fixstar.gallery.store import Gallery, Item
 
 __all__ = ["verify_gallery"]

@@ -39,11 +39,11 @@ from fixstar.gallery.arguments import (
 from fixstar.gallery.bridging import Bridges
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.qdrant_index import build_indexes, index_states
-from fixstar.gallery.qdrant_moves import finish_moves, places_of, remove, settle
-from fixstar.gallery.qdrant_points import point_id, point_payload
-from fixstar.gallery.qdrant_search import Question, at_once, nearest
-from fixstar.gallery.qdrant_server import QdrantServer, StoredVersion, connect, qdrant_translated
+from fixstar.gallery.qdrant.index import build_indexes, index_states
+from fixstar.gallery.qdrant.moves import finish_moves, places_of, remove, settle
+from fixstar.gallery.qdrant.points import point_id, point_payload
+from fixstar.gallery.qdrant.search import Question, at_once, nearest
+from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion, connect, qdrant_translated
 from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
 
 if TYPE_CHECKING:

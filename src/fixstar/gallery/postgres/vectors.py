@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fixstar.errors import GalleryError
 
 if TYPE_CHECKING:
-    from fixstar.gallery.postgres_connection import Database
+    from fixstar.gallery.postgres.connection import Database
 
 __all__ = ["copy_vectors", "index_type", "read_vectors", "vector_text"]
 

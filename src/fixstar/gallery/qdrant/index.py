@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.qdrant_server import QdrantServer, StoredVersion
+from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion
 from fixstar.gallery.store import Hit, IndexState
 
 __all__ = ["build_indexes", "index_states"]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError, MissingExtraError
-from fixstar.gallery.qdrant_points import checked_prefix, point_id
+from fixstar.gallery.qdrant.points import checked_prefix, point_id
 from fixstar.gallery.store import VersionSpace
 
 if TYPE_CHECKING:

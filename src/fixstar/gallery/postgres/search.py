@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.postgres_connection import EF_SEARCH
-from fixstar.gallery.postgres_filters import Narrowing
-from fixstar.gallery.postgres_vectors import index_type, read_vectors, vector_text
+from fixstar.gallery.postgres.connection import EF_SEARCH
+from fixstar.gallery.postgres.filters import Narrowing
+from fixstar.gallery.postgres.vectors import index_type, read_vectors, vector_text
 from fixstar.gallery.ranking import exact_cosines, first_of_each
 from fixstar.gallery.store import Hit, Payload
 
 if TYPE_CHECKING:
-    from fixstar.gallery.postgres_connection import Database
+    from fixstar.gallery.postgres.connection import Database
 
 __all__ = ["Found", "Request", "candidates_query", "merged", "nearest"]
 

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
-from fixstar.gallery import postgres_index
 from fixstar.gallery.arguments import (
     checked_ids,
     checked_k,
@@ -27,16 +26,17 @@ from fixstar.gallery.arguments import (
 from fixstar.gallery.bridging import Bridges
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.postgres_address import parse_address
-from fixstar.gallery.postgres_connection import READ, WRITE, Pool, require_driver, translated
-from fixstar.gallery.postgres_filters import narrowing
-from fixstar.gallery.postgres_schema import add_vectors_table, checked_width, prepare
-from fixstar.gallery.postgres_search import Found, Request, merged, nearest
-from fixstar.gallery.postgres_vectors import copy_vectors, read_vectors
+from fixstar.gallery.postgres import index
+from fixstar.gallery.postgres.address import parse_address
+from fixstar.gallery.postgres.connection import READ, WRITE, Pool, require_driver, translated
+from fixstar.gallery.postgres.filters import narrowing
+from fixstar.gallery.postgres.schema import add_vectors_table, checked_width, prepare
+from fixstar.gallery.postgres.search import Found, Request, merged, nearest
+from fixstar.gallery.postgres.vectors import copy_vectors, read_vectors
 from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
 
 if TYPE_CHECKING:
-    from fixstar.gallery.postgres_connection import Database
+    from fixstar.gallery.postgres.connection import Database
 
 __all__ = ["PostgresGallery"]
 
@@ -155,7 +155,7 @@ class PostgresGallery:
                 self._known = live = _versions(db)
                 if versions is None and len(live) > len(targets):
                     continue  # a version came since: its bridge is made while nothing is held on the server
-                quick = set() if exact else postgres_index.indexed(db)
+                quick = set() if exact else index.indexed(db)
                 parts: list[Found] = []
                 for (number, space), here in zip(targets, carried, strict=True):
                     request = Request(space.name, number, space.width, here, k, narrowed, test, number in quick)
@@ -177,25 +177,25 @@ class PostgresGallery:
         with self._pool.transaction(READ) as db:
             chosen = list(_versions(db).values()) if version is None else [_version(db, version)]
         for _, space in chosen:
-            postgres_index.checked_indexable(space.name, space.width)
+            index.checked_indexable(space.name, space.width)
         for number, space in chosen:
             with translated(self.address):
-                postgres_index.build(self._pool.fresh, number, space.width)
+                index.build(self._pool.fresh, number, space.width)
             self._measure(number, space)
         names = {space.name for _, space in chosen}
         return [state for state in self.indexes() if state.version in names]
 
     def _measure(self, number: int, space: VersionSpace) -> None:
         with self._pool.transaction(READ) as db:
-            queries = postgres_index.sample(db, number, space.width)
+            queries = index.sample(db, number, space.width)
         exact, quick = (self.search(space.name, queries, versions=[space.name], exact=exact) for exact in (True, False))
         with self._pool.transaction(WRITE) as db:
-            postgres_index.record(db, number, postgres_index.share_found(exact, quick))
+            index.record(db, number, index.share_found(exact, quick))
 
     def indexes(self) -> list[IndexState]:
         """The approximate indexes there are."""
         with self._pool.transaction(READ) as db:
-            return postgres_index.states(db)
+            return index.states(db)
 
     def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
         """All items, or those of one version, sorted by id; nothing is held on the server between two pages."""

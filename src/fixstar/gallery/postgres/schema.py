@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.postgres_address import Address
-from fixstar.gallery.postgres_connection import check_place, configure, connect, translated
+from fixstar.gallery.postgres.address import Address
+from fixstar.gallery.postgres.connection import check_place, configure, connect, translated
 
 if TYPE_CHECKING:
-    from fixstar.gallery.postgres_connection import Database
+    from fixstar.gallery.postgres.connection import Database
 
 __all__ = ["FORMAT", "WIDEST", "add_vectors_table", "checked_width", "prepare"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from fixstar.gallery.qdrant_server import QdrantServer, StoredVersion
+from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion
 
 __all__ = ["finish_moves", "places_of", "remove", "settle"]
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.postgres_vectors import index_type, read_vectors
+from fixstar.gallery.postgres.vectors import index_type, read_vectors
 from fixstar.gallery.store import Hit, IndexState
 
 if TYPE_CHECKING:
-    from fixstar.gallery.postgres_connection import Database
+    from fixstar.gallery.postgres.connection import Database
 
 __all__ = ["build", "checked_indexable", "indexed", "record", "sample", "share_found", "states"]
 

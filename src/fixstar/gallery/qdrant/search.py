@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fixstar.gallery.filters import payload_test
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.qdrant_points import server_filter
-from fixstar.gallery.qdrant_server import QdrantServer, StoredVersion
+from fixstar.gallery.qdrant.points import server_filter
+from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion
 from fixstar.gallery.ranking import exact_cosines, first_of_each
 from fixstar.gallery.store import Hit, Where
 

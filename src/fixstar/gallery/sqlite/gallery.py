@@ -22,11 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.arguments import checked_ids, checked_projection, checked_vectors, payload_texts, unknown_version
+from fixstar.gallery.arguments import (
+    checked_ids,
+    checked_projection,
+    checked_vectors,
+    checked_version,
+    payload_texts,
+    unknown_version,
+)
+from fixstar.gallery.index_keeper import IndexKeeper
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.sqlite_file import Session, connect, is_writable, prepare, translated
-from fixstar.gallery.sqlite_matrices import StoredMatrices
-from fixstar.gallery.store import Hit, Item, Payload, Vectors, VersionSpace, Where
+from fixstar.gallery.sqlite.file import Session, connect, is_writable, prepare, translated
+from fixstar.gallery.sqlite.matrices import StoredMatrices
+from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
 
 __all__ = ["SqliteGallery"]
 
@@ -35,9 +43,19 @@ _REMOVED_KEPT = 100_000  # a process that missed more reads everything anew
 
 
 class SqliteGallery:
-    """See ``Gallery``. ``wait`` is how many seconds a write waits for another process that is writing."""
+    """See ``Gallery``. ``wait`` is how many seconds a write waits for another process that is writing.
 
-    def __init__(self, path: str | Path, create: bool = True, read_only: bool = False, wait: float = 30.0) -> None:
+    Approximate searches get an index, in the background, for versions with more than ``index_above`` vectors.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        create: bool = True,
+        read_only: bool = False,
+        wait: float = 30.0,
+        index_above: int = 200_000,
+    ) -> None:
         self.path = Path(path).absolute()
         self.read_only = read_only or (self.path.exists() and not is_writable(self.path))
         self._wait = wait
@@ -47,6 +65,9 @@ class SqliteGallery:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
         self._matrices = StoredMatrices()
+        beside = self.path.with_name(self.path.name + ".index")
+        self._keeper = IndexKeeper(self._matrices, beside, index_above, self.read_only)
+        self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
 
     def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
         """Make room for vectors of a version."""
@@ -115,10 +136,24 @@ class SqliteGallery:
         k: int = 10,
         where: Where | None = None,
         versions: Sequence[str] | None = None,
+        exact: bool = True,
     ) -> list[list[Hit]]:
         """The k nearest items of each query, best first."""
         self._refresh()
-        return self._matrices.exact.search(version, queries, k, where, versions)
+        if not exact:
+            self._keeper.look_after()
+        return self._matrices.exact.search(version, queries, k, where, versions, exact)
+
+    def build_index(self, version: str | None = None) -> list[IndexState]:
+        """Build the HNSW index of a version, or of all, anew; it is saved beside the file, and searches go on."""
+        self._refresh()
+        known = [space.name for space in self._matrices.exact.spaces()]
+        return self._keeper.build(known if version is None else [checked_version(version, known)])
+
+    def indexes(self) -> list[IndexState]:
+        """The HNSW indexes in use."""
+        self._refresh()
+        return self._keeper.states()
 
     def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
         """All items, or those of one version, sorted by id; no lock is held between two of them."""
@@ -163,9 +198,11 @@ class SqliteGallery:
     def close(self) -> None:
         """Close all connections and forget the matrices; the file stays."""
         self._closed = True
+        self._stop_building()
         for session in list(self._sessions):
             session.db.close()
         self._matrices = StoredMatrices()
+        self._keeper = IndexKeeper(self._matrices, self.path, 0, read_only=True)  # lets go of the old one's memory
 
     def __enter__(self) -> SqliteGallery:
         return self

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from fixstar.errors import GalleryError, MissingExtraError
-from fixstar.gallery.postgres_address import Address
+from fixstar.gallery.postgres.address import Address
 
 if TYPE_CHECKING:
     from psycopg import Connection

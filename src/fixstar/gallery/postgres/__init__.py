@@ -1,0 +1,1 @@
+"""A gallery on a PostgreSQL server with pgvector. Needs the extra ``postgres``, imported when one is opened."""

@@ -1,0 +1,1 @@
+"""A gallery on a Qdrant server or cluster. Needs the extra ``qdrant``, imported when one is opened."""

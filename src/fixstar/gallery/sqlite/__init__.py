@@ -1,0 +1,1 @@
+"""The embedded gallery: one SQLite file, exact matrices in memory, an approximate index beside it."""

@@ -1,0 +1,241 @@
+"""Approximate indexes that come in the background: nobody waits for them, and no moment of dying spoils one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_hnsw import COUNT, WIDTH, clustered, graph, names
+
+from fixstar.errors import GalleryError
+from fixstar.gallery import SqliteGallery, measured_recall
+from fixstar.gallery.hnsw import HnswIndex
+from fixstar.gallery.hnsw_files import index_path
+
+
+def filled(path: Path, count: int = COUNT, above: int = 1000) -> SqliteGallery:
+    gallery = SqliteGallery(path, index_above=above)
+    gallery.create_version("v1", WIDTH)
+    gallery.upsert("v1", names(0, count), clustered(count, 1))
+    return gallery
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def is_idle(gallery: SqliteGallery) -> bool:
+    thread = gallery._keeper._thread
+    return thread is None or not thread.is_alive()
+
+
+def covered(gallery: SqliteGallery) -> int:
+    index = graph(gallery)
+    return 0 if index is None else len(index.numbers)
+
+
+def test_an_index_is_built_beside_the_searches_and_swapped_in(tmp_path: Path) -> None:
+    """Searches begun while it is built come back long before it is there, and see every write."""
+    queries, seen = clustered(5, 2), []
+    with filled(tmp_path / "g.db") as gallery:
+        assert len(gallery.search("v1", queries)) == 5
+        assert is_idle(gallery)  # who asks for exact answers alone pays for no index
+        gallery.search("v1", queries, exact=False)
+        step = 0
+        while not covered(gallery):
+            start = time.perf_counter()
+            gallery.upsert("v1", [f"new{step}"], clustered(1, 100 + step))
+            ((hit,),) = gallery.search("v1", clustered(1, 100 + step), k=1, exact=False)
+            seen.append(time.perf_counter() - start)
+            assert hit.id == f"new{step}"
+            step += 1
+        assert len(seen) > 5
+        assert np.median(seen) < 0.1
+        until(lambda: is_idle(gallery))
+        assert [(state.version, state.items) for state in gallery.indexes()] == [("v1", covered(gallery))]
+        assert covered(gallery) >= COUNT
+        assert measured_recall(gallery, "v1", clustered(100, 2)) > 0.97
+        assert index_path(tmp_path / "g.db.index", "v1").exists()
+
+
+def test_small_versions_get_no_index(tmp_path: Path) -> None:
+    with filled(tmp_path / "g.db", above=COUNT) as gallery:
+        gallery.search("v1", clustered(1, 2), exact=False)
+        assert is_idle(gallery)
+        assert gallery.indexes() == []
+    assert not (tmp_path / "g.db.index").exists()
+
+
+def test_an_index_follows_the_rows(tmp_path: Path) -> None:
+    """What came is added to a copy; when much is gone it is made anew."""
+    with filled(tmp_path / "g.db") as gallery:
+        gallery.build_index()
+        first = graph(gallery)
+        gallery.upsert("v1", names(COUNT, COUNT + 900), clustered(900, 3))
+        gallery.search("v1", clustered(1, 2), exact=False)
+        until(lambda: is_idle(gallery))
+        assert graph(gallery) is first
+        gallery.upsert("v1", names(COUNT + 900, COUNT + 1200), clustered(300, 4))
+        gallery.search("v1", clustered(1, 2), exact=False)
+        until(lambda: is_idle(gallery))
+        assert covered(gallery) == COUNT + 1200
+        assert isinstance(first, HnswIndex)
+        assert first.graph.ntotal == COUNT  # searches under way went on with it
+        gallery.delete(names(0, 2000))
+        gallery.search("v1", clustered(1, 2), exact=False)
+        until(lambda: is_idle(gallery))
+        assert covered(gallery) == COUNT - 800
+        assert measured_recall(gallery, "v1", clustered(100, 2)) > 0.97
+        gallery.close()
+        with SqliteGallery(tmp_path / "g.db") as again:
+            assert [state.items for state in again.indexes()] == [COUNT - 800]
+
+
+def test_another_process_reads_what_one_has_built(tmp_path: Path) -> None:
+    code = (
+        "import sys; from fixstar.gallery import SqliteGallery\n"
+        "with SqliteGallery(sys.argv[1]) as gallery: print(gallery.build_index()[0].items)"
+    )
+    with filled(tmp_path / "g.db") as gallery:
+        out = subprocess.check_output([sys.executable, "-c", code, str(gallery.path)], text=True)
+        assert out.strip() == str(COUNT)
+        gallery.search("v1", clustered(1, 2), exact=False)
+        until(lambda: covered(gallery) == COUNT)
+        until(lambda: is_idle(gallery))
+        held = graph(gallery)
+        gallery.upsert("v1", names(COUNT, COUNT + 1100), clustered(1100, 3))  # due for more
+        subprocess.check_output([sys.executable, "-c", code, str(gallery.path)])
+        gallery.search("v1", clustered(1, 2), exact=False)
+        until(lambda: is_idle(gallery))
+        assert covered(gallery) == COUNT + 1100
+        assert graph(gallery) is not held
+
+
+def test_only_one_process_builds(tmp_path: Path) -> None:
+    from fixstar.durable import exclusive
+
+    with filled(tmp_path / "g.db") as gallery:
+        with exclusive(tmp_path / "g.db.index"):  # as another process would
+            gallery.search("v1", clustered(1, 2), exact=False)
+            until(lambda: is_idle(gallery))
+            assert covered(gallery) == 0
+        gallery._keeper._not_before = 0  # it looks again after some seconds
+        gallery.search("v1", clustered(1, 2), exact=False)
+        until(lambda: covered(gallery) == COUNT)
+
+
+def test_closing_stops_a_build(tmp_path: Path) -> None:
+    gallery = filled(tmp_path / "g.db", 3 * COUNT)
+    gallery.search("v1", clustered(1, 2), exact=False)
+    thread = gallery._keeper._thread
+    assert thread is not None
+    gallery.close()
+    assert not thread.is_alive()
+    assert not index_path(tmp_path / "g.db.index", "v1").exists()
+
+
+UNFINISHED = """
+import sys
+from fixstar.gallery import SqliteGallery
+gallery = SqliteGallery(sys.argv[1], index_above=10)
+gallery.search("v1", next(gallery.iterate()).vector[None], exact=False)
+print("building", gallery._keeper._thread.is_alive())
+"""
+
+
+def test_a_program_that_ends_during_a_build_ends_cleanly(tmp_path: Path) -> None:
+    filled(tmp_path / "g.db", 3 * COUNT).close()
+    command = [sys.executable, "-c", UNFINISHED, str(tmp_path / "g.db")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "building True\n", "")
+
+
+SAVING = """
+import sys
+from fixstar.gallery import SqliteGallery
+from fixstar.gallery.hnsw_files import index_path, save_hnsw
+with SqliteGallery(sys.argv[1]) as gallery:
+    gallery.indexes()
+    index = gallery._matrices.exact.indexes["v1"]
+    while True:
+        print("saving", flush=True)
+        save_hnsw(index_path(gallery._keeper._folder, "v1"), index, "v1")
+"""
+
+
+def test_a_process_killed_while_saving_leaves_the_old_index(tmp_path: Path) -> None:
+    with filled(tmp_path / "g.db") as gallery:
+        gallery.build_index()
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        command = [sys.executable, "-c", SAVING, str(tmp_path / "g.db")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "saving\n"
+            time.sleep(float(rng.uniform(0, 0.03)))
+            os.kill(other.pid, signal.SIGKILL)
+        with SqliteGallery(tmp_path / "g.db") as gallery:
+            assert [state.items for state in gallery.indexes()] == [COUNT]
+    for old in (*(tmp_path / "g.db.index").glob(".*.partial"), tmp_path / "g.db.index" / ".x.1.partial"):
+        old.touch()
+        os.utime(old, (0, 0))  # what kills left behind, long ago
+    with SqliteGallery(tmp_path / "g.db", index_above=10) as gallery:
+        gallery.upsert("v1", names(COUNT, COUNT + 1100), clustered(1100, 3))
+        gallery.search("v1", clustered(1, 2), exact=False)
+        until(lambda: covered(gallery) == COUNT + 1100)
+        until(lambda: is_idle(gallery))
+    assert not list((tmp_path / "g.db.index").glob(".*.partial"))
+
+
+def test_an_index_that_cannot_be_saved_is_used_all_the_same(tmp_path: Path) -> None:
+    with filled(tmp_path / "g.db") as gallery:
+        (tmp_path / "g.db.index").write_text("in the way")
+
+        def search_and_wait() -> None:
+            gallery.search("v1", clustered(1, 2), exact=False)
+            until(lambda: is_idle(gallery))
+
+        with pytest.warns(UserWarning, match="cannot be saved"):
+            search_and_wait()
+        assert covered(gallery) == COUNT
+        with pytest.raises(GalleryError, match="in use and could not be saved"):
+            gallery.build_index()
+    with SqliteGallery(tmp_path / "g.db", read_only=True, index_above=10) as reader:
+        reader.search("v1", clustered(1, 2), exact=False)
+        until(lambda: covered(reader) == COUNT)
+
+
+def test_a_search_waits_neither_for_a_batch_nor_for_the_change_behind_it(tmp_path: Path) -> None:
+    """A long search, then a write: the next search must not queue behind both."""
+    inside, go_on = threading.Event(), threading.Event()
+    with filled(tmp_path / "g.db", above=10**9) as gallery:
+        rows = gallery._matrices.exact.rows
+        gallery.search("v1", clustered(1, 2))
+        held = rows()["v1"]
+
+        class Slow:
+            def candidates(self, *arguments: object) -> object:
+                inside.set()
+                assert go_on.wait(60)
+                return held.candidates(*arguments[1:])  # type: ignore[arg-type]
+
+        gallery._matrices.exact.indexes = {"v1": Slow()}  # type: ignore[dict-item]
+        slow = threading.Thread(target=lambda: gallery.search("v1", clustered(1, 2), exact=False))
+        slow.start()
+        assert inside.wait(60)
+        gallery.upsert("v1", ["new"], clustered(1, 9))
+        assert gallery.search("v1", clustered(1, 9), k=1)[0][0].id == "new"
+        assert slow.is_alive()
+        go_on.set()
+        slow.join()

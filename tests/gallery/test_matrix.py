@@ -1,0 +1,86 @@
+"""Rows in memory: what a draft changes, what older rows go on seeing, and that a change costs what it changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_gallery_contract import vectors
+
+from fixstar.gallery import draft
+from fixstar.gallery.draft import Draft
+from fixstar.gallery.matrix import Rows
+
+Content = dict[int, tuple[str, str, tuple[float, ...]]]  # number -> id, payload, vector
+
+
+def content(rows: Rows) -> Content:
+    """Everything that is there."""
+    found: Content = {}
+    for numbers, some in rows.pages(0, 7):
+        row = rows.find(numbers)
+        np.testing.assert_array_equal(rows.vectors(row), some)
+        np.testing.assert_array_equal(rows.numbers(row), numbers)
+        held = zip(map(rows.id_and_text, row.tolist()), map(tuple, some.tolist()), strict=True)
+        found |= {number: (*texts, vector) for number, (texts, vector) in zip(numbers.tolist(), held, strict=True)}
+    return found
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft, "_ROWS", 40)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_random_drafts_leave_what_a_dictionary_would_hold_and_old_rows_as_they_were() -> None:
+    rng, rows, number = np.random.default_rng(0), Rows(4), 0
+    expected: Content = {}
+    history = []
+    for step in range(60):
+        next_rows = Draft(rows)
+        gone = rng.choice(list(expected), size=min(len(expected), int(rng.integers(30))), replace=False).tolist()
+        next_rows.remove([*gone, 10**9])
+        for item in gone:
+            del expected[item]
+        count = int(rng.integers(40))
+        numbers, some = range(number, number + count), vectors(count, 4, seed=step)
+        next_rows.append(numbers, [f"i{n}" for n in numbers], some, [f'{{"n":{n}}}' for n in numbers])
+        expected |= {n: (f"i{n}", f'{{"n":{n}}}', tuple(some[n - number].tolist())) for n in numbers}
+        number += count
+        rows = next_rows.rows()
+        assert content(rows) == expected
+        assert len(rows) == len(expected) == rows.count_from(0)
+        history.append((rows, dict(expected)))
+        middle = int(rng.integers(number + 1))
+        assert rows.count_from(rows.after(middle)) == sum(n > middle for n in expected)
+    for old, held in history[::10]:
+        assert content(old) == held
+    assert rows.end < 2 * len(rows) + 200  # room is given back
+    assert len(rows.parts) < len(rows) / 5
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_draft_that_was_given_up_leaves_nothing() -> None:
+    first = Draft(Rows(3))
+    first.append([1, 2], ["a", "b"], vectors(2, 3), ["{}", "{}"])
+    rows = first.rows()
+    Draft(rows).append(range(3, 100), [f"x{n}" for n in range(3, 100)], vectors(97, 3), ["{}"] * 97)
+    again = Draft(rows)
+    again.append([3], ["c"], vectors(1, 3), ["{}"])
+    assert [held[0] for held in content(again.rows()).values()] == ["a", "b", "c"]
+    assert content(rows).keys() == {1, 2}
+    assert Draft(rows).rows() is rows
+
+
+def test_a_change_moves_few_rows() -> None:
+    """A full segment is never copied when rows are added, and at most one is when some of each are removed."""
+    first = Draft(Rows(4))
+    count = 5 * draft._ROWS
+    first.append(range(count), [str(n) for n in range(count)], vectors(count, 4), ["{}"] * count)
+    rows = first.rows()
+    more = Draft(rows)
+    more.append(range(count, count + 10), ["x"] * 10, vectors(10, 4), ["{}"] * 10)
+    assert [part.segment for part in more.rows().parts[:5]] == [part.segment for part in rows.parts]
+    fewer = Draft(rows)
+    fewer.remove(range(0, count, 5))
+    assert len({part.segment for part in fewer.rows().parts} & {part.segment for part in rows.parts}) == 4
+    assert len(fewer.rows()) == count - count // 5
