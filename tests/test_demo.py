@@ -12,6 +12,7 @@ from PIL import Image
 from fixstar import demo
 from fixstar.errors import InputError
 from fixstar.models import Encoder
+from fixstar.workspace import Workspace
 
 
 @pytest.fixture
@@ -28,14 +29,25 @@ def test_the_demo_measures_draws_and_leaves_its_models(tmp_path: Path) -> None:
         assert Image.open(path).size[0] > 500
     queries, gallery = demo.characters(("hebrew",), 6, seed=2), demo.characters(("hebrew",), demo.GALLERY, seed=1)
     for kind, rows in result.matrices.items():
-        v1, v2 = (Encoder.load(tmp_path / "out" / kind / name) for name in ("v1", "v2"))
+        v1, v2 = (Encoder.load(tmp_path / "out" / kind / "versions" / name) for name in ("v1", "v2"))
         cosines = v2.encode(queries.images) @ v1.encode(gallery.images).T
         hits = gallery.labels[cosines.argmax(1)] == queries.labels
         assert rows[1][0] == pytest.approx(hits.mean()), kind
-        assert result.compatible[kind] == (rows[1][0] > rows[0][0])
+        with Workspace(tmp_path / "out" / kind, device="cpu") as space:
+            assert space.gallery.count()["v1"] == len(gallery)
+            check = space.last_check("v2")
+            assert check is not None
+            assert check.outcome == result.gate[kind]
+            assert space.deployed() == result.deployed[kind] == ("v2" if check.outcome == "pass" else "v1")
+    assert result.gate["independent"] == "refuse"
     assert result.matrices["independent"][1][0] < 0.3 * result.matrices["independent"][0][0]
     assert json.loads((tmp_path / "out" / "demo.json").read_text())["sentence"] == result.sentence
-    assert len(said) == 3
+    assert [line.split(":")[0].strip() for line in said if ":" in line][:4] == [
+        "train v1",
+        "index",
+        "upgrade to v2",
+        "check v2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +61,7 @@ def test_the_demo_measures_draws_and_leaves_its_models(tmp_path: Path) -> None:
 def test_the_sentence_follows_the_numbers(
     compatible: list[list[float]], control: list[list[float]], words: list[str]
 ) -> None:
-    sentence = demo._sentence(np.array(compatible), np.array(control))
+    sentence = demo._sentence(np.array(compatible), np.array(control), "refuse")
     assert all(word in sentence for word in words)
     assert ("re-embedding everything" in sentence) == (compatible[1][0] > compatible[0][0])
 

@@ -1,41 +1,35 @@
 """The whole story in about a minute, on images made on the spot: one upgrade keeps the gallery, another loses it.
 
 Characters are rendered from the fonts inside matplotlib and distorted. v1 learns some scripts and indexes a gallery of
-characters that nobody trains on. v2 then learns more scripts, with d-Simplex-HOC, and searches v1's vectors as they
-are. The control is the same pair of models trained independently. Every number comes from the run.
+characters that nobody trains on. v2 then learns more scripts, with d-Simplex-HOC, passes the gate, is deployed, and
+searches v1's vectors as they are. The control is the same pair of models trained independently, which the gate refuses.
+Both are workspaces, left behind to explore. Every number comes from the run.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.data import Augmentation, ImageSet, ReplayMemory, concatenate, from_arrays
+from fixstar.data import Augmentation, ImageSet, concatenate, from_arrays
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
 from fixstar.durable import is_vacant, replace_json
 from fixstar.errors import InputError
-from fixstar.evaluation import (
-    Found,
-    VersionFeatures,
-    contact_sheet,
-    cross_test,
-    is_compatible,
-    side_by_side,
-    update_gain,
-)
-from fixstar.gallery import MemoryGallery
+from fixstar.evaluation import Found, contact_sheet, is_compatible, side_by_side, update_gain
+from fixstar.gallery import Hit
+from fixstar.lifecycle import CatalogueItem, Check, labelled_items
 from fixstar.methods import Method, create_method
-from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
-from fixstar.scenarios import Past, Settings, train_version
+from fixstar.scenarios import Settings
 from fixstar.training import Recipe
+from fixstar.workspace import UpgradeOptions, Workspace
 
 __all__ = ["DemoResult", "run_demo"]
 
@@ -45,17 +39,20 @@ UNSEEN = ("hebrew", "georgian")  # no model learns these: the gallery and the qu
 EARLY, LATER = 6, 12  # images a class that v1 is trained with, and those that v2 gets
 GALLERY, QUERIES = 20, 30  # images a class
 CAPACITY = 600  # K: 567 classes are learnt in the end
+SHOWN, DEPTH = 6, 5  # queries in the picture, and hits of each
 MARK, FORMAT = "demo.json", "fixstar-demo"
+TITLES = {"compatible": "Trained to be compatible", "independent": "Trained independently"}
 
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the run measured: matrices by kind of upgrade (fractions), the verdict, and where the pictures are."""
+    """What the run measured: matrices by kind of upgrade (fractions), what the gate said, and where everything is."""
 
     matrices: dict[str, list[list[float]]]
-    compatible: dict[str, bool]
+    gate: dict[str, str]
+    deployed: dict[str, str]
     sentence: str
     directory: str
     pictures: tuple[str, ...]
@@ -64,36 +61,43 @@ class DemoResult:
 def run_demo(
     directory: Path, seed: int = 0, device: str = "auto", progress: bool = True, say: Say = print
 ) -> DemoResult:
-    """Train both pairs, cross-test them, draw the pictures into ``directory``; an earlier demo there is replaced."""
+    """Tell the story in both workspaces, draw the pictures into ``directory``; an earlier demo there is replaced."""
     device = str(resolve_device(device))  # before anything of an earlier demo is replaced
     _prepare(directory)
     say("Rendering characters from the fonts inside matplotlib ...")
     gallery, queries = characters(UNSEEN, GALLERY, seed=1), characters(UNSEEN, QUERIES, seed=2)
-    pairs: dict[str, list[VersionFeatures]] = {}
-    encoders: dict[str, list[Encoder]] = {}
+    matrices: dict[str, NDArray[Any]] = {}
+    checks: dict[str, Check] = {}
+    deployed: dict[str, str] = {}
+    found: dict[str, list[list[Found]]] = {}
+    chosen = np.random.default_rng(seed).choice(len(queries), SHOWN, replace=False)
     for kind, method in (("compatible", create_method("hoc", lam=0.5)), ("independent", create_method("itm"))):
-        say(f"{TITLES[kind]}: v1 learns {len(KNOWN)} scripts, v2 {len(ADDED)} more ({method.summary})")
-        encoders[kind] = _train_pair(method, seed, device, progress)
-        for number, encoder in enumerate(encoders[kind], start=1):
-            encoder.save(directory / kind / f"v{number}")
-        pairs[kind] = [_features(f"v{n}", e, queries, gallery) for n, e in enumerate(encoders[kind], start=1)]
-    tests = {kind: cross_test(pair, queries.labels, gallery.labels, "image") for kind, pair in pairs.items()}
-    matrices = {kind: test.matrix for kind, test in tests.items()}
+        say(f"\n{TITLES[kind]} ({method.summary})")
+        with Workspace.create(directory / kind, device=device) as space:
+            _train_pair(space, gallery, method, seed, progress, say)
+            checks[kind] = space.check(
+                "v2", concatenate([gallery, queries]), report=kind == "compatible", progress=False
+            )
+            say(f"  check v2: {_gate_words(checks[kind])}")
+            if checks[kind].outcome == "pass":
+                space.deploy("v2")
+                say("  deploy v2: its queries search v1's vectors from now on; none of them was touched")
+            matrices[kind] = space.evaluate(queries, gallery, "image", device, progress=False).matrix
+            found[kind] = _found(space, queries, chosen, gallery)
+            deployed[kind] = space.deployed()
     pictures = (directory / "matrices.png", directory / "search.png")
     side_by_side({TITLES[kind]: C for kind, C in matrices.items()}, pictures[0], ["v1", "v2"])
-    _draw_search(pairs, queries, gallery, seed, pictures[1])
+    _draw_search(found, queries, chosen, pictures[1])
     result = DemoResult(
         {kind: [[float(C[0, 0])], [float(C[1, 0]), float(C[1, 1])]] for kind, C in matrices.items()},
-        {kind: is_compatible(C[1, 0], C[0, 0]) for kind, C in matrices.items()},
-        _sentence(matrices["compatible"], matrices["independent"]),
+        {kind: check.outcome for kind, check in checks.items()},
+        deployed,
+        _sentence(matrices["compatible"], matrices["independent"], checks["independent"].outcome),
         str(directory),
         tuple(str(path) for path in pictures),
     )
     replace_json(directory / MARK, {"format": FORMAT, **asdict(result)})
     return result
-
-
-TITLES = {"compatible": "Trained to be compatible", "independent": "Trained independently"}
 
 
 def characters(scripts: Sequence[str], per_class: int, seed: int) -> ImageSet:
@@ -121,19 +125,24 @@ def _is_demo(directory: Path) -> bool:
     return isinstance(mark, dict) and mark.get("format") == FORMAT
 
 
-def _train_pair(method: Method, seed: int, device: str, progress: bool) -> list[Encoder]:
-    """v1 on the known scripts; v2 on more images of them and the added scripts, v1's images at hand."""
+def _train_pair(space: Workspace, gallery: ImageSet, method: Method, seed: int, progress: bool, say: Say) -> None:
+    """v1 on the known scripts indexes the gallery; v2 learns more images of them and the added scripts."""
     early = characters(KNOWN, EARLY, seed=3)
     later = concatenate([characters(KNOWN, LATER, seed=4), characters(ADDED, LATER, seed=4)])
-    first, second = (_settings(epochs, seed, device) for epochs in (10, 5))
-    v1 = train_version(1, early, Past(), method, first, progress=progress).encoder
-    if method.scenario == "lifelong":
-        memory = ReplayMemory(EARLY).extended(early, v1.preprocessing)
-        v2 = train_version(2, later, Past(v1, memory), method, second, progress=progress).encoder
-    else:
-        both = concatenate([early, later])
-        v2 = train_version(2, both, Past(v1), method, second, progress=progress).encoder
-    return [v1, v2]
+    first, second = (_settings(epochs, seed, space.device) for epochs in (10, 5))
+    say(f"  train v1: {len(KNOWN)} scripts, {len(early.classes)} characters")
+    space.train(early, first, method, progress)
+    done = space.index(_kept(space, gallery))
+    say(f"  index: {done.added:,} images of {len(gallery.classes)} characters that no model learns, embedded with v1")
+    say(f"  upgrade to v2: {len(ADDED)} scripts more, {len(later.classes)} characters")
+    shown = later if method.scenario == "lifelong" else concatenate([early, later])
+    space.upgrade(shown, UpgradeOptions(second.recipe, device=space.device, progress=progress))
+
+
+def _kept(space: Workspace, images: ImageSet) -> Iterator[CatalogueItem]:
+    """The items of a set of pixels, which the workspace keeps so that they can be shown and embedded again."""
+    for item in labelled_items(images):
+        yield replace(item, payload={**item.payload, **space.images.keep(np.asarray(item.image).squeeze())})
 
 
 def _settings(epochs: int, seed: int, device: str) -> Settings:
@@ -149,42 +158,35 @@ def _settings(epochs: int, seed: int, device: str) -> Settings:
     )
 
 
-def _features(name: str, encoder: Encoder, queries: ImageSet, gallery: ImageSet) -> VersionFeatures:
-    vectors = [encoder.encode(images.images, form="short") for images in (queries, gallery)]
-    return VersionFeatures(name, vectors[0], vectors[1], encoder.projection_matrix())
+def _found(space: Workspace, queries: ImageSet, chosen: NDArray[Any], gallery: ImageSet) -> list[list[Found]]:
+    """What v2's queries find among v1's vectors, deployed or not."""
+    vectors = space.serving.embed("v2", [np.asarray(queries.images[row]) for row in chosen])
+    hits = space.serving.search_vectors("v2", vectors, DEPTH).hits
+
+    def shown(hit: Hit, row: int) -> Found:
+        right = hit.payload["label"] == queries.classes[queries.labels[row]]
+        return Found(np.asarray(gallery.images[int(hit.id)]), right)
+
+    return [[shown(hit, row) for hit in line] for row, line in zip(chosen.tolist(), hits, strict=True)]
 
 
-def _draw_search(
-    pairs: dict[str, list[VersionFeatures]], queries: ImageSet, gallery: ImageSet, seed: int, path: Path
-) -> None:
-    """Six queries drawn at random, searched by v2 among the vectors that v1 left in a gallery."""
-    chosen = np.random.default_rng(seed).choice(len(queries), 6, replace=False)
-    results = {
-        f"found by v2 in v1's gallery, {TITLES[kind].lower()}": _search(v1, v2, chosen, queries, gallery)
-        for kind, (v1, v2) in pairs.items()
-    }
+def _draw_search(found: dict[str, list[list[Found]]], queries: ImageSet, chosen: NDArray[Any], path: Path) -> None:
+    """Queries drawn at random, searched by v2 among the vectors that v1 left in the gallery."""
+    results = {f"found by v2 in v1's gallery, {TITLES[kind].lower()}": rows for kind, rows in found.items()}
     title = "Characters that no model was trained on; six queries drawn at random"
     contact_sheet([np.asarray(queries.images[i]) for i in chosen], results, path, title)
 
 
-def _search(
-    v1: VersionFeatures, v2: VersionFeatures, chosen: NDArray[Any], queries: ImageSet, gallery: ImageSet
-) -> list[list[Found]]:
-    store = MemoryGallery()
-    for version in (v1, v2):
-        store.create_version(version.name, version.queries.shape[1], version.projection)
-    store.upsert("v1", [str(i) for i in range(len(gallery))], v1.gallery)
-    hits = store.search("v2", v2.queries[chosen], k=5)
-    return [
-        [
-            Found(np.asarray(gallery.images[int(h.id)]), bool(gallery.labels[int(h.id)] == queries.labels[i]))
-            for h in row
-        ]
-        for i, row in zip(chosen, hits, strict=True)
-    ]
+def _gate_words(check: Check) -> str:
+    (cell,) = check.cells
+    return (
+        f"{check.outcome}. On v1's vectors its queries find {cell.cross_test:.1%}, v1's own {cell.self_test:.1%} "
+        f"(difference {cell.low:+.1%} to {cell.high:+.1%} with {check.confidence:.0%} confidence, "
+        f"{cell.negative_flips:,} queries lost, {cell.positive_flips:,} won)"
+    )
 
 
-def _sentence(C: NDArray[Any], control: NDArray[Any]) -> str:
+def _sentence(C: NDArray[Any], control: NDArray[Any], refused: str) -> str:
     """What happened, from the numbers alone."""
     old, cross, new, lost = C[0, 0], C[1, 0], C[1, 1], control[1, 0]
     gain = update_gain(cross, old, new)
@@ -194,7 +196,8 @@ def _sentence(C: NDArray[Any], control: NDArray[Any]) -> str:
         verdict = "so the upgrade is compatible"
     else:
         verdict = f"so the upgrade is compatible and brings {gain:.0%} of what re-embedding everything would"
+    gate = ", and the gate refuses it" if refused == "refuse" else ""
     return (
         f"v2's queries find the right character among v1's untouched vectors {cross:.1%} of the time, against "
-        f"{old:.1%} for v1's own queries, {verdict}; an independently trained v2 finds {lost:.1%} there."
+        f"{old:.1%} for v1's own queries, {verdict}; an independently trained v2 finds {lost:.1%} there{gate}."
     )

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,13 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644) -> None:
     """Let ``write`` fill a file beside ``path``, flush it, and put it in the place of ``path`` at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")  # threads may write alike
     try:
         write(partial)
-        partial.chmod(0o644)  # some writers make private files
+        partial.chmod(mode)  # some writers make private files
         flush(partial)
         partial.replace(path)
         flush(path.parent)
@@ -64,8 +66,11 @@ def _is_leftover(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Hold a directory as its only writer; ``BlockingIOError`` at once if another process does. Freed by any death."""
+def exclusive(directory: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold a directory as its only writer; freed by any death.
+
+    ``BlockingIOError`` if another process, or another holder in this one, still has it after ``wait`` seconds.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / _LOCK).open("w") as lock:
         try:
@@ -73,5 +78,13 @@ def exclusive(directory: Path) -> Iterator[None]:
         except ImportError:  # no such locks on this system
             yield
             return
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        end = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.01)
         yield

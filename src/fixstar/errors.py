@@ -8,6 +8,7 @@
     ├── ModelError            a saved model is damaged, foreign or does not fit
     ├── CheckpointError       a run cannot be resumed from what is on disk
     ├── GalleryError          vectors that a gallery cannot take or find
+    ├── GateError             an upgrade that was not shown to be compatible
     └── MissingExtraError     an optional dependency is not installed    (also an ImportError)
 
 A message says what was seen, what is allowed, and what to type next. Catch ``FixstarError`` to catch all of them.
@@ -23,6 +24,7 @@ __all__ = [
     "DataError",
     "FixstarError",
     "GalleryError",
+    "GateError",
     "ImageError",
     "InputError",
     "MissingExtraError",
@@ -77,6 +79,10 @@ class CheckpointError(FixstarError):
 
 class GalleryError(FixstarError):
     """Vectors that a gallery cannot take or find."""
+
+
+class GateError(FixstarError):
+    """An upgrade that was not shown to be compatible, and may not be deployed without a reason."""
 
 
 class MissingExtraError(FixstarError, ImportError):

@@ -9,7 +9,32 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fixstar.cli import backbones, bench, demo, evaluate, init, methods, picture2d, theorem, train, upgrade
+from fixstar.cli import (
+    backbones,
+    backfill,
+    bench,
+    check,
+    demo,
+    deploy,
+    evaluate,
+    gallery,
+    grow,
+    index,
+    init,
+    keys,
+    methods,
+    picture2d,
+    retire,
+    rollback,
+    search,
+    serve,
+    slots,
+    status,
+    theorem,
+    train,
+    upgrade,
+)
+from fixstar.cli.one_voice import one_voice, process_rank
 from fixstar.errors import FixstarError
 
 __all__ = ["app", "main"]
@@ -23,9 +48,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (demo, init, train, upgrade, evaluate, methods, backbones, theorem, picture2d):
+STORY = (
+    demo,
+    init,
+    train,
+    index,
+    search,
+    upgrade,
+    check,
+    deploy,
+    backfill,
+    rollback,
+    status,
+    serve,
+    grow,
+    slots,
+    retire,
+)
+RESEARCH = (evaluate, methods, backbones, theorem, picture2d)
+
+for verb in (*STORY, *RESEARCH):
     app.command(verb.NAME, epilog=getattr(verb, "EXAMPLES", None))(verb.command)
-app.add_typer(bench.app, name=bench.NAME)
+for group in (gallery, bench, keys):
+    app.add_typer(group.app, name=group.NAME)
 
 
 @app.callback(invoke_without_command=True)
@@ -42,17 +87,24 @@ def main() -> None:
     signal.signal(signal.SIGINT, _stopped)
     warnings.showwarning = _show_warning
     try:
-        app()
+        with one_voice():
+            app()
     except FixstarError as error:
-        print(f"fixstar: {error}", file=sys.stderr)
+        _tell(str(error))
         raise SystemExit(1) from None
     except OSError as error:
-        print(f"fixstar: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        _tell(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         raise SystemExit(1) from None
+
+
+def _tell(message: str) -> None:
+    rank = process_rank()
+    print(f"fixstar: process {rank}: {message}" if rank else f"fixstar: {message}", file=sys.stderr)
 
 
 def _stopped(*_: object) -> NoReturn:
-    print("\nfixstar: stopped. Training that was under way goes on with the same command", file=sys.stderr)
+    if process_rank() == 0:
+        print("\nfixstar: stopped. Training that was under way goes on with the same command", file=sys.stderr)
     raise SystemExit(130)
 
 

@@ -26,7 +26,7 @@ def command(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Train v1, index a gallery, train v2, and search v1's vectors with v2: beside models that share nothing."""
+    """Train v1, index, upgrade, check, deploy, and search v1's vectors with v2: beside models that share nothing."""
     started = time.monotonic()
     from fixstar.demo import run_demo
 
@@ -46,11 +46,17 @@ def _show(result: DemoResult, seconds: float) -> None:
     from fixstar.demo import TITLES
 
     console = Console()
+    print()
     for kind, matrix in result.matrices.items():
         table = Table("", "gallery by v1", "gallery by v2", title=TITLES[kind], title_justify="left", min_width=52)
-        mark = "[green]compatible[/green]" if result.compatible[kind] else "[red]incompatible[/red]"
+        outcome = result.gate[kind]
+        mark = f"[{'green' if outcome == 'pass' else 'red'}]gate: {outcome}[/]"
         table.add_row("queries by v1", f"{matrix[0][0]:.1%}", "")
         table.add_row("queries by v2", f"{matrix[1][0]:.1%}  {mark}", f"{matrix[1][1]:.1%}")
         console.print(table)
     console.print(result.sentence, highlight=False)
     console.print(f"\nPictures: {', '.join(result.pictures)}   ({seconds:.0f} s)", highlight=False)
+    shop = f"{result.directory}/compatible"
+    console.print(f"The workspace is yours to explore: fixstar status -w {shop}", highlight=False)
+    console.print(f"  fixstar search --like 7 --sheet found.png -w {shop}", highlight=False)
+    console.print(f"  fixstar backfill --budget 20% -w {shop}   |   fixstar serve -w {shop}", highlight=False)

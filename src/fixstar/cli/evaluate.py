@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,10 +81,11 @@ def command(
 
     A cross-test is compatible, incompatible (x) or not decided (?), by paired bootstrap over the queries.
     """
-    from fixstar.cli.evaluation_input import from_files, from_workspace, searchable
+    from fixstar.cli.evaluation_input import from_files
     from fixstar.evaluation import compatibility_heat_map, cross_test_by, verdicts
     from fixstar.evaluation.measures import check_measure
     from fixstar.evaluation.report import needed_resamples
+    from fixstar.evaluation.trial import searchable, trial_of_images
 
     check_measure(protocol)
     resamples = needed_resamples(confidence)
@@ -99,7 +101,8 @@ def command(
         first = space.encoder(space.newest())
         _check_outputs(picture, report, len(space.versions()))
         images = searchable(open_images(data or Path(), split), first.preprocessing, bad_images)
-        given = from_workspace(space, images, protocol, seed, (split_file, pairs_file), device, not as_json)
+        embed = partial(space.features, device=device, progress=not as_json)
+        given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
     result = cross_test_by(protocol, *given.images, pairs=given.pairs, shared_components=given.shared_components)
     clusters = given.answered(protocol) if by_class else None
     evidence: Evidence = {}

@@ -1,157 +1,23 @@
-"""What ``fixstar evaluate`` measures: versions of a workspace on labelled images, or features from files."""
+"""What ``fixstar evaluate`` measures of another system: features from files."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fixstar.errors import DataError, InputError
-from fixstar.evaluation.pairs import Pairs, Split, gallery_query_split, sample_pairs
+from fixstar.errors import InputError
+from fixstar.evaluation.feature_files import read_features, read_labels
+from fixstar.evaluation.trial import Trial, counted, kept_pairs, with_vectors
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from fixstar.data import ImageSet
-    from fixstar.evaluation import CrossTest, Report, Thumbnails, VersionFeatures
-    from fixstar.images import Preprocessing
-    from fixstar.workspace import Workspace
-
-__all__ = ["Input", "from_files", "from_workspace", "searchable"]
-
-Labels = NDArray[np.integer[Any]]
-
-PAIRS, FOLDS = 3000, 10  # of each kind, as CoReS takes them
-RANKS, FARS = (1, 5, 10), (0.1, 0.01, 0.001)
-SHARES = tuple(number / 10 for number in range(11))
-
-
-@dataclass(frozen=True, eq=False)
-class Input:
-    """Every version's vectors of the same labelled images; ``pairs`` for verification, where both are all images."""
-
-    versions: Sequence[VersionFeatures]
-    query_labels: Labels
-    gallery_labels: Labels
-    classes: Mapping[int, str]
-    facts: Mapping[str, str]
-    pairs: Pairs | None = None
-    thumbnails: Thumbnails | None = None
-    shared_components: bool = field(default=False, kw_only=True)
-
-    @property
-    def images(self) -> tuple[Sequence[VersionFeatures], Labels, Labels]:
-        """What every cross-test takes."""
-        return self.versions, self.query_labels, self.gallery_labels
-
-    def answered(self, protocol: str) -> Labels:
-        """The class of each answer: of the queries, of those that have an average precision, or of first images."""
-        if self.pairs is not None:
-            return self.query_labels[self.pairs.first]
-        if protocol.startswith("map"):
-            return self.query_labels[np.isin(self.query_labels, self.gallery_labels)]
-        return self.query_labels
-
-    def report(self, result: CrossTest, confidence: float, by_class: bool) -> Report:
-        """The report of a cross-test, with what the newest upgrade allows to add."""
-        from fixstar.evaluation import Report
-
-        *older, newest = result.names
-        return Report.of(
-            result,
-            title=f"{newest} over " + (" and ".join(older) if len(older) < 3 else f"{len(older)} older versions"),
-            query_labels=self.answered(result.protocol),
-            classes=self.classes,
-            confidence=confidence,
-            by_class=by_class,
-            thumbnails=self.thumbnails,
-            facts=self.facts,
-            **_upgrade_details(self, result),
-        )
-
-
-def _upgrade_details(given: Input, result: CrossTest) -> dict[str, Any]:
-    """Of the newest version over its predecessor: lost queries, backfill and Rank-k; for verification the ROC."""
-    from fixstar.evaluation import (
-        PROTOCOLS,
-        RateTable,
-        backfill_curve,
-        cross_test_cmc,
-        cross_test_scores,
-        flips,
-        lost_queries,
-        roc,
-        tar_at_far,
-    )
-
-    old, new = last = given.versions[-2:]
-    shared: Any = {"shared_components": given.shared_components}
-    names = {(t, k): f"queries by {last[t].name}, gallery by {last[k].name}" for t, k in ((0, 0), (1, 0), (1, 1))}
-    if given.pairs is not None:
-        scores, same = cross_test_scores(last, given.pairs, **shared), given.pairs.same
-        rates = {name: tuple(tar_at_far(scores[cell], same, far) for far in FARS) for cell, name in names.items()}
-        curves = {name: roc(scores[cell], same)[:2] for cell, name in names.items()}
-        return {
-            "rocs": curves,
-            "tables": [RateTable("True accept rate at", tuple(f"FAR {far:g}" for far in FARS), rates)],
-        }
-    if result.protocol not in PROTOCOLS:
-        return {}
-    ranked = cross_test_cmc(last, given.query_labels, given.gallery_labels, RANKS, **shared)
-    ranks = {name: tuple(ranked[cell].values()) for cell, name in names.items()}
-    curve = backfill_curve(
-        old, new, given.query_labels, given.gallery_labels, SHARES, orders=3, protocol=result.protocol, **shared
-    )
-    newest = len(result.names) - 1
-    found = flips(result.hits[newest - 1, newest - 1], result.hits[newest, newest - 1], given.query_labels)
-    return {
-        "lost": {"": lost_queries(found, given.query_labels, old, new, **shared)},
-        "backfill": {"": curve},
-        "tables": [RateTable("The class is among the nearest images", tuple(f"Rank-{k}" for k in RANKS), ranks)],
-    }
-
-
-def from_workspace(
-    space: Workspace,
-    images: ImageSet,
-    protocol: str,
-    seed: int,
-    files: tuple[Path | None, Path | None],
-    device: str,
-    progress: bool,
-) -> Input:
-    """All versions of a workspace; ``files`` are where the split and the pairs are kept."""
-    classes = dict(enumerate(images.classes))
-    if protocol == "verification":
-        pairs, how = _kept_pairs(images.labels, files[1], seed)
-        made = space.features(images, images.take([0]), device, progress)  # one set: pairs take both images from it
-        both = [_with(version, version.queries, version.queries) for version in made]
-        facts = {"Images": _counted(images.labels), "Pairs drawn": how}
-        return Input(both, images.labels, images.labels, classes, facts, pairs)
-    split, how = _kept_split(images.labels, files[0], seed)
-    queries, gallery = images.take(split.queries), images.take(split.gallery)
-    facts = {"Gallery": _counted(gallery.labels), "Split": how}
-    return Input(
-        space.features(queries, gallery, device, progress),
-        queries.labels,
-        gallery.labels,
-        classes,
-        facts,
-        thumbnails=_thumbnails(queries, gallery),
-    )
+__all__ = ["from_files"]
 
 
 def from_files(
     features: Sequence[str], labels: str | None, protocol: str, seed: int, pairs_file: Path | None, shared: bool
-) -> Input:
+) -> Trial:
     """Versions of any system, given as NAME=FILES; see ``fixstar.evaluation.feature_files``."""
-    from fixstar.evaluation.feature_files import read_features, read_labels
-
     named = [_named(word) for word in features]
     versions = [read_features(name, files) for name, files in named]
     seen = ", ".join(f"{version.name} {version.width}" for version in versions)
@@ -163,37 +29,16 @@ def from_files(
     if labels is None and not named[0][1].endswith(".npz"):
         raise InputError("say what the images show: --labels QUERY_LABELS.npy,GALLERY_LABELS.npy, or one .npz file")
     known = read_labels(labels or named[0][1])
-    facts = {"Gallery": _counted(known.gallery), "Features": seen}
+    facts = {"Gallery": counted(known.gallery), "Features": seen}
     if protocol != "verification":
-        return Input(versions, known.queries, known.gallery, known.classes, facts, shared_components=shared)
+        return Trial(versions, known.queries, known.gallery, known.classes, facts, shared_components=shared)
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)
     truth = known.queries if same else np.concatenate([known.queries, known.gallery])
     whole = [v.queries if same else np.concatenate([v.queries, v.gallery]) for v in versions]
-    both = [_with(version, vectors, vectors) for version, vectors in zip(versions, whole, strict=True)]
-    pairs, how = _kept_pairs(truth, pairs_file, seed)
-    facts = {"Images": _counted(truth), "Pairs drawn": how, "Features": seen}
-    return Input(both, truth, truth, known.classes, facts, pairs, shared_components=shared)
-
-
-def searchable(images: ImageSet, preprocessing: Preprocessing, bad: str) -> ImageSet:
-    """The images that can be read, of classes with at least one for the gallery and one for a query."""
-    if bad not in ("refuse", "skip"):
-        raise InputError(f"--bad-images {bad} is not one of refuse, skip")
-    kept, unreadable = images.readable(preprocessing, cast(Literal["refuse", "skip"], bad))
-    for image in unreadable:
-        warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
-    counts = kept.counts()
-    if single := [name for name in kept.classes if counts[name] < 2]:
-        warnings.warn(f"left out classes with fewer than two images: {', '.join(single[:10])}", stacklevel=2)
-    if len(single) == len(kept.classes):
-        raise InputError("every class has fewer than two images; search needs one in the gallery and one as a query")
-    return kept.of_classes([name for name in kept.classes if counts[name] >= 2])
-
-
-def _with(version: VersionFeatures, queries: NDArray[Any], gallery: NDArray[Any]) -> VersionFeatures:
-    from dataclasses import replace
-
-    return replace(version, queries=queries, gallery=gallery)
+    both = [with_vectors(version, vectors) for version, vectors in zip(versions, whole, strict=True)]
+    pairs, how = kept_pairs(truth, pairs_file, seed)
+    facts = {"Images": counted(truth), "Pairs drawn": how, "Features": seen}
+    return Trial(both, truth, truth, known.classes, facts, pairs, shared_components=shared)
 
 
 def _named(word: str) -> tuple[str, str]:
@@ -201,78 +46,3 @@ def _named(word: str) -> tuple[str, str]:
     if not (name and equals and files):
         raise InputError(f"--features {word!r} is not NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy")
     return name, files
-
-
-def _kept_split(labels: Labels, path: Path | None, seed: int) -> tuple[Split, str]:
-    """The split of a file, or a new one, which is saved there; and in words which it is."""
-    if path is None or not path.exists():
-        split = gallery_query_split(labels, seed=_checked_seed(seed))
-        if path is not None:
-            split.save(path)
-        return split, f"half of each class is the gallery, seed {seed}"
-    split = Split.load(path)
-    _check_rows(path, np.concatenate([split.gallery, split.queries]), len(labels))
-    if left := len(labels) - len(split.gallery) - len(split.queries):
-        warnings.warn(f"{path} leaves {left} of {len(labels)} images out", stacklevel=2)
-    return split, f"from {path.name}"
-
-
-def _kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Pairs, str]:
-    """The same for pairs."""
-    if path is None or not path.exists():
-        count = _pair_count(labels)
-        pairs = sample_pairs(labels, count, count, _checked_seed(seed))
-        if path is not None:
-            pairs.save(path)
-        return pairs, f"{count:,} genuine and {count:,} impostor, seed {seed}"
-    pairs = Pairs.load(path)
-    _check_rows(path, np.concatenate([pairs.first, pairs.second]), len(labels))
-    if not np.array_equal(labels[pairs.first] == labels[pairs.second], pairs.same):
-        raise DataError(f"{path} was drawn from other images: its genuine pairs are not of one class here")
-    return pairs, f"{pairs.same.sum():,} genuine and {(~pairs.same).sum():,} impostor, from {path.name}"
-
-
-def _pair_count(labels: Labels) -> int:
-    """As many pairs of each kind as CoReS takes, or half as many as there are images; whole folds where possible.
-
-    More pairs of few images would repeat the same images, and intervals over pairs would claim too much.
-    """
-    counts = np.unique(labels, return_counts=True)[1]
-    genuine = int((counts * (counts - 1) // 2).sum())
-    count = min(PAIRS, max(FOLDS, len(labels) // 2), genuine, len(labels) * (len(labels) - 1) // 2 - genuine)
-    if count < FOLDS:
-        raise InputError(
-            f"verification needs {FOLDS} pairs of one class and {FOLDS} of two; these images allow {count} of a kind"
-        )
-    return count - count % FOLDS
-
-
-def _check_rows(path: Path, rows: NDArray[np.int64], images: int) -> None:
-    if rows.max() >= images:
-        raise DataError(f"{path} names image {rows.max()} and there are {images}: it was made for other images")
-
-
-def _checked_seed(seed: int) -> int:
-    if seed < 0:
-        raise InputError(f"a seed is a number from 0 on, got {seed}")
-    return seed
-
-
-def _counted(labels: Labels) -> str:
-    return f"{len(labels):,} images of {len(np.unique(labels)):,} classes"
-
-
-def _thumbnails(queries: ImageSet, gallery: ImageSet) -> Thumbnails:
-    from fixstar.evaluation import Thumbnails
-
-    return Thumbnails(_by_row(queries), _by_row(gallery))
-
-
-def _by_row(images: ImageSet) -> Callable[[int], Image.Image]:
-    """Row -> image, as large as a report shows it."""
-    from PIL import Image
-
-    from fixstar.images import Preprocessing, read_pixels
-
-    small = Preprocessing(size=(96, 96), mean=(0, 0, 0), std=(1, 1, 1), fit="pad")
-    return lambda row: Image.fromarray(read_pixels(images.images[row], small, position=row))

@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.scenarios import Version
 
-__all__ = ["AsJson", "BadImages", "DataPath", "Device", "WorkspacePath", "announced", "print_json", "report_version"]
+__all__ = [
+    "AsJson",
+    "BadImages",
+    "DataPath",
+    "Device",
+    "HoldOut",
+    "WorkspacePath",
+    "announced",
+    "hold_out_share",
+    "print_json",
+    "report_version",
+]
 
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 DataPath = Annotated[
@@ -22,6 +33,14 @@ DataPath = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 BadImages = Annotated[str, typer.Option("--bad-images", help="Images that cannot be read: refuse or skip.")]
+HoldOut = Annotated[
+    float | None,
+    typer.Option(
+        "--hold-out",
+        help="Share of images kept for the gate, not trained on.",
+        show_default="0.1; 0 where no images are kept",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
@@ -38,11 +57,21 @@ def announced(images: ImageSet) -> ImageSet:
     return images
 
 
+def hold_out_share(given: float | None, kept: bool) -> float:
+    """The share of images to hold out. Where images may not be kept none are, unless it is asked for."""
+    if given is not None:
+        return given
+    return 0.1 if kept else 0.0
+
+
 def report_version(version: Version, workspace: Path, following: str, as_json: bool) -> None:
     """Where a trained version is, and what to type next."""
     path, loss = workspace / "versions" / version.name, version.log[-1].loss
+    held_out = (workspace / "held-out" / f"{version.name}.safetensors").is_file()
     if as_json:
-        print_json({"version": version.name, "path": str(path), "loss": loss})
+        print_json({"version": version.name, "path": str(path), "loss": loss, "held_out": held_out})
         return
     print(f"{version.name} is in {path} (loss {loss:.3f})")
+    if held_out:
+        print("Images held out from its training are kept for: fixstar check")
     print(f"Next: {following} -w {workspace}")

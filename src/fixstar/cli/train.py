@@ -8,7 +8,17 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, announced, report_version
+from fixstar.cli.options import (
+    AsJson,
+    BadImages,
+    DataPath,
+    Device,
+    HoldOut,
+    WorkspacePath,
+    announced,
+    hold_out_share,
+    report_version,
+)
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -34,6 +44,7 @@ def command(
         typer.Option(help="Vectors of another system to stay compatible with: .npz with vectors and classes."),
     ] = None,
     replay: Annotated[int, typer.Option(help="Images a class kept for later upgrades; 0 keeps none.")] = 20,
+    hold_out: HoldOut = None,
     flip: Annotated[bool, typer.Option(help="Flip images left to right at random; off for text.")] = True,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
     bad_images: BadImages = "refuse",
@@ -62,5 +73,6 @@ def command(
         device=device,
     )
     stored = None if old_vectors is None else OldVectors.read(str(old_vectors))
-    version = space.train(announced(open_images(data)), settings, chosen, old_vectors=stored)
-    report_version(version, space.path, "fixstar upgrade MORE_IMAGES", as_json)
+    share = hold_out_share(hold_out, kept=replay > 0)
+    version = space.train(announced(open_images(data)), settings, chosen, old_vectors=stored, hold_out=share)
+    report_version(version, space.path, "fixstar index CATALOGUE", as_json)

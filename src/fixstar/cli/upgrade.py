@@ -7,19 +7,46 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, DataPath, Device, WorkspacePath, announced, report_version
+from fixstar.cli.options import (
+    AsJson,
+    BadImages,
+    DataPath,
+    Device,
+    HoldOut,
+    WorkspacePath,
+    announced,
+    hold_out_share,
+    report_version,
+)
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
 NAME = "upgrade"
-EXAMPLES = "Example:  fixstar upgrade photos/2025 --workspace shop"
+EXAMPLES = (
+    "Examples:  fixstar upgrade photos/2025 --workspace shop   |   "
+    "fixstar upgrade photos/all -w shop --replace resnet50 --epochs 60   |   "
+    "fixstar upgrade photos/2025 -w shop --keep-images no"
+)
 
 
 def command(
     data: DataPath,
     workspace: WorkspacePath = Path(),
     method: Annotated[str | None, typer.Option(help="Another method than the last version's.")] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Start from random weights, not from the last version's.")
+    ] = False,
+    replace: Annotated[
+        str | None, typer.Option(help="Start from another model: a backbone, or the directory of a saved one.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    keep_images: Annotated[
+        str, typer.Option(help="yes or no: replay kept images and keep some of these; or neither, now and later.")
+    ] = "yes",
+    hold_out: HoldOut = None,
+    select: Annotated[
+        bool, typer.Option("--select", help="Keep the best epoch that is compatible, by the images held out.")
+    ] = False,
     bad_images: BadImages = "refuse",
     device: Device = "auto",
     as_json: AsJson = False,
@@ -27,11 +54,28 @@ def command(
     """Train the next version on new images, so that it searches the old vectors. The same command resumes."""
     from fixstar.data import open_images
     from fixstar.methods import create_method
-    from fixstar.workspace import Workspace
+    from fixstar.workspace import UpgradeOptions, Workspace
 
     space = Workspace(workspace)
-    recipe = None if epochs is None else space.settings().recipe.shortened(epochs)
-    chosen = create_method(method) if method else None
-    bad = cast(Literal["refuse", "skip"], bad_images)
-    version = space.upgrade(announced(open_images(data)), recipe, chosen, device, bad)
-    report_version(version, space.path, "fixstar evaluate LABELLED_IMAGES", as_json)
+    settings, keep = space.settings(), _yes(keep_images)
+    options = UpgradeOptions(
+        recipe=None if epochs is None else settings.recipe.shortened(epochs),
+        method=create_method(method) if method else None,
+        device=device,
+        bad_images=cast(Literal["refuse", "skip"], bad_images),
+        from_scratch=from_scratch,
+        replace=replace,
+        keep_images=keep,
+        hold_out=hold_out_share(hold_out, kept=select or (keep and settings.replay_per_class > 0)),
+        select=select,
+    )
+    version = space.upgrade(announced(open_images(data)), options)
+    report_version(version, space.path, f"fixstar check {version.name}", as_json)
+
+
+def _yes(word: str) -> bool:
+    from fixstar.errors import InputError
+
+    if word.lower() not in ("yes", "no"):
+        raise InputError(f"--keep-images is yes or no, got {word!r}")
+    return word.lower() == "yes"

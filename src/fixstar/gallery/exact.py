@@ -8,19 +8,18 @@ wait for no change, and no change waits for them: a change is made aside and tak
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.gallery.arguments import checked_k, checked_vectors, unknown_version
+from fixstar.gallery.bridging import Bridges
 from fixstar.gallery.filters import payload_test
 from fixstar.gallery.matrix import Rows, parsed
 from fixstar.gallery.ranking import CELLS, Floats, Indices, exact_cosines, first_of_each
 from fixstar.gallery.segments import Mask
 from fixstar.gallery.store import Hit, Vectors, VersionSpace, Where
-from fixstar.geometry import carry, short_basis
 
 __all__ = ["ExactSearch", "RowIndex"]
 
@@ -34,16 +33,11 @@ class RowIndex(Protocol):
         """Pairs (query, row) that hold most of the k nearest of each query [N, width], as ``Rows.candidates`` does."""
 
 
-class _Version:
+class _Version(NamedTuple):
     """The space that a version's vectors live in."""
 
-    def __init__(self, space: VersionSpace, projection: Floats | None) -> None:
-        self.space, self.projection = space, projection
-
-    @cached_property
-    def basis(self) -> NDArray[np.float64] | None:
-        """Q [d, s], made when it is first needed: a gallery of one version never needs it."""
-        return None if self.projection is None else short_basis(self.projection.astype(np.float64))
+    space: VersionSpace
+    projection: Floats | None
 
 
 class _Target(NamedTuple):
@@ -60,7 +54,7 @@ class ExactSearch:
 
     def __init__(self) -> None:
         self._versions: dict[str, _Version] = {}
-        self._bridges: dict[tuple[str, str], NDArray[np.float64]] = {}
+        self._bridges = Bridges(self.projection)
         self._rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
 
@@ -110,25 +104,12 @@ class ExactSearch:
         for start in range(0, len(unit_queries), QUERIES):
             part = unit_queries[start : start + QUERIES]
             live = [
-                _Target(name, rows[name], self._carried(part, source, target), indexes.get(name))
+                _Target(name, rows[name], self._bridges.carried(part, source.space, target.space), indexes.get(name))
                 for target in targets
                 if len(rows[name := target.space.name])
             ]
             hits += _nearest(live, len(part), k, where)
         return hits
-
-    def _carried(self, queries: Floats, source: _Version, target: _Version) -> NDArray[np.float64]:
-        """Queries in the target's space, where dot products are cosines of full features."""
-        wide = queries.astype(np.float64)
-        if source is target:
-            return wide
-        if source.basis is None or target.basis is None:
-            return carry(wide, source.basis, target.basis, target.space.full_width)
-        pair = source.space.name, target.space.name
-        if pair not in self._bridges:
-            one_by_one = np.eye(source.space.width)
-            self._bridges[pair] = carry(one_by_one, source.basis, target.basis, target.space.full_width)
-        return wide @ self._bridges[pair]
 
     def _version(self, name: str) -> _Version:
         try:

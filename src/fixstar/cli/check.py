@@ -1,0 +1,120 @@
+"""fixstar check: may a version be deployed over the vectors that are there?"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
+
+if TYPE_CHECKING:
+    from fixstar.lifecycle import Check
+
+__all__ = ["EXAMPLES", "EXIT_CODES", "NAME", "command"]
+
+NAME = "check"
+EXAMPLES = (
+    "Examples:  fixstar check v2 -w shop   |   fixstar check -w shop --data photos/held-out --tolerance 0.01   |   "
+    "fixstar check v3 -w shop --confidence 0.99 --json"
+)
+EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
+
+SHOWN = 5  # lost queries that are named
+
+
+def command(
+    version: Annotated[str | None, typer.Argument(help="The version to check; the newest if not given.")] = None,
+    workspace: WorkspacePath = Path(),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Labelled images that no version was trained on; those held out at training if not given."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which part of data that is divided: train or test.")] = "train",
+    confidence: Annotated[float, typer.Option(help="Of the whole verdict, between 0 and 1.")] = 0.95,
+    tolerance: Annotated[
+        float, typer.Option(help="How much of the old accuracy may be lost; 0.01 is one point, 0 demands a gain.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Divides the images into gallery and queries, draws resamples.")] = 0,
+    device: Device = "auto",
+    report: Annotated[bool, typer.Option(help="Write a page with pictures into the workspace.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Try a version's queries on the galleries of all versions whose vectors are there: pass, or refuse with reasons.
+
+    Exit code 0: passed; 2: refused; 3: the evidence does not decide, and it is said how much is missing.
+    """
+    from fixstar.data import open_images
+    from fixstar.workspace import Workspace
+
+    images = None if data is None else open_images(data, split)
+    with Workspace(workspace, device) as space:
+        check = space.check(version, images, confidence, tolerance, seed, report, progress=not as_json)
+    if as_json:
+        print_json(asdict(check))
+    else:
+        _print(check, workspace)
+    raise typer.Exit(EXIT_CODES[check.outcome])
+
+
+def _print(check: Check, workspace: Path) -> None:
+    _print_cells(check)
+    for text in check.reasons:
+        print(textwrap.fill(text, 110, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+    for text in check.notes:
+        print(textwrap.fill(f"Note: {text}", 110, subsequent_indent="  ", break_on_hyphens=False))
+    for cell in check.cells:
+        if cell.lost:
+            pairs = dict.fromkeys(f"{lost.label} (finds {lost.found})" for lost in cell.lost)
+            print(
+                f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {', '.join(list(pairs)[:SHOWN])}"
+            )
+    if check.report is not None:
+        print(f"Report: {workspace / check.report}")
+    deploy = f"fixstar deploy {check.version} -w {workspace}"
+    again = f"fixstar check {check.version} -w {workspace} --data LABELLED_IMAGES"
+    print(
+        {
+            "pass": f"PASS: {check.version} may be deployed" + (f". Next: {deploy}" if check.cells else ""),
+            "refuse": f"REFUSED: {check.version} would lose what the gallery finds now. Train it otherwise (fixstar "
+            f'upgrade --help), or deploy with a reason: {deploy} --force "REASON"',
+            "missing evidence": f"MISSING EVIDENCE: {check.version} is neither passed nor refused. Next: {again}",
+        }[check.outcome]
+    )
+
+
+def _print_cells(check: Check) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fixstar.evaluation.report_words import percent, points
+
+    if check.self_test is None:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("gallery", "its own queries", f"queries by {check.version}", "difference", "from", "to"):
+        table.add_column(name, justify="left" if name == "gallery" else "right")
+    for name in ("lost", "won", "verdict"):
+        table.add_column(name, justify="left" if name == "verdict" else "right")
+    styles = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}
+    for cell in check.cells:
+        table.add_row(
+            cell.version,
+            *(percent(cell.self_test), percent(cell.cross_test)),
+            *(points(value) for value in (cell.difference, cell.low, cell.high)),
+            *(f"{cell.negative_flips:,}", f"{cell.positive_flips:,}"),
+            f"[{styles[cell.verdict]}]{cell.verdict}[/]",
+        )
+    table.add_row(check.version, percent(check.self_test), *[""] * 6, "self-test")
+    console = Console()
+    console.print(table, highlight=False)
+    which = "held out at training" if check.data.get("source") == "held out" else str(check.data.get("name") or "given")
+    console.print(
+        f"{check.queries:,} queries, {check.gallery:,} gallery images ({which}); {100 * check.confidence:g} % "
+        "confidence, differences in points",
+        highlight=False,
+        markup=False,
+    )

@@ -1,0 +1,89 @@
+"""fixstar index: embed images into the gallery."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
+
+if TYPE_CHECKING:
+    from fixstar.lifecycle import CatalogueItem, Embedder, Indexed
+    from fixstar.workspace import Workspace
+
+__all__ = ["EXAMPLES", "NAME", "command"]
+
+NAME = "index"
+EXAMPLES = (
+    "Examples:  fixstar index catalogue/ -w shop   |   fixstar index items.csv -w shop --prefix paris/   |   "
+    "fixstar index cifar-100-binary -w shop --labelled"
+)
+
+
+def command(
+    items: Annotated[Path, typer.Argument(help="A folder of images, a list (.csv: path, id, anything), or one image.")],
+    workspace: WorkspacePath = Path(),
+    prefix: Annotated[str, typer.Option(help="Put this before every id.")] = "",
+    again: Annotated[bool, typer.Option(help="Embed items again whose image has not changed.")] = False,
+    labelled: Annotated[
+        bool, typer.Option(help="Read a labelled dataset as train does; pixels without a file are kept.")
+    ] = False,
+    cluster: Annotated[str | None, typer.Option(help="Embed on a Ray cluster: its address, or local.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Embed images with the deployed version. Items that are there already, unchanged, are left alone."""
+    from fixstar.progress import progress_bar
+    from fixstar.workspace import Workspace
+
+    with Workspace(workspace, device) as space:
+        space.deployed()
+        found = _labelled(space, items, prefix) if labelled else _catalogued(items, prefix)
+        with progress_bar("embedding", len(found), "items") as advance:
+            done = space.index(found, _embedder(space, cluster), again, advance)
+        _report(done, sum(space.gallery.count().values()), space.path, as_json)
+
+
+def _catalogued(items: Path, prefix: str) -> list[CatalogueItem]:
+    from fixstar.lifecycle import catalogue
+
+    return list(catalogue(items, prefix))
+
+
+def _labelled(space: Workspace, data: Path, prefix: str) -> list[CatalogueItem]:
+    """The items of a dataset. Pixels have no file to come back to, so the workspace keeps them."""
+    from dataclasses import replace
+
+    from fixstar.data import open_images
+    from fixstar.lifecycle import labelled_items
+
+    found = list(labelled_items(open_images(data), prefix))
+    return [
+        item if item.stamp else replace(item, payload={**item.payload, **space.images.keep(item.image)})
+        for item in found
+    ]
+
+
+def _embedder(space: Workspace, cluster: str | None) -> Embedder | None:
+    if cluster is None:
+        return None
+    from fixstar.lifecycle.cluster import RayEmbedder
+
+    return RayEmbedder(space.registry.directory(space.deployed()), None if cluster == "local" else cluster)
+
+
+def _report(done: Indexed, total: int, workspace: Path, as_json: bool) -> None:
+    for image in done.bad:
+        print(f"left out {image.name}: {image.reason}", file=sys.stderr)
+    if as_json:
+        bad = [{"id": image.name, "reason": image.reason} for image in done.bad]
+        print_json({"version": done.version, "added": done.added, "unchanged": done.unchanged, "bad": bad})
+        return
+    print(
+        f"{done.added:,} items embedded with {done.version}, {done.unchanged:,} unchanged, "
+        f"{len(done.bad):,} could not be read. The gallery holds {total:,}"
+    )
+    print(f"Next: fixstar search IMAGE -w {workspace}")

@@ -1,0 +1,112 @@
+"""fixstar search: the nearest items of an image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
+from fixstar.errors import InputError
+
+if TYPE_CHECKING:
+    from fixstar.gallery import Hit
+    from fixstar.lifecycle import Answer
+    from fixstar.workspace import Workspace
+
+__all__ = ["EXAMPLES", "NAME", "command", "parse_where"]
+
+NAME = "search"
+EXAMPLES = (
+    "Examples:  fixstar search shoe.jpg -w shop   |   fixstar search shoe.jpg bag.jpg -k 5 --sheet found.png   |   "
+    "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'"
+)
+
+
+def command(
+    images: Annotated[list[Path] | None, typer.Argument(help="One image or more.")] = None,
+    workspace: WorkspacePath = Path(),
+    k: Annotated[int, typer.Option("-k", help="Results for each image.")] = 10,
+    like: Annotated[str | None, typer.Option(help="Search with a stored item instead of an image: its id.")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="FIELD=VALUE of the payload; may be repeated.")] = None,
+    approximate: Annotated[bool, typer.Option(help="Ask the index where there is one; a hit may be missing.")] = False,
+    sheet: Annotated[Path | None, typer.Option(help="Draw queries and results as one picture (.png).")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Show the nearest items, whatever version made their vectors, with their cosine and that version."""
+    if bool(images) == (like is not None):
+        raise InputError("search takes images, or --like ID; give one of them")
+    from fixstar.workspace import Workspace
+
+    with Workspace(workspace, device) as space:
+        if like is not None:
+            names, answer = [like], space.like(like, k, parse_where(where), not approximate)
+        else:
+            names = [str(path) for path in images or ()]
+            answer = space.search(list(images or ()), k, parse_where(where), not approximate)
+        drawn = None if sheet is None else _draw(space, names, answer, like, sheet)
+    if as_json:
+        print_json(
+            {"version": answer.version, "queries": [_row(n, h) for n, h in zip(names, answer.hits, strict=True)]}
+        )
+    else:
+        _print(names, answer)
+    if drawn is not None and not as_json:
+        print(f"\ndrawn: {drawn}")
+
+
+def parse_where(words: list[str] | None) -> dict[str, Any] | None:
+    """Conditions written FIELD=VALUE; a value that is JSON is read as such, anything else is a string.
+
+    >>> parse_where(["shop=paris", "price={\\"lt\\": 20}"])
+    {'shop': 'paris', 'price': {'lt': 20}}
+    """
+    if not words:
+        return None
+    parsed: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise InputError(f"--where {word!r} is not FIELD=VALUE, such as label=shoes or 'price={{\"lt\": 20}}'")
+        try:
+            parsed[name] = json.loads(value)
+        except ValueError:
+            parsed[name] = value
+    return parsed
+
+
+def _row(name: str, hits: list[Hit]) -> dict[str, Any]:
+    return {"query": name, "hits": [{**hit._asdict(), "payload": dict(hit.payload)} for hit in hits]}
+
+
+def _print(names: list[str], answer: Answer) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for name, hits in zip(names, answer.hits, strict=True):
+        table = Table(title=f"{name} (query by {answer.version})", title_justify="left", box=None, pad_edge=False)
+        for heading, side in (
+            ("", "right"),
+            ("cosine", "right"),
+            ("item", "left"),
+            ("label", "left"),
+            ("version", "left"),
+        ):
+            table.add_column(heading, justify=side)  # type: ignore[arg-type]
+        for place, hit in enumerate(hits, start=1):
+            label = str(hit.payload.get("label", ""))
+            table.add_row(str(place), f"{hit.score:.4f}", hit.id, label, hit.version)
+        console.print(table if hits else f"{name}: nothing found", highlight=False, markup=False)
+
+
+def _draw(space: Workspace, names: list[str], answer: Answer, like: str | None, path: Path) -> Path:
+    """Queries and what was found, as one picture."""
+    from fixstar.workspace.contact import draw_answer
+
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--sheet {path}: a contact sheet is a .png file")
+    return draw_answer(space, names, answer, like is not None, path)

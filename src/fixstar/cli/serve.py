@@ -1,0 +1,46 @@
+"""fixstar serve: a workspace behind HTTP, with a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fixstar.cli.options import Device, WorkspacePath
+from fixstar.errors import MissingExtraError
+
+__all__ = ["EXAMPLES", "NAME", "command"]
+
+NAME = "serve"
+EXAMPLES = (
+    "Examples:  fixstar serve -w shop   |   fixstar serve -w shop --port 0   |   "
+    "fixstar serve -w shop --host 0.0.0.0 --rate 6000"
+)
+
+
+def command(
+    workspace: WorkspacePath = Path(),
+    host: Annotated[str, typer.Option(help="The address to listen at; others than loopback need keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free, and says which.")] = 8080,
+    rate: Annotated[int, typer.Option(help="Requests a minute for each key, or address.")] = 600,
+    upload: Annotated[int, typer.Option(help="Megabytes that one image may have.")] = 20,
+    pixels: Annotated[int, typer.Option(help="Megapixels that one image may have.")] = 50,
+    batch: Annotated[int, typer.Option(help="Queries embedded together, at most.")] = 32,
+    device: Device = "auto",
+) -> None:
+    """Serve a workspace: an API under /v1, a page at /, figures at /metrics. Stops gracefully at Ctrl-C or SIGTERM."""
+    try:
+        from fixstar.service.serve import serve
+        from fixstar.service.settings import ServiceSettings
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fixstar"):
+            raise
+        raise MissingExtraError(error.name or "fastapi", "service", "fixstar serve") from error
+    from fixstar.workspace import Workspace
+
+    settings = ServiceSettings(
+        host=host, port=port, rate=rate, upload_bytes=upload << 20, pixels=pixels * 1_000_000, batch=batch
+    )
+    with Workspace(workspace, device) as space:
+        serve(space, settings)

@@ -1,0 +1,143 @@
+"""What a backfill will bring, and what it brought: accuracy of labelled queries over the share re-embedded.
+
+Predicted on held-out images that play the gallery and the queries, before anything is embedded: the planner's order
+beside random ones. Measured on the gallery itself, as far as its items carry labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fixstar.data.image_set import ImageSet
+from fixstar.errors import InputError
+from fixstar.evaluation import (
+    BackfillCurve,
+    VersionFeatures,
+    backfill_curve,
+    backfill_curves,
+    cross_test,
+    gallery_query_split,
+)
+from fixstar.gallery import Gallery
+from fixstar.geometry import carry, short_basis, unit
+from fixstar.lifecycle.catalogue import LABEL
+from fixstar.lifecycle.planner import LabelledQueries, OldItems, planned_order
+from fixstar.models import Encoder
+from fixstar.scenarios import version_features
+
+__all__ = ["SHARES", "MeasuredPoint", "PredictedCurve", "draw_curves", "gallery_accuracy", "predicted_curve"]
+
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+
+
+class MeasuredPoint(NamedTuple):
+    """Accuracy of the labelled queries when a share of the old items had been re-embedded."""
+
+    share: float
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedCurve:
+    """The planner's order beside random ones, on held-out images; ``self_tests`` are the old and the new version's.
+
+    ``images`` counts those that played the gallery and those that asked.
+    """
+
+    order: str
+    planned: BackfillCurve
+    random: BackfillCurve
+    self_tests: tuple[float, float]
+    images: tuple[int, int]
+
+    def at(self, share: float) -> tuple[float, float]:
+        """Accuracy by the planner's order and by random order at a share between those measured."""
+        shares = self.planned.shares
+        return float(np.interp(share, shares, self.planned.accuracy)), float(
+            np.interp(share, shares, self.random.accuracy)
+        )
+
+
+def predicted_curve(
+    old: tuple[str, Encoder],
+    new: tuple[str, Encoder],
+    images: ImageSet,
+    order: str = "gain",
+    shares: Sequence[float] = SHARES,
+    random_orders: int = 5,
+    seed: int = 0,
+) -> PredictedCurve:
+    """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
+
+    Of each class a third plays the gallery, a third the queries that the planner asks, a third those that measure: the
+    planner must not know what it is measured with. What is found often is not known here, so "queried" is random.
+    """
+    gallery, asking, judging = _thirds(images, seed)
+    features = [version_features(name, encoder, judging, gallery) for name, encoder in (old, new)]
+    asked = version_features(*new, asking, gallery).queries
+    items = _as_old_items(features[0], features[1], gallery)
+    queries = LabelledQueries(asked, [asking.classes[label] for label in asking.labels.tolist()])
+    rows = planned_order(order, items, queries, seed)
+    truth = judging.labels, gallery.labels
+    planned = backfill_curve(features[0], features[1], *truth, shares, rows, protocol="image")
+    random = backfill_curve(features[0], features[1], *truth, shares, orders=random_orders, seed=seed)
+    tests = cross_test(features, *truth, "image").matrix.diagonal()
+    return PredictedCurve(order, planned, random, (float(tests[0]), float(tests[1])), (len(gallery), len(judging)))
+
+
+def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSet]:
+    counts = images.counts()
+    several = images.of_classes([name for name in images.classes if counts[name] >= 3])
+    if len(several.classes) < 2:
+        raise InputError(
+            "a backfill is predicted on labelled images, at least three of each of two classes; "
+            f"these are {len(images)} of {len(images.classes)} classes"
+        )
+    split = gallery_query_split(several.labels, share=1 / 3, seed=seed)
+    rest = several.take(split.queries)
+    halves = gallery_query_split(rest.labels, seed=seed)
+    return several.take(split.gallery), rest.take(halves.gallery), rest.take(halves.queries)
+
+
+def _as_old_items(old: VersionFeatures, new: VersionFeatures, gallery: ImageSet) -> OldItems:
+    vectors = carry(unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width)
+    labels = [gallery.classes[label] for label in gallery.labels.tolist()]
+    count = len(gallery)
+    names = [str(row) for row in range(count)]
+    return OldItems(names, np.zeros(count, np.int64), vectors.astype(np.float32), labels, np.zeros(count))
+
+
+def gallery_accuracy(gallery: Gallery, version: str, queries: LabelledQueries) -> float | None:
+    """How many labelled queries find an item of their class first, of those whose class the gallery knows.
+
+    None where its items carry none of these labels.
+    """
+    names = sorted(set(queries.labels))
+    probe = np.asarray(queries.vectors[:1])
+    known = {name for name in names if gallery.search(version, probe, k=1, where={LABEL: name})[0]}
+    rows = [row for row, name in enumerate(queries.labels) if name in known]
+    if not rows:
+        return None
+    hits = gallery.search(version, np.asarray(queries.vectors)[rows], k=1)
+    right = [found[0].payload.get(LABEL) == queries.labels[row] for row, found in zip(rows, hits, strict=True)]
+    return float(np.mean(right))
+
+
+def draw_curves(path: Path, predicted: PredictedCurve | None, measured: Sequence[MeasuredPoint] = ()) -> Path:
+    """The picture of a backfill: PNG, or by its suffix SVG or PDF."""
+    curves, tests = {}, {}
+    if predicted is not None:
+        planned = f"predicted, order: {predicted.order}"
+        curves = {planned: predicted.planned, "predicted, random order": predicted.random}
+        tests = {planned: predicted.self_tests}
+    if measured:
+        shares, accuracies = (np.array(values, np.float64) for values in zip(*measured, strict=True))
+        curves["measured on the gallery"] = BackfillCurve(shares, accuracies[None])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    backfill_curves(curves, path, tests, title="Accuracy while the gallery is re-embedded")
+    return path

@@ -1,0 +1,148 @@
+"""What is to be indexed: items with an id, an image and a payload, found in a folder, a list or a labelled set.
+
+The payload of an item that fixstar indexed says where its image is (``image``: a path, relative to the workspace for
+images that the workspace keeps) and what it looked like then (``stamp``), so that backfill finds it again.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from fixstar.data.image_set import ImageSet
+from fixstar.durable import replace_file
+from fixstar.errors import DataError, InputError
+from fixstar.gallery.store import Item, Payload
+from fixstar.images import ImageSource
+
+__all__ = ["IMAGE", "LABEL", "STAMP", "CatalogueItem", "ImageStore", "catalogue", "labelled_items"]
+
+IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
+
+
+@dataclass(frozen=True)
+class CatalogueItem:
+    """An item to index. ``image`` is what the encoder reads."""
+
+    id: str
+    image: ImageSource
+    payload: Payload = field(default_factory=dict)
+
+    @property
+    def stamp(self) -> str | None:
+        """What the image looks like from outside; None where it is no file."""
+        stamp: str | None = self.payload.get(STAMP)
+        return stamp
+
+
+def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
+    """The items of a folder (all images below it), of a CSV list (``path`` and any other columns), or of one image.
+
+    An id is the path below the folder, or as the list writes it; a list may have a column ``id``. In a folder with
+    subfolders the first of them is the label. ``prefix`` goes before every id.
+    """
+    if source.is_dir():
+        return _folder(source, prefix)
+    if source.suffix.lower() == ".csv":
+        return _listed(source, prefix)
+    if source.suffix.lower() in _SUFFIXES:
+        return iter([_from_file(prefix + source.name, source, {})])
+    raise InputError(
+        f"{source} is no folder of images, no list (.csv with a column path) and no image "
+        f"({', '.join(sorted(_SUFFIXES))})" + ("" if source.exists() else ": it does not exist")
+    )
+
+
+def _folder(folder: Path, prefix: str) -> Iterator[CatalogueItem]:
+    found = False
+    for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()):
+        found = True
+        below = path.relative_to(folder)
+        label = {LABEL: below.parts[0]} if len(below.parts) > 1 else {}
+        yield _from_file(prefix + below.as_posix(), path, label)
+    if not found:
+        raise DataError(f"{folder} holds no image ({', '.join(sorted(_SUFFIXES))})")
+
+
+def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        if "path" not in (rows.fieldnames or ()):
+            raise DataError(f"{path} needs a column named path; it has: {', '.join(rows.fieldnames or ['nothing'])}")
+        for row in rows:
+            where = row.pop("path")
+            name = row.pop("id", None) or where
+            payload = {key: value for key, value in row.items() if key and value not in (None, "")}
+            yield _from_file(prefix + name, path.parent / where, payload)
+
+
+def _from_file(name: str, path: Path, payload: Payload) -> CatalogueItem:
+    absolute = path.absolute()
+    return CatalogueItem(name, absolute, {**payload, IMAGE: str(absolute), STAMP: _stamp(absolute)})
+
+
+def _stamp(path: Path) -> str:
+    try:
+        seen = path.stat()
+    except OSError:
+        return "absent"  # reading it will say so, with its name
+    return f"{seen.st_size}-{seen.st_mtime_ns}"
+
+
+def labelled_items(images: ImageSet, prefix: str = "") -> Iterator[CatalogueItem]:
+    """The items of a labelled set: files by their path, pixels by their number."""
+    for row, label in enumerate(images.labels.tolist()):
+        payload = {LABEL: images.classes[label]}
+        source = images.images[row]
+        if isinstance(source, Path):
+            yield _from_file(f"{prefix}{images.classes[label]}/{source.name}", source, payload)
+        else:
+            yield CatalogueItem(f"{prefix}{row}", source, payload)
+
+
+class ImageStore:
+    """Images that the workspace keeps itself, because they came as bytes or pixels: images/ab/abcd....png.
+
+    The name is the SHA-256 of the content, so the same image is kept once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def keep(self, image: bytes | ImageSource, suffix: str = ".png") -> Payload:
+        """Keep an image; the payload fields that lead back to it. Pixels are kept as PNG, bytes as they are."""
+        content = image if isinstance(image, bytes) else _png(image)
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"images/{digest[:2]}/{digest}{suffix}"
+        if not (self.path / name).is_file():
+            replace_file(self.path / name, lambda partial: partial.write_bytes(content))
+        return {IMAGE: name, STAMP: digest[:16]}
+
+    def find(self, item: Item) -> Path | None:
+        """Where the image of an item is; None where nobody knows, or it is gone."""
+        name = item.payload.get(IMAGE)
+        if not isinstance(name, str) or not name:
+            return None
+        path = Path(name) if Path(name).is_absolute() else self.path / name
+        return path if path.is_file() else None
+
+
+def _png(image: Any) -> bytes:
+    from PIL import Image
+
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    buffer = BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def without_repeats(items: Sequence[CatalogueItem]) -> list[CatalogueItem]:
+    """The last of every id: a batch must not name one twice."""
+    return list({item.id: item for item in items}.values())

@@ -1,0 +1,132 @@
+"""What the gate found out about a version, kept beside it: checks/v2.json. A deployment asks for it.
+
+A check counts only for what it was made against: vectors that came into the gallery from a version it did not look at
+make it incomplete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fixstar.durable import replace_json
+from fixstar.errors import GateError, ModelError
+
+__all__ = ["Check", "CheckedCell", "LostAnswer", "Outcome", "demand", "last_check", "save_check"]
+
+Outcome = Literal["pass", "refuse", "missing evidence"]
+
+
+@dataclass(frozen=True)
+class LostAnswer:
+    """A negative flip: the class of a query that the old version answered rightly, and the class found instead.
+
+    ``rows`` are those of the query, of the gallery image found before, and of the one found now.
+    """
+
+    label: str
+    found: str
+    rows: tuple[int, int, int] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class CheckedCell:
+    """New queries on the gallery of ``version``: cross-test minus that version's self-test, with its interval.
+
+    ``lost`` lists some of the negative flips, one of each class in turn, heaviest loss first.
+    """
+
+    version: str
+    self_test: float
+    cross_test: float
+    low: float
+    high: float
+    verdict: str
+    differing: int
+    negative_flips: int
+    positive_flips: int
+    lost: tuple[LostAnswer, ...] = ()
+
+    @property
+    def difference(self) -> float:
+        """What the new queries gain on that gallery; below zero they lose."""
+        return self.cross_test - self.self_test
+
+
+@dataclass(frozen=True)
+class Check:
+    """One verdict on one version. ``reasons`` say in words what it rests on, ``notes`` what else is worth knowing.
+
+    ``report`` is the page with the curves, ``pictures`` the lost queries' images, by their paths in the workspace.
+    ``self_test`` is the version's own accuracy, None where it was not measured.
+    """
+
+    version: str
+    outcome: Outcome
+    reasons: tuple[str, ...]
+    cells: tuple[CheckedCell, ...]
+    self_test: float | None
+    queries: int
+    gallery: int
+    confidence: float
+    tolerance: float
+    data: dict[str, Any] = field(default_factory=dict)
+    when: str = ""
+    report: str | None = None
+    notes: tuple[str, ...] = ()
+    pictures: str | None = None
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """The versions whose galleries the new queries were tried on."""
+        return tuple(cell.version for cell in self.cells)
+
+
+def save_check(workspace: Path, check: Check, name: str | None = None) -> Path:
+    """Keep a check; the last one counts. ``name`` is that of its file, unless it is the version's."""
+    path = workspace / "checks" / f"{name or check.version}.json"
+    replace_json(path, {"format": "fixstar-check", **asdict(check)})
+    return path
+
+
+def last_check(workspace: Path, version: str) -> Check | None:
+    """The last check of a version, if there was one."""
+    path = workspace / "checks" / f"{version}.json"
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content.pop("format")
+        words = {key: tuple(content[key]) for key in ("reasons", "notes")}
+        return Check(**{**content, **words, "cells": tuple(_cell(cell) for cell in content["cells"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} is damaged ({error}); make it anew with: fixstar check {version}") from error
+
+
+def _cell(content: dict[str, Any]) -> CheckedCell:
+    return CheckedCell(**{**content, "lost": tuple(map(_lost, content["lost"]))})
+
+
+def _lost(content: dict[str, Any]) -> LostAnswer:
+    rows = content.get("rows")
+    return LostAnswer(content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2]))
+
+
+def demand(check: Check | None, version: str, live: Iterable[str]) -> Check:
+    """The check, if it allows to deploy ``version`` over vectors of the ``live`` versions; else why not."""
+    repeat = f"run: fixstar check {version}"
+    force = f'or deploy all the same with a reason: fixstar deploy {version} --force "REASON"'
+    if check is None:
+        raise GateError(f"{version} was never checked; {repeat}, {force}")
+    if check.outcome != "pass":
+        why = "; ".join(check.reasons) or check.outcome
+        raise GateError(f"the check of {version} did not pass ({check.outcome}): {why}. Train it better, {force}")
+    if unseen := [name for name in live if name != version and name not in check.against]:
+        raise GateError(
+            f"{version} was checked before vectors of {', '.join(unseen)} were there to be searched; "
+            f"{repeat} again, {force}"
+        )
+    return check

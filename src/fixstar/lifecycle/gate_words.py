@@ -1,0 +1,134 @@
+"""What the gate found out, in sentences with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fixstar.evaluation.backfill import backfill_curve
+from fixstar.evaluation.report_words import percent, points
+from fixstar.lifecycle.checks import Check, CheckedCell
+
+if TYPE_CHECKING:
+    from fixstar.evaluation import CrossTest
+    from fixstar.evaluation.trial import Trial
+
+__all__ = [
+    "alone_sentence",
+    "apart_sentence",
+    "cell_sentence",
+    "facts",
+    "foreign_sentence",
+    "mixture_notes",
+    "needed_sentence",
+    "selected_note",
+    "without_images",
+]
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a gallery re-embedded
+VISIBLE = 0.005  # a fall that is worth a warning
+
+
+def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int, tolerance: float) -> str:
+    """The evidence of one cell."""
+    limit = "above it" if not tolerance else f"less than {percent(tolerance)[:-2]} points below it"
+    verdict = {
+        "compatible": f"this is {limit}",
+        "incompatible": f"this is not {limit}",
+        "not decided": f"it is not decided whether this is {limit}",
+    }[cell.verdict]
+    together = "" if cells == 1 else f", all {cells} galleries together"
+    return (
+        f"on {cell.version}'s gallery {version}'s queries reach {percent(cell.cross_test)}, {cell.version}'s own "
+        f"{percent(cell.self_test)}: {verdict}. The difference is {points(cell.difference)} points, with "
+        f"{100 * confidence:g} % confidence{together} between {points(cell.low)} and {points(cell.high)}"
+    )
+
+
+def needed_sentence(version: str, cell: CheckedCell, queries: int, needed: int | None, tolerance: float) -> str:
+    """How much evidence would decide a cell, and what to type."""
+    if needed is None:
+        seen = "balance exactly" if cell.differing else "do not occur"
+        return (
+            f"Among {queries:,} queries gains and losses {seen}, so more of the same would not decide. If that is good "
+            f"enough, say how much may be lost: fixstar check {version} --tolerance {2 * tolerance or 0.01:g}"
+        )
+    more = f"fixstar check {version} --data LABELLED_IMAGES"
+    either = "" if tolerance else f"; or say how much may be lost: fixstar check {version} --tolerance 0.01"
+    return (
+        f"If it stays so, about {needed:,} queries would decide; there were {queries:,}. Half of each class is the "
+        f"gallery: give about {2 * needed:,} labelled images with {more}{either}"
+    )
+
+
+def alone_sentence(version: str) -> str:
+    """Of a version that has nothing to be compatible with."""
+    return f"only vectors of {version} itself are searched: there is no older gallery that it could fail on"
+
+
+def apart_sentence(version: str, other: str) -> str:
+    """Of versions whose vectors have nothing in common."""
+    return f"vectors of {version} and of {other} have different widths: its queries cannot search {other}'s gallery"
+
+
+def foreign_sentence(version: str, other: str) -> str:
+    """Of live vectors whose model is not here."""
+    return (
+        f"the gallery holds vectors of {other}, and no model of that name is here: what {other}'s own queries reach "
+        f"cannot be measured. Fit an adapter, which is checked on labelled items (fixstar adapt {other} --for "
+        f"{version}), or compare features (fixstar evaluate --features {other}=FILE --features {version}=FILE)"
+    )
+
+
+def without_images(version: str, live: Sequence[str], images: int) -> str:
+    """What is missing where there are no labelled images to ask about."""
+    seen = (
+        f"{images:,} labelled images are there, but no two of one class"
+        if images
+        else f"no labelled images were held out when the versions up to {version} were trained"
+    )
+    return (
+        f"{seen}, so nothing shows what {version}'s queries find among vectors of {', '.join(live)}. Give labelled "
+        f"images that it was not trained on: fixstar check {version} --data LABELLED_IMAGES. The next training can "
+        "keep some itself: --hold-out 0.1"
+    )
+
+
+def selected_note(version: str) -> str:
+    """Of held-out images that were looked at before."""
+    return (
+        f"the images held out from {version}'s training also chose its epoch, so its figures are a little too kind; "
+        f"others would be fairer: fixstar check {version} --data LABELLED_IMAGES"
+    )
+
+
+def mixture_notes(trial: Trial, tested: CrossTest) -> Iterator[str]:
+    """A warning for each old gallery that, partly re-embedded, does worse than as it is and worse than all new."""
+    vectors = {version.name: version for version in trial.versions}
+    *names, version = tested.names
+    visible = max(VISIBLE, 2 / len(trial.query_labels))  # one or two queries are no reason to warn
+    for name in names:
+        labels = trial.query_labels, trial.gallery_labels
+        curve = backfill_curve(vectors[name], vectors[version], *labels, SHARES, orders=3).accuracy
+        worst = int(curve[1:-1].argmin()) + 1
+        if curve[worst] < min(curve[0], curve[-1]) - visible:
+            yield (
+                f"a gallery that is {percent(SHARES[worst])} {version}'s and for the rest {name}'s finds only "
+                f"{percent(float(curve[worst]))}, less than one that is all {name}'s ({percent(float(curve[0]))}) or "
+                f"all {version}'s ({percent(float(curve[-1]))}): a partial backfill is worse than none. Backfill all "
+                "of it, or nothing"
+            )
+
+
+def facts(check: Check, each: float) -> dict[str, str]:
+    """What the report's last section says of the gate."""
+    below = f" less than {percent(check.tolerance)[:-2]} points below" if check.tolerance else " strictly above"
+    found = {
+        "Gate": f"{check.outcome}: {'; '.join(check.reasons)}",
+        "Criterion": f"compatible where the cross-test is{below} the old version's self-test",
+        "Confidence": (
+            f"{100 * check.confidence:g} % for all cross-tests of {check.version} together, {100 * each:.3g} % for "
+            "each cell, drawing single answers"
+        ),
+    }
+    return {**found, "Notes": "; ".join(check.notes)} if check.notes else found

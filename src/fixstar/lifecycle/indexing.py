@@ -1,0 +1,80 @@
+"""Embedding items into the gallery, batch by batch: what is acknowledged stays, and a repeated call goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from fixstar.gallery import Gallery
+from fixstar.images import BadImage
+from fixstar.lifecycle.catalogue import STAMP, CatalogueItem, without_repeats
+from fixstar.lifecycle.embedding import Embedder
+from fixstar.progress import Advance
+
+__all__ = ["Indexed", "index_items"]
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What was done: items embedded, items that were there already, images that could not be read."""
+
+    version: str
+    added: int
+    unchanged: int
+    bad: tuple[BadImage, ...]
+
+
+def index_items(
+    gallery: Gallery,
+    version: str,
+    embedder: Embedder,
+    items: Iterable[CatalogueItem],
+    again: bool = False,
+    progress: Advance | None = None,
+) -> Indexed:
+    """Embed items with a version and store them. Items whose image is the same as when it was embedded are left alone.
+
+    ``again`` embeds those too. Memory stays flat, whatever the number of items.
+    """
+    unchanged = 0
+    waiting: list[list[CatalogueItem]] = []
+
+    def batches() -> Iterator[list[object]]:
+        nonlocal unchanged
+        source = iter(items)
+        while batch := without_repeats(list(islice(source, BATCH))):
+            fresh = batch if again else _changed(gallery, batch)
+            unchanged += len(batch) - len(fresh)
+            if progress is not None:
+                progress(len(batch) - len(fresh))
+            if fresh:
+                waiting.append(fresh)
+                yield [item.image for item in fresh]
+
+    added, bad = 0, []
+    for vectors, unread in embedder(batches()):  # type: ignore[arg-type]
+        batch = waiting.pop(0)
+        good = np.flatnonzero(~np.isnan(vectors).any(axis=1)).tolist()
+        kept = [batch[i] for i in good]
+        if kept:
+            gallery.upsert(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
+        added += len(kept)
+        bad += [BadImage(image.index, batch[image.index].id, image.reason) for image in unread]
+        if progress is not None:
+            progress(len(batch))
+    return Indexed(version, added, unchanged, tuple(bad))
+
+
+def _changed(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
+    """Items that the gallery does not have, or has of another image."""
+    known = gallery.get([item.id for item in batch])
+    return [
+        item
+        for item in batch
+        if item.stamp is None or item.id not in known or known[item.id].payload.get(STAMP) != item.stamp
+    ]

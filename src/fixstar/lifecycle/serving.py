@@ -1,0 +1,143 @@
+"""Answering queries: the deployed version embeds them, the gallery of all versions is searched.
+
+Every answer is of one version, the one that was deployed when it began; a deployment in between changes the next one.
+Vectors of a model that was not trained together with it are searched through an adapter, where one is in use.
+Threads may share it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from fixstar.errors import GalleryError, ImageError
+from fixstar.gallery import Gallery, Hit
+from fixstar.gallery.store import Vectors, Where
+from fixstar.images import ImageSource
+from fixstar.lifecycle.adapter_book import AdapterBook
+from fixstar.lifecycle.embedding import LocalEmbedder, ensure_version
+from fixstar.lifecycle.registry import Registry
+from fixstar.lifecycle.rollout import Rollout
+from fixstar.lifecycle.usage import Usage
+from fixstar.models import Encoder
+
+__all__ = ["Answer", "Serving"]
+
+
+class Answer(NamedTuple):
+    """The hits of each query, and the version that made the queries' vectors.
+
+    ``left_out`` are versions with vectors that these queries do not reach: their adapter is another version's.
+    """
+
+    version: str
+    hits: list[list[Hit]]
+    left_out: tuple[str, ...] = ()
+
+
+class Serving:
+    """Search through whatever version is deployed. The ``keep`` encoders used last stay in memory.
+
+    With ``usage`` the best hit of every query is counted. ``adapters`` are those in use.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        rollout: Rollout,
+        gallery: Gallery,
+        device: str = "cpu",
+        keep: int = 3,
+        usage: Usage | None = None,
+        adapters: AdapterBook | None = None,
+    ) -> None:
+        self._registry, self._rollout, self.gallery = registry, rollout, gallery
+        self._device, self._keep, self._usage, self._adapters = device, keep, usage, adapters
+        self._encoders: OrderedDict[str, Encoder] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def encoder(self, version: str) -> Encoder:
+        """A version's encoder, read from disk the first time; the gallery then has room for its vectors."""
+        with self._lock:
+            if version not in self._encoders:
+                encoder = self._registry.encoder(version, self._device)
+                ensure_version(self.gallery, version, encoder)
+                self._encoders[version] = encoder
+                while len(self._encoders) > self._keep:
+                    self._encoders.popitem(last=False)
+            self._encoders.move_to_end(version)
+            return self._encoders[version]
+
+    def embed(self, version: str, images: Sequence[ImageSource]) -> Vectors:
+        """Query vectors [N, width] of a version; an image that cannot be read raises ``ImageError``."""
+        vectors, bad = LocalEmbedder(self.encoder(version)).one(images)
+        if bad:
+            raise ImageError(bad[0].name, bad[0].reason)
+        return vectors
+
+    def search(
+        self, images: Sequence[ImageSource], k: int = 10, where: Where | None = None, exact: bool = True
+    ) -> Answer:
+        """The nearest items of each image."""
+        version = self._rollout.current()
+        return self.search_vectors(version, self.embed(version, images), k, where, exact)
+
+    def search_vectors(
+        self, version: str, vectors: Vectors, k: int = 10, where: Where | None = None, exact: bool = True
+    ) -> Answer:
+        """The nearest items of vectors that a version made.
+
+        Scores are cosines in the space of the version found: where some are reached through an adapter, those of
+        different versions are not on one scale.
+        """
+        if self._adapters is None or not (apart := self._adapters.apart()):
+            answer = Answer(version, self.gallery.search(version, vectors, k, where, exact=exact))
+        else:
+            answer = self._search_apart(self._adapters, apart, version, vectors, k, where, exact)
+        if self._usage is not None:
+            self._usage.record(found[0].id for found in answer.hits if found)
+        return answer
+
+    def _search_apart(
+        self,
+        adapters: AdapterBook,
+        apart: set[str],
+        version: str,
+        vectors: Vectors,
+        k: int,
+        where: Where | None,
+        exact: bool,
+    ) -> Answer:
+        """Search where some versions have a space of their own: through their adapters, or not at all."""
+        names = [space.name for space in self.gallery.versions()]
+        direct = [name for name in names if name == version or not apart & {name, version}]
+        parts = [self.gallery.search(version, vectors, k, where, versions=direct, exact=exact)]
+        unreached = []
+        for name in names:
+            if name in direct:
+                continue
+            adapter = adapters.find(name, version)
+            if adapter is None:
+                unreached.append(name)
+            elif len(vectors):
+                parts.append(self.gallery.search(name, adapter(vectors), k, where, versions=[name], exact=exact))
+        hits = [sorted(chain(*found), key=lambda hit: -hit.score)[:k] for found in zip(*parts, strict=True)]
+        counts = self.gallery.count() if unreached else {}
+        return Answer(version, hits, tuple(name for name in unreached if counts.get(name)))
+
+    def close(self) -> None:
+        """Close the gallery, and write down what was counted."""
+        self.gallery.close()
+        if self._usage is not None:
+            self._usage.flush()
+
+    def like(self, item: str, k: int = 10, where: Where | None = None, exact: bool = True) -> Answer:
+        """The nearest items of one that is stored, itself left out, by the vector that it was stored with."""
+        known = self.gallery.get([item]).get(item)
+        if known is None:
+            raise GalleryError(f"the gallery has no item {item!r}")
+        answer = self.search_vectors(known.version, known.vector[None], k + 1, where, exact)
+        return answer._replace(hits=[[hit for hit in answer.hits[0] if hit.id != item][:k]])

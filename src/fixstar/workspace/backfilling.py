@@ -1,0 +1,223 @@
+"""Backfill of a workspace: plan, predict, re-embed, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fixstar.data.image_set import ImageSet
+from fixstar.durable import exclusive
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.evaluation import gallery_query_split
+from fixstar.lifecycle import Embedder, LocalEmbedder, held_out_images
+from fixstar.lifecycle.backfill import Backfilled, run_backfill
+from fixstar.lifecycle.backfill_curves import MeasuredPoint, PredictedCurve, gallery_accuracy, predicted_curve
+from fixstar.lifecycle.backfill_plan import BackfillPlan, PlanFiles, budget_items
+from fixstar.lifecycle.cluster import RayEmbedder
+from fixstar.lifecycle.planner import ORDERS, TRIED, LabelledQueries, old_items, planned_order
+from fixstar.lifecycle.usage import Usage
+from fixstar.progress import Advance
+
+if TYPE_CHECKING:
+    from fixstar.workspace.workspace import Workspace
+
+__all__ = ["BackfillOptions", "PlannedBackfill", "backfill", "plan_backfill"]
+
+AUTO = "auto"
+CHECKPOINTS = 4  # measurements along the way, after the first
+
+
+@dataclass(frozen=True)
+class BackfillOptions:
+    """What to re-embed, in which order, how fast and where.
+
+    ``budget`` is a share of the items with older vectors ("10%"), their number ("5000") or "all"; ``order`` one of
+    ``ORDERS``, or "auto": whichever does best at this budget on labelled images; ``rate`` items a second at most.
+    ``data`` are labelled images that no version was trained on; without them those are taken that were held out at
+    training time. ``cluster`` is the address of a Ray cluster, or "local". ``stop`` is asked between batches.
+    """
+
+    budget: str = "10%"
+    order: str = AUTO
+    rate: float | None = None
+    data: ImageSet | None = None
+    cluster: str | None = None
+    workers: int | None = None
+    seed: int = 0
+    stop: Callable[[], bool] = field(default=lambda: False, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedBackfill:
+    """A plan, how many of its items have been dealt with, and what it will bring; None where no labels tell."""
+
+    plan: BackfillPlan
+    position: int
+    predicted: PredictedCurve | None
+
+    @property
+    def share(self) -> float:
+        """The plan's share of the items with older vectors."""
+        return len(self.plan.ids) / max(1, self.plan.old)
+
+
+def plan_backfill(space: Workspace, options: BackfillOptions, predict: bool = True) -> PlannedBackfill:
+    """The plan under way, if it asks for the same and is not done; else a new one in its place.
+
+    With ``predict``, what it will bring, where labelled images tell.
+    """
+    target, files = space.deployed(), PlanFiles(space.path)
+    budget_items(options.budget, 0)  # a wrong budget or order is told before anything is computed
+    if options.order not in (AUTO, *ORDERS):
+        raise UnknownNameError("order", options.order, (AUTO, *ORDERS))
+    held = _held_out(space, options, target)
+    plan, predicted = files.plan(), None
+    under_way = plan is not None and files.position(plan) < len(plan.ids)
+    if plan is None or not under_way or not _is_asked_for(plan, target, options):
+        if options.order == AUTO:
+            options, predicted = _best_order(space, options, target, held)
+        plan = _new_plan(space, options, target, held)
+        _save(files, plan)
+    if predict and predicted is None and held is not None:
+        predicted = _prediction(space, replace(options, order=plan.order), target, held)
+    return PlannedBackfill(plan, files.position(plan), predicted)
+
+
+def _is_asked_for(plan: BackfillPlan, target: str, options: BackfillOptions) -> bool:
+    return (plan.target, plan.budget) == (target, options.budget) and options.order in (plan.order, AUTO)
+
+
+def _best_order(
+    space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None
+) -> tuple[BackfillOptions, PredictedCurve | None]:
+    """The order that does best on held-out images at the share that the budget means; "gain" where there are none."""
+    old = sum(count for name, count in space.gallery.count().items() if name != target)
+    share = budget_items(options.budget, old) / max(1, old)
+    tried = [replace(options, order=order) for order in TRIED]
+    curves = [_prediction(space, way, target, held) for way in tried] if held is not None else []
+    known = [(way, curve) for way, curve in zip(tried, curves, strict=False) if curve is not None]
+    return max(known, key=lambda pair: pair[1].at(share)[0], default=(tried[0], None))
+
+
+def backfill(space: Workspace, options: BackfillOptions, progress: Advance | None = None) -> Backfilled:
+    """Re-embed what the plan says; the same call goes on after an interruption. See ``run_backfill``."""
+    planned = plan_backfill(space, options, predict=False)
+    plan, target = planned.plan, planned.plan.target
+    held = _held_out(space, options, target)
+    measure = _Measurement(space, plan, None if held is None else _queries(space, target, _halves(held, options)[1]))
+
+    def advance(count: int = 1, note: str | None = None) -> None:
+        measure(count)
+        if progress is not None:
+            progress(count, note)
+
+    with _embedder(space, options, target) as embedder:
+        done = run_backfill(
+            space.gallery,
+            space.images,
+            PlanFiles(space.path),
+            plan,
+            embedder,
+            space.deployed,
+            options.rate,
+            options.stop,
+            advance,
+        )
+    return replace(done, measured=tuple(measure.points))
+
+
+def _save(files: PlanFiles, plan: BackfillPlan) -> None:
+    try:
+        with exclusive(files.directory):
+            files.save(plan)
+    except BlockingIOError:
+        raise InputError(
+            f"another process is working on a backfill in {files.directory}; wait for it, or stop it first"
+        ) from None
+
+
+class _Measurement:
+    """Accuracy of labelled queries on the gallery at a few points of the plan."""
+
+    def __init__(self, space: Workspace, plan: BackfillPlan, queries: LabelledQueries | None) -> None:
+        self._space, self._plan, self._queries = space, plan, queries
+        self._position, self._next = 0, 0.0
+        self.points: list[MeasuredPoint] = []
+
+    def __call__(self, count: int) -> None:
+        self._position += count
+        total = len(self._plan.ids)
+        if self._queries is None or not total or self._position < self._next * total:
+            return
+        self._next = (int(self._position / total * CHECKPOINTS) + 1) / CHECKPOINTS
+        accuracy = gallery_accuracy(self._space.gallery, self._plan.target, self._queries)
+        if accuracy is not None:
+            self.points.append(MeasuredPoint(self._position / max(1, self._plan.old), accuracy))
+
+
+@contextmanager
+def _embedder(space: Workspace, options: BackfillOptions, target: str) -> Iterator[Embedder]:
+    encoder = space.serving.encoder(target)  # the gallery has room for its vectors then
+    if options.cluster is None:
+        yield LocalEmbedder(encoder)
+        return
+    with RayEmbedder(space.registry.directory(target).absolute(), options.cluster, options.workers) as embedder:
+        yield embedder
+
+
+def _new_plan(space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None) -> BackfillPlan:
+    space.serving.encoder(target)
+    newer = [name for name in space.versions() if int(name[1:]) > int(target[1:])]
+    items = old_items(space.gallery, target, newer, Usage(space.path).counts())
+    if options.order == "queried" and not items.counts.any():
+        raise InputError(
+            "nothing is known about what is found most often: no search was counted so far "
+            "(Workspace(..., record_usage=True) counts them). Take another order"
+        )
+    queries = None
+    if options.order in ("gain", "classes") and held is not None:
+        queries = _queries(space, target, _halves(held, options)[0])
+    rows = planned_order(options.order, items, queries, options.seed)
+    chosen = rows[: budget_items(options.budget, len(items))].tolist()
+    return BackfillPlan.made(target, options.order, options.budget, len(items), [items.ids[row] for row in chosen])
+
+
+def _held_out(space: Workspace, options: BackfillOptions, target: str) -> ImageSet | None:
+    """Labelled images to ask with; None where there are none, or of no class two."""
+    preprocessing = space.serving.encoder(target).preprocessing
+    if options.data is not None:
+        held: ImageSet | None = options.data.load(preprocessing, "skip").images
+    else:
+        held = held_out_images(space.path, space.versions(), preprocessing)
+    return held if held is not None and max(held.counts().values(), default=0) > 1 else None
+
+
+def _halves(held: ImageSet, options: BackfillOptions) -> tuple[ImageSet, ImageSet]:
+    """Images for the planner, and others to measure with: it must not know these."""
+    split = gallery_query_split(held.labels, seed=options.seed)
+    return held.take(split.gallery), held.take(split.queries)
+
+
+def _queries(space: Workspace, target: str, images: ImageSet) -> LabelledQueries:
+    vectors = space.serving.encoder(target).encode(images.images, form="short")
+    return LabelledQueries(vectors, [images.classes[label] for label in images.labels.tolist()])
+
+
+def _prediction(space: Workspace, options: BackfillOptions, target: str, held: ImageSet) -> PredictedCurve | None:
+    """From the older version that most vectors are of; None where its weights are not here."""
+    counts = {name: count for name, count in space.gallery.count().items() if name != target and count}
+    old = max(counts, key=lambda name: counts[name], default=None)
+    if old is None or old not in space.versions():
+        return None
+    try:
+        return predicted_curve(
+            (old, space.serving.encoder(old)),
+            (target, space.serving.encoder(target)),
+            held,
+            options.order,
+            seed=options.seed,
+        )
+    except InputError:  # too few images of a class
+        return None

@@ -1,0 +1,43 @@
+"""Where a workspace stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fixstar.gallery import Gallery
+from fixstar.lifecycle import Registry, Rollout, last_check
+
+__all__ = ["Status", "read_status"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a workspace stands: ``vectors`` counts items by the version that made them."""
+
+    path: str
+    deployed: str | None
+    previous: str | None
+    versions: tuple[str, ...]
+    retired: tuple[str, ...]
+    vectors: dict[str, int]
+    gallery: str
+    checks: Mapping[str, str]
+    training: str | None
+
+
+def read_status(registry: Registry, rollout: Rollout, gallery: Gallery, url: str, training: bool) -> Status:
+    """Look everything up; ``training`` says whether the next version has been begun."""
+    names = registry.names()
+    checks = {name: check.outcome for name in names if (check := last_check(registry.path, name)) is not None}
+    return Status(
+        str(registry.path),
+        rollout.current() if names else None,
+        rollout.before() if names else None,
+        tuple(names),
+        tuple(registry.retired()),
+        gallery.count(),
+        url,
+        checks,
+        f"v{registry.next_number()}" if training else None,
+    )

@@ -1,0 +1,298 @@
+"""The workspace itself: the verbs of the command line as methods."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from fixstar.data.image_set import ImageSet
+from fixstar.errors import GateError, InputError, UnknownNameError
+from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
+from fixstar.gallery import Gallery, open_gallery
+from fixstar.gallery.store import Where
+from fixstar.images import ImageSource
+from fixstar.lifecycle import (
+    Answer,
+    Backfilled,
+    CatalogueItem,
+    Check,
+    Embedder,
+    GateRules,
+    ImageStore,
+    Indexed,
+    LocalEmbedder,
+    Move,
+    Registry,
+    Rollout,
+    Serving,
+    Usage,
+    check_version,
+    demand,
+    index_items,
+    last_check,
+)
+from fixstar.methods import Method, OldVectors
+from fixstar.models import Encoder
+from fixstar.models.device import resolve_device
+from fixstar.progress import Advance
+from fixstar.scenarios import Settings, Version, version_features
+from fixstar.workspace.backfilling import BackfillOptions, PlannedBackfill, backfill, plan_backfill
+from fixstar.workspace.files import create_mark, gallery_url, read_mark
+from fixstar.workspace.status import Status, read_status
+from fixstar.workspace.training import UpgradeOptions, VersionTraining
+
+__all__ = ["Status", "Workspace"]
+
+
+class Workspace:
+    """Train, upgrade, index, search, check, deploy, backfill and roll back in one directory.
+
+    Threads may share one. ``device`` is where queries and items are embedded; ``record_usage`` counts what searches
+    find, for a backfill. Close it, or use it in a ``with``, when its gallery was used.
+    """
+
+    def __init__(self, path: str | Path, device: str = "auto", record_usage: bool = False) -> None:
+        """Open an existing workspace."""
+        self.path = Path(path)
+        read_mark(self.path)
+        self.device = device
+        self.registry = Registry(self.path)
+        self.rollout = Rollout(self.path)
+        self.images = ImageStore(self.path)
+        self.usage = Usage(self.path) if record_usage else None
+        self._training = VersionTraining(self.path)
+        self._opening = threading.Lock()
+        self._serving: Serving | None = None
+
+    @classmethod
+    def create(cls, path: str | Path, gallery: str | None = None, device: str = "auto") -> Workspace:
+        """Make a new workspace; an existing one is left as it is, other content is refused.
+
+        ``gallery`` is where vectors are kept: by default a file in the workspace, else an address that
+        ``open_gallery`` takes.
+        """
+        create_mark(Path(path), gallery)
+        return cls(path, device)
+
+    # --- versions
+
+    def versions(self) -> list[str]:
+        """The finished versions, oldest first."""
+        return self.registry.names()
+
+    def encoder(self, name: str, device: str = "cpu") -> Encoder:
+        """A finished version's encoder."""
+        return self.registry.encoder(name, device)
+
+    def newest(self) -> str:
+        """The name of the newest version."""
+        return self._training.newest()
+
+    def settings(self) -> Settings:
+        """What the newest version was trained with; its successor is trained alike."""
+        return self._training.trained()[0]
+
+    def train(
+        self,
+        images: ImageSet,
+        settings: Settings,
+        method: Method,
+        progress: bool = True,
+        old_vectors: OldVectors | None = None,
+        hold_out: float = 0.0,
+    ) -> Version:
+        """Train v1. After a kill the same call goes on where the last one stopped.
+
+        ``old_vectors`` are those of another system, which v1 is to stay compatible with. ``hold_out`` is the share of
+        images that are kept for the gate instead of being trained on.
+        """
+        return self._training.first(images, settings, method, old_vectors, hold_out, progress)
+
+    def upgrade(self, images: ImageSet, options: UpgradeOptions | None = None) -> Version:
+        """Train the next version so that it stays compatible with all before it; the same call resumes.
+
+        Settings and method are the previous version's unless given. A retraining method needs all images so far.
+        """
+        return self._training.upgrade(images, options or UpgradeOptions())
+
+    def grow(self, count: int) -> tuple[int, ...]:
+        """Make room for ``count`` more classes: the next version gets a second simplex, in new dimensions.
+
+        Nothing stored changes: old vectors are zero there. All capacities added so far.
+        """
+        return self.registry.grow(count)
+
+    def retire(self, name: str) -> None:
+        """Give up a version's weights, once no vector of it lives and nothing needs it. Its card stays."""
+        needed = {self.newest(): "the next upgrade starts from it"}
+        if (before := self.rollout.before()) is not None:
+            needed[before] = "a rollback leads to it"
+        needed[self.deployed()] = "it is deployed"
+        self.registry.retire(name, self.gallery.count(), needed)
+
+    # --- gallery
+
+    @property
+    def gallery(self) -> Gallery:
+        """The vectors of all versions."""
+        return self.serving.gallery
+
+    @property
+    def serving(self) -> Serving:
+        """Encoders and gallery, ready for queries; opened when first asked for."""
+        with self._opening:
+            if self._serving is None:
+                device = str(resolve_device(self.device))
+                store = open_gallery(gallery_url(self.path))
+                self._serving = Serving(self.registry, self.rollout, store, device, usage=self.usage)
+            return self._serving
+
+    def index(
+        self,
+        items: Iterable[CatalogueItem],
+        embedder: Embedder | None = None,
+        again: bool = False,
+        progress: Advance | None = None,
+    ) -> Indexed:
+        """Embed items with the deployed version; those that are there with the same image are left alone."""
+        version = self.deployed()
+        encoder = self.serving.encoder(version)
+        return index_items(self.gallery, version, embedder or LocalEmbedder(encoder), items, again, progress)
+
+    def search(
+        self, images: Sequence[ImageSource], k: int = 10, where: Where | None = None, exact: bool = True
+    ) -> Answer:
+        """The k nearest items of each image, whatever version made their vectors."""
+        self.deployed()
+        return self.serving.search(images, k, where, exact)
+
+    def like(self, item: str, k: int = 10, where: Where | None = None, exact: bool = True) -> Answer:
+        """The k items nearest to a stored one."""
+        return self.serving.like(item, k, where, exact)
+
+    # --- deployment
+
+    def deployed(self) -> str:
+        """The version that embeds queries and new items; the first one before any deployment."""
+        self.newest()  # says so where there is none yet
+        return self.rollout.current()
+
+    def live(self) -> list[str]:
+        """The versions whose vectors a query meets, and the one deployed."""
+        found = [name for name, count in self.gallery.count().items() if count]
+        return list(dict.fromkeys([*found, self.deployed()]))
+
+    def last_check(self, version: str) -> Check | None:
+        """What the gate last found out about a version."""
+        return last_check(self.path, self.registry.checked(version))
+
+    def check(
+        self,
+        version: str | None = None,
+        images: ImageSet | None = None,
+        confidence: float = 0.95,
+        tolerance: float = 0.0,
+        seed: int = 0,
+        report: bool = True,
+        progress: bool = True,
+    ) -> Check:
+        """Try the newest version, or another, against all live vectors, on labelled images that it has not learnt.
+
+        Without ``images`` on those held out at training. See ``fixstar.lifecycle.gate``; the verdict is kept.
+        """
+        rules = GateRules(confidence, tolerance, seed)
+        embed = partial(self.features, device=self.device, progress=progress)
+        chosen = version or self.newest()
+        return check_version(self.registry, chosen, self.live(), embed, images, rules, report)
+
+    def deploy(self, version: str, force: str | None = None, by: str = "") -> Move:
+        """Let queries and new items use a version. Asks for a passed check, or for a reason to do without.
+
+        Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries.
+        """
+        self.registry.checked(version)
+        if force is not None and not force.strip():
+            raise GateError('a deployment without a passed check needs a reason: --force "REASON"')
+        if version == self.deployed():
+            raise InputError(f"{version} is deployed already")
+        if force is None:
+            demand(self.last_check(version), version, self.live())
+        encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
+        if encoder.adapter is not None:
+            raise GateError(
+                f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
+                "deploy a version that was trained without one"
+            )
+        return self.rollout.deploy(version, force, by)
+
+    def rollback(self, by: str = "") -> Move:
+        """Back to the version deployed before, at once."""
+        self.deployed()
+        if (before := self.rollout.before()) is not None:
+            self.serving.encoder(self.registry.checked(before))
+        return self.rollout.rollback(by=by)
+
+    def plan_backfill(self, options: BackfillOptions | None = None) -> PlannedBackfill:
+        """What ``backfill`` would re-embed, and what that will bring, as far as labels tell."""
+        return plan_backfill(self, options or BackfillOptions())
+
+    def backfill(self, options: BackfillOptions | None = None, progress: Advance | None = None) -> Backfilled:
+        """Re-embed items of older versions with the deployed one, while serving; the same call resumes."""
+        return backfill(self, options or BackfillOptions(), progress)
+
+    def status(self) -> Status:
+        """Where everything stands."""
+        training = self._training.run.checkpoint(self.registry.next_number()).exists()
+        return read_status(self.registry, self.rollout, self.gallery, gallery_url(self.path), training)
+
+    # --- evaluation
+
+    def features(
+        self,
+        queries: ImageSet,
+        gallery: ImageSet,
+        versions: Sequence[str] | None = None,
+        device: str = "auto",
+        progress: bool = True,
+    ) -> list[VersionFeatures]:
+        """Each version's short forms of the query and gallery images, made once."""
+        made = []
+        for name in self.versions() if versions is None else versions:
+            encoder = self.encoder(name).to(resolve_device(device))
+            made.append(version_features(name, encoder, queries, gallery, progress))
+        return made
+
+    def evaluate(
+        self,
+        queries: ImageSet,
+        gallery: ImageSet,
+        protocol: str = "image",
+        device: str = "auto",
+        progress: bool = True,
+    ) -> CrossTest:
+        """The compatibility matrix of all versions on labelled images that can be read."""
+        self.newest()  # says so where there is no version yet
+        if queries.classes != gallery.classes:
+            raise InputError("queries and gallery must be of the same classes")
+        if protocol not in PROTOCOLS:
+            raise UnknownNameError("protocol", protocol, PROTOCOLS)
+        features = self.features(queries, gallery, None, device, progress)
+        return cross_test(features, queries.labels, gallery.labels, protocol)
+
+    def close(self) -> None:
+        """Close the gallery. Closing twice is allowed."""
+        with self._opening:
+            if self._serving is not None:
+                self._serving.close()
+                self._serving = None
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,159 @@
+"""fixstar check on a small workspace: what it prints, keeps and answers, and what deploy makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from fixstar.cli import app
+from fixstar.errors import FixstarError
+from fixstar.lifecycle import held_out_images
+from fixstar.models import Encoder
+
+TINY = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "2", "--epochs", "1"]
+
+
+def fixstar(*words: str | Path, code: int = 0) -> str:
+    """Standard output; expected errors come out as they were raised."""
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def draw(folder: Path, names: str, per_class: int) -> Path:
+    """One folder a class: colour patches with noise, so that any weights tell the classes apart."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        rng = np.random.default_rng(ord(name))
+        colour = rng.integers(0, 200, 3)
+        for i in range(per_class):
+            pixels = (colour + rng.integers(0, 50, (20, 20, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with "space": v1; v2, which is v1 again; v3, whose weights mean something else. Beside it "more"."""
+    folder = tmp_path_factory.mktemp("shop")
+    draw(folder / "first", "abcd", 12)
+    draw(folder / "more", "uvwxyz", 20)
+    fixstar("init", folder / "space")
+    fixstar("train", folder / "first", "-w", folder / "space", *TINY, "--hold-out", "0.4", "--json")
+    versions = folder / "space" / "versions"
+    shutil.copytree(versions / "v1", versions / "v2")
+    other = Encoder.load(versions / "v1")
+    assert other.projection is not None
+    with torch.no_grad():
+        other.projection.weight.copy_(-other.projection.weight.roll(1, 0))
+    other.save(versions / "v3")
+    return folder
+
+
+@pytest.fixture
+def space(shop: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shop / "space", tmp_path / "space"))
+
+
+def answer(*words: str | Path, code: int = 0) -> Any:
+    return json.loads(fixstar("check", *words, "--json", code=code))
+
+
+def test_the_first_version_passes_on_what_training_held_out(space: Path) -> None:
+    found = answer("v1", "-w", space)
+    images = held_out_images(space, ["v1"], Encoder.load(space / "versions" / "v1").preprocessing)
+    assert images is not None
+    assert 4 < len(images) < 30
+    assert found["outcome"] == "pass"
+    assert found["data"]["images"] == found["queries"] + found["gallery"] <= len(images)
+    assert (found["data"]["source"], found["cells"], found["report"]) == ("held out", [], None)
+    assert 0 <= found["self_test"] <= 1
+
+
+def test_no_difference_is_no_gain_unless_a_tolerance_allows_it(space: Path, shop: Path) -> None:
+    shown = fixstar("check", "v2", "-w", space, "--no-report", code=3)
+    assert "held out at training" in shown
+    assert "--tolerance" in shown
+    assert shown.splitlines()[-1].startswith("MISSING EVIDENCE: v2")
+    with pytest.raises(FixstarError, match="did not pass"):
+        fixstar("deploy", "v2", "-w", space)
+    found = answer("v2", "-w", space, "--data", shop / "more", "--tolerance", "0.1", "--no-report")
+    assert (found["outcome"], found["queries"], found["gallery"], found["tolerance"]) == ("pass", 60, 60, 0.1)
+    (cell,) = found["cells"]
+    assert (cell["version"], cell["differing"], cell["negative_flips"], cell["verdict"]) == ("v1", 0, 0, "compatible")
+    assert found["data"]["source"] == "given"
+    assert len(found["data"]["fingerprint"]) == 64
+    assert json.loads((space / "checks" / "v2.json").read_text())["outcome"] == "pass"
+    assert "v2 is deployed" in fixstar("deploy", "v2", "-w", space)
+
+
+def test_a_loss_is_refused_with_a_report(space: Path, shop: Path) -> None:
+    shown = fixstar("check", "-w", space, "--data", shop / "more", code=2)  # the newest: v3
+    assert shown.splitlines()[-1].startswith("REFUSED: v3")
+    assert "incompatible" in shown
+    assert "Lost on v1's gallery" in shown
+    assert f"Report: {space / 'checks' / 'v3' / 'report.html'}" in shown
+    page = (space / "checks" / "v3" / "report.html").read_text()
+    assert (
+        "v3 must not be deployed over v1&#x27;s gallery" in page or "v3 must not be deployed over v1's gallery" in page
+    )
+    assert "refuse: on v1" in page.replace("&#x27;", "'")
+    numbers = json.loads((space / "checks" / "v3" / "report.json").read_text())
+    kept = json.loads((space / "checks" / "v3.json").read_text())
+    (cell,) = numbers["methods"][""]["cells"]
+    assert {key: cell[key] for key in ("low", "high", "verdict")} == {
+        key: kept["cells"][0][key] for key in ("low", "high", "verdict")
+    }
+    assert len(numbers["methods"][""]["flips"][0]["negative"]) == kept["cells"][0]["negative_flips"]
+    assert Image.open(space / "checks" / "v3" / "matrix.png").format == "PNG"
+    with pytest.raises(FixstarError, match="refuse"):
+        fixstar("deploy", "v3", "-w", space)
+
+
+def test_every_live_version_is_asked_about(space: Path, shop: Path) -> None:
+    fixstar("index", shop / "more", "-w", space)
+    fixstar("deploy", "v2", "-w", space, "--force", "to index with it")
+    found = answer("v3", "-w", space, "--data", shop / "more", "--no-report", code=2)
+    assert [cell["version"] for cell in found["cells"]] == ["v1", "v2"]
+    assert found["report"] is None
+    assert not (space / "checks" / "v3").exists()
+    assert len(found["reasons"]) == 2
+
+
+def test_without_images_it_says_what_to_type(space: Path, tmp_path: Path) -> None:
+    shutil.rmtree(space / "held-out")
+    shown = fixstar("check", "v2", "-w", space, code=3)
+    assert "fixstar check v2 --data LABELLED_IMAGES" in " ".join(shown.split())
+    assert answer("v1", "-w", space)["outcome"] == "pass"  # there is nothing else to be compatible with
+    found = answer("v2", "-w", space, "--data", draw(tmp_path / "single", "pq", 1), code=3)
+    assert "no two of one class" in found["reasons"][0]
+    assert (found["self_test"], found["queries"]) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["v9"], "unknown version"),
+        (["--confidence", "95"], "between 0 and 1"),
+        (["--tolerance", "-1"], "tolerance"),
+        (["--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_named(space: Path, words: list[str], message: str) -> None:
+    with pytest.raises(FixstarError, match=message):
+        fixstar("check", *words, "-w", space)
+    assert not (space / "checks").exists()
+
+
+def test_help_shows_examples_and_exit_codes() -> None:
+    shown = fixstar("check", "--help")
+    assert "fixstar check v2 -w shop" in shown
+    assert "Exit code 0" in shown

@@ -1,0 +1,191 @@
+"""fixstar upgrade: where it starts, which images it keeps, holds out and chooses the epoch by."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fixstar.cli import app
+from fixstar.data import ImageSet, ReplayMemory, open_images
+from fixstar.data.image_set import from_arrays
+from fixstar.errors import FixstarError, InputError
+from fixstar.lifecycle import held_out_images, keep_held_out
+from fixstar.models import Encoder
+from fixstar.workspace import UpgradeOptions, Workspace, training
+
+TINY = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "2", "--epochs", "1"]
+
+
+def fixstar(*words: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def patches(names: str, per_class: int = 12) -> ImageSet:
+    rng = np.random.default_rng(ord(names[0]))
+    colours = np.repeat(rng.integers(0, 150, (len(names), 1, 1, 3)), per_class, axis=0)
+    pixels = (colours + rng.integers(0, 100, (len(colours), 20, 20, 3))).astype(np.uint8)
+    return from_arrays(pixels, np.repeat(np.arange(len(names)), per_class), list(names))
+
+
+def draw(folder: Path, names: str) -> Path:
+    from PIL import Image
+
+    images = patches(names)
+    for row, (pixels, label) in enumerate(zip(images.images, images.labels, strict=True)):
+        path = folder / images.classes[label] / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with v1 in "space", more images in "second"."""
+    folder = tmp_path_factory.mktemp("shop")
+    draw(folder / "second", "cd")
+    fixstar("init", folder / "space")
+    shown = fixstar("train", draw(folder / "first", "ab"), "-w", folder / "space", *TINY)
+    assert f"Next: fixstar index CATALOGUE -w {folder / 'space'}" in shown
+    assert "fixstar check" in shown
+    return folder
+
+
+@pytest.fixture
+def space(shop: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shop / "space", tmp_path / "space"))
+
+
+def about(space: Path, name: str) -> Any:
+    return json.loads((space / "versions" / name / "card.json").read_text())["about"]
+
+
+def test_from_scratch_is_another_run_than_going_on_and_both_are_known_again(space: Path, shop: Path) -> None:
+    assert "Next: fixstar check v2" in fixstar("upgrade", shop / "second", "-w", space, "--from-scratch")
+    assert about(space, "v2")["method"]["initialisation"] == "fresh"
+    with pytest.raises(FixstarError, match="the upgrade is done"):
+        fixstar("upgrade", shop / "second", "-w", space, "--from-scratch")
+    fixstar("upgrade", shop / "second", "-w", space)
+    assert about(space, "v3")["method"]["initialisation"] == "previous"
+    with pytest.raises(FixstarError, match="the upgrade is done"):
+        fixstar("upgrade", shop / "second", "-w", space)
+    Workspace(space).grow(5)
+    fixstar("upgrade", shop / "second", "-w", space)  # it has room now that v3 has not
+    assert about(space, "v4")["settings"]["grown"] == [5]
+
+
+def test_another_backbone_takes_over_and_stays(space: Path, shop: Path) -> None:
+    fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet20")
+    v1, v2 = (Encoder.load(space / "versions" / name) for name in ("v1", "v2"))
+    assert (v1.backbone.name, v2.backbone.name) == ("tiny", "resnet20")
+    assert {name: v2.slots.by_class[name] for name in v1.slots.classes} == dict(v1.slots.by_class)
+    assert Workspace(space).settings().backbone == "resnet20"
+    with pytest.raises(FixstarError, match="the upgrade is done"):
+        fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet20")
+    with pytest.raises(FixstarError, match=r"did you mean 'resnet32'.*directory with a saved model"):
+        fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet21")
+    with pytest.raises(FixstarError, match="give one of them"):
+        fixstar("upgrade", shop / "second", "-w", space, "--replace", "tiny", "--from-scratch")
+
+
+def test_another_saved_model_takes_over(space: Path, shop: Path, tmp_path: Path) -> None:
+    other = Encoder.create("resnet20", classes=["x"], capacity=20, side="right")
+    other.save(tmp_path / "other")
+    fixstar("upgrade", shop / "second", "-w", space, "--replace", tmp_path / "other")
+    v1, v2 = (Encoder.load(space / "versions" / name) for name in ("v1", "v2"))
+    assert v2.backbone.name == "resnet20" == Workspace(space).settings().backbone
+    assert v2.slots.by_class["b"] == v1.slots.by_class["b"]
+    with pytest.raises(FixstarError, match="the upgrade is done"):
+        fixstar("upgrade", shop / "second", "-w", space, "--replace", tmp_path / "other")
+
+
+def test_where_images_may_not_be_kept_none_are(space: Path, shop: Path) -> None:
+    fixstar("upgrade", shop / "second", "-w", space, "--keep-images", "no")
+    assert len(ReplayMemory.load(space / "memory" / "v2.safetensors")) == 0
+    assert not (space / "held-out" / "v2.safetensors").exists()
+    assert about(space, "v2")["data"]["images"] == 24  # all were trained on
+    assert about(space, "v2")["loss"].keys() >= {"ce"}
+    fixstar("upgrade", shop / "first", "-w", space)
+    assert len(ReplayMemory.load(space / "memory" / "v3.safetensors")) == 0
+    assert not (space / "held-out" / "v3.safetensors").exists()
+    with pytest.raises(FixstarError, match="yes or no"):
+        fixstar("upgrade", shop / "second", "-w", space, "--keep-images", "some")
+    with pytest.raises(FixstarError, match="leave one of them out"):
+        fixstar("upgrade", shop / "second", "-w", space, "--keep-images", "no", "--hold-out", "0.2")
+
+
+def test_select_keeps_the_best_compatible_epoch_by_images_held_out(space: Path, shop: Path) -> None:
+    words = ["--select", "--hold-out", "0.5", "--epochs", "3"]
+    fixstar("upgrade", shop / "second", "-w", space, *words, "--json")
+    known = about(space, "v2")
+    assert known["validation"] is not None
+    assert known["selected_epoch"] in (None, 1, 2, 3)
+    log = (
+        Workspace(space)
+        .upgrade(
+            open_images(shop / "second"),
+            UpgradeOptions(from_scratch=True, hold_out=0.5, select=True, progress=False),
+        )
+        .log
+    )
+    assert all(entry.standing is not None for entry in log)
+    with pytest.raises(FixstarError, match=r"--hold-out 0\.1"):
+        fixstar("upgrade", shop / "second", "-w", space, "--select", "--hold-out", "0")
+    check = json.loads(CliRunner().invoke(app, ["check", "v2", "-w", str(space), "--json"]).stdout)
+    assert any("also chose its epoch" in note for note in check["notes"])
+
+
+def contents(images: ImageSet | None) -> set[bytes]:
+    assert images is not None
+    return {np.ascontiguousarray(pixels).tobytes() for pixels in images.images}
+
+
+def test_what_is_held_out_is_never_trained_on_and_asked_about_once(space: Path) -> None:
+    given = Workspace(space)
+    preprocessing = given.encoder("v1").preprocessing
+    loaded = patches("cd", 40).load(preprocessing).images
+    first = given.upgrade(loaded, UpgradeOptions(hold_out=0.25, progress=False))
+    second = given.upgrade(loaded, UpgradeOptions(hold_out=0.25, from_scratch=True, progress=False))
+    held = held_out_images(space, ["v2"], preprocessing)
+    assert contents(held) | contents(first.images) == contents(loaded)
+    assert not contents(held) & (contents(first.images) | contents(second.images))
+    memory = ReplayMemory.load(space / "memory" / "v3.safetensors").images
+    assert not contents(held) & contents(memory)
+    both = held_out_images(space, ["v2", "v3"], preprocessing)
+    assert held is not None
+    assert both is not None
+    assert len(both) == len(held) == len(contents(held))
+    with pytest.raises(InputError, match=r"between 0 and 0\.5"):
+        given.upgrade(loaded, UpgradeOptions(hold_out=0.9, progress=False))
+
+
+def test_an_upgrade_that_was_cut_off_goes_on_to_the_same_weights(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, options = patches("cd"), UpgradeOptions(hold_out=0.3, select=True, from_scratch=True, progress=False)
+    whole = Path(shutil.copytree(space, tmp_path / "whole"))
+    Workspace(whole).upgrade(images, options)
+    keep = keep_held_out
+
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(training, "keep_held_out", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        Workspace(space).upgrade(images, options)
+    assert Workspace(space).versions() == ["v1"]
+    assert (space / "checkpoint-v2.safetensors").exists()
+    monkeypatch.setattr(training, "keep_held_out", keep)
+    with pytest.raises(FixstarError, match="checkpoint"):  # going on with the last weights is another run
+        Workspace(space).upgrade(images, UpgradeOptions(hold_out=0.3, select=True, progress=False))
+    Workspace(space).upgrade(images, options)
+    a, b = (Encoder.load(path / "versions" / "v2").state_dict() for path in (whole, space))
+    assert all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,205 @@
+"""Indexing, searching, deploying and rolling back in one directory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from shops import passed, pictures, shop
+
+from fixstar.errors import FixstarError, GateError, ImageError, InputError, ModelError, UnknownNameError
+from fixstar.lifecycle import catalogue
+from fixstar.workspace import Workspace
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Workspace:
+    return shop(tmp_path / "shop")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return pictures(tmp_path / "photos")
+
+
+def test_an_indexed_image_is_found_by_itself_with_label_and_version(space: Workspace, photos: Path) -> None:
+    with space:
+        done = space.index(catalogue(photos))
+        assert (done.version, done.added, done.unchanged, done.bad) == ("v1", 9, 0, ())
+        answer = space.search([photos / "hat" / "1.png"], k=3)
+    (hits,) = answer.hits
+    assert answer.version == "v1"
+    assert (hits[0].id, hits[0].version, hits[0].payload["label"]) == ("hat/1.png", "v1", "hat")
+    assert hits[0].score == pytest.approx(1, abs=1e-5)
+
+
+def test_indexing_again_embeds_only_what_changed(space: Workspace, photos: Path) -> None:
+    with space:
+        space.index(catalogue(photos))
+        Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(photos / "bag" / "0.png")
+        done = space.index(catalogue(photos))
+        assert (done.added, done.unchanged) == (1, 8)
+        assert space.index(catalogue(photos), again=True).added == 9
+
+
+def test_an_unreadable_image_is_told_and_the_rest_is_there(space: Workspace, photos: Path) -> None:
+    (photos / "hat" / "broken.png").write_bytes(b"no image")
+    with space:
+        done = space.index(catalogue(photos, prefix="x/"))
+        assert [image.name for image in done.bad] == ["x/hat/broken.png"]
+        assert space.gallery.count() == {"v1": 9}
+        with pytest.raises(ImageError, match=r"broken\.png"):
+            space.search([photos / "hat" / "broken.png"])
+
+
+def test_items_after_a_deployment_are_of_the_new_version_and_all_are_found(space: Workspace, photos: Path) -> None:
+    with space:
+        space.index(list(catalogue(photos))[:5])
+        passed(space, "v2", "v1")
+        assert space.deploy("v2").version == "v2"
+        assert space.index(catalogue(photos)).added == 4
+        assert space.gallery.count() == {"v1": 5, "v2": 4}
+        answer = space.search([photos / "bag" / "0.png"], k=9)
+        assert answer.version == "v2"
+        assert {hit.version for hit in answer.hits[0]} == {"v1", "v2"}
+        like = space.like("bag/0.png", k=3)
+        assert (like.version, len(like.hits[0])) == ("v1", 3)
+        assert "bag/0.png" not in [hit.id for hit in like.hits[0]]
+
+
+def test_the_gate_stands_before_a_deployment(space: Workspace, photos: Path) -> None:
+    with space:
+        space.index(catalogue(photos))
+        with pytest.raises(GateError, match=r"never checked; run: fixstar check v2"):
+            space.deploy("v2")
+        passed(space, "v2")  # against nothing
+        with pytest.raises(GateError, match="before vectors of v1"):
+            space.deploy("v2")
+        with pytest.raises(GateError, match="needs a reason"):
+            space.deploy("v2", force=" ")
+        assert space.deployed() == "v1"
+        assert space.deploy("v2", force="we looked at it").reason == "we looked at it"
+        with pytest.raises(InputError, match="deployed already"):
+            space.deploy("v2")
+        with pytest.raises(UnknownNameError, match="v7"):
+            space.deploy("v7", force="x")
+
+
+def test_a_rollback_leads_back_and_no_further(space: Workspace, photos: Path) -> None:
+    with space:
+        space.index(catalogue(photos))
+        space.deploy("v2", force="test")
+        assert space.rollback().version == "v1"
+        assert space.search([photos / "bag" / "0.png"]).version == "v1"
+        with pytest.raises(InputError, match="nothing to roll back"):
+            space.rollback()
+
+
+def test_a_damaged_version_is_not_deployed(space: Workspace) -> None:
+    weights = space.path / "versions" / "v2" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with space, pytest.raises(ModelError):
+        space.deploy("v2", force="test")
+    assert space.deployed() == "v1"
+
+
+def test_eight_threads_search_through_fifty_deployments_and_rollbacks(space: Workspace, photos: Path) -> None:
+    """No error, and the version said is the one whose vector was used: it finds the image at cosine 1 under it."""
+    image = photos / "hat" / "2.png"
+    errors: list[BaseException] = []
+    seen: set[str] = set()
+    stop = threading.Event()
+
+    def search() -> None:
+        while not stop.is_set():
+            try:
+                answer = space.search([image], k=18)
+                own = next(hit for hit in answer.hits[0] if hit.id == f"{answer.version}/hat/2.png")
+                assert own.score == pytest.approx(1, abs=1e-5)
+                seen.add(answer.version)
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    with space:
+        space.index(catalogue(photos, prefix="v1/"))
+        space.deploy("v2", force="test")
+        space.index(catalogue(photos, prefix="v2/"))
+        space.rollback()
+        threads = [threading.Thread(target=search) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            space.deploy("v2", force="test")
+            space.rollback()
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    assert seen <= {"v1", "v2"}
+    assert len(space.rollout.history()) == 102
+
+
+def test_only_versions_that_nothing_needs_are_retired(tmp_path: Path, photos: Path) -> None:
+    with shop(tmp_path / "three", versions=4) as space:
+        space.index(catalogue(photos))
+        space.deploy("v2", force="test")
+        space.deploy("v3", force="test")
+        for name, why in (
+            ("v1", "9 vectors of v1 live"),
+            ("v2", "rollback"),
+            ("v3", "deployed"),
+            ("v4", "next upgrade"),
+        ):
+            with pytest.raises(InputError, match=why):
+                space.retire(name)
+        space.gallery.delete([item.id for item in space.gallery.iterate()])
+        space.retire("v1")
+        assert space.versions() == ["v2", "v3", "v4"]
+        assert space.registry.retired() == ["v1"]
+        assert space.registry.lineage("v4") == ["v1", "v2", "v3", "v4"]
+        assert space.registry.next_number() == 5
+        with pytest.raises(ModelError, match="retired"):
+            space.encoder("v1")
+
+
+def test_status_says_where_everything_stands(space: Workspace, photos: Path) -> None:
+    with space:
+        space.index(catalogue(photos))
+        passed(space, "v2", "v1")
+        status = space.status()
+    assert (status.deployed, status.previous, status.versions) == ("v1", None, ("v1", "v2"))
+    assert status.vectors == {"v1": 9}
+    assert status.checks == {"v2": "pass"}
+    assert status.training is None
+
+
+def test_slots_are_exported_and_growth_is_remembered(space: Workspace) -> None:
+    manifest = space.registry.manifest()
+    assert manifest["by_class"] == {"bag": 0, "hat": 1, "shoe": 2}
+    assert (manifest["capacity"], manifest["free"], manifest["added"]) == (8, 5, [])
+    assert space.grow(4) == (4,)
+    assert Workspace(space.path).grow(6) == (4, 6)
+    with pytest.raises(InputError, match="two classes or more"):
+        space.grow(1)
+
+
+def test_a_workspace_may_keep_its_gallery_elsewhere(tmp_path: Path, photos: Path) -> None:
+    address = str(tmp_path / "elsewhere.db")
+    Workspace.create(tmp_path / "shop", gallery=address)
+    with shop(tmp_path / "shop") as space:
+        space.index(catalogue(photos))
+    assert (tmp_path / "elsewhere.db").is_file()
+    assert not (tmp_path / "shop" / "gallery.db").exists()
+    with pytest.raises(InputError, match="password"):
+        Workspace.create(tmp_path / "other", gallery="postgresql://ann:secret@host/db")
+
+
+def test_nothing_is_deployed_without_a_version(tmp_path: Path) -> None:
+    space = Workspace.create(tmp_path)
+    for verb in (space.deployed, space.rollback, lambda: space.search([b""])):
+        with pytest.raises(FixstarError, match="no version yet"):
+            verb()
