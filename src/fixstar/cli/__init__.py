@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fixstar.cli import (
+    adapt,
     backbones,
     backfill,
     bench,
@@ -61,6 +62,7 @@ STORY = (
     rollback,
     status,
     serve,
+    adapt,
     grow,
     slots,
     retire,

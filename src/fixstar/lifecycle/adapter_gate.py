@@ -115,4 +115,5 @@ def _more(judged: Difference, cell: CheckedCell, version: str, queries: int, rul
     if needed is None:
         seen = "balance exactly" if cell.differing else "do not occur"
         return f"Among {queries:,} queries gains and losses {seen}; {lose}"
-    return f"If it stays so, about {needed:,} queries would decide; there were {queries:,}. Take a larger sample, or {lose}"
+    seen = f"If it stays so, about {needed:,} queries would decide; there were {queries:,}"
+    return f"{seen}. Take a larger --sample, or {lose}"

@@ -256,7 +256,7 @@ def _cell(trial: Trial, tested: CrossTest, k: int, found: Flips, judged: Differe
         judged.differing,
         len(found.negative),
         len(found.positive),
-        tuple(LostAnswer(named(queries[one.query]), named(gallery[one.after]), tuple(one)) for one in lost),
+        tuple(LostAnswer(named(queries[one.query]), named(gallery[one.after]), one) for one in lost),
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fixstar.workspace.adapting import Adapted, AdaptOptions
     from fixstar.workspace.backfilling import BackfillOptions
     from fixstar.workspace.training import UpgradeOptions
     from fixstar.workspace.workspace import Status, Workspace
 
-__all__ = ["BackfillOptions", "Status", "UpgradeOptions", "Workspace"]
+__all__ = ["AdaptOptions", "Adapted", "BackfillOptions", "Status", "UpgradeOptions", "Workspace"]
 
 
 def __getattr__(name: str) -> Any:

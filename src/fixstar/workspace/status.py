@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fixstar.gallery import Gallery
 from fixstar.lifecycle import Registry, Rollout, last_check
+from fixstar.lifecycle.adapter_book import AdapterBook
 
 __all__ = ["Status", "read_status"]
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a workspace stands: ``vectors`` counts items by the version that made them."""
+    """Where a workspace stands: ``vectors`` counts items by the version that made them.
+
+    ``adapters`` says for a gallery version with a space of its own which versions' queries reach it.
+    """
 
     path: str
     deployed: str | None
@@ -24,11 +28,14 @@ class Status:
     gallery: str
     checks: Mapping[str, str]
     training: str | None
+    adapters: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def read_status(registry: Registry, rollout: Rollout, gallery: Gallery, url: str, training: bool) -> Status:
     """Look everything up; ``training`` says whether the next version has been begun."""
     names = registry.names()
+    book = AdapterBook(registry.path)
+    reached = {name: [by for by in names if name in book.reached(by)] for name in sorted(book.apart())}
     checks = {name: check.outcome for name in names if (check := last_check(registry.path, name)) is not None}
     return Status(
         str(registry.path),
@@ -40,4 +47,5 @@ def read_status(registry: Registry, rollout: Rollout, gallery: Gallery, url: str
         url,
         checks,
         f"v{registry.next_number()}" if training else None,
+        reached,
     )

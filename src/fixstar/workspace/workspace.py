@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import GateError, InputError, UnknownNameError
+from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery, open_gallery
 from fixstar.gallery.store import Where
@@ -30,16 +30,18 @@ from fixstar.lifecycle import (
     Serving,
     Usage,
     check_version,
-    demand,
     index_items,
     last_check,
 )
+from fixstar.lifecycle.adapter_book import AdapterBook
 from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
 from fixstar.progress import Advance
 from fixstar.scenarios import Settings, Version, version_features
+from fixstar.workspace.adapting import Adapted, AdaptOptions, adapt
 from fixstar.workspace.backfilling import BackfillOptions, PlannedBackfill, backfill, plan_backfill
+from fixstar.workspace.deploying import deploy
 from fixstar.workspace.files import create_mark, gallery_url, read_mark
 from fixstar.workspace.status import Status, read_status
 from fixstar.workspace.training import UpgradeOptions, VersionTraining
@@ -61,6 +63,7 @@ class Workspace:
         self.device = device
         self.registry = Registry(self.path)
         self.rollout = Rollout(self.path)
+        self.adapters = AdapterBook(self.path)
         self.images = ImageStore(self.path)
         self.usage = Usage(self.path) if record_usage else None
         self._training = VersionTraining(self.path)
@@ -147,7 +150,7 @@ class Workspace:
             if self._serving is None:
                 device = str(resolve_device(self.device))
                 store = open_gallery(gallery_url(self.path))
-                self._serving = Serving(self.registry, self.rollout, store, device, usage=self.usage)
+                self._serving = Serving(self.registry, self.rollout, store, device, 3, self.usage, self.adapters)
             return self._serving
 
     def index(
@@ -185,6 +188,10 @@ class Workspace:
         found = [name for name, count in self.gallery.count().items() if count]
         return list(dict.fromkeys([*found, self.deployed()]))
 
+    def met_by(self, version: str) -> list[str]:
+        """The live versions whose vectors a version's queries meet as they are, without an adapter."""
+        return [name for name in self.live() if name not in self.adapters.reached(version)]
+
     def last_check(self, version: str) -> Check | None:
         """What the gate last found out about a version."""
         return last_check(self.path, self.registry.checked(version))
@@ -206,27 +213,18 @@ class Workspace:
         rules = GateRules(confidence, tolerance, seed)
         embed = partial(self.features, device=self.device, progress=progress)
         chosen = version or self.newest()
-        return check_version(self.registry, chosen, self.live(), embed, images, rules, report)
+        return check_version(self.registry, chosen, self.met_by(chosen), embed, images, rules, report)
 
     def deploy(self, version: str, force: str | None = None, by: str = "") -> Move:
         """Let queries and new items use a version. Asks for a passed check, or for a reason to do without.
 
         Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries.
         """
-        self.registry.checked(version)
-        if force is not None and not force.strip():
-            raise GateError('a deployment without a passed check needs a reason: --force "REASON"')
-        if version == self.deployed():
-            raise InputError(f"{version} is deployed already")
-        if force is None:
-            demand(self.last_check(version), version, self.live())
-        encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
-        if encoder.adapter is not None:
-            raise GateError(
-                f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
-                "deploy a version that was trained without one"
-            )
-        return self.rollout.deploy(version, force, by)
+        return deploy(self, version, force, by)
+
+    def adapt(self, version: str, options: AdaptOptions | None = None, progress: bool = True) -> Adapted:
+        """Let queries reach vectors of a model that was not trained together with theirs, if the gate allows it."""
+        return adapt(self, version, options or AdaptOptions(), progress)
 
     def rollback(self, by: str = "") -> Move:
         """Back to the version deployed before, at once."""
