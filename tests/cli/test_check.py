@@ -124,7 +124,7 @@ def test_every_live_version_is_asked_about(space: Path, shop: Path) -> None:
     found = answer("v3", "-w", space, "--data", shop / "more", "--no-report", code=2)
     assert [cell["version"] for cell in found["cells"]] == ["v1", "v2"]
     assert found["report"] is None
-    assert not (space / "checks" / "v3").exists()
+    assert not (space / "checks" / "v3" / "report.html").exists()
     assert len(found["reasons"]) == 2
 
 

@@ -29,9 +29,13 @@ def command(
 
     with Workspace(workspace, "cpu") as space:
         move, counts = space.deploy(version, force), space.gallery.count()
+        unreached = space.adapters.apart() - space.adapters.reached(version) - {version}
     if as_json:
         print_json(asdict(move))
         return
-    old = sum(count for name, count in counts.items() if name != version)
+    old = sum(count for name, count in counts.items() if name != version and name not in unreached)
     print(f"{version} is deployed. {old:,} vectors of older versions stay and are searched with its queries")
+    for name in sorted(unreached):
+        if counts.get(name):
+            print(f"{counts[name]:,} vectors of {name} are not: no adapter leads there from {version}")
     print(f"Next: fixstar backfill -w {workspace}, if you like; back with: fixstar rollback -w {workspace}")

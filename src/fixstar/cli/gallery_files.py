@@ -77,7 +77,7 @@ def move(
 
     source = gallery or gallery_url(workspace)
     target = target if "://" in target else str(Path(target).absolute())
-    if source == target:
+    if source == target or ("://" not in source and Path(source).resolve() == Path(target).resolve()):
         raise InputError(f"the gallery is at {target} already")
     with opened(workspace, gallery) as old, open_gallery(target) as new:
         total = sum(old.count().values())

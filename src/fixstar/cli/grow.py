@@ -25,7 +25,8 @@ def command(
 
     space = Workspace(workspace, "cpu")
     added, slots = space.grow(count), space.registry.manifest()
-    capacity = space.settings().capacity + sum(added)
+    first = space.registry.card(space.newest())["classifier"]["options"]["capacity"]
+    capacity = first + sum(added)
     if as_json:
         print_json({"added": list(added), "capacity": capacity, "classes": len(slots["by_class"])})
         return

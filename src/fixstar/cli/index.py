@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,16 +36,23 @@ def command(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Embed images with the deployed version. Items that are there already, unchanged, are left alone."""
+    """Embed images with the deployed version. Items that are there already, unchanged, are left alone.
+
+    Images that cannot be read are named and left out; exit code 1 if there is no other.
+    """
     from fixstar.progress import progress_bar
     from fixstar.workspace import Workspace
 
     with Workspace(workspace, device) as space:
         space.deployed()
         found = _labelled(space, items, prefix) if labelled else _catalogued(items, prefix)
-        with progress_bar("embedding", len(found), "items") as advance:
-            done = space.index(found, _embedder(space, cluster), again, advance)
+        with (
+            _embedder(space, cluster) as embedder,
+            progress_bar("embedding", len(found), "items", show=not as_json) as advance,
+        ):
+            done = space.index(found, embedder, again, advance)
         _report(done, sum(space.gallery.count().values()), space.path, as_json)
+    raise typer.Exit(1 if done.bad and not (done.added or done.unchanged) else 0)
 
 
 def _catalogued(items: Path, prefix: str) -> list[CatalogueItem]:
@@ -67,12 +75,13 @@ def _labelled(space: Workspace, data: Path, prefix: str) -> list[CatalogueItem]:
     ]
 
 
-def _embedder(space: Workspace, cluster: str | None) -> Embedder | None:
+def _embedder(space: Workspace, cluster: str | None) -> AbstractContextManager[Embedder | None]:
+    """What embeds; None stands for this process."""
     if cluster is None:
-        return None
+        return nullcontext()
     from fixstar.lifecycle.cluster import RayEmbedder
 
-    return RayEmbedder(space.registry.directory(space.deployed()), None if cluster == "local" else cluster)
+    return RayEmbedder(space.registry.directory(space.deployed()).absolute(), cluster)
 
 
 def _report(done: Indexed, total: int, workspace: Path, as_json: bool) -> None:
@@ -80,7 +89,8 @@ def _report(done: Indexed, total: int, workspace: Path, as_json: bool) -> None:
         print(f"left out {image.name}: {image.reason}", file=sys.stderr)
     if as_json:
         bad = [{"id": image.name, "reason": image.reason} for image in done.bad]
-        print_json({"version": done.version, "added": done.added, "unchanged": done.unchanged, "bad": bad})
+        counts = {"added": done.added, "unchanged": done.unchanged, "items": total}
+        print_json({"version": done.version, **counts, "bad": bad})
         return
     print(
         f"{done.added:,} items embedded with {done.version}, {done.unchanged:,} unchanged, "

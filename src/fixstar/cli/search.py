@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,11 +50,16 @@ def command(
             answer = space.search(list(images or ()), k, parse_where(where), not approximate)
         drawn = None if sheet is None else _draw(space, names, answer, like, sheet)
     if as_json:
-        print_json(
-            {"version": answer.version, "queries": [_row(n, h) for n, h in zip(names, answer.hits, strict=True)]}
-        )
+        rows = [_row(name, hits) for name, hits in zip(names, answer.hits, strict=True)]
+        print_json({"version": answer.version, "queries": rows, "left_out": list(answer.left_out)})
     else:
         _print(names, answer)
+    for name in answer.left_out:
+        print(
+            f"not searched: vectors of {name}, which no adapter connects with queries of {answer.version}. "
+            f"Next: fixstar adapt {name} --for {answer.version} -w {workspace}",
+            file=sys.stderr,
+        )
     if drawn is not None and not as_json:
         print(f"\ndrawn: {drawn}")
 
@@ -84,11 +90,12 @@ def _row(name: str, hits: list[Hit]) -> dict[str, Any]:
 
 def _print(names: list[str], answer: Answer) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
     for name, hits in zip(names, answer.hits, strict=True):
-        table = Table(title=f"{name} (query by {answer.version})", title_justify="left", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         for heading, side in (
             ("", "right"),
             ("cosine", "right"),
@@ -99,8 +106,11 @@ def _print(names: list[str], answer: Answer) -> None:
             table.add_column(heading, justify=side)  # type: ignore[arg-type]
         for place, hit in enumerate(hits, start=1):
             label = str(hit.payload.get("label", ""))
-            table.add_row(str(place), f"{hit.score:.4f}", hit.id, label, hit.version)
-        console.print(table if hits else f"{name}: nothing found", highlight=False, markup=False)
+            table.add_row(str(place), f"{hit.score:.4f}", *map(escape, (hit.id, label, hit.version)))
+        title = f"{name} (query by {answer.version})" if hits else f"{name}: nothing found"
+        console.print(title, highlight=False, markup=False, soft_wrap=True)  # paths stay whole
+        if hits:
+            console.print(table, highlight=False)
 
 
 def _draw(space: Workspace, names: list[str], answer: Answer, like: str | None, path: Path) -> Path:

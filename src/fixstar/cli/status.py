@@ -57,5 +57,8 @@ def _print(space: Workspace, status: Status) -> None:
     foreign = {name: count for name, count in status.vectors.items() if name not in status.versions and count}
     for name, count in foreign.items():
         print(f"{count:,} vectors of {name}" + (" (retired)" if name in status.retired else " (imported)"))
+    for name, reached_by in status.adapters.items():
+        if status.vectors.get(name):
+            print(f"vectors of {name} are reached through an adapter by queries of: {', '.join(reached_by) or 'none'}")
     if status.training:
         print(f"{status.training} is being trained, or was interrupted: the same command goes on with it")

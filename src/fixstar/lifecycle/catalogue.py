@@ -48,6 +48,10 @@ def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
     An id is the path below the folder, or as the list writes it; a list may have a column ``id``. In a folder with
     subfolders the first of them is the label. ``prefix`` goes before every id.
     """
+    if not source.exists():
+        raise InputError(
+            f"{source} does not exist; give a folder of images, a list (.csv with a column path), or one image"
+        )
     if source.is_dir():
         return _folder(source, prefix)
     if source.suffix.lower() == ".csv":
@@ -56,7 +60,7 @@ def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
         return iter([_from_file(prefix + source.name, source, {})])
     raise InputError(
         f"{source} is no folder of images, no list (.csv with a column path) and no image "
-        f"({', '.join(sorted(_SUFFIXES))})" + ("" if source.exists() else ": it does not exist")
+        f"({', '.join(sorted(_SUFFIXES))})"
     )
 
 

@@ -112,10 +112,13 @@ class Registry:
         """Add a simplex of ``count`` classes in new dimensions for the versions to come; all that were added so far."""
         if isinstance(count, bool) or count < 2:
             raise InputError(f"a simplex is added for two classes or more, got {count}")
-        if self.card(self.checked((self.names() or ["v1"])[-1]))["slots"]["capacity"] is None:
+        card = self.card(self.checked((self.names() or ["v1"])[-1]))
+        if card["slots"]["capacity"] is None:
             raise InputError(
                 "this classifier has an output for every class and grows by itself; upgrade with more classes"
             )
+        if (kind := card["classifier"]["kind"]) != "simplex":
+            raise InputError(f"only the simplex grows, and this is a {kind}; train with a larger --capacity instead")
         added = (*self.growth(), count)
         replace_json(self.path / "growth.json", {"added": list(added)})
         return added

@@ -1,0 +1,206 @@
+"""status, deploy, rollback, adapt, grow, slots and retire."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shops import passed, pictures, shop
+from typed import typed
+
+from fixstar.lifecycle import catalogue
+from fixstar.models import Encoder
+from fixstar.workspace import Workspace
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with "photos", and "shop": three versions, the photos indexed with v1, v2 checked."""
+    folder = tmp_path_factory.mktemp("deploy-verbs")
+    with shop(folder / "shop", versions=3) as space:
+        space.index(catalogue(pictures(folder / "photos", 8)))
+        passed(space, "v2", "v1")
+    return folder
+
+
+@pytest.fixture
+def photos(ready: Path) -> Path:
+    return ready / "photos"
+
+
+@pytest.fixture
+def path(ready: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ready / "shop", tmp_path / "shop"))
+
+
+def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: Path) -> None:
+    typed("init", tmp_path / "fresh")
+    fresh = typed("status", "-w", tmp_path / "fresh")
+    assert (fresh.code, fresh.out) == (
+        0,
+        f"{tmp_path / 'fresh'}: no version yet. Next: fixstar train IMAGES -w {tmp_path / 'fresh'}\n",
+    )
+    none = typed("status", "-w", tmp_path / "fresh", "--json").json
+    assert (none["deployed"], none["versions"]) == (None, [])
+    shown = [line.split() for line in typed("status", "-w", path).out.splitlines()]
+    assert shown[1] == ["v1", "hoc", "tiny", "3", "24", "deployed"]
+    assert shown[2] == ["v2", "v1", "hoc", "tiny", "3", "pass", "0"]
+    assert shown[3] == ["v3", "v2", "hoc", "tiny", "3", "not", "checked", "0"]
+    status = typed("status", "-w", path, "--json").json
+    assert (status["deployed"], status["previous"], status["checks"]) == ("v1", None, {"v2": "pass"})
+    assert status["vectors"]["v1"] == 24
+    nowhere = typed("status", "-w", tmp_path / "nowhere")
+    assert (nowhere.code, nowhere.out) == (1, "")
+    assert "fixstar init" in nowhere.err
+
+
+def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
+    moved = typed("deploy", "v2", "-w", path)
+    assert moved.code == 0, moved.err
+    assert "v2 is deployed. 24 vectors of older versions stay" in moved.out
+    assert f"fixstar rollback -w {path}" in moved.out
+    found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", path, "--json").json
+    assert (found["version"], found["queries"][0]["hits"][0]["version"]) == ("v2", "v1")
+    typed("index", photos / "hat", "--prefix", "new/", "-w", path)
+    assert typed("status", "-w", path, "--json").json["previous"] == "v1"
+    back = typed("rollback", "-w", path)
+    assert back.code == 0
+    assert "v1 is deployed again, v2 no longer" in back.out
+    assert "8 vectors were made by v2" in back.out
+    again = typed("rollback", "-w", path)
+    assert (again.code, again.out) == (1, "")
+    assert "nothing to roll back to" in again.err
+    assert typed("deploy", "v2", "-w", path, "--json").json["version"] == "v2"
+    assert typed("rollback", "-w", path, "--json").json["kind"] == "rollback"
+
+
+def test_the_gate_stands_before_a_deployment(path: Path) -> None:
+    for words, message in (
+        (["v3"], "v3 was never checked; run: fixstar check v3"),
+        (["v9"], "unknown version 'v9'"),
+        (["v1"], "v1 is deployed already"),
+        (["v3", "--force", "  "], 'needs a reason: --force "REASON"'),
+    ):
+        refused = typed("deploy", *words, "-w", path)
+        assert (refused.code, refused.out) == (1, ""), words
+        assert message in refused.err
+    assert typed("status", "-w", path, "--json").json["deployed"] == "v1"
+    forced = typed("deploy", "v3", "--force", "agreed on Monday", "-w", path, "--json").json
+    assert (forced["version"], forced["reason"]) == ("v3", "agreed on Monday")
+    kept = json.loads((path / "state" / "deployment.json").read_text())
+    assert kept["moves"][-1]["reason"] == "agreed on Monday"
+
+
+def test_vectors_that_came_after_the_check_need_another(path: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "old.npz", vectors=np.eye(5, dtype=np.float32), ids=list("abcde"))
+    typed("gallery", "import", tmp_path / "old.npz", "--as", "old-system", "-w", path)
+    refused = typed("deploy", "v2", "-w", path)
+    assert refused.code == 1
+    assert "before vectors of old-system were there" in refused.err
+    assert "5 vectors of old-system (imported)" in typed("status", "-w", path).out
+
+
+def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
+    with Workspace(path, device="cpu") as space:
+        new = np.stack([item.vector for item in space.gallery.iterate("v1")])
+    np.savez(tmp_path / "old.npz", vectors=new[:, ::-1], ids=[f"old/{i}" for i in range(24)])
+    np.savez(tmp_path / "pairs.npz", old=new[:, ::-1], new=new)
+    typed("gallery", "import", tmp_path / "old.npz", "--as", "old-system", "-w", path)
+    words: list[str | Path] = [
+        "adapt",
+        "old-system",
+        "--kind",
+        "procrustes",
+        "--pairs",
+        tmp_path / "pairs.npz",
+        "-w",
+        path,
+    ]
+    unsure = typed(*words)
+    assert unsure.code == 3
+    assert "MISSING EVIDENCE: nothing was changed" in unsure.out
+    assert typed(*words, "--json").json["check"]["outcome"] == "missing evidence"
+    forced = typed(*words, "--force", "it is only a turn")
+    assert forced.code == 0, forced.err
+    assert "procrustes adapter from v1 to old-system, fitted on 24 pairs of pairs.npz" in forced.out
+    assert "In use by force: queries of v1 reach vectors of old-system" in forced.out
+    assert "old-system are reached through an adapter by queries of: v1" in typed("status", "-w", path).out
+    like = typed("search", "--like", "hat/1.png", "-k", "40", "-w", path, "--json").json
+    scores = {hit["id"]: hit["score"] for hit in like["queries"][0]["hits"]}
+    assert scores["old/9"] == pytest.approx(1, abs=1e-4)  # hat/1.png is the tenth of all
+    refused = typed("deploy", "v2", "-w", path)
+    assert (refused.code, refused.out) == (1, "")
+    assert "fixstar adapt old-system --for v2" in refused.err
+    without = typed("deploy", "v2", "--force", "old vectors are not needed", "-w", path)
+    assert "24 vectors of older versions stay and are searched" in without.out
+    assert "24 vectors of old-system are not: no adapter leads there from v2" in without.out
+    left = typed("search", "--like", "old/9", "-w", path)
+    assert "not searched: vectors of v1" in left.err
+    stored = typed(*words, "--apply", "stored", "--for", "v1", "--force", "it is only a turn")
+    assert "24 vectors of old-system are now vectors of old-system@v1" in stored.out
+    assert typed(*words).code == 1  # there is nothing left to adapt
+    unknown = typed("adapt", "old-system", "--apply", "items", "-w", path)
+    assert (unknown.code, "queries, stored" in unknown.err) == (1, True)
+
+
+def test_room_for_more_classes(path: Path) -> None:
+    shown = typed("grow", "10", "-w", path)
+    assert shown.code == 0, shown.err
+    assert "room for 18 classes from the next version on; 3 own a slot" in shown.out
+    assert typed("grow", "5", "-w", path, "--json").json == {"added": [10, 5], "capacity": 23, "classes": 3}
+    few = typed("grow", "1", "-w", path)
+    assert (few.code, few.out) == (1, "")
+    assert typed("grow", "--json", "-w", path).code == 2  # how many is missing
+    assert typed("slots", "-w", path, "--json").json["added"] == [10, 5]
+
+
+def test_only_a_simplex_is_promised_to_grow(tmp_path: Path) -> None:
+    Workspace.create(tmp_path)
+    assert typed("grow", "10", "-w", tmp_path).code == 1  # there is no version yet
+    Encoder.create("tiny", classes=["a"], classifier="orthoplex", capacity=8).save(tmp_path / "versions" / "v1")
+    refused = typed("grow", "10", "-w", tmp_path)
+    assert (refused.code, (tmp_path / "growth.json").exists()) == (1, False)
+    assert "only the simplex grows" in refused.err
+
+
+def test_who_owns_which_slot(path: Path, tmp_path: Path) -> None:
+    shown = typed("slots", "-w", path)
+    assert "3 classes own a slot as of v3, 5 are free" in shown.out
+    assert [line.split() for line in shown.out.splitlines()[1:]] == [["0", "bag"], ["1", "hat"], ["2", "shoe"]]
+    written = typed("slots", "-w", path, "--out", tmp_path / "new" / "slots.json")
+    assert f"written: {tmp_path / 'new' / 'slots.json'}" in written.out
+    kept = json.loads((tmp_path / "new" / "slots.json").read_text())
+    assert kept == typed("slots", "-w", path, "--json").json
+    assert kept["by_class"] == {"bag": 0, "hat": 1, "shoe": 2}
+    typed("init", tmp_path / "fresh")
+    none = typed("slots", "-w", tmp_path / "fresh")
+    assert (none.code, none.out) == (1, "")
+
+
+def test_only_what_nothing_needs_is_retired(path: Path) -> None:
+    refusals: tuple[tuple[list[str], str], ...] = (
+        (["v1"], "24 vectors of v1 live"),
+        (["v3"], "the next upgrade starts from it"),
+        (["v9"], "unknown version 'v9'"),
+        ([], "a version, or --unused"),
+        (["v2", "--unused"], "a version, or --unused"),
+    )
+    for words, message in refusals:
+        refused = typed("retire", *words, "-w", path)
+        assert (refused.code, refused.out) == (1, ""), words
+        assert message in refused.err
+    done = typed("retire", "--unused", "-w", path, "--json").json
+    assert done["retired"] == ["v2"]
+    assert set(done["kept"]) == {"v1", "v3"}
+    assert not (path / "versions" / "v2").exists()
+    again = typed("retire", "--unused", "-w", path)
+    assert "retired: none" in again.out
+    assert "kept v1: 24 vectors of v1 live" in again.out
+    status = typed("status", "-w", path, "--json").json
+    assert (status["versions"], status["retired"]) == (["v1", "v3"], ["v2"])
+    gone = typed("deploy", "v2", "-w", path)
+    assert gone.code == 1
+    assert "v2 was retired" in gone.err

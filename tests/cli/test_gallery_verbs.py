@@ -1,0 +1,285 @@
+"""index, search, and what fixstar gallery does with the stored vectors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from shops import pictures, shop
+from typed import typed
+
+from fixstar.gallery import open_gallery
+from fixstar.lifecycle import catalogue
+from fixstar.workspace import Workspace
+from fixstar.workspace.files import gallery_url
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with "photos", "empty" (a workspace with two versions), and "shop", where the photos are indexed."""
+    folder = tmp_path_factory.mktemp("gallery-verbs")
+    pictures(folder / "photos")
+    shop(folder / "empty").close()
+    shutil.copytree(folder / "empty", folder / "shop")
+    with Workspace(folder / "shop", device="cpu") as space:
+        space.index(catalogue(folder / "photos"))
+    return folder
+
+
+@pytest.fixture
+def photos(ready: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ready / "photos", tmp_path / "photos"))
+
+
+@pytest.fixture
+def empty(ready: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ready / "empty", tmp_path / "empty"))
+
+
+@pytest.fixture
+def full(ready: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ready / "shop", tmp_path / "shop"))
+
+
+def ids(path: Path) -> list[str]:
+    with open_gallery(gallery_url(path), create=False) as gallery:
+        return [item.id for item in gallery.iterate()]
+
+
+class TestIndex:
+    def test_a_folder_then_only_what_changed_then_all_of_it_again(self, empty: Path, photos: Path) -> None:
+        first = typed("index", photos, "-w", empty)
+        assert first.code == 0, first.err
+        assert "9 items embedded with v1, 0 unchanged, 0 could not be read. The gallery holds 9" in first.out
+        assert f"fixstar search IMAGE -w {empty}" in first.out
+        Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(photos / "bag" / "0.png")
+        changed = typed("index", photos, "-w", empty, "--json")
+        assert changed.json == {"version": "v1", "added": 1, "unchanged": 8, "bad": [], "items": 9}
+        assert typed("index", photos, "-w", empty, "--again", "--json").json["added"] == 9
+        assert len(ids(empty)) == 9
+
+    def test_a_list_with_ids_and_payloads(self, empty: Path, photos: Path) -> None:
+        (photos / "list.csv").write_text("path,id,price\nhat/0.png,h0,12\nbag/1.png,,\n")
+        assert typed("index", photos / "list.csv", "-w", empty, "--prefix", "paris/", "--json").json["added"] == 2
+        with open_gallery(gallery_url(empty), create=False) as gallery:
+            found = {item.id: dict(item.payload) for item in gallery.iterate()}
+        assert set(found) == {"paris/h0", "paris/bag/1.png"}
+        assert found["paris/h0"]["price"] == "12"
+        assert "price" not in found["paris/bag/1.png"]
+
+    def test_one_image_and_a_labelled_dataset_of_pixels(self, empty: Path, photos: Path, tmp_path: Path) -> None:
+        assert typed("index", photos / "hat" / "1.png", "-w", empty, "--json").json["added"] == 1
+        rows = np.random.default_rng(0).integers(0, 256, (2, 3074)).astype(np.uint8)
+        rows[:, 0], rows[:, 1] = [0, 1], [0, 1]  # two labels, coarse and fine
+        (tmp_path / "cifar").mkdir()
+        for part in ("train", "test"):
+            (tmp_path / "cifar" / f"{part}.bin").write_bytes(rows.tobytes())
+        for name, count in (("coarse", 20), ("fine", 100)):
+            (tmp_path / "cifar" / f"{name}_label_names.txt").write_text("".join(f"{name}{i}\n" for i in range(count)))
+        done = typed("index", tmp_path / "cifar", "-w", empty, "--labelled", "--prefix", "c/", "--json")
+        assert done.code == 0, done.err
+        assert done.json["added"] == 2
+        assert ids(empty) == ["1.png", "c/0", "c/1"]
+        assert len(list((empty / "images").rglob("*.png"))) == 2  # kept, so that a backfill finds them
+        again = typed("index", tmp_path / "cifar", "-w", empty, "--labelled", "--prefix", "c/", "--json")
+        assert (again.json["added"], again.json["unchanged"]) == (0, 2)
+
+    def test_a_bad_image_is_told_and_the_others_are_there(self, empty: Path, photos: Path) -> None:
+        (photos / "hat" / "torn.png").write_bytes(b"no image")
+        done = typed("index", photos, "-w", empty, "--json")
+        assert done.code == 0
+        assert [image["id"] for image in done.json["bad"]] == ["hat/torn.png"]
+        assert "left out hat/torn.png: " in done.err
+        assert len(ids(empty)) == 9
+
+    def test_what_cannot_be_indexed(self, empty: Path, photos: Path, tmp_path: Path) -> None:
+        (tmp_path / "nothing").mkdir()
+        (tmp_path / "text.txt").write_text("words")
+        refusals: list[tuple[list[str | Path], str]] = [
+            (["index", tmp_path / "nothing", "-w", empty], "holds no image"),
+            (["index", tmp_path / "absent", "-w", empty], "absent does not exist"),
+            (["index", tmp_path / "absent.csv", "-w", empty], "absent.csv does not exist"),
+            (["index", tmp_path / "absent.png", "-w", empty], "absent.png does not exist"),
+            (["index", tmp_path / "text.txt", "-w", empty], "no image (.avif"),
+            (["index", photos, "-w", tmp_path], "is not a workspace; make one with: fixstar init"),
+        ]
+        for words, message in refusals:
+            refused = typed(*words)
+            assert refused.code == 1, words
+            assert message in refused.err
+            assert refused.err.startswith("fixstar: ")
+            assert refused.out == ""
+        typed("init", tmp_path / "fresh")
+        (tmp_path / "torn.png").write_bytes(b"no image")
+        torn = typed("index", tmp_path / "torn.png", "-w", empty)
+        assert torn.code == 1
+        assert "left out torn.png" in torn.err
+        untrained = typed("index", photos, "-w", tmp_path / "fresh")
+        assert (untrained.code, untrained.out) == (1, "")
+        assert "fixstar train" in untrained.err
+
+
+class TestSearch:
+    def test_an_image_finds_itself(self, full: Path, photos: Path) -> None:
+        shown = typed("search", photos / "hat" / "1.png", "-k", "3", "-w", full)
+        assert shown.code == 0, shown.err
+        lines = shown.out.splitlines()
+        assert "(query by v1)" in lines[0]
+        assert lines[2].split() == ["1", "1.0000", "hat/1.png", "hat", "v1"]
+        assert len(lines) == 5
+        two = typed("search", photos / "hat" / "1.png", photos / "bag" / "0.png", "-k", "2", "-w", full, "--json").json
+        assert two["version"] == "v1"
+        assert [query["hits"][0]["id"] for query in two["queries"]] == ["hat/1.png", "bag/0.png"]
+        assert two["queries"][0]["hits"][0]["payload"]["label"] == "hat"
+        assert two["left_out"] == []
+
+    def test_a_stored_item_where_the_payload_says_so(self, full: Path) -> None:
+        found = typed("search", "--like", "hat/1.png", "--where", "label=bag", "-k", "9", "-w", full, "--json").json
+        assert sorted(hit["id"] for hit in found["queries"][0]["hits"]) == ["bag/0.png", "bag/1.png", "bag/2.png"]
+        either = 'label={"in": ["hat", "shoe"]}'
+        found = typed("search", "--like", "hat/1.png", "--where", either, "-k", "9", "-w", full, "--json").json
+        assert len(found["queries"][0]["hits"]) == 5  # without itself
+        none = typed("search", "--like", "hat/1.png", "--where", "label=cat", "-w", full)
+        assert (none.code, none.out.strip()) == (0, "hat/1.png: nothing found")
+        approximate = typed("search", "--like", "hat/1.png", "--approximate", "-k", "1", "-w", full)
+        assert approximate.code == 0
+
+    def test_names_with_brackets_are_shown_as_they_are(self, empty: Path, photos: Path) -> None:
+        (photos / "hat" / "0.png").rename(photos / "hat" / "[red].png")
+        typed("index", photos, "-w", empty)
+        shown = typed("search", photos / "hat" / "[red].png", "-k", "1", "-w", empty).out
+        assert shown.count("[red].png") == 2
+
+    def test_a_contact_sheet(self, full: Path, photos: Path, tmp_path: Path) -> None:
+        (photos / "shoe" / "0.png").unlink()
+        drawn = typed("search", photos / "hat" / "1.png", "-w", full, "--sheet", tmp_path / "new" / "found.png")
+        assert f"drawn: {tmp_path / 'new' / 'found.png'}" in drawn.out
+        assert Image.open(tmp_path / "new" / "found.png").format == "PNG"
+        like = typed("search", "--like", "hat/1.png", "-w", full, "--sheet", tmp_path / "like.png", "--json")
+        assert like.json["queries"][0]["query"] == "hat/1.png"
+        assert Image.open(tmp_path / "like.png").format == "PNG"
+
+    def test_what_cannot_be_searched(self, full: Path, photos: Path, tmp_path: Path) -> None:
+        image = photos / "hat" / "1.png"
+        (tmp_path / "torn.png").write_bytes(b"no image")
+        for words, message in (
+            ([], "images, or --like ID"),
+            ([image, "--like", "hat/1.png"], "images, or --like ID"),
+            (["--like", "hat/99.png"], "no item 'hat/99.png'"),
+            ([tmp_path / "torn.png"], "torn.png"),
+            ([tmp_path / "absent.png"], "absent.png"),
+            ([image, "--where", "label"], "FIELD=VALUE"),
+            ([image, "--where", 'label={"near": 3}'], "near"),
+            ([image, "-k", "0"], "at least 1"),
+            ([image, "--sheet", tmp_path / "found.jpg"], "a .png file"),
+        ):
+            refused = typed("search", *words, "-w", full)
+            assert (refused.code, refused.out) == (1, ""), words
+            assert message in refused.err
+            assert "Traceback" not in refused.err
+
+
+class TestGallery:
+    def test_stats_and_verify(self, full: Path, tmp_path: Path) -> None:
+        shown = typed("gallery", "stats", "-w", full)
+        assert "9 items" in shown.out
+        assert "v1: 9 vectors" in shown.out
+        counted = typed("gallery", "stats", "-w", full, "--json").json
+        assert (counted["items"], counted["versions"][0]["version"]) == (9, "v1")
+        assert typed("gallery", "stats", "--gallery", full / "gallery.db", "--json").json == counted
+        sound = typed("gallery", "verify", "-w", full)
+        assert (sound.code, sound.out) == (0, "9 items, all as they should be\n")
+        with closing(sqlite3.connect(full / "gallery.db")) as file, file:
+            file.execute("UPDATE items SET vector = zeroblob(length(vector)) WHERE id = 'hat/1.png'")
+        wrong = typed("gallery", "verify", "-w", full, "--json")
+        assert (wrong.code, wrong.json["items"], len(wrong.json["problems"])) == (1, 9, 1)
+        assert "'hat/1.png' of version 'v1'" in typed("gallery", "verify", "-w", full).out
+        os.truncate(full / "gallery.db", (full / "gallery.db").stat().st_size // 2)
+        broken = typed("gallery", "verify", "-w", full)
+        assert broken.code == 1
+        assert "Traceback" not in broken.err
+        absent = typed("gallery", "stats", "--gallery", tmp_path / "absent.db")
+        assert (absent.code, absent.out) == (1, "")
+        assert not (tmp_path / "absent.db").exists()
+
+    def test_looking_does_not_make_a_gallery_beside_a_wrong_path(self, tmp_path: Path) -> None:
+        refused = typed("gallery", "stats", "-w", tmp_path)
+        assert (refused.code, list(tmp_path.iterdir())) == (1, [])
+        assert "is not a workspace" in refused.err
+
+    @pytest.mark.parametrize("suffix", ["npz", "parquet"])
+    def test_out_to_a_file_and_in_again_under_another_name(self, full: Path, tmp_path: Path, suffix: str) -> None:
+        file = tmp_path / f"v1.{suffix}"
+        out = typed("gallery", "export", "v1", file, "-w", full, "--json")
+        assert out.json == {"version": "v1", "items": 9, "file": str(file)}
+        other = tmp_path / "other.db"
+        open_gallery(other).close()
+        into = typed("gallery", "import", file, "--as", "old-system", "--gallery", other)
+        assert (into.code, into.out) == (0, "9 items stored as version old-system\n")
+        with open_gallery(other) as there, open_gallery(full / "gallery.db") as here:
+            old = {item.id: item for item in here.iterate()}
+            for item in there.iterate():
+                assert item.version == "old-system"
+                assert np.array_equal(item.vector, old[item.id].vector)
+                assert dict(item.payload) == dict(old[item.id].payload)
+
+    def test_files_that_cannot_come_in_or_go_out(self, full: Path, tmp_path: Path) -> None:
+        (tmp_path / "torn.npz").write_bytes(b"PK no archive")
+        refusals: list[tuple[list[str | Path], str]] = [
+            (["export", "v9", tmp_path / "v9.npz"], "no version 'v9'"),
+            (["export", "v1", tmp_path / "v1.txt"], "v1.txt"),
+            (["import", tmp_path / "absent.npz", "--as", "old"], "absent.npz"),
+            (["import", tmp_path / "torn.npz", "--as", "old"], "torn.npz"),
+            (["import", tmp_path / "absent.parquet", "--as", "old"], "absent.parquet"),
+        ]
+        for words, message in refusals:
+            refused = typed("gallery", *words, "-w", full)
+            assert (refused.code, refused.out) == (1, ""), words
+            assert message in refused.err
+        assert typed("gallery", "stats", "-w", full, "--json").json["items"] == 9
+
+    def test_a_gallery_moves_and_the_workspace_follows(self, full: Path, photos: Path, tmp_path: Path) -> None:
+        target = tmp_path / "elsewhere" / "vectors.db"
+        target.parent.mkdir()
+        moved = typed("gallery", "move", target, "-w", full)
+        assert moved.code == 0, moved.err
+        assert f"9 items copied to {target}; the workspace uses it from now on" in moved.out
+        (full / "gallery.db").unlink()
+        found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", full, "--json").json
+        assert found["queries"][0]["hits"][0]["id"] == "hat/1.png"
+        for same in (target, tmp_path / "elsewhere" / ".." / "elsewhere" / "vectors.db"):
+            again = typed("gallery", "move", same, "-w", full)
+            assert (again.code, again.out) == (1, "")
+            assert "already" in again.err
+        nowhere = typed("gallery", "move", tmp_path / "no" / "folder" / "vectors.db", "-w", full)
+        assert (nowhere.code, nowhere.out) == (1, "")
+
+    def test_a_move_onto_other_vectors_switches_nothing(self, full: Path, tmp_path: Path) -> None:
+        with open_gallery(tmp_path / "other.db") as other:
+            other.create_version("else", 2)
+            other.upsert("else", ["x"], np.array([[1.0, 0.0]]))
+        refused = typed("gallery", "move", tmp_path / "other.db", "-w", full)
+        assert refused.code == 1
+        assert "Nothing was switched over" in refused.err
+        assert typed("gallery", "stats", "-w", full, "--json").json["items"] == 9
+
+    def test_an_index_is_made_where_there_is_something_to_index(self, full: Path) -> None:
+        made = typed("gallery", "build-index", "-w", full)
+        assert made.code == 0, made.err
+        assert "v1: " in made.out
+        assert "over 9 vectors" in made.out
+        shown = typed("gallery", "build-index", "--version", "v1", "-w", full, "--json").json
+        assert [state["version"] for state in shown] == ["v1"]
+        assert "over 9" in typed("gallery", "stats", "-w", full).out
+        assert typed("gallery", "build-index", "--version", "v7", "-w", full).code == 1
+
+
+def test_help_of_every_verb_shows_an_example() -> None:
+    for words in (["index"], ["search"], ["adapt"], ["gallery", "export"], ["gallery", "move"]):
+        assert f"fixstar {' '.join(words)}" in typed(*words, "--help").out.replace("\n", " "), words
