@@ -8,6 +8,7 @@
     ├── ModelError            a saved model is damaged, foreign or does not fit
     ├── CheckpointError       a run cannot be resumed from what is on disk
     ├── GalleryError          vectors that a gallery cannot take or find
+    │   └── GalleryUnavailableError   its file or server does not do its part: full, busy, away, damaged
     ├── GateError             an upgrade that was not shown to be compatible
     └── MissingExtraError     an optional dependency is not installed    (also an ImportError)
 
@@ -24,6 +25,7 @@ __all__ = [
     "DataError",
     "FixstarError",
     "GalleryError",
+    "GalleryUnavailableError",
     "GateError",
     "ImageError",
     "InputError",
@@ -79,6 +81,10 @@ class CheckpointError(FixstarError):
 
 class GalleryError(FixstarError):
     """Vectors that a gallery cannot take or find."""
+
+
+class GalleryUnavailableError(GalleryError):
+    """The file or the server of a gallery does not do its part: no room, busy, not reachable, damaged."""
 
 
 class GateError(FixstarError):

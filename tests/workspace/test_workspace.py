@@ -12,6 +12,7 @@ from shops import passed, pictures, shop
 
 from fixstar.errors import FixstarError, GateError, ImageError, InputError, ModelError, UnknownNameError
 from fixstar.lifecycle import catalogue
+from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
 
@@ -203,3 +204,27 @@ def test_nothing_is_deployed_without_a_version(tmp_path: Path) -> None:
     for verb in (space.deployed, space.rollback, lambda: space.search([b""])):
         with pytest.raises(FixstarError, match="no version yet"):
             verb()
+
+
+def test_queries_do_not_wait_while_another_version_is_read(
+    space: Workspace, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    load = space.registry.encoder
+
+    def slow(name: str, device: str) -> Encoder:
+        if name == "v2":
+            begun.set()
+            assert go_on.wait(30)
+        return load(name, device)
+
+    monkeypatch.setattr(space.registry, "encoder", slow)
+    with space:
+        space.index(catalogue(photos))
+        deploying = threading.Thread(target=lambda: space.deploy("v2", force="test"))
+        deploying.start()
+        assert begun.wait(30)
+        assert space.search([photos / "bag" / "0.png"]).version == "v1"
+        go_on.set()
+        deploying.join()
+        assert space.deployed() == "v2"

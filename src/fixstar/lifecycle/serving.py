@@ -57,19 +57,31 @@ class Serving:
         self._registry, self._rollout, self.gallery = registry, rollout, gallery
         self._device, self._keep, self._usage, self._adapters = device, keep, usage, adapters
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._loading = threading.Lock(), threading.Lock()
 
     def encoder(self, version: str) -> Encoder:
-        """A version's encoder, read from disk the first time; the gallery then has room for its vectors."""
-        with self._lock:
-            if version not in self._encoders:
-                encoder = self._registry.encoder(version, self._device)
-                ensure_version(self.gallery, version, encoder)
+        """A version's encoder, read from disk the first time; the gallery then has room for its vectors.
+
+        Queries of versions in memory do not wait while another one is read.
+        """
+        if (known := self._known(version)) is not None:
+            return known
+        with self._loading:
+            if (known := self._known(version)) is not None:  # another thread has read it meanwhile
+                return known
+            encoder = self._registry.encoder(version, self._device)
+            ensure_version(self.gallery, version, encoder)
+            with self._lock:
                 self._encoders[version] = encoder
                 while len(self._encoders) > self._keep:
                     self._encoders.popitem(last=False)
-            self._encoders.move_to_end(version)
-            return self._encoders[version]
+            return encoder
+
+    def _known(self, version: str) -> Encoder | None:
+        with self._lock:
+            if version in self._encoders:
+                self._encoders.move_to_end(version)
+            return self._encoders.get(version)
 
     def embed(self, version: str, images: Sequence[ImageSource]) -> Vectors:
         """Query vectors [N, width] of a version; an image that cannot be read raises ``ImageError``."""

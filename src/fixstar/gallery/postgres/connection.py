@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from fixstar.errors import GalleryError, MissingExtraError
+from fixstar.errors import GalleryError, GalleryUnavailableError, MissingExtraError
 from fixstar.gallery.postgres.address import Address
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def connect(address: Address, wait: float) -> Database:
             if any(sign in told for sign in _STARTING) and time.monotonic() < until:
                 time.sleep(_PAUSE)
                 continue
-            raise GalleryError(
+            raise GalleryUnavailableError(
                 f"cannot connect to {address.shown}: {_without_password(told, address)}. Check that the server runs "
                 "and accepts this user, and the address"
             ) from None
@@ -123,7 +123,7 @@ class Pool:
     def fresh(self) -> Database:
         """A connection of one's own, to be closed by who asked for it."""
         if self._closed:
-            raise GalleryError(f"the {self._address.shown} is closed; open it again")
+            raise GalleryUnavailableError(f"the {self._address.shown} is closed; open it again")
         db = connect(self._address, self._wait)
         try:
             configure(db, self._address.schema, self._wait, self._read_only)
@@ -168,7 +168,7 @@ class Pool:
             lost = db.closed
             self._give_back(db)
             if lost and begin == WRITE:
-                raise GalleryError(
+                raise GalleryUnavailableError(
                     f"the connection to {self._address.shown} was lost at the last moment: this write was kept as a "
                     "whole, or not at all. Write it again: that is safe either way"
                 ) from None
@@ -217,12 +217,13 @@ def _is_operational(error: Exception) -> bool:
 @contextmanager
 def translated(address: Address) -> Iterator[None]:
     """Say what the server's errors mean for the gallery."""
-    from psycopg import Error
+    from psycopg import DataError, Error, IntegrityError
 
     try:
         yield
     except Error as error:
-        raise GalleryError(meaning(error, address)) from error
+        kind = GalleryError if isinstance(error, (DataError, IntegrityError)) else GalleryUnavailableError
+        raise kind(meaning(error, address)) from error
 
 
 def _without_password(text: str, address: Address) -> str:

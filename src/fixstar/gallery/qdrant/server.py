@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError, MissingExtraError
+from fixstar.errors import GalleryError, GalleryUnavailableError, MissingExtraError
 from fixstar.gallery.qdrant.points import checked_prefix, point_id
 from fixstar.gallery.store import VersionSpace
 
@@ -75,7 +75,8 @@ def qdrant_translated(address: str) -> Iterator[None]:
             hint = "put its API key into the environment variable QDRANT_API_KEY"
         elif status is not None:
             hint = "what was acknowledged is there; a write that failed can be repeated as it is"
-        raise GalleryError(f"the Qdrant server at {address} did not do it ({' '.join(told)[:300]}); {hint}") from error
+        kind = GalleryError if status in (400, 422) else GalleryUnavailableError
+        raise kind(f"the Qdrant server at {address} did not do it ({' '.join(told)[:300]}); {hint}") from error
 
 
 class QdrantServer:

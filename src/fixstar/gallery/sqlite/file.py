@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, GalleryUnavailableError
 
 __all__ = ["FORMAT", "Session", "connect", "is_writable", "prepare", "translated"]
 
@@ -181,6 +181,7 @@ def translated(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         code = str(getattr(error, "sqlite_errorname", ""))
         meaning = next((text for name, text in _MEANINGS.items() if code.startswith(name)), "{path}: {error}")
-        raise GalleryError(meaning.format(path=path, error=error)) from error
+        kind = GalleryError if isinstance(error, sqlite3.DataError) else GalleryUnavailableError
+        raise kind(meaning.format(path=path, error=error)) from error
     except OSError as error:
-        raise GalleryError(f"{path} cannot be opened: {error.strerror or error}") from error
+        raise GalleryUnavailableError(f"{path} cannot be opened: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryUnavailableError
 from fixstar.gallery.arguments import (
     checked_ids,
     checked_projection,
@@ -214,7 +214,7 @@ class SqliteGallery:
 
     def _session(self) -> Session:
         if self._closed:
-            raise GalleryError(f"the gallery {self.path} is closed; open it again")
+            raise GalleryUnavailableError(f"the gallery {self.path} is closed; open it again")
         session: Session | None = getattr(self._own, "session", None)
         if session is None or session.is_stale():
             session = self._own.session = Session(*connect(self.path, self.read_only, self._wait))
