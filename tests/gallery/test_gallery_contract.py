@@ -337,3 +337,33 @@ def test_a_closed_gallery_says_so(gallery: Gallery) -> None:
     for use in (gallery.count, gallery.versions, lambda: gallery.search("v1", vectors(1, 3))):
         with pytest.raises(GalleryError, match="closed"):
             use()
+
+
+def test_vectors_are_replaced_only_where_nobody_was_faster(gallery: Gallery) -> None:
+    rows = filled(gallery, 6)
+    seen = list(gallery.get(["i0", "i1", "i2", "i3"]).values())
+    gallery.delete(["i1"])
+    gallery.upsert("v1", ["i2"], rows[5:6], [{"n": "new"}])
+    gallery.upsert("v1", ["i3"], rows[3:4], [{"n": "moved"}])
+    made = vectors(4, 3, seed=9)
+    assert gallery.replace_vectors("v2", seen, made) == ["i0"]
+    now = gallery.get(["i0", "i1", "i2", "i3"])
+    assert (now["i0"].version, now["i0"].payload) == ("v2", {"n": 0, "parity": "even"})
+    np.testing.assert_allclose(now["i0"].vector, made[0], atol=1e-6)
+    assert "i1" not in now
+    assert (now["i2"].payload, now["i3"].payload) == ({"n": "new"}, {"n": "moved"})
+    assert (now["i2"].version, now["i3"].version) == ("v1", "v1")
+    assert gallery.count() == {"v1": 2, "v2": 3}
+
+
+def test_a_replaced_vector_keeps_the_payload_of_the_moment(gallery: Gallery) -> None:
+    rows = filled(gallery, 6)
+    seen = gallery.get(["i0"])["i0"]
+    gallery.upsert("v1", ["i0"], rows[:1], [{"price": 7}])  # the same vector, another payload
+    assert gallery.replace_vectors("v2", [seen], vectors(1, 3, seed=9)) == ["i0"]
+    assert gallery.get(["i0"])["i0"].payload == {"price": 7}
+    with pytest.raises(GalleryError, match="one vector an item"):
+        gallery.replace_vectors("v2", [seen], vectors(2, 3))
+    with pytest.raises(GalleryError, match="no version"):
+        gallery.replace_vectors("v9", [seen], vectors(1, 3))
+    assert gallery.replace_vectors("v2", [], np.empty((0, 3), np.float32)) == []

@@ -191,7 +191,7 @@ def test_compacting_gives_back_the_room(tmp_path: Path) -> None:
 
 
 def test_removals_that_were_forgotten_lead_to_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixstar.gallery.sqlite.gallery._REMOVED_KEPT", 5)
+    monkeypatch.setattr("fixstar.gallery.sqlite.statements.REMOVED_KEPT", 5)
     path = made(tmp_path / "g.db")
     with SqliteGallery(path) as reader, SqliteGallery(path) as writer:
         assert len(reader.search("v1", vectors(1, 64), k=200)[0]) == 100

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.store import Payload, Vectors
+from fixstar.gallery.store import Item, Payload, Vectors
 
 __all__ = [
     "checked_ids",
@@ -19,6 +19,7 @@ __all__ = [
     "checked_vectors",
     "checked_version",
     "payload_texts",
+    "unchanged",
     "unknown_version",
 ]
 
@@ -45,6 +46,20 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> NDArray[np.fl
         rows = rows.copy() if rows is array else rows
         rows[off] = array[off] / lengths[off, None]
     return rows
+
+
+def unchanged(items: Sequence[Item], now: Mapping[str, Item], rows: int) -> list[int]:
+    """Which of the items still hold the same vector of the same version; ``rows`` vectors are to replace theirs."""
+    checked_ids([item.id for item in items])
+    if len(items) != rows:
+        raise GalleryError(f"replace_vectors takes one vector an item; got {len(items)} items, {rows} vectors")
+    return [
+        row
+        for row, item in enumerate(items)
+        if item.id in now
+        and now[item.id].version == item.version
+        and np.array_equal(now[item.id].vector, np.asarray(item.vector))
+    ]
 
 
 def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:

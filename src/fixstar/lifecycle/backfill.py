@@ -4,9 +4,8 @@ The gallery is the truth about what is done: an item that holds a vector of the 
 whatever the files of the plan say. So a backfill that was killed goes on without doing anything twice; only images that
 were embedded but not stored when it died are embedded anew.
 
-Others may write meanwhile. Before a batch is stored its items are read once more: those deleted or written since their
-image was embedded stay as they are. What is left is the moment between that reading and the end of the write, some
-milliseconds for a batch, in which a deletion or a write of the same item by others would be undone.
+Others may write meanwhile: items that were deleted or written since their image was embedded stay as others left them
+(``Gallery.replace_vectors``, one transaction where the store has them).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
 from fixstar.lifecycle.backfill_curves import MeasuredPoint
 from fixstar.lifecycle.backfill_plan import BackfillPlan, KeptItem, PlanFiles
-from fixstar.lifecycle.catalogue import IMAGE, STAMP, ImageStore
+from fixstar.lifecycle.catalogue import ImageStore
 from fixstar.lifecycle.embedding import Embedded, Embedder
 from fixstar.progress import Advance
 
@@ -194,15 +193,13 @@ class _Work:
     def _store(self, items: list[Item], answer: Embedded) -> None:
         self._files.keep(self._plan, [KeptItem(items[bad.index].id, bad.reason) for bad in answer.bad])
         good = np.flatnonzero(~np.isnan(answer.vectors).any(axis=1)).tolist()
-        known = self._gallery.get([items[row].id for row in good])
-        rows = [row for row in good if items[row].id in known and _is_same(items[row], known[items[row].id])]
-        self.counts["deleted"] += len(good) - len(known)
-        self.counts["rewritten"] += len(known) - len(rows)
-        if rows:
-            names = [items[row].id for row in rows]
-            payloads = [known[name].payload for name in names]
-            self._gallery.upsert(self._plan.target, names, answer.vectors[rows], payloads)
-        self.counts["done"] += len(rows)
+        chosen = [items[row] for row in good]
+        done = set(self._gallery.replace_vectors(self._plan.target, chosen, answer.vectors[good]) if chosen else [])
+        others = [item.id for item in chosen if item.id not in done]
+        there = self._gallery.get(others) if others else {}
+        self.counts["done"] += len(done)
+        self.counts["rewritten"] += len(there)
+        self.counts["deleted"] += len(others) - len(there)
 
     def _arrive(self, batch: _Batch) -> None:
         self._files.move(self._plan, batch.end)
@@ -217,9 +214,3 @@ class _Work:
     def _advance(self, count: int) -> None:
         if self._progress is not None:
             self._progress(count)
-
-
-def _is_same(read: Item, now: Item) -> bool:
-    """Whether nobody gave the item another vector or image since it was read; other fields may have changed."""
-    image = all(read.payload.get(field) == now.payload.get(field) for field in (IMAGE, STAMP))
-    return image and read.version == now.version and np.array_equal(read.vector, now.vector)

@@ -6,46 +6,47 @@ connections, which are made again after the server restarted. One writes at a ti
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError
 from fixstar.gallery.arguments import (
     checked_ids,
     checked_k,
     checked_projection,
     checked_vectors,
     payload_texts,
+    unchanged,
     unknown_version,
 )
 from fixstar.gallery.bridging import Bridges
 from fixstar.gallery.filters import filter_key, payload_test
-from fixstar.gallery.matrix import parsed
 from fixstar.gallery.postgres import index
 from fixstar.gallery.postgres.address import parse_address
 from fixstar.gallery.postgres.connection import READ, WRITE, Pool, require_driver, translated
 from fixstar.gallery.postgres.filters import narrowing
 from fixstar.gallery.postgres.schema import add_vectors_table, checked_width, prepare
 from fixstar.gallery.postgres.search import Found, Request, merged, nearest
-from fixstar.gallery.postgres.vectors import copy_vectors, read_vectors
+from fixstar.gallery.postgres.statements import (
+    NumberedVersion,
+    all_versions,
+    find_version,
+    lock_writing,
+    read_items,
+    remove_items,
+    write_items,
+)
 from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
 
 if TYPE_CHECKING:
-    from fixstar.gallery.postgres.connection import Database
+    pass
 
 __all__ = ["PostgresGallery"]
 
 _PAGE = 256  # items read at once by iterate
-
-
-class _Version(NamedTuple):
-    number: int
-    space: VersionSpace
 
 
 class PostgresGallery:
@@ -64,13 +65,13 @@ class PostgresGallery:
         prepare(self.address, create, read_only, wait)
         self._pool = Pool(self.address, wait, read_only, connections)
         self._bridges = Bridges(self.projection)
-        self._known: dict[str, _Version] = {}
+        self._known: dict[str, NumberedVersion] = {}
 
     def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
         """Make room for vectors of a version: a table of its own."""
         with self._pool.transaction(WRITE) as db:
-            _lock(db)
-            known = _versions(db)
+            lock_writing(db)
+            known = all_versions(db)
             matrix = checked_projection(name, width, projection, known)
             checked_width(width)
             full, blob = (width, None) if matrix is None else (len(matrix), matrix.astype("<f4").tobytes())
@@ -83,12 +84,12 @@ class PostgresGallery:
     def versions(self) -> list[VersionSpace]:
         """All versions, oldest first."""
         with self._pool.transaction(READ) as db:
-            return [version.space for version in _versions(db).values()]
+            return [version.space for version in all_versions(db).values()]
 
     def projection(self, version: str) -> NDArray[np.float32] | None:
         """P [d, m] of a version whose vectors are short forms."""
         with self._pool.transaction(READ) as db:
-            found = _version(db, version)
+            found = find_version(db, version)
             ((blob,),) = db.execute("SELECT projection FROM versions WHERE number = %s", (found.number,))
         return (
             None if blob is None else np.frombuffer(blob, "<f4").reshape(found.space.full_width, -1).astype(np.float32)
@@ -99,21 +100,27 @@ class PostgresGallery:
     ) -> None:
         """Store unit vectors of a version, all or none; on the server's disk when it returns."""
         with self._pool.transaction(READ) as db:
-            number, space = _version(db, version)
+            number, space = find_version(db, version)
         rows = checked_vectors(vectors, space.width, version)
         names = checked_ids(ids)
         texts = payload_texts(names, len(rows), payloads)
         if not names:
             return
         with self._pool.transaction(WRITE) as db:
-            last = _lock(db, len(names))
-            _remove(db, names)
-            numbers = np.arange(last - len(names) + 1, last + 1)
-            with db.cursor().copy("COPY items (id, version, number, payload) FROM STDIN") as copy:
-                for row in zip(names, [number] * len(names), numbers.tolist(), texts, strict=True):
-                    copy.write_row(row)
-            copy_vectors(db, number, numbers, rows)
-            db.execute("UPDATE versions SET items = items + %s WHERE number = %s", (len(names), number))
+            write_items(db, number, names, rows, texts, lock_writing(db, len(names)))
+
+    def replace_vectors(self, version: str, items: Sequence[Item], vectors: Vectors) -> list[str]:
+        """Give items new vectors, where they still hold those given with them; the ids of these."""
+        with self._pool.transaction(WRITE) as db:
+            last = lock_writing(db, len(items))
+            number, space = find_version(db, version)
+            rows = checked_vectors(vectors, space.width, version)
+            now = {item.id: item for item in read_items(db, "id = ANY (%s)", [[item.id for item in items]])}
+            same = unchanged(items, now, len(rows))
+            names = [items[row].id for row in same]
+            texts = payload_texts(names, len(same), [now[name].payload for name in names])
+            write_items(db, number, names, rows[same], texts, last)
+        return names
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items; how many there were."""
@@ -121,14 +128,14 @@ class PostgresGallery:
         if not names:
             return 0
         with self._pool.transaction(WRITE) as db:
-            _lock(db)
-            return _remove(db, names)
+            lock_writing(db)
+            return remove_items(db, names)
 
     def get(self, ids: Sequence[str]) -> dict[str, Item]:
         """The items of these ids, as far as there are any."""
         names = checked_ids(ids, distinct=False)
         with self._pool.transaction(READ) as db:
-            found = {item.id: item for item in _items(db, "id = ANY (%s)", [names])}
+            found = {item.id: item for item in read_items(db, "id = ANY (%s)", [names])}
         return {name: found[name] for name in names if name in found}
 
     def search(
@@ -152,7 +159,7 @@ class PostgresGallery:
             targets = [known[name] for name in (known if versions is None else dict.fromkeys(versions))]
             carried = [self._bridges.carried(unit_queries, source, target.space) for target in targets]
             with self._pool.transaction(READ) as db:
-                self._known = live = _versions(db)
+                self._known = live = all_versions(db)
                 if versions is None and len(live) > len(targets):
                     continue  # a version came since: its bridge is made while nothing is held on the server
                 quick = set() if exact else index.indexed(db)
@@ -162,11 +169,11 @@ class PostgresGallery:
                     parts += nearest(db, request)
             return merged(parts, len(unit_queries), k)
 
-    def _with(self, names: Sequence[str]) -> dict[str, _Version]:
+    def _with(self, names: Sequence[str]) -> dict[str, NumberedVersion]:
         """The versions as of the last search, which never change; read again where one of these is not among them."""
         if not all(isinstance(name, str) and name in self._known for name in names):
             with self._pool.transaction(READ) as db:
-                self._known = _versions(db)
+                self._known = all_versions(db)
         for name in names:
             if not isinstance(name, str) or name not in self._known:
                 raise unknown_version(name, self._known)
@@ -175,7 +182,7 @@ class PostgresGallery:
     def build_index(self, version: str | None = None) -> list[IndexState]:
         """Build pgvector's HNSW index of a version, or of all, and measure it; reading and writing go on meanwhile."""
         with self._pool.transaction(READ) as db:
-            chosen = list(_versions(db).values()) if version is None else [_version(db, version)]
+            chosen = list(all_versions(db).values()) if version is None else [find_version(db, version)]
         for _, space in chosen:
             index.checked_indexable(space.name, space.width)
         for number, space in chosen:
@@ -202,14 +209,14 @@ class PostgresGallery:
         number = None
         if version is not None:
             with self._pool.transaction(READ) as db:
-                number = _version(db, version).number
+                number = find_version(db, version).number
         return self._each(number, "" if after is None else after)
 
     def _each(self, number: int | None, after: str) -> Iterator[Item]:
         narrowed, first = ("", []) if number is None else ("version = %s AND ", [number])
         while True:
             with self._pool.transaction(READ) as db:
-                page = _items(db, f"{narrowed}id > %s ORDER BY id LIMIT {_PAGE}", [*first, after])
+                page = read_items(db, f"{narrowed}id > %s ORDER BY id LIMIT {_PAGE}", [*first, after])
             if not page:
                 return
             yield from page
@@ -236,46 +243,3 @@ class PostgresGallery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _lock(db: Database, more: int = 0) -> int:
-    """Be the only one who writes until the transaction ends; the number of the last of ``more`` new items."""
-    ((last,),) = db.execute("UPDATE gallery SET written = written + %s RETURNING written", (more,))
-    return int(last)
-
-
-def _versions(db: Database) -> dict[str, _Version]:
-    rows = db.execute("SELECT number, name, width, full_width FROM versions ORDER BY number")
-    return {name: _Version(number, VersionSpace(name, width, full)) for number, name, width, full in rows}
-
-
-def _version(db: Database, name: str) -> _Version:
-    known = _versions(db)
-    if not isinstance(name, str) or name not in known:
-        raise unknown_version(name, known)
-    return known[name]
-
-
-def _items(db: Database, condition: str, values: Sequence[Any]) -> list[Item]:
-    rows = db.execute(f"SELECT id, version, number, payload::text FROM items WHERE {condition}", values).fetchall()
-    vectors: dict[int, NDArray[np.float32]] = {}
-    names: dict[int, str] = {}
-    for number, space in _versions(db).values():
-        names[number] = space.name
-        if wanted := [row[2] for row in rows if row[1] == number]:
-            text = f"SELECT number, vector_send(vector) FROM vectors_{number} WHERE number = ANY (%s)"
-            found = db.execute(text, (wanted,), binary=True).fetchall()
-            vectors |= zip((row[0] for row in found), read_vectors([row[1] for row in found], space.width), strict=True)
-    if damaged := [row[0] for row in rows if row[2] not in vectors]:
-        raise GalleryError(f"the vector of {damaged[0]!r} is missing; restore the gallery from a copy")
-    return [Item(item, names[version], vectors[number], parsed(text)) for item, version, number, text in rows]
-
-
-def _remove(db: Database, names: list[str]) -> int:
-    """Remove items within a transaction that holds the lock."""
-    rows = db.execute("DELETE FROM items WHERE id = ANY (%s) RETURNING version, number", (names,)).fetchall()
-    for version, fewer in Counter(row[0] for row in rows).items():
-        numbers = [number for owner, number in rows if owner == version]
-        db.execute(f"DELETE FROM vectors_{version} WHERE number = ANY (%s)", (numbers,))
-        db.execute("UPDATE versions SET items = items - %s WHERE number = %s", (fewer, version))
-    return len(rows)

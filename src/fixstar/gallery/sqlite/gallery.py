@@ -7,11 +7,9 @@ Any number of processes may open the same file; one writes at a time, the others
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -28,18 +26,25 @@ from fixstar.gallery.arguments import (
     checked_vectors,
     checked_version,
     payload_texts,
+    unchanged,
     unknown_version,
 )
 from fixstar.gallery.index_keeper import IndexKeeper
-from fixstar.gallery.matrix import parsed
 from fixstar.gallery.sqlite.file import Session, connect, is_writable, prepare, translated
 from fixstar.gallery.sqlite.matrices import StoredMatrices
+from fixstar.gallery.sqlite.statements import (
+    find_version,
+    items_of,
+    read_items,
+    remove_items,
+    version_names,
+    write_items,
+)
 from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
 
 __all__ = ["SqliteGallery"]
 
 _PAGE = 256  # items read at once by iterate
-_REMOVED_KEPT = 100_000  # a process that missed more reads everything anew
 
 
 class SqliteGallery:
@@ -72,7 +77,7 @@ class SqliteGallery:
     def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
         """Make room for vectors of a version."""
         with self._writing() as db:
-            matrix = checked_projection(name, width, projection, [known for _, known in _names(db)])
+            matrix = checked_projection(name, width, projection, [known for _, known in version_names(db)])
             full, blob = (width, None) if matrix is None else (len(matrix), matrix.astype("<f4").tobytes())
             db.execute(
                 "INSERT INTO versions (name, width, full_width, projection, created) VALUES (?, ?, ?, ?, ?)",
@@ -90,7 +95,7 @@ class SqliteGallery:
         with self._reading() as db:
             row = db.execute("SELECT full_width, projection FROM versions WHERE name = ?", (version,)).fetchone()
             if row is None:
-                raise unknown_version(version, [name for _, name in _names(db)])
+                raise unknown_version(version, [name for _, name in version_names(db)])
         return None if row[1] is None else np.frombuffer(row[1], "<f4").reshape(row[0], -1).astype(np.float32)
 
     def upsert(
@@ -98,21 +103,25 @@ class SqliteGallery:
     ) -> None:
         """Store unit vectors of a version, all or none; on disk when it returns."""
         with self._reading() as db:
-            number, width = _version(db, version)
+            number, width = find_version(db, version)
         rows = checked_vectors(vectors, width, version)
         names = checked_ids(ids)
         texts = payload_texts(names, len(rows), payloads)
         if not names:
             return
-        blobs = memoryview(rows.astype("<f4", copy=False).tobytes())
-        size = 4 * width
         with self._writing() as db:
-            _remove(db, names)
-            db.executemany(
-                "INSERT INTO items (version, id, payload, vector) VALUES (?, ?, ?, ?)",
-                ((number, names[i], texts[i], blobs[i * size : (i + 1) * size]) for i in range(len(names))),
-            )
-            db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
+            write_items(db, number, names, rows, texts)
+
+    def replace_vectors(self, version: str, items: Sequence[Item], vectors: Vectors) -> list[str]:
+        """Give items new vectors, where they still hold those given with them; the ids of these."""
+        with self._writing() as db:
+            number, width = find_version(db, version)
+            rows = checked_vectors(vectors, width, version)
+            now = items_of(db, [item.id for item in items])
+            same = unchanged(items, now, len(rows))
+            names = [items[row].id for row in same]
+            write_items(db, number, names, rows[same], payload_texts(names, len(same), [now[n].payload for n in names]))
+        return names
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items; how many there were."""
@@ -120,13 +129,13 @@ class SqliteGallery:
         if not names:
             return 0
         with self._writing() as db:
-            return _remove(db, names)
+            return remove_items(db, names)
 
     def get(self, ids: Sequence[str]) -> dict[str, Item]:
         """The items of these ids, as far as there are any."""
-        wanted = json.dumps(checked_ids(ids, distinct=False), ensure_ascii=False)
+        wanted = checked_ids(ids, distinct=False)
         with self._reading() as db:
-            found = {item.id: item for item in _items(db, "id IN (SELECT value FROM json_each(?))", (wanted,))}
+            found = items_of(db, wanted)
         return {name: found[name] for name in ids if name in found}
 
     def search(
@@ -160,14 +169,14 @@ class SqliteGallery:
         number = None
         if version is not None:
             with self._reading() as db:
-                number = _version(db, version)[0]
+                number = find_version(db, version)[0]
         return self._each(number, "" if after is None else after)
 
     def _each(self, number: int | None, after: str) -> Iterator[Item]:
         narrowed, first = ("", ()) if number is None else ("version = ? AND ", (number,))
         while True:
             with self._reading() as db:
-                page = _items(db, f"{narrowed}id > ? ORDER BY id LIMIT {_PAGE}", (*first, after))
+                page = read_items(db, f"{narrowed}id > ? ORDER BY id LIMIT {_PAGE}", (*first, after))
             if not page:
                 return
             yield from page
@@ -249,42 +258,3 @@ class SqliteGallery:
             if now != session.seen:
                 self._matrices.refresh(session.db)
                 session.seen = now
-
-
-def _names(db: sqlite3.Connection) -> list[tuple[int, str]]:
-    return db.execute("SELECT number, name FROM versions ORDER BY number").fetchall()
-
-
-def _version(db: sqlite3.Connection, name: str) -> tuple[int, int]:
-    """A version's number and width."""
-    row = db.execute("SELECT number, width FROM versions WHERE name = ?", (name,)).fetchone()
-    if row is None:
-        raise unknown_version(name, [known for _, known in _names(db)])
-    return row[0], row[1]
-
-
-def _items(db: sqlite3.Connection, condition: str, values: Sequence[object]) -> list[Item]:
-    rows = db.execute(
-        "SELECT id, (SELECT name FROM versions WHERE versions.number = items.version), vector, payload "
-        f"FROM items WHERE {condition}",
-        values,
-    )
-    return [Item(i, v, np.frombuffer(blob, "<f4").astype(np.float32), parsed(text)) for i, v, blob, text in rows]
-
-
-def _remove(db: sqlite3.Connection, names: list[str]) -> int:
-    """Remove items within a transaction, and note their numbers for whoever holds them in memory."""
-    rows = db.execute(
-        "SELECT version, number FROM items WHERE id IN (SELECT value FROM json_each(?))",
-        (json.dumps(names, ensure_ascii=False),),
-    ).fetchall()
-    if not rows:
-        return 0
-    db.executemany("DELETE FROM items WHERE number = ?", ((number,) for _, number in rows))
-    db.executemany("INSERT INTO removed (version, item) VALUES (?, ?)", rows)
-    fewer = Counter(version for version, _ in rows)
-    db.executemany("UPDATE versions SET items = items - ? WHERE number = ?", ((n, v) for v, n in fewer.items()))
-    oldest, newest = db.execute("SELECT min(number), max(number) FROM removed").fetchone()
-    if newest - oldest >= 2 * _REMOVED_KEPT:
-        db.execute("DELETE FROM removed WHERE number <= ?", (newest - _REMOVED_KEPT,))
-    return len(rows)

@@ -1,0 +1,351 @@
+"""The service under load, beside the same work done without it.
+
+``fixstar serve`` runs as a process of its own over a workspace made on the spot. 32 clients in processes of their own
+search by image, each as fast as it is answered, while images are indexed in a job, another version is deployed, older
+items are backfilled and the deployment is rolled back. Before and after, one process does what the service is there
+for without it: encode the same images in batches of 32 and search the same gallery. Any answer but 200 ends the run
+with exit code 1.
+
+    python benchmarks/service_load.py --out benchmarks/results/service_load_cpu.json     32 clients, 60 s, resnet18
+    python benchmarks/service_load.py --backbone tiny                                    next to nothing but overhead
+
+Clients, server and jobs share the cores of one machine; the direct calls have them to themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import torch
+from PIL import Image
+
+from fixstar.durable import replace_json
+from fixstar.geometry import unit
+from fixstar.lifecycle import CatalogueItem, ensure_version
+from fixstar.models import Encoder
+from fixstar.workspace import Workspace
+
+BATCH, K, IMAGES, INDEXED, WARMING = 32, 10, 256, 256, 2.0
+SIDES = (32, 64, 128, 224)
+BOUNDARY = "----fixstar-load"
+
+
+class Asked(NamedTuple):
+    """One request: when it was sent (seconds of the clock that all processes share), how long it took, its status."""
+
+    began: float
+    seconds: float
+    status: int
+
+
+def pictures(count: int, seed: int = 0) -> list[bytes]:
+    """Image files of 32 to 224 pixels, half PNG and half JPEG: smooth colours, so that their size is that of photos."""
+    rng, files = np.random.default_rng(seed), []
+    for number in range(count):
+        side, kind = SIDES[number % len(SIDES)], ("PNG", "JPEG")[number // len(SIDES) % 2]
+        image = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((side, side))
+        buffer = io.BytesIO()
+        image.save(buffer, kind, quality=85)
+        files.append(buffer.getvalue())
+    return files
+
+
+def make(path: Path, backbone: str, count: int) -> None:
+    """A workspace with two untrained versions, ``count`` random vectors of the first, and some images among them."""
+    space = Workspace.create(path, device="cpu")
+    torch.manual_seed(0)
+    encoder = Encoder.create(backbone, classes=["a", "b"], capacity=1000)
+    for number in (1, 2):
+        encoder.about = {"version": f"v{number}", "parent": None if number == 1 else "v1"}
+        encoder.save(path / "versions" / f"v{number}")
+        if number == 1:
+            ensure_version(space.gallery, "v1", encoder)
+        with torch.no_grad():
+            for parameter in encoder.parameters():
+                parameter.add_(0.001 * torch.randn_like(parameter))
+    width, rng = space.gallery.versions()[0].width, np.random.default_rng(0)
+    ids = [f"item-{i:08}" for i in range(count)]
+    payloads = [{"label": f"class {i % 100}", "price": i % 1000} for i in range(count)]
+    space.gallery.upsert("v1", ids, unit(rng.standard_normal((count, width)).astype(np.float32)), payloads)
+    kept = [(f"image-{i}", data, space.images.keep(data)) for i, data in enumerate(pictures(INDEXED, seed=1))]
+    space.index([CatalogueItem(name, path / str(where["image"]), where) for name, _, where in kept])
+    space.close()
+
+
+def direct(path: Path, seconds: float) -> float:
+    """Queries a second without the service: batches encoded and searched, one after the other."""
+    files = pictures(IMAGES)
+    with Workspace(path, device="cpu") as space:
+        version = space.deployed()
+        encoder, done = space.serving.encoder(version), 0
+
+        def batch(start: int) -> None:
+            vectors = encoder.encode([files[i % IMAGES] for i in range(start, start + BATCH)], form="short")
+            space.gallery.search(version, vectors, K)
+
+        batch(0)  # the gallery is in memory, the model has run
+        began = time.perf_counter()
+        while (took := time.perf_counter() - began) < seconds:
+            batch(done)
+            done += BATCH
+    return done / took
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[str]:
+    """The service in a process of its own: its address."""
+    command = [sys.executable, "-m", "fixstar", "serve", "-w", str(path), "--device", "cpu", "--port", "0"]
+    process = subprocess.Popen([*command, "--rate", "100000000"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+:\d+", line)
+        if not found:
+            sys.exit(f"the service did not start: {line}")
+        yield found.group()
+        process.terminate()
+        if process.wait(60):
+            sys.exit(f"the service ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def request(host: str, data: bytes) -> bytes:
+    """POST /v1/search, ready to be sent."""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="q"\r\n\r\n'.encode()
+    body = head + data + f"\r\n--{BOUNDARY}--\r\n".encode()
+    lines = (
+        f"POST /v1/search?k={K} HTTP/1.1",
+        f"Host: {host}",
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def answered(connection: socket.socket) -> int:
+    """Read one whole answer; its status. By hand, because a client library costs as much as the service."""
+    seen = b""
+    while b"\r\n\r\n" not in seen:
+        seen += _received(connection)
+    head, _, body = seen.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: *(\d+)", head)
+    assert length, head
+    left = int(length.group(1)) - len(body)
+    while left > 0:
+        left -= len(_received(connection))
+    return int(head[9:12])
+
+
+def _received(connection: socket.socket) -> bytes:
+    part = connection.recv(1 << 16)
+    if not part:
+        raise ConnectionError("the service closed the connection")
+    return part
+
+
+def clients(address: str, count: int, first: int, stop: Event, results: Any) -> None:
+    """``count`` clients in threads, each with one connection that it keeps; puts all that they asked."""
+    host, port = address.removeprefix("http://").split(":")
+    requests = [request(f"{host}:{port}", data) for data in pictures(IMAGES)]
+    asked: list[Asked] = []
+
+    def client(number: int) -> None:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not stop.is_set():
+                began = time.monotonic()
+                connection.sendall(requests[number % IMAGES])
+                try:
+                    status = answered(connection)
+                except (OSError, ConnectionError):
+                    status = 0
+                asked.append(Asked(began, time.monotonic() - began, status))
+                number += 7
+                if not status:
+                    return
+
+    threads = [threading.Thread(target=client, args=(first + i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results.put(asked)
+
+
+class Jobs:
+    """What goes on meanwhile, over the API."""
+
+    def __init__(self, address: str) -> None:
+        self.http = httpx.Client(base_url=address, timeout=120)
+        self.log: list[dict[str, Any]] = []
+        self.spans: list[tuple[float, float]] = []  # when jobs ran
+
+    def post(self, what: str, path: str, **content: Any) -> dict[str, Any]:
+        began = time.monotonic()
+        answer = self.http.post(path, **content)
+        self.log.append({"what": what, "status": answer.status_code, "seconds": round(time.monotonic() - began, 3)})
+        answer.raise_for_status()
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def job(self, what: str, path: str, **content: Any) -> None:
+        began = time.monotonic()
+        job = self.post(what, path, **content)
+        while job["state"] in ("queued", "running"):
+            time.sleep(0.2)
+            job = self.http.get(f"/v1/jobs/{job['id']}").json()
+        self.spans.append((began, time.monotonic()))
+        if job["state"] != "done":
+            raise RuntimeError(f"{what}: {job}")
+        self.log[-1] |= {"job_seconds": round(self.spans[-1][1] - began, 1), "items": job["done"]}
+
+    def run(self, pause: float) -> None:
+        """An index job, a deployment, a backfill, another index job, a rollback."""
+        files = [("images", (f"{i}.png", data)) for i, data in enumerate(pictures(INDEXED, seed=2))]
+        time.sleep(pause)
+        self.job("index", "/v1/items/async", files=files)
+        self.post("deploy", "/v1/deploy", json={"version": "v2", "force": "benchmark"})
+        self.job("backfill", "/v1/backfill", json={"budget": "all", "order": "oldest"})
+        self.job("index", "/v1/items/async", files=files)
+        self.post("rollback", "/v1/rollback")
+
+
+def load(address: str, count: int, processes: int, seconds: float) -> tuple[list[Asked], Jobs, tuple[float, float]]:
+    """Everything that was asked in the time measured, and what went on meanwhile."""
+    context = multiprocessing.get_context("spawn")
+    stop, results, jobs = context.Event(), context.Queue(), Jobs(address)
+    share = [count // processes + (i < count % processes) for i in range(processes)]
+    workers = [
+        context.Process(target=clients, args=(address, one, 1000 * i, stop, results)) for i, one in enumerate(share)
+    ]
+    for worker in workers:
+        worker.start()
+    while int(float(_metric(address, "fixstar_requests_total"))) < count:
+        time.sleep(0.1)
+    time.sleep(WARMING)
+    begin, failed = time.monotonic(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            jobs.run(seconds / 6)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(seconds)
+    thread.join()  # the load goes on until the last job is done
+    end = time.monotonic()
+    stop.set()
+    asked = [one for _ in workers for one in results.get()]
+    for worker in workers:
+        worker.join()
+    if failed:
+        raise failed[0]
+    return [one for one in asked if begin <= one.began + one.seconds <= end], jobs, (begin, end)
+
+
+def _metric(address: str, name: str) -> str:
+    """The first figure of that name for searches."""
+    text = httpx.get(f"{address}/metrics").text
+    found = re.search(rf'^{name}{{.*route="/v1/search".*}} (\S+)', text, re.MULTILINE)
+    return found.group(1) if found else "0"
+
+
+def summary(asked: list[Asked], jobs: Jobs, span: tuple[float, float]) -> dict[str, Any]:
+    """Counts, latencies and throughput, in all and apart for the time with and without jobs."""
+    begin, end = span
+    times = 1000 * np.array([one.seconds for one in asked])
+    p50, p95, p99 = np.percentile(times, [50, 95, 99]).round(1).tolist()
+    ended = np.array([one.began + one.seconds for one in asked])
+    busy, with_jobs = 0.0, np.zeros(len(ended), bool)
+    for first, last in jobs.spans:
+        busy += last - first
+        with_jobs |= (ended >= first) & (ended < last)
+    quiet = (~with_jobs).sum() / (end - begin - busy)
+    return {
+        "seconds": round(end - begin, 1),
+        "requests": len(asked),
+        "statuses": {str(status): count for status, count in Counter(one.status for one in asked).items()},
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "most_ms": round(float(times.max()), 1),
+        "per_second": round(len(asked) / (end - begin), 1),
+        "per_second_without_jobs": round(float(quiet), 1),
+        "per_second_with_jobs": round(float(with_jobs.sum() / busy), 1),
+        "events": jobs.log,
+    }
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    path = folder / "shop"
+    make(path, options.backbone, options.vectors)
+    before = direct(path, options.seconds / 4)
+    with serving(path) as address:
+        served = summary(*load(address, options.clients, options.processes, options.seconds))
+        batch = float(_metric_sum(address, "fixstar_query_batch_size"))
+    after = direct(path, options.seconds / 4)
+    alone = (before + after) / 2
+    return {
+        "backbone": options.backbone,
+        "vectors": options.vectors,
+        "clients": options.clients,
+        "client_processes": options.processes,
+        **served,
+        "mean_batch": round(batch, 1),
+        "direct_per_second": [round(before, 1), round(after, 1)],
+        "ratio": round(served["per_second"] / alone, 3),
+        "ratio_without_jobs": round(served["per_second_without_jobs"] / alone, 3),
+    }
+
+
+def _metric_sum(address: str, name: str) -> float:
+    """The mean of a histogram."""
+    text = httpx.get(f"{address}/metrics").text
+    total, count = (re.search(rf"^{name}_{part} (\S+)", text, re.MULTILINE) for part in ("sum", "count"))
+    return float(total.group(1)) / float(count.group(1)) if total and count else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=2, help="that the clients are spread over")
+    parser.add_argument("--vectors", type=int, default=20_000)
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        row = measure(options, Path(folder))
+    print(json.dumps(row, indent=2))
+    if options.out:
+        replace_json(options.out, {"machine": platform.machine(), "cores": os.cpu_count(), **row})
+    if set(row["statuses"]) != {"200"}:
+        sys.exit(f"not every search was answered with 200: {row['statuses']}")
+
+
+if __name__ == "__main__":
+    main()

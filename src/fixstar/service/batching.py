@@ -1,0 +1,237 @@
+"""Queries that come at the same time are embedded and searched together.
+
+A query waits a few milliseconds for company, or, under load, until the batch before it is through: the busier the
+service, the larger the batches. One thread embeds while another searches with what was embedded before. Each answer is
+of one version, the one that was deployed when its batch began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import ImageError
+from fixstar.gallery import Hit
+from fixstar.gallery.filters import filter_key
+from fixstar.gallery.store import Where
+from fixstar.images import Preprocessing, read_pixels
+from fixstar.images.reading import Pixels
+from fixstar.lifecycle import LocalEmbedder
+from fixstar.models import Encoder
+from fixstar.service.intake import Intake
+from fixstar.service.metrics import Metrics
+from fixstar.service.problems import Problem
+from fixstar.service.settings import ServiceSettings
+from fixstar.workspace import Workspace
+
+__all__ = ["Found", "QueryBatcher"]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The hits of one query, and the version that made its vector."""
+
+    version: str
+    hits: list[Hit]
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A query that waits. ``pixels`` are as one version takes them; another may need ``data`` again."""
+
+    data: bytes
+    pixels: Pixels
+    preprocessing: Preprocessing
+    k: int
+    where: Where | None
+    exact: bool
+    answer: asyncio.Future[Found]
+
+    def alike(self) -> tuple[int, str, bool]:
+        """Queries that are equal in this are searched together."""
+        return self.k, "" if self.where is None else filter_key(self.where), self.exact
+
+    def finish(self, answer: Found | Exception) -> None:
+        """Hand the answer over, unless nobody waits for it any more."""
+        if self.answer.done():
+            return
+        if isinstance(answer, Exception):
+            self.answer.set_exception(answer)
+        else:
+            self.answer.set_result(answer)
+
+
+class QueryBatcher:
+    """Answers image queries in batches. For one event loop."""
+
+    def __init__(self, workspace: Workspace, settings: ServiceSettings, metrics: Metrics, intake: Intake) -> None:
+        self._workspace, self._settings, self._metrics, self._intake = workspace, settings, metrics, intake
+        self._queue: asyncio.Queue[_Query] = asyncio.Queue()
+        self._inside = 0
+        self._embedding = ThreadPoolExecutor(1, thread_name_prefix="fixstar-embed")
+        self._searching = ThreadPoolExecutor(1, thread_name_prefix="fixstar-search")
+        self._batches = asyncio.Semaphore(2)  # one is embedded while one is searched
+        self._tasks: set[asyncio.Task[None]] = set()
+        metrics.watch_waiting(lambda: self._inside)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._spawn(self._collect())
+
+    async def stop(self) -> None:
+        """Answer nothing more. Queries that still wait are told to come again."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while not self._queue.empty():
+            self._queue.get_nowait().finish(_busy("the service is stopping"))
+        for pool in (self._embedding, self._searching):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+
+    async def search(self, data: bytes, k: int, where: Where | None, exact: bool) -> Found:
+        """The nearest items of an image."""
+        if self._inside >= self._settings.waiting:
+            self._metrics.refused.inc()
+            raise _busy(f"{self._inside} queries are waiting already")
+        self._inside += 1
+        try:
+            read = await self._intake.read(data, lambda: self._encoder()[1].preprocessing)
+            answer: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, k, where, exact, answer))
+            return await answer
+        finally:
+            self._inside -= 1
+
+    async def _collect(self) -> None:
+        """Make batches for ever."""
+        while True:
+            await self._batches.acquire()
+            batch: list[_Query] = []
+            try:
+                await self._fill(batch)
+            except BaseException as error:
+                self._fail(batch, error)
+                raise
+            await self._embed([query for query in batch if not query.answer.done()])
+
+    async def _fill(self, batch: list[_Query]) -> None:
+        """Wait for a first query, then a moment for others."""
+        batch.append(await self._queue.get())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.batch_wait):
+                while len(batch) < self._settings.batch:
+                    batch.append(await self._queue.get())
+
+    async def _embed(self, batch: list[_Query]) -> None:
+        """Make the vectors of a batch, and leave the search to another task."""
+        if not batch:
+            self._batches.release()
+            return
+        try:
+            version, rows = await _in(self._embedding, functools.partial(self._vectors, batch))
+        except BaseException as error:
+            self._batches.release()
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self._spawn(self._search(batch, version, rows))
+
+    def _vectors(self, batch: Sequence[_Query]) -> tuple[str, list[NDArray[np.float32] | Exception]]:
+        """The deployed version, and what it makes of each query: a vector, or why there is none."""
+        version, encoder = self._encoder()
+        read = [_pixels(query, encoder.preprocessing) for query in batch]
+        good = [pixels for pixels in read if not isinstance(pixels, Exception)]
+        made = iter(_embedded(encoder, good))
+        self._metrics.batch_size.observe(len(batch))
+        self._metrics.embedded.labels(version, "query").inc(len(good))
+        return version, [one if isinstance(one, Exception) else next(made) for one in read]
+
+    async def _search(self, batch: list[_Query], version: str, rows: list[NDArray[np.float32] | Exception]) -> None:
+        """Search with the vectors of a batch, in as few calls as possible."""
+        try:
+            ready: list[tuple[_Query, NDArray[np.float32]]] = []
+            for query, row in zip(batch, rows, strict=True):
+                if isinstance(row, Exception):
+                    query.finish(row)
+                else:
+                    ready.append((query, row))
+            ready.sort(key=lambda pair: pair[0].alike())
+            for _, group in groupby(ready, key=lambda pair: pair[0].alike()):
+                together = list(group)
+                queries = [query for query, _ in together]
+                await self._answer(queries, version, np.stack([row for _, row in together]))
+        except BaseException as error:
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._batches.release()
+
+    async def _answer(self, queries: list[_Query], version: str, vectors: NDArray[np.float32]) -> None:
+        k, where, exact = queries[0].k, queries[0].where, queries[0].exact
+        serving = self._workspace.serving
+        try:
+            ask = functools.partial(serving.search_vectors, version, vectors, k, where, exact)
+            answer = await _in(self._searching, ask)
+        except Exception as error:
+            self._fail(queries, error)
+            return
+        for query, hits in zip(queries, answer.hits, strict=True):
+            query.finish(Found(version, hits))
+
+    def _encoder(self) -> tuple[str, Encoder]:
+        version = self._workspace.deployed()
+        return version, self._workspace.serving.encoder(version)
+
+    def _fail(self, queries: Sequence[_Query], error: BaseException) -> None:
+        for query in queries:
+            query.finish(error if isinstance(error, Exception) else _busy("the service is stopping"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _pixels(query: _Query, preprocessing: Preprocessing) -> Pixels | Exception:
+    """The pixels that a version takes; another was deployed meanwhile, perhaps with another size."""
+    if query.preprocessing == preprocessing:
+        return query.pixels
+    try:
+        return read_pixels(query.data, preprocessing)
+    except ImageError as error:
+        return error
+
+
+def _embedded(encoder: Encoder, pixels: Sequence[Pixels]) -> list[NDArray[np.float32] | Exception]:
+    """The vector of each image. Where one makes the whole batch fail, each is tried alone."""
+    if not pixels:
+        return []
+    try:
+        vectors = LocalEmbedder(encoder).one(np.stack(pixels)).vectors  # type: ignore[arg-type]
+    except Exception as error:
+        if len(pixels) == 1:
+            return [error]
+        return [row for one in pixels for row in _embedded(encoder, [one])]
+    empty = ImageError("image", "the model makes no vector of it")
+    return [vector if np.isfinite(vector).all() else empty for vector in vectors]
+
+
+def _busy(detail: str) -> Problem:
+    return Problem(503, "Too busy", detail, "come again in a second", Retry_After="1")
+
+
+async def _in(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(pool, work)

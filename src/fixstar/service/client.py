@@ -1,0 +1,277 @@
+"""A workspace behind HTTP, from Python.
+
+with Client("http://127.0.0.1:8080", key="fxs_...") as shop:
+    shop.add({"red-shoe": "photos/red.jpg"}, {"red-shoe": {"label": "shoe"}})
+    for hit in shop.search("query.jpg", k=5).hits:
+        print(hit.id, hit.score, hit.version)
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from fixstar.errors import FixstarError, InputError, MissingExtraError
+from fixstar.service.answers import Added, Bad, Check, Found, Hit, Item, Job, Move, Status, Version, record
+
+if TYPE_CHECKING:
+    import httpx
+    from PIL import Image
+
+    Picture = str | Path | bytes | Image.Image
+
+__all__ = ["Client", "ServiceError"]
+
+_AGAIN = (429, 503)
+_PAGE = 500
+
+
+class ServiceError(FixstarError):
+    """The service did not do it. ``status`` is that of HTTP; None where it could not be reached."""
+
+    def __init__(self, title: str, detail: str = "", hint: str = "", status: int | None = None) -> None:
+        super().__init__(". ".join(part for part in (": ".join(filter(None, (title, detail))), hint) if part))
+        self.title, self.detail, self.hint, self.status = title, detail, hint, status
+
+
+class Client:
+    """The service at an address. Threads may share it; close it, or use it in a ``with``.
+
+    Calls that may be repeated are, when the service is busy (429, 503): after as long as it asks for, ``retries``
+    times, and never longer than ``patience`` seconds in all.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8080",
+        key: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 3,
+        patience: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise MissingExtraError("httpx", "service", "the client") from None
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=base_url, headers=headers, timeout=timeout, transport=transport)
+        self._retries, self._patience = retries, patience
+
+    # --- search
+
+    def search(self, image: Picture, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True) -> Found:
+        """The items nearest to an image: a path, the bytes of a file, or a PIL image."""
+        files = {"image": ("image", _content(image))}
+        return _found(self._ask("POST", "/v1/search", again=True, files=files, params=_options(k, where, exact)))
+
+    def search_vector(
+        self,
+        vector: Sequence[float],
+        version: str | None = None,
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+        exact: bool = True,
+    ) -> Found:
+        """The items nearest to a vector that a version made, the deployed one unless told."""
+        numbers = [float(number) for number in vector]
+        query = {"vector": numbers, "version": version, "k": k, "where": where, "exact": exact}
+        return _found(self._ask("POST", "/v1/search/vector", again=True, json=query))
+
+    def similar(self, item: str, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True) -> Found:
+        """The items nearest to a stored one."""
+        return _found(self._ask("GET", "/v1/item/similar", params={"id": item, **_options(k, where, exact)}))
+
+    # --- items
+
+    def add(
+        self,
+        images: Mapping[str, Picture] | Sequence[Picture],
+        payloads: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> Added:
+        """Store images, by id or with ids made up by the service; on disk when this returns."""
+        answer = self._ask("POST", "/v1/items", again=isinstance(images, Mapping), **_upload(images, payloads))
+        return record(Added, answer, bad=tuple(record(Bad, one) for one in answer["bad"]))
+
+    def add_later(
+        self,
+        images: Mapping[str, Picture] | Sequence[Picture],
+        payloads: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> Job:
+        """Hand over images to be stored by a job; they are safe when this returns, and found when the job is done."""
+        upload = _upload(images, payloads)
+        return record(Job, self._ask("POST", "/v1/items/async", again=isinstance(images, Mapping), **upload))
+
+    def item(self, item: str) -> Item:
+        """One item."""
+        return record(Item, self._ask("GET", "/v1/item", params={"id": item}))
+
+    def items(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
+        """All items, or those of one version, sorted by id, behind ``after``."""
+        while True:
+            wanted = {"version": version, "after": after, "limit": _PAGE}
+            page = self._ask("GET", "/v1/items", params={name: one for name, one in wanted.items() if one is not None})
+            yield from (record(Item, one) for one in page["items"])
+            after = page["next"]
+            if after is None:
+                return
+
+    def delete(self, *items: str) -> int:
+        """Take items out of the gallery, all at once; how many there were."""
+        return int(self._ask("POST", "/v1/items/delete", again=True, json={"ids": list(items)})["deleted"])
+
+    # --- versions
+
+    def status(self) -> Status:
+        """Where the workspace stands."""
+        return record(Status, self._ask("GET", "/v1/status"))
+
+    def versions(self) -> list[Version]:
+        """All versions, oldest first."""
+        return [record(Version, one) for one in self._ask("GET", "/v1/versions")]
+
+    def check(self, version: str, **rules: float) -> Job:
+        """Try a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions."""
+        return record(Job, self._ask("POST", f"/v1/versions/{_segment(version)}/check", json=rules))
+
+    def last_check(self, version: str) -> Check:
+        """What the gate last found out about a version."""
+        return record(Check, self._ask("GET", f"/v1/versions/{_segment(version)}/check"))
+
+    def deploy(self, version: str, force: str | None = None) -> Move:
+        """Let queries and new items use a version; ``force`` is a reason to do without a passed check."""
+        return record(Move, self._ask("POST", "/v1/deploy", json={"version": version, "force": force}))
+
+    def rollback(self) -> Move:
+        """Back to the version deployed before."""
+        return record(Move, self._ask("POST", "/v1/rollback"))
+
+    def backfill(self, budget: str = "10%", order: str = "gain", rate: float | None = None) -> Job:
+        """Embed older items again with the deployed version, in a job."""
+        return record(Job, self._ask("POST", "/v1/backfill", json={"budget": budget, "order": order, "rate": rate}))
+
+    # --- jobs
+
+    def job(self, job: str | Job) -> Job:
+        """A job as it is now."""
+        return record(Job, self._ask("GET", f"/v1/jobs/{_job_name(job)}"))
+
+    def cancel(self, job: str | Job) -> Job:
+        """End a job after its current batch."""
+        return record(Job, self._ask("POST", f"/v1/jobs/{_job_name(job)}/cancel", again=True))
+
+    def wait(self, job: str | Job, timeout: float | None = None, every: float = 0.5) -> Job:
+        """The job once it is done. ``ServiceError`` where it failed or was cancelled, or takes longer than allowed."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not (seen := self.job(job)).has_ended:
+            if end is not None and time.monotonic() >= end:
+                raise ServiceError("The job goes on", f"{seen.id} is {seen.state} after {timeout:g} s", "wait again")
+            time.sleep(every)
+        if seen.state != "done":
+            error = seen.error or {}
+            title = error.get("title") or f"The job was {seen.state}"
+            raise ServiceError(title, error.get("detail") or seen.message, error.get("hint", ""), error.get("status"))
+        return seen
+
+    # --- the wire
+
+    def _ask(self, method: str, path: str, again: bool | None = None, **content: Any) -> Any:
+        """The JSON of an answer. ``again`` says whether the call may be repeated; GETs may."""
+        import httpx
+
+        tries = 1 + (self._retries if (method == "GET" if again is None else again) else 0)
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                answer = self._http.request(method, path, **content)
+            except httpx.HTTPError as error:
+                hint = "is it running, and is this its address?"
+                raise ServiceError("The service cannot be reached", f"{self._http.base_url}: {error}", hint) from error
+            tries -= 1
+            pause = _pause(answer)
+            if answer.status_code not in _AGAIN or not tries or time.monotonic() + pause > end:
+                return _answered(answer)
+            time.sleep(pause)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _answered(answer: httpx.Response) -> Any:
+    try:
+        content = answer.json()
+    except ValueError:
+        content = None
+    if answer.is_success and content is not None:
+        return content
+    told = content if isinstance(content, dict) else {}
+    title = told.get("title") or f"The answer was {answer.status_code}, and not of a fixstar service"
+    raise ServiceError(title, told.get("detail", ""), told.get("hint", ""), answer.status_code)
+
+
+def _pause(answer: httpx.Response) -> float:
+    """Seconds that the service asks to wait."""
+    wanted = answer.headers.get("Retry-After", "")
+    return float(wanted) if wanted.isdecimal() else 1.0
+
+
+def _found(answer: Mapping[str, Any]) -> Found:
+    return record(Found, answer, hits=tuple(record(Hit, one) for one in answer["hits"]))
+
+
+def _options(k: int, where: Mapping[str, Any] | None, exact: bool) -> dict[str, Any]:
+    return {"k": k, "exact": exact, **({} if where is None else {"where": json.dumps(dict(where))})}
+
+
+def _upload(images: Any, payloads: Any) -> dict[str, Any]:
+    """Images, ids and payloads as a form. Both by id, or both in order."""
+    names = list(images) if isinstance(images, Mapping) else None
+    if payloads is not None and isinstance(payloads, Mapping) != (names is not None):
+        raise InputError("images and payloads are either both by id or both lists")
+    data: dict[str, str] = {}
+    if names is not None:
+        if payloads is not None and (strange := [name for name in payloads if name not in images]):
+            raise InputError(f"a payload is for {strange[0]!r}, and no image is")
+        data["ids"] = json.dumps(names)
+        payloads = None if payloads is None else [payloads.get(name, {}) for name in names]
+    if payloads is not None:
+        data["payloads"] = json.dumps(list(payloads))
+    pictures = images.values() if isinstance(images, Mapping) else images
+    return {"files": [("images", ("image", _content(one))) for one in pictures], "data": data}
+
+
+def _content(image: Picture) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, (str, Path)):
+        try:
+            return Path(image).read_bytes()
+        except OSError as error:
+            raise InputError(f"{image} cannot be read: {error.strerror or error}") from error
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _segment(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")
+
+
+def _job_name(job: str | Job) -> str:
+    return _segment(job if isinstance(job, str) else job.id)

@@ -1,0 +1,188 @@
+"""Items: look at them, add them, take them out. What was answered with success is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
+
+from fixstar.gallery import Item
+from fixstar.service.adding import Added, add_images, keep_images, plan_uploads
+from fixstar.service.context import Context, Shared
+from fixstar.service.keys import needs
+from fixstar.service.problems import Problem
+from fixstar.service.shapes import ItemShape, JobShape, item_shape, job_shape, parse_json, problems
+from fixstar.service.thumbnails import SIZES, thumbnail
+
+__all__ = ["ItemId", "find_item", "router"]
+
+router = APIRouter(prefix="/v1", tags=["items"])
+
+READ, WRITE = [Depends(needs("read"))], [Depends(needs("write"))]
+ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=1024, description="The item's id.")]
+Images = Annotated[list[UploadFile], File(description="JPEG, PNG, WebP, GIF, BMP or TIFF.")]
+Payloads = Annotated[str | None, Form(description="A JSON list: one object an image, stored with it.")]
+Ids = Annotated[str | None, Form(description="A JSON list of ids, one an image; made up unless told.")]
+
+
+class ItemPage(BaseModel):
+    """Some items, sorted by id. ``next`` is what to send as ``after`` for the following ones; null at the end."""
+
+    items: list[ItemShape]
+    next: str | None
+
+
+class BadShape(BaseModel):
+    """An image that was left out."""
+
+    id: str
+    reason: str
+
+
+class AddedShape(BaseModel):
+    """What was stored, by which version, and what was not."""
+
+    version: str
+    added: list[str]
+    bad: list[BadShape]
+
+
+class DeletedShape(BaseModel):
+    """How many items were taken out."""
+
+    deleted: int
+
+
+class IdList(BaseModel):
+    """Items by their ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(max_length=10_000)
+
+
+@router.get("/items", dependencies=READ, responses=problems(404))
+def items(
+    context: Shared,
+    after: Annotated[str | None, Query(max_length=1024, description="The id to go on behind.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    version: Annotated[str | None, Query(max_length=256, description="Only vectors of this version.")] = None,
+) -> ItemPage:
+    """Page through all items."""
+    gallery = context.workspace.gallery
+    if version is not None and version not in (known := [space.name for space in gallery.versions()]):
+        raise Problem(404, "There is no such version", f"{version!r}; there are: {', '.join(known)}")
+    with closing(cast(Any, gallery.iterate(version, after))) as source:
+        found: list[Item] = list(islice(cast(Iterator[Item], source), limit + 1))
+    following = found[limit - 1].id if len(found) > limit else None
+    return ItemPage(items=[item_shape(item) for item in found[:limit]], next=following)
+
+
+@router.get("/item", dependencies=READ, responses=problems(404))
+def item(context: Shared, item_id: ItemId) -> ItemShape:
+    """One item."""
+    return item_shape(find_item(context, item_id))
+
+
+@router.get(
+    "/item/image",
+    dependencies=READ,
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}},
+        304: {"description": "As you have it"},
+        **problems(404),
+    },
+)
+def item_image(
+    context: Shared,
+    request: Request,
+    item_id: ItemId,
+    size: Annotated[int, Query(ge=16, le=SIZES[-1], description="Pixels of the longer side, at most.")] = 256,
+    stamp: Annotated[str, Query(max_length=256, description="Makes the answer one that caches may keep.")] = "",
+) -> Response:
+    """An item's picture, encoded anew."""
+    picture = thumbnail(context.workspace, find_item(context, item_id), size)
+    headers = {
+        "ETag": picture.etag,
+        "Cache-Control": "private, max-age=31536000, immutable" if stamp else "private, no-cache",
+    }
+    if picture.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(picture.content, media_type="image/jpeg", headers=headers)
+
+
+@router.put("/item", dependencies=WRITE, responses=problems(413, 415))
+async def put_item(
+    context: Shared,
+    item_id: ItemId,
+    image: Annotated[UploadFile, File(description="JPEG, PNG, WebP, GIF, BMP or TIFF.")],
+    payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
+) -> ItemShape:
+    """Store one item, in the place of the one that had this id."""
+    content = {} if payload is None else parse_json("payload", payload)
+    [upload] = plan_uploads([image], [content], [item_id], 1)
+    added = await add_images(context, [upload])
+    if added.bad:
+        raise added.bad[0].problem
+    return item_shape(await run_in_threadpool(find_item, context, item_id))
+
+
+@router.delete("/item", dependencies=WRITE, responses=problems(404))
+def delete_item(context: Shared, item_id: ItemId) -> DeletedShape:
+    """Take an item out of the gallery."""
+    if not context.workspace.gallery.delete([item_id]):
+        raise _absent(item_id)
+    return DeletedShape(deleted=1)
+
+
+@router.post("/items", dependencies=WRITE, responses=problems(413, 415))
+async def add_items(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> AddedShape:
+    """Embed and store images with the deployed version before the answer. Those that cannot be used are named."""
+    uploads = plan_uploads(images, _listed("payloads", payloads), _listed("ids", ids), context.settings.images_at_once)
+    return _told(await add_images(context, uploads))
+
+
+@router.post("/items/async", dependencies=WRITE, status_code=202, responses=problems(413, 415))
+async def add_items_later(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> JobShape:
+    """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
+    uploads = plan_uploads(images, _listed("payloads", payloads), _listed("ids", ids), context.settings.images_a_job)
+    kept = await keep_images(context, uploads)
+    return job_shape(await run_in_threadpool(context.jobs.submit, "index", {"items": kept}))
+
+
+@router.post("/items/delete", dependencies=WRITE)
+def delete_items(context: Shared, wanted: IdList) -> DeletedShape:
+    """Take items out of the gallery, all at once; ids that are not there are passed over."""
+    return DeletedShape(deleted=context.workspace.gallery.delete(wanted.ids))
+
+
+def find_item(context: Context, name: str) -> Item:
+    """An item, or a 404 that names it."""
+    found = context.workspace.gallery.get([name]).get(name)
+    if found is None:
+        raise _absent(name)
+    return found
+
+
+def _absent(name: str) -> Problem:
+    return Problem(404, "There is no such item", f"the gallery has no item {name!r}", "see /v1/items")
+
+
+def _listed(name: str, text: str | None) -> list[Any] | None:
+    if text is None:
+        return None
+    content = parse_json(name, text)
+    if not isinstance(content, list):
+        raise Problem(422, "The request is not as documented", f"{name} is a JSON list, one entry an image")
+    return content
+
+
+def _told(added: Added) -> AddedShape:
+    bad = [BadShape(id=one.id, reason=one.problem.detail or one.problem.title) for one in added.bad]
+    return AddedShape(version=added.version, added=added.ids, bad=bad)

@@ -1,0 +1,248 @@
+"""Jobs: one at a time of the heavy ones (check, backfill), and beside them one at a time that indexes.
+
+A job is on disk before it is acknowledged. After a restart those that waited or were under way go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fixstar.durable import exclusive, remove_leftovers
+from fixstar.errors import FixstarError, InputError
+from fixstar.service.history import History
+from fixstar.service.job_files import KINDS, Job, JobFiles, Kind, now
+from fixstar.service.job_work import WORK, StoppedError
+from fixstar.service.problems import Problem
+from fixstar.service.settings import ServiceSettings
+from fixstar.workspace import Workspace
+
+__all__ = ["Jobs"]
+
+LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill"))
+KEPT = 200  # ended jobs that are remembered
+WAITING = 100  # index jobs that may wait
+ATTEMPTS = 5  # times that the process may die under a job before it is given up
+
+_log = logging.getLogger("fixstar.service")
+
+
+class Jobs:
+    """The jobs of one workspace. Threads may share it; one process at a time may run them."""
+
+    def __init__(self, workspace: Workspace, settings: ServiceSettings) -> None:
+        self._workspace, self._settings = workspace, settings
+        self.history = History(workspace)
+        self._files = JobFiles(workspace.path)
+        self._jobs: dict[str, Job] = {}
+        self._changed = threading.Condition()
+        self._stopping = True  # until it is started
+        self._threads: list[threading.Thread] = []
+        self._held = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Take up what is left of the last time, and wait for more."""
+        try:
+            self._held.enter_context(exclusive(self._files.directory))
+        except BlockingIOError:
+            raise InputError(
+                f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
+            ) from None
+        remove_leftovers(self._files.directory)
+        with self._changed:
+            self._stopping = False
+            self._jobs = {job.id: job for job in self._files.load()}
+            for job in list(self._jobs.values()):
+                if not job.has_ended:
+                    self._resume(job)
+        self._threads = [
+            threading.Thread(target=self._run_lane, args=(lane,), name=f"fixstar-jobs-{lane[0]}", daemon=True)
+            for lane in LANES
+        ]
+        for thread in self._threads:
+            thread.start()
+        self.history.start()
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """Let running jobs finish their batch; they go on after the next start. Waits so many seconds at most."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        end = time.monotonic() + timeout
+        self.history.stop()
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            _log.warning("a job did not come to a pause in %.0f s; it goes on from its last whole batch", timeout)
+            return  # what it may still write must not meet another service
+        self._held.close()
+
+    def submit(self, kind: Kind, parameters: Mapping[str, Any]) -> Job:
+        """Take a job on; it is on disk when this returns. Refused while another of its kind has to be waited for."""
+        if kind not in KINDS:
+            raise InputError(f"a job is one of {', '.join(KINDS)}; got {kind!r}")
+        items = parameters.get("items")
+        job = Job.made(kind, parameters, None if items is None else len(items), _intention(kind, parameters))
+        with self._changed:
+            if self._stopping:
+                raise Problem(503, "The service is stopping", "no new jobs", "come again", Retry_After="10")
+            self._refuse(kind)
+            self._files.save(job)
+            self._jobs[job.id] = job
+            self._changed.notify_all()
+        return job
+
+    def _refuse(self, kind: Kind) -> None:
+        active = [job for job in self._jobs.values() if job.kind == kind and not job.has_ended]
+        if kind == "index":
+            if len(active) >= WAITING:
+                seen = f"{len(active)} jobs that index are waiting"
+                raise Problem(429, "Too many jobs", seen, "come again when some are done", Retry_After="30")
+        elif active:
+            seen = f"job {active[0].id} is {active[0].state}: {active[0].message}"
+            raise Problem(409, f"A {kind} is under way", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
+
+    def get(self, name: str) -> Job:
+        """A job by its id."""
+        with self._changed:
+            if name not in self._jobs:
+                raise Problem(404, "There is no such job", f"no job {name!r:.80}", "see /v1/jobs")
+            return self._jobs[name]
+
+    def all(self) -> list[Job]:
+        """All jobs that are remembered, newest first."""
+        with self._changed:
+            return sorted(self._jobs.values(), key=lambda job: job.id, reverse=True)
+
+    def latest(self, kind: Kind) -> Job | None:
+        """The newest job of a kind."""
+        return next((job for job in self.all() if job.kind == kind), None)
+
+    def cancel(self, name: str) -> Job:
+        """End a job: at once where it waits, after its batch where it runs. One that has ended stays as it is."""
+        with self._changed:
+            job = self.get(name)
+            if job.has_ended or job.cancelling:
+                return job
+            if job.state == "queued":
+                return self._end(job, state="cancelled", message="cancelled before it began")
+            return self._keep(replace(job, cancelling=True, message="ends after this batch"))
+
+    # --- what happens in the threads
+
+    def _resume(self, job: Job) -> None:
+        if job.cancelling:
+            self._end(job, state="cancelled", message="cancelled")
+        elif job.attempts >= ATTEMPTS:
+            seen = f"the service ended {job.attempts} times while it ran"
+            self._fail(job.id, Problem(500, "The job was given up", seen, "see the log, then ask for it again"))
+        else:
+            self._jobs[job.id] = replace(job, state="queued")
+
+    def _run_lane(self, lane: tuple[Kind, ...]) -> None:
+        while (job := self._next(lane)) is not None:
+            try:
+                self._run(job)
+            except Exception:  # such as a full disk: the lane goes on
+                _log.exception("job %s could not be recorded", job.id)
+
+    def _next(self, lane: tuple[Kind, ...]) -> Job | None:
+        """The oldest job that waits, once there is one; None when it is time to stop."""
+        with self._changed:
+            while not self._stopping:
+                waiting = [job for job in self._jobs.values() if job.state == "queued" and job.kind in lane]
+                if waiting:
+                    job = min(waiting, key=lambda one: one.id)
+                    begun = replace(job, state="running", started=job.started or now(), attempts=job.attempts + 1)
+                    return self._keep(begun)
+                self._changed.wait()
+        return None
+
+    def _run(self, job: Job) -> None:
+        try:
+            result = WORK[job.kind](self._workspace, _Inside(self, job.id))
+        except StoppedError as error:
+            self._leave(job.id, error)
+            return
+        except Exception as error:
+            if self._stopping:  # the gallery may have been closed under it
+                _log.warning("job %s broke off while the service stopped: %s", job.id, error)
+                return
+            self._fail(job.id, error)
+            return
+        self._end(self.get(job.id), state="done", result=result)
+
+    def _leave(self, name: str, error: StoppedError) -> None:
+        """It ended early: for good, or until the next start."""
+        with self._changed:
+            job = self.get(name)
+            result = job.result if error.result is None else error.result
+            if self._stopping and not job.cancelling:
+                self._keep(replace(job, result=result, attempts=0))
+            else:
+                self._end(job, state="cancelled", result=result, message=error.message)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        if isinstance(error, FixstarError):
+            problem = Problem.of(error)
+        elif isinstance(error, Problem):
+            problem = error
+        else:
+            _log.error("job %s failed", name, exc_info=error)
+            problem = Problem(500, "Something is wrong in the service", hint="its log says what")
+        self._end(self.get(name), state="failed", error=problem.body(), message=problem.title)
+
+    def _keep(self, job: Job, save: bool = True) -> Job:
+        with self._changed:
+            self._jobs[job.id] = job
+            if save:
+                self._files.save(job)
+        return job
+
+    def _end(self, job: Job, **changes: Any) -> Job:
+        with self._changed:
+            ended = replace(job, ended=now(), **changes)
+            try:
+                self._keep(ended)
+            finally:
+                over = sorted(name for name, one in self._jobs.items() if one.has_ended)[:-KEPT]
+                for name in over:
+                    self._files.delete(name)
+                    del self._jobs[name]
+        return ended
+
+
+class _Inside:
+    """A running job, for the work that it is."""
+
+    def __init__(self, jobs: Jobs, name: str) -> None:
+        self._jobs, self._name = jobs, name
+
+    def job(self) -> Job:
+        """As it is now."""
+        return self._jobs.get(self._name)
+
+    def note(self, save: bool = False, **changes: Any) -> None:
+        """Change what is told about it; with ``save`` also on disk."""
+        with self._jobs._changed:
+            job = self.job()
+            if job.cancelling:
+                changes.pop("message", None)  # that it is about to end is what counts
+            self._jobs._keep(replace(job, **changes), save)
+
+    def stopped(self) -> bool:
+        """Whether it is to end at the next batch."""
+        return self._jobs._stopping or self.job().cancelling
+
+
+def _intention(kind: Kind, parameters: Mapping[str, Any]) -> str:
+    if kind == "index":
+        return "embedding with the deployed version"
+    if kind == "check":
+        return f"checking {parameters['version']}"
+    return f"re-embedding with {parameters['target']}, order: {parameters['order']}, budget: {parameters['budget']}"

@@ -1,0 +1,73 @@
+"""Who is calling, and whether they may: ``Depends(needs("write"))``.
+
+A key comes as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``. Where a workspace has no keys, callers on this
+machine may do everything, and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from fastapi import Request
+
+from fixstar.service.key_file import ROLES, Caller, Key, Keys, Role
+from fixstar.service.problems import Problem
+from fixstar.service.settings import ServiceSettings
+
+__all__ = ["LOCAL", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "needs", "presented_key"]
+
+LOCAL = Caller("local", "admin")
+
+
+def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
+    """A dependency that lets callers of this role, or a higher one, pass."""
+
+    async def allowed(request: Request) -> Caller:  # async: in the event loop a look at the keys is cheapest
+        context = request.app.state.context
+        caller = identify(request.scope, request.headers, context.keys, context.settings)
+        if caller is None:
+            raise _unknown(presented_key(request.headers) is not None)
+        if not caller.may(role):
+            raise Problem(
+                403,
+                "Your key may not do that",
+                f"{caller.name!r} has the role {caller.role}; this needs {role}",
+                f"ask the operator for a key: fixstar keys add NAME --role {role}",
+            )
+        return caller
+
+    return allowed
+
+
+def identify(
+    scope: MutableMapping[str, Any], headers: Mapping[str, str], keys: Keys, settings: ServiceSettings
+) -> Caller | None:
+    """Who is calling; None where nobody knows."""
+    if not keys.all():
+        return LOCAL if settings.loopback and _is_here(scope) else None
+    token = presented_key(headers)
+    return None if token is None else keys.who(token)
+
+
+def presented_key(headers: Mapping[str, str]) -> str | None:
+    """The key that a request carries."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key") or None
+
+
+def _is_here(scope: MutableMapping[str, Any]) -> bool:
+    """Whether the caller is on this machine."""
+    try:
+        return ipaddress.ip_address(scope["client"][0]).is_loopback
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _unknown(presented: bool) -> Problem:
+    seen = "this key is not known here, or was removed" if presented else "the request carries no key"
+    hint = "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read"
+    return Problem(401, "Who are you?", seen, hint, WWW_Authenticate='Bearer realm="fixstar"')

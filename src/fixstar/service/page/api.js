@@ -1,0 +1,80 @@
+// Requests to the service. Every failure is a Problem with what to do; a missing key is asked for once, then retried.
+
+const KEY = "fixstar-key";
+let askForKey = null; // set by session.js
+
+export class Problem extends Error {
+  constructor({ title = "The request failed", detail = "", hint = "", status = 0 }) {
+    super(detail || title);
+    Object.assign(this, { title, detail, hint, status });
+  }
+}
+
+export const apiKey = {
+  get: () => sessionStorage.getItem(KEY),
+  set: (key) => sessionStorage.setItem(KEY, key),
+  forget: () => sessionStorage.removeItem(KEY),
+};
+
+/** Tells whom to ask when the service answers 401: `(rejected) => Promise<boolean>`. */
+export function onMissingKey(ask) {
+  askForKey = ask;
+}
+
+/** An address with its query; values are encoded, null ones left out. */
+export function address(path, query = {}) {
+  const parts = Object.entries(query)
+    .filter(([, value]) => value !== null && value !== undefined && value !== "")
+    .map(([name, value]) => `${encodeURIComponent(name)}=${encodeURIComponent(value)}`);
+  return parts.length ? `${path}?${parts.join("&")}` : path;
+}
+
+export const versionPath = (name, rest = "") => `/v1/versions/${encodeURIComponent(name)}${rest}`;
+
+/** The parsed answer. `json` or `form` make it a POST. */
+export async function call(path, { json, form, signal } = {}) {
+  const response = await send(path, { json, form, signal });
+  return response.status === 204 ? null : response.json();
+}
+
+/** The answer's bytes as a blob: pictures, where the header must travel with the request. */
+export async function fetchBlob(path) {
+  return (await send(path, {})).blob();
+}
+
+async function send(path, { json, form, signal }) {
+  const key = apiKey.get();
+  const headers = { Accept: "application/json" };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  if (json !== undefined) headers["Content-Type"] = "application/json";
+  const body = json !== undefined ? JSON.stringify(json) : form;
+  const response = await reach(path, { method: body === undefined ? "GET" : "POST", headers, body, signal });
+  if (response.ok) return response;
+  const problem = await read(response);
+  if (response.status === 401 && askForKey) {
+    // another request may have asked meanwhile: then its key is tried first
+    if (apiKey.get() !== key || (await askForKey(key !== null))) return send(path, { json, form, signal });
+  }
+  throw problem;
+}
+
+async function reach(path, options) {
+  try {
+    return await fetch(path, { ...options, credentials: "omit" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem({
+      title: "The service does not answer",
+      detail: "The connection failed before an answer came.",
+      hint: "See that fixstar serve is running, then try again.",
+    });
+  }
+}
+
+async function read(response) {
+  try {
+    return new Problem({ ...(await response.json()), status: response.status });
+  } catch {
+    return new Problem({ title: `The service answered ${response.status}`, hint: "Try again; its log says more.", status: response.status });
+  }
+}

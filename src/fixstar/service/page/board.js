@@ -1,0 +1,101 @@
+// The upgrade board: loads what its panels show, and looks again while jobs run.
+import { call } from "./api.js";
+import { showBackfill, startBackfill } from "./backfill.js";
+import { showDeployments } from "./deployments.js";
+import { byId, renew } from "./dom.js";
+import { showFlips } from "./flips.js";
+import { showHistory } from "./history.js";
+import { JobWatch, showJobs } from "./jobs.js";
+import { showLineage } from "./lineage.js";
+import { showMatrix } from "./matrix.js";
+import { deploy, rollBack, runCheck } from "./moves.js";
+import { showOverview } from "./overview.js";
+import { problemView, tellProblem } from "./problem.js";
+import { status } from "./session.js";
+import { rememberVersions } from "./tones.js";
+
+const SELDOM = 3; // of the looks at a running backfill, every third also counts the vectors
+const watch = new JobWatch(onLook, onEnd);
+let now = null; // the last status
+
+export function showBoard() {
+  refresh();
+  watch.start();
+}
+
+export function hideBoard() {
+  watch.stop();
+}
+
+const actions = {
+  check: (version) => acted(() => runCheck(version)),
+  deploy: (version) => acted(() => deploy(version, now)),
+  rollBack: () => acted(() => rollBack(now)),
+};
+
+startBackfill(async () => {
+  watch.poke();
+  await panel("backfill", "/v1/backfill", (state) => showBackfill(state, now));
+});
+
+async function acted(action) {
+  try {
+    const done = await action();
+    if (!done) return;
+    announce(done);
+    watch.poke();
+    await refresh();
+    if (document.activeElement === document.body) byId("overview").focus(); // the button pressed may be gone
+  } catch (error) {
+    tellProblem(error);
+  }
+}
+
+async function refresh() {
+  try {
+    now = await status();
+  } catch (error) {
+    return tellProblem(error, refresh);
+  }
+  rememberVersions([...now.versions, ...now.retired]);
+  showOverview(now, actions);
+  await Promise.all([
+    panel("lineage", "/v1/versions", (versions) => {
+      showLineage(versions, actions);
+      showFlips(versions);
+    }),
+    panel("matrix", "/v1/compatibility", showMatrix),
+    panel("deployments", "/v1/deployments", showDeployments),
+    panel("history", "/v1/history", showHistory),
+    panel("backfill", "/v1/backfill", (state) => showBackfill(state, now)),
+    panel("jobs", "/v1/jobs", (jobs) => showJobs(jobs, () => watch.poke())),
+  ]);
+}
+
+/** Loads one panel; where that fails the others stand all the same. */
+async function panel(place, path, show) {
+  try {
+    show(await call(path));
+  } catch (error) {
+    renew(byId(place), problemView(error, () => panel(place, path, show), true));
+  }
+}
+
+async function onLook(jobs, look) {
+  showJobs(jobs, () => watch.poke());
+  if (!jobs.some((job) => job.kind === "backfill" && job.state === "running")) return;
+  showBackfill(await call("/v1/backfill"), now);
+  if (look % SELDOM) return;
+  now = await status();
+  showOverview(now, actions);
+  showHistory(await call("/v1/history"));
+}
+
+function onEnd(job) {
+  announce(`The ${job.kind} job ended: ${job.state}.`);
+  refresh();
+}
+
+function announce(words) {
+  byId("announce").textContent = words;
+}

@@ -1,0 +1,91 @@
+// Jobs: looked at every second while one runs, seldom otherwise, not at all while nobody looks.
+import { call } from "./api.js";
+import { byId, el, renew } from "./dom.js";
+import { count, duration, when } from "./format.js";
+import { problemView } from "./problem.js";
+import { may } from "./session.js";
+
+const OFTEN = 1000;
+const SELDOM = 15000;
+const LISTED = 8;
+const isOpen = (job) => job.state === "queued" || job.state === "running";
+
+export class JobWatch {
+  /** `look(jobs, n)` at every look, `ended(job)` for each that came to its end since the last one. */
+  constructor(look, ended) {
+    Object.assign(this, { look, ended, on: false, timer: 0, open: new Set(), looks: 0 });
+    document.addEventListener("visibilitychange", () => !document.hidden && this.poke());
+  }
+
+  start() {
+    this.on = true;
+    this.poke();
+  }
+
+  stop() {
+    this.on = false;
+    clearTimeout(this.timer);
+  }
+
+  /** Looks now. */
+  poke() {
+    clearTimeout(this.timer);
+    if (this.on) this.timer = setTimeout(() => this.tick(), 0);
+  }
+
+  async tick() {
+    if (!this.on || document.hidden) return;
+    let wait = SELDOM;
+    try {
+      const jobs = await call("/v1/jobs");
+      const open = jobs.filter(isOpen);
+      if (open.length) wait = OFTEN;
+      const before = this.open;
+      this.open = new Set(open.map((job) => job.id));
+      await this.look(jobs, this.looks++);
+      jobs.filter((job) => before.has(job.id) && !isOpen(job)).forEach(this.ended);
+    } catch {
+      wait = 5 * OFTEN; // the service may be restarting; the other panels say what is wrong
+    }
+    clearTimeout(this.timer);
+    if (this.on) this.timer = setTimeout(() => this.tick(), wait);
+  }
+}
+
+export function showJobs(jobs, changed) {
+  const latest = [...jobs].sort((a, b) => (b.created ?? "").localeCompare(a.created ?? "")).slice(0, LISTED);
+  if (!latest.length) renew(byId("jobs"), el("p", { class: "note" }, "No job has run yet. Checks, backfills and large uploads appear here."));
+  else renew(byId("jobs"), el("ul", { class: "jobs" }, latest.map((job) => line(job, changed))));
+}
+
+function line(job, changed) {
+  const end = job.ended ? new Date(job.ended) : new Date();
+  const took = job.started ? `, ${duration(end - new Date(job.started))}` : "";
+  return el(
+    "li",
+    {},
+    el("div", { class: "job" }, el("strong", {}, job.kind), el("span", { class: `chip ${job.state}` }, job.state), el("span", { class: "note" }, `${when(job.created)}${took}`), isOpen(job) && cancelButton(job, changed)),
+    isOpen(job) && progressBar(job),
+    job.message && el("p", { class: "note wrap" }, job.message),
+    job.error && problemView(job.error, null, true),
+  );
+}
+
+export function progressBar(job) {
+  const known = typeof job.total === "number" && job.total > 0;
+  const words = known ? `${count(job.done)} of ${count(job.total)}` : job.state === "queued" ? "waiting" : `${count(job.done)} so far`;
+  return el("div", { class: "progress" }, el("progress", { max: known ? job.total : null, value: known ? job.done : null, "aria-label": `${job.kind} job` }), el("span", {}, words));
+}
+
+export function cancelButton(job, changed) {
+  if (!may(job.kind === "index" ? "write" : "admin")) return null;
+  const click = async (event) => {
+    event.target.disabled = true;
+    try {
+      await call(`/v1/jobs/${encodeURIComponent(job.id)}/cancel`, { json: {} });
+    } finally {
+      changed();
+    }
+  };
+  return el("button", { type: "button", class: "small", data: { focus: `cancel ${job.id}` }, on: { click } }, "Cancel");
+}

@@ -1,0 +1,153 @@
+"""The JSON that several routes answer with. Nothing in it says where files are on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fixstar.gallery import Hit, Item
+from fixstar.gallery.filters import payload_test
+from fixstar.gallery.store import Payload, Where
+from fixstar.lifecycle.catalogue import IMAGE, LABEL, STAMP
+from fixstar.service.problems import Problem
+
+__all__ = [
+    "HitShape",
+    "ItemShape",
+    "JobShape",
+    "ProblemShape",
+    "hit_shape",
+    "item_shape",
+    "job_shape",
+    "parse_filter",
+    "parse_json",
+    "problems",
+    "public_payload",
+    "thumbnail_url",
+]
+
+_DEEP = 20  # levels of lists and maps that a request may nest
+
+
+class ProblemShape(BaseModel):
+    """What went wrong, and what to do about it (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str = ""
+    hint: str = ""
+
+
+class ItemShape(BaseModel):
+    """An item of the gallery. ``version`` made its vector; ``payload`` is what was stored with it."""
+
+    id: str
+    version: str
+    label: str | None = None
+    payload: dict[str, Any] = Field(default_factory=dict)
+    thumbnail: str | None = None
+
+
+class HitShape(ItemShape):
+    """A search result: an item with its cosine."""
+
+    score: float
+
+
+class JobShape(BaseModel):
+    """Work that goes on after the answer. ``total`` is null while nobody knows it; times are ISO 8601, UTC."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    kind: str
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    done: int = 0
+    total: int | None = None
+    message: str = ""
+    result: dict[str, Any] | None = None
+    error: ProblemShape | None = None
+    created: str
+    started: str | None = None
+    ended: str | None = None
+
+
+def job_shape(job: object) -> JobShape:
+    """A job as it is told."""
+    return JobShape.model_validate(job)
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For ``responses=`` of a route: these answers are problems."""
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemShape"}}}
+    return {status: {"description": "A problem", "content": content} for status in statuses}
+
+
+def hit_shape(hit: Hit) -> HitShape:
+    """A hit as it is told."""
+    return HitShape(score=hit.score, **_told(hit.id, hit.version, hit.payload))
+
+
+def item_shape(item: Item) -> ItemShape:
+    """An item as it is told."""
+    return ItemShape(**_told(item.id, item.version, item.payload))
+
+
+def _told(name: str, version: str, payload: Payload) -> dict[str, Any]:
+    label = payload.get(LABEL)
+    return {
+        "id": name,
+        "version": version,
+        "label": None if label is None else str(label),
+        "payload": public_payload(payload),
+        "thumbnail": thumbnail_url(name, payload),
+    }
+
+
+def public_payload(payload: Payload) -> dict[str, Any]:
+    """A payload without what leads to files of this machine."""
+    return {field: value for field, value in payload.items() if field not in (IMAGE, STAMP)}
+
+
+def thumbnail_url(name: str, payload: Payload, size: int = 256) -> str | None:
+    """Where an item's picture is; None where it has none. A new picture has a new address, so caches may keep it."""
+    if not payload.get(IMAGE):
+        return None
+    return "/v1/item/image?" + urlencode({"id": name, "size": size, "stamp": str(payload.get(STAMP, ""))})
+
+
+def parse_json(name: str, text: str) -> Any:
+    """A JSON document in a form field or a query parameter."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # half a character (a lone surrogate) cannot be stored
+    except (ValueError, RecursionError) as error:
+        raise Problem(422, "The request is not as documented", f"{name} is not valid JSON: {error}") from error
+    if _depth(value) > _DEEP:
+        raise Problem(422, "The request is not as documented", f"{name} is nested deeper than {_DEEP} levels")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _depth(value: Any, level: int = 0) -> int:
+    if level > _DEEP or not isinstance(value, (dict, list)):
+        return level
+    inner = value.values() if isinstance(value, dict) else value
+    return max((_depth(one, level + 1) for one in inner), default=level + 1)
+
+
+def parse_filter(text: str | None) -> Where | None:
+    """A filter written as JSON, checked before anything waits for it."""
+    if text is None or not text.strip():
+        return None
+    where = parse_json("where", text)
+    payload_test(where)
+    found: Where = where
+    return found

@@ -1,0 +1,247 @@
+"""The upgrade board: what it shows, and what it lets an operator do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import serving
+from waiting import until
+
+Visit = Callable[..., Any]
+
+
+@pytest.fixture
+def own(shop: Path, tmp_path: Path) -> Iterator[str]:
+    """A service of its own, for tests that change something."""
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    with serving(copy) as address:
+        yield address
+
+
+def card(page: Any, name: str) -> Any:
+    return page.locator(f"article[aria-label='Version {name}']")
+
+
+def cell(page: Any, query: str, gallery: str) -> Any:
+    return page.locator(f".cell[aria-label^='queries of {query} on vectors of {gallery}']")
+
+
+def test_the_lineage_shows_versions_with_their_checks(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector(".version")
+    names = page.locator(".version header .badge").all_text_contents()
+    assert names == ["v4", "v3", "v2", "v1"]
+    assert "deployed" in card(page, "v1").inner_text()
+    assert "check passed" in card(page, "v2").inner_text()
+    assert "check refused it" in card(page, "v3").inner_text()
+    assert "evidence is missing" in card(page, "v4").inner_text()
+    card(page, "v3").locator("summary").click()
+    page.wait_for_selector("text=this is not above it")
+
+
+def test_every_verdict_of_the_matrix_has_its_shape_and_its_words(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector(".cell")
+    for query, verdict in (("v2", "compatible"), ("v3", "incompatible"), ("v4", "not decided")):
+        box = cell(page, query, "v1")
+        assert box.get_attribute("aria-label").endswith(f", {verdict}")
+        assert box.locator(f"svg.mark.{verdict.replace(' ', '-')}").is_visible()
+    shapes = {cell(page, query, "v1").locator("path").get_attribute("d") for query in ("v2", "v3", "v4")}
+    assert len(shapes) == 3
+    assert page.locator(".matrix td.none").count() == 9
+
+
+def test_a_cell_says_what_it_means_and_arrows_lead_to_the_next(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector(".cell")
+    cell(page, "v2", "v1").focus()
+    words = page.locator("#cell-words")
+    assert "60.0 %" in words.inner_text()
+    assert "+10.0 points (between +5.0 and +15.0)" in words.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "on its own vectors: 70.0 %" in words.inner_text()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")  # over a cell that was not measured
+    assert page.evaluate("document.activeElement.dataset.cell") == "v3\nv3"
+    assert page.locator(".cell[tabindex='0']").count() == 1
+
+
+def test_negative_flips_are_shown_as_pictures(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector("#flips-version")
+    page.select_option("#flips-version", "v3")
+    page.wait_for_selector(".flips figure.wrong")
+    page.locator(".flips").scroll_into_view_if_needed()
+    until(page, "document.querySelector('.flips li').querySelectorAll('img').length === 3")
+    first = page.locator(".flips li").first
+    assert first.locator(".asked strong").inner_text() == first.locator(".right strong").inner_text()
+    assert first.locator(".asked strong").inner_text() != first.locator(".wrong strong").inner_text()
+
+
+def test_the_share_of_vectors_is_drawn_with_words(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    drawing = page.wait_for_selector("#history svg[role=img]")
+    assert "v1: 100 % at first" in drawing.get_attribute("aria-label")
+
+
+def test_deploy_asks_says_what_happens_and_can_be_rolled_back(own: str, visit: Visit) -> None:
+    page = visit(own, "#versions")
+    card(page, "v2").locator("text=Deploy …").click()
+    dialog = page.locator("#confirm")
+    assert "Queries are embedded by v2 from now on, instead of v1." in dialog.inner_text()
+    assert "96 of v1" in dialog.inner_text()
+    assert dialog.locator("textarea").count() == 0
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert "deployed" not in card(page, "v2").locator("header").inner_text()
+    card(page, "v2").locator("text=Deploy …").click()
+    dialog.locator("button", has_text="Deploy v2").click()
+    page.wait_for_selector("article[aria-label='Version v2'].deployed")
+    until(page, "document.activeElement.id === 'overview'")  # the focus does not fall off the page
+    assert page.locator("#where").inner_text().endswith("v2 deployed")
+    assert "deployed\nv2" in page.locator("#deployments").inner_text()
+    page.locator("#roll-back").click()
+    assert "Queries are embedded by v1 from now on, instead of v2." in dialog.inner_text()
+    dialog.locator("button", has_text="Roll back to v1").click()
+    page.wait_for_selector("article[aria-label='Version v1'].deployed")
+    assert page.locator("#deployments li").count() == 2
+    assert "rolled back to" in page.locator("#deployments li").first.inner_text()
+
+
+def test_what_the_check_refused_needs_a_reason(own: str, visit: Visit) -> None:
+    page = visit(own, "#versions")
+    card(page, "v3").locator("text=Deploy …").click()
+    dialog = page.locator("#confirm")
+    assert "Its check refused it" in dialog.inner_text()
+    dialog.locator("button", has_text="Deploy all the same").click()
+    assert dialog.is_visible()  # no reason, no deployment
+    reason = "<i>the old index burnt down</i>"
+    dialog.locator("#reason").fill(reason)
+    dialog.locator("button", has_text="Deploy all the same").click()
+    page.wait_for_selector("article[aria-label='Version v3'].deployed")
+    assert reason in page.locator("#deployments").inner_text()
+
+
+def test_where_the_gate_refuses_meanwhile_the_dialog_says_so_and_asks_for_a_reason(own: str, visit: Visit) -> None:
+    page = visit(own)
+
+    def as_if_passed(route: Any) -> None:
+        answer = route.fetch()
+        versions = [{**one, "check": "pass"} if one["name"] == "v4" else one for one in answer.json()]
+        route.fulfill(response=answer, body=json.dumps(versions))
+
+    page.route("**/v1/versions", as_if_passed)
+    page.goto(f"{own}/#versions")
+    card(page, "v4").locator("text=Deploy …").click()
+    dialog = page.locator("#confirm")
+    dialog.locator("button", has_text="Deploy v4").click()
+    page.wait_for_selector("#confirm #reason")
+    assert "did not pass" in dialog.inner_text()
+    dialog.locator("button", has_text="Cancel").click()
+    assert "v1 deployed" in page.locator("#where").inner_text()
+
+
+def test_a_check_runs_as_a_job_and_its_outcome_appears(own: str, visit: Visit) -> None:
+    page = visit(own, "#versions")
+    card(page, "v2").locator("text=Check again").click()
+    page.wait_for_selector("#jobs .chip.done", timeout=60_000)
+    until(page, "!document.querySelector(\"article[aria-label='Version v2'] header\").textContent.includes('passed')")
+
+
+def test_a_backfill_shows_its_progress_and_its_end(own: str, visit: Visit) -> None:
+    page = visit(own, "#versions")
+    card(page, "v2").locator("text=Deploy …").click()
+    page.locator("#confirm button", has_text="Deploy v2").click()
+    page.wait_for_selector("#budget")
+    page.fill("#budget", "all")
+    page.select_option("#order", "oldest")
+    page.fill("#rate", "24")
+    page.locator("button", has_text="Start backfill").click()
+    page.wait_for_selector("#backfill progress", timeout=30_000)
+    assert page.locator("#budget").count() == 0  # one at a time
+    until(
+        page, "/^[1-9][0-9]* of 96$/.test(document.querySelector('#backfill .progress span')?.textContent)", seconds=60
+    )
+    page.screenshot(path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-under-way.png", full_page=True)
+    page.wait_for_selector("#jobs .chip.done", timeout=60_000)
+    until(page, "document.querySelector('#overview').textContent.includes('96 (100 %)')")
+    assert page.locator("#overview .legend .badge").all_text_contents() == ["v2"]
+    assert "nothing to re-embed" in page.locator("#backfill").inner_text()
+    assert page.locator("#history .area").count() == 2
+    page.goto(f"{own}/#search")
+    page.wait_for_selector(".hit")
+    assert set(page.locator(".hit .badge").all_text_contents()) == {"v2"}
+
+
+def test_a_backfill_can_be_cancelled(own: str, visit: Visit) -> None:
+    page = visit(own, "#versions")
+    card(page, "v2").locator("text=Deploy …").click()
+    page.locator("#confirm button", has_text="Deploy v2").click()
+    page.wait_for_selector("#budget")
+    page.fill("#budget", "all")
+    page.fill("#rate", "2")
+    page.locator("button", has_text="Start backfill").click()
+    page.wait_for_selector("#backfill progress", timeout=30_000)
+    page.locator("#backfill button", has_text="Cancel").click()
+    page.wait_for_selector("#jobs .chip.cancelled", timeout=60_000)
+
+
+def test_a_wrong_budget_is_told_where_it_was_written(own: str, visit: Visit) -> None:
+    page = visit(own, "#versions")
+    card(page, "v2").locator("text=Deploy …").click()
+    page.locator("#confirm button", has_text="Deploy v2").click()
+    page.fill("#budget", "900%")
+    page.locator("button", has_text="Start backfill").click()
+    assert "budget" in page.wait_for_selector(".backfill-form .problem").inner_text()
+
+
+def test_a_service_with_keys_asks_for_one_and_shows_what_the_role_may(shop: Path, tmp_path: Path, visit: Visit) -> None:
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    keys = {role: _key(copy, role) for role in ("read", "admin")}
+    with serving(copy) as address:
+        page = visit(address)
+        page.wait_for_selector("#sign-in[open]")
+        page.fill("#key", "wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#sign-in >> text=not known here")
+        page.fill("#key", keys["read"])
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".hit")
+        until(page, "[...document.querySelectorAll('.hit img')].some(i => i.naturalWidth > 0)")  # as blobs
+        assert page.evaluate("document.querySelector('.hit img').src").startswith("blob:")
+        page.goto(f"{address}/#versions")
+        page.wait_for_selector(".version")
+        assert page.locator("text=Deploy …").count() == 0
+        assert page.locator("#budget").count() == 0
+        page.locator("#account").click()
+        page.wait_for_selector("#sign-in[open]")
+        assert page.evaluate("sessionStorage.length") == 0
+        page.fill("#key", keys["admin"])
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=Deploy …")
+        assert page.evaluate("localStorage.length") == 0
+
+
+def _key(workspace: Path, role: str) -> str:
+    command = [sys.executable, "-m", "fixstar", "keys", "add", f"a-{role}", "--role", role, "-w", str(workspace)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_service_that_went_away_is_told(shop: Path, tmp_path: Path, visit: Visit, query: Path) -> None:
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    with serving(copy) as address:
+        page = visit(address)
+        page.wait_for_selector(".hit")
+    page.set_input_files("#file", query)
+    assert "does not answer" in page.wait_for_selector("#problem .problem").inner_text()

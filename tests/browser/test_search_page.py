@@ -1,0 +1,226 @@
+"""Searching on the page, as a visitor does."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from glyph_shop import CHARACTERS, NASTY_ID, NASTY_LABEL, label_of
+from waiting import until
+
+Visit = Callable[..., Any]
+SCORED = ".hit .score"
+
+# hands a file to the page the way a drag or a paste does
+_GIVE = """([event, target, content]) => {
+  const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], "given.png", {type: "image/png"}));
+  const options = {bubbles: true, cancelable: true};
+  const made = event === "paste"
+    ? new ClipboardEvent(event, {...options, clipboardData: transfer})
+    : new DragEvent(event, {...options, dataTransfer: transfer});
+  document.querySelector(target).dispatchEvent(made);
+}"""
+
+
+def labels(page: Any) -> list[str]:
+    found: list[str] = page.locator(".hit .label").all_text_contents()
+    return found
+
+
+def give(page: Any, event: str, target: str, query: Path) -> None:
+    page.evaluate(_GIVE, [event, target, base64.b64encode(query.read_bytes()).decode()])
+
+
+def test_a_chosen_file_is_searched_and_shown_with_score_label_and_version(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site)
+    page.set_input_files("#file", query)
+    page.wait_for_selector(SCORED)
+    assert page.locator(".hit").count() == 12
+    scores = [float(text) for text in page.locator(SCORED).all_text_contents()]
+    assert scores == sorted(scores, reverse=True)
+    assert labels(page)[0] == label_of(CHARACTERS[5])
+    assert set(page.locator(".hit .badge").all_text_contents()) == {"v1"}
+    assert page.locator("#query-name").inner_text() == "phi.png"
+    assert page.locator("#preview img").evaluate("image => image.naturalWidth") == 64
+    note = page.locator("#results-note").inner_text()
+    assert note.startswith("12 results in ")
+    assert note.endswith("v1")
+
+
+def test_pictures_of_results_load(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site)
+    page.set_input_files("#file", query)
+    page.wait_for_selector(SCORED)
+    until(page, "[...document.querySelectorAll('.hit img')].filter(i => i.naturalWidth > 0).length >= 12")
+
+
+def test_dropping_anywhere_searches_and_shows_where(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector(".cell")
+    give(page, "dragenter", "#matrix", query)
+    assert page.locator("#veil").evaluate("veil => veil.classList.contains('shown')")
+    give(page, "drop", "#matrix", query)
+    page.wait_for_selector(SCORED)
+    assert page.locator("#query-name").inner_text() == "given.png"
+    assert not page.locator("#veil").evaluate("veil => veil.classList.contains('shown')")
+
+
+def test_pasting_an_image_searches_and_pasting_text_does_not(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site)
+    page.wait_for_selector(".hit")
+    left_alone = page.evaluate(
+        """() => {
+          const transfer = new DataTransfer();
+          transfer.setData("text/plain", "only words");
+          const options = {bubbles: true, cancelable: true, clipboardData: transfer};
+          return document.querySelector("#label").dispatchEvent(new ClipboardEvent("paste", options));
+        }"""
+    )
+    assert left_alone
+    assert page.locator(SCORED).count() == 0
+    give(page, "paste", "body", query)
+    page.wait_for_selector(SCORED)
+    assert labels(page)[0] == label_of(CHARACTERS[5])
+
+
+def test_more_like_this_by_keyboard_and_back(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site)
+    page.set_input_files("#file", query)
+    page.wait_for_selector(SCORED)
+    page.locator(".hit").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    chosen = page.evaluate("document.activeElement.dataset.id")
+    assert chosen == page.locator(".hit").nth(1).get_attribute("data-id")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#query-note').textContent.includes('More like')")
+    page.wait_for_selector(SCORED)
+    assert unquote(page.url.partition("#like=")[2]) == chosen
+    assert chosen not in [hit.get_attribute("data-id") for hit in page.locator(".hit").all()]
+    page.go_back()
+    until(page, "document.querySelector('#query-name').textContent === 'phi.png'")
+
+
+def test_arrows_move_by_rows_and_only_one_result_is_in_the_tab_order(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.locator(".hit").first.focus()
+    columns = page.evaluate(
+        "getComputedStyle(document.querySelector('#results')).gridTemplateColumns.split(' ').length"
+    )
+    page.keyboard.press("ArrowDown")
+    ids = [hit.get_attribute("data-id") for hit in page.locator(".hit").all()]
+    assert page.evaluate("document.activeElement.dataset.id") == ids[columns]
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.dataset.id") == ids[-1]
+    assert page.locator(".hit[tabindex='0']").count() == 1
+
+
+def test_keys_lead_to_search_help_and_versions(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector(".cell")
+    page.keyboard.press("/")
+    until(page, "document.activeElement.id === 'file'")
+    assert page.locator("#search-view").is_visible()
+    page.keyboard.press("?")
+    assert page.locator("#keys").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#keys").is_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("v")
+    page.wait_for_selector(".cell")
+
+
+def test_the_skip_link_comes_first_and_leads_to_the_content(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.wait_for_selector(".hit")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_results_and_label_narrow_the_search(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site)
+    page.set_input_files("#file", query)
+    page.wait_for_selector(SCORED)
+    page.select_option("#count", "6")
+    until(page, "document.querySelectorAll('.hit').length === 6")
+    wanted = label_of(CHARACTERS[3])
+    page.fill("#label", wanted)
+    page.keyboard.press("Enter")
+    shown = "[...document.querySelectorAll('.hit .label')].map(label => label.textContent)"
+    until(page, f"label => {shown}.filter(one => one === label).length === 6", wanted)
+    page.fill("#label", "no such label")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Nothing found with this label")
+
+
+def test_ids_and_labels_with_markup_are_text(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.wait_for_selector(".hit")
+    while page.locator(".hit", has_text=NASTY_LABEL).count() == 0:
+        page.locator("#more").click()
+        page.wait_for_timeout(200)
+    hit = page.locator(".hit", has_text=NASTY_LABEL)
+    assert hit.locator(".label").inner_text() == NASTY_LABEL
+    assert hit.get_attribute("data-id") == NASTY_ID
+    hit.click()
+    until(page, "id => document.querySelector('#query-note').textContent.includes(id)", arg=NASTY_ID)
+    page.wait_for_selector(SCORED)
+    assert page.locator("#query-name").inner_text() == NASTY_LABEL
+    assert page.locator("main b, main script").count() == 0
+
+
+def test_a_broken_image_says_what_to_do(site: str, visit: Visit, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
+    page = visit(site)
+    page.set_input_files("#file", broken)
+    problem = page.wait_for_selector("#problem .problem")
+    assert len(problem.inner_text()) > 20
+    assert page.locator("#results .empty").is_visible()
+
+
+def test_an_item_that_is_gone_is_a_sentence_not_a_blank_page(site: str, visit: Visit) -> None:
+    page = visit(site, "#like=no/such/item")
+    assert "no/such/item" in page.wait_for_selector("#problem .problem").inner_text()
+
+
+def test_colours_follow_the_system_and_the_choice_is_kept(site: str, visit: Visit) -> None:
+    def ground(page: Any) -> str:
+        found: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return found
+
+    page = visit(site, color_scheme="dark")
+    page.wait_for_selector(".hit")
+    dark = ground(page)
+    page.locator("#theme").click()  # light
+    light = ground(page)
+    assert light != dark
+    page.reload()
+    page.wait_for_selector(".hit")
+    assert ground(page) == light
+    page.locator("#theme").click()  # dark
+    assert ground(page) == dark
+
+
+def test_a_phone_shows_two_columns_large_targets_and_nothing_sticks_out(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.set_input_files("#camera", query)
+    page.wait_for_selector(SCORED)
+    assert page.locator("label:has(#camera)").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    small = page.evaluate(
+        "[...document.querySelectorAll('button, .button, select, nav a')]"
+        ".filter(e => e.offsetParent && e.getBoundingClientRect().height < 44).map(e => e.id || e.textContent)"
+    )
+    assert small == []
+    page.goto(f"{site}/#versions")
+    page.wait_for_selector(".cell")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -1,0 +1,244 @@
+"""The client against the real application, and against a service that is busy, gone, or no service at all."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from PIL import Image
+from service_clients import picture
+from shops import passed, shop
+
+from fixstar.errors import FixstarError, InputError
+from fixstar.service.app import create_app
+from fixstar.service.client import Client, ServiceError
+from fixstar.service.keys import Keys
+from fixstar.service.settings import ServiceSettings
+from fixstar.workspace import Workspace
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Workspace:
+    return shop(tmp_path / "shop")
+
+
+@contextmanager
+def served(space: Workspace) -> Iterator[str]:
+    """The service at a real address, as ``fixstar serve`` would start it."""
+    config = uvicorn.Config(create_app(space, ServiceSettings()), port=0, log_level="warning", lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def asking(space: Workspace) -> Iterator[Client]:
+    with served(space) as address, Client(address) as made:
+        yield made
+
+
+def test_items_go_in_are_found_and_go_out(asking: Client, tmp_path: Path) -> None:
+    path = tmp_path / "two.png"
+    path.write_bytes(picture(2))
+    third = Image.open(io.BytesIO(picture(3)))
+    added = asking.add({"a/1": picture(1), "two": path, "three": third}, {"two": {"label": "hat", "price": 3}})
+    assert (added.version, added.added, added.bad) == ("v1", ("a/1", "two", "three"), ())
+    found = asking.search(str(path), k=2)
+    assert (found.version, found.hits[0].id, found.hits[0].label) == ("v1", "two", "hat")
+    assert found.hits[0].score == pytest.approx(1, abs=1e-5)
+    assert found.hits[0].payload == {"label": "hat", "price": 3}
+    assert [hit.id for hit in asking.search(third, where={"price": {"ge": 2}}).hits] == ["two"]
+    assert [hit.id for hit in asking.similar("two", k=5).hits].count("two") == 0
+    assert asking.item("a/1").version == "v1"
+    assert asking.delete("a/1", "nothing") == 1
+    with pytest.raises(ServiceError) as gone:
+        asking.item("a/1")
+    assert (gone.value.status, gone.value.title) == (404, "There is no such item")
+    assert "a/1" in gone.value.detail
+    assert gone.value.hint in str(gone.value)
+    assert isinstance(gone.value, FixstarError)
+
+
+def test_a_vector_is_searched_for(asking: Client, space: Workspace) -> None:
+    asking.add({"one": picture(1), "two": picture(2)})
+    vector = space.gallery.get(["two"])["two"].vector
+    assert asking.search_vector(vector, k=1).hits[0].id == "two"  # type: ignore[arg-type]
+    with pytest.raises(ServiceError, match="no vectors of 'v7'"):
+        asking.search_vector([1.0, 2.0], version="v7")
+
+
+def test_lists_without_ids_and_what_does_not_fit(asking: Client) -> None:
+    added = asking.add([picture(1), b"no image"], [{"label": "bag"}, {}])
+    assert len(added.added) == len(added.bad) == 1
+    assert asking.item(added.added[0]).label == "bag"
+    assert "first bytes" in added.bad[0].reason
+    with pytest.raises(InputError, match="both"):
+        asking.add({"a": picture(1)}, [{}])
+    with pytest.raises(InputError, match="'b'"):
+        asking.add({"a": picture(1)}, {"b": {}})
+    with pytest.raises(InputError, match="cannot be read"):
+        asking.search("no/such/file.png")
+
+
+def test_all_items_come_page_after_page(asking: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fixstar.service.client._PAGE", 3)
+    names = [f"i{number}" for number in range(8)]
+    asking.add({name: picture(1) for name in names})
+    assert [item.id for item in asking.items()] == names
+    assert [item.id for item in asking.items(after="i5", version="v1")] == ["i6", "i7"]
+
+
+def test_a_job_is_waited_for(asking: Client) -> None:
+    job = asking.add_later({f"i{number}": picture(number) for number in range(5)})
+    assert job.kind == "index"
+    done = asking.wait(job, timeout=20, every=0.02)
+    assert (done.state, done.done, done.total) == ("done", 5, 5)
+    assert asking.status().items == 5
+    assert asking.cancel(done) == done
+    with pytest.raises(ServiceError, match="no job"):
+        asking.job("nothing")
+
+
+def test_an_upgrade_from_end_to_end(asking: Client, space: Workspace) -> None:
+    asking.add({str(number): picture(number) for number in range(4)})
+    checked = asking.wait(asking.check("v2", tolerance=0.01), every=0.02)
+    assert checked.result == {**(checked.result or {}), "version": "v2", "outcome": "missing evidence"}
+    assert asking.last_check("v2").outcome == "missing evidence"
+    with pytest.raises(ServiceError, match="did not pass") as refused:
+        asking.deploy("v2")
+    assert refused.value.status == 409
+    passed(space, "v2", "v1")
+    assert asking.deploy("v2").by == "local"
+    assert [(one.name, one.deployed, one.vectors) for one in asking.versions()] == [("v1", False, 4), ("v2", True, 0)]
+    done = asking.wait(asking.backfill("all", "random"), every=0.02)
+    assert done.done == 4
+    assert asking.status().vectors == {"v1": 0, "v2": 4}
+    assert asking.rollback().version == "v1"
+    with pytest.raises(ServiceError, match="nothing to roll back to"):
+        asking.rollback()
+
+
+def test_a_failed_job_is_an_error(asking: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise InputError("no power")
+
+    monkeypatch.setattr(Workspace, "index", broken)
+    with pytest.raises(ServiceError, match="no power") as failed:
+        asking.wait(asking.add_later([picture(1)]), every=0.02)
+    assert failed.value.status == 400
+
+
+def test_a_key_is_sent(space: Workspace) -> None:
+    key = Keys(space.path).add("ann", "read")
+    with served(space) as address:
+        with Client(address, key) as known:
+            assert known.status().deployed == "v1"
+            with pytest.raises(ServiceError, match="needs write"):
+                known.delete("a")
+        with Client(address, "wrong") as stranger, pytest.raises(ServiceError) as unknown:
+            stranger.status()
+        assert unknown.value.status == 401
+
+
+def answering(*answers: httpx.Response) -> tuple[Client, list[str]]:
+    """A client of a service that gives these answers, and the requests that it got."""
+    left, seen = list(answers), []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(f"{request.method} {request.url.path}")
+        return left.pop(0)
+
+    return Client(transport=httpx.MockTransport(handle)), seen
+
+
+def busy(status: int, after: str = "2") -> httpx.Response:
+    return httpx.Response(status, json={"title": "Busy", "detail": "later"}, headers={"Retry-After": after})
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seen: list[float] = []
+    monkeypatch.setattr("fixstar.service.client.time.sleep", seen.append)
+    return seen
+
+
+FOUND = httpx.Response(200, json={"version": "v1", "hits": [], "milliseconds": 1.0, "new_field": 1})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one: one.search(picture(1)),
+        lambda one: one.similar("a"),
+        lambda one: one.search_vector([1.0]),
+    ],
+)
+def test_what_may_be_repeated_is_when_the_service_is_busy(
+    call: Callable[[Client], object], pauses: list[float]
+) -> None:
+    asking, seen = answering(busy(503), busy(429, "7"), FOUND)
+    call(asking)
+    assert len(seen) == 3
+    assert pauses == [2, 7]
+
+
+def test_what_may_not_be_repeated_is_not(pauses: list[float]) -> None:
+    calls: list[Callable[[Client], object]] = [
+        lambda one: one.add([picture(1)]),  # ids made up: a second try would store it twice
+        lambda one: one.deploy("v2"),
+        lambda one: one.rollback(),
+        lambda one: one.backfill(),
+    ]
+    for call in calls:
+        asking, seen = answering(busy(503))
+        with pytest.raises(ServiceError, match="Busy: later"):
+            call(asking)
+        assert len(seen) == 1
+    asking, seen = answering(busy(503), httpx.Response(200, json={"version": "v1", "added": ["a"], "bad": []}))
+    assert asking.add({"a": picture(1)}).added == ("a",)
+    assert pauses == [2]
+
+
+def test_patience_ends(pauses: list[float]) -> None:
+    asking, seen = answering(*(busy(429, "1") for _ in range(9)))
+    with pytest.raises(ServiceError) as tired:
+        asking.status()
+    assert (tired.value.status, len(seen), pauses) == (429, 4, [1, 1, 1])
+    asking, seen = answering(busy(429, "3600"))
+    with pytest.raises(ServiceError):
+        asking.status()  # nobody waits for an hour
+    assert len(seen) == 1
+    asking, seen = answering(httpx.Response(500, json={"title": "Broken"}))
+    with pytest.raises(ServiceError, match="Broken"):
+        asking.status()
+
+
+def test_who_answers_is_no_service_or_nobody() -> None:
+    asking, _ = answering(httpx.Response(200, text="<html>"))
+    with pytest.raises(ServiceError, match="not of a fixstar service"):
+        asking.status()
+    with pytest.raises(ServiceError, match="cannot be reached") as absent:
+        Client("http://127.0.0.1:9").status()
+    assert absent.value.status is None
+
+
+def test_the_client_needs_no_torch_and_no_web_framework() -> None:
+    code = "import sys, fixstar.service.client; print(sorted({'torch', 'fastapi', 'PIL'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

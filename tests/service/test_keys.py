@@ -1,0 +1,130 @@
+"""Keys and roles."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from service_clients import ADDRESS, client, picture
+from shops import shop
+
+from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.service.app import create_app
+from fixstar.service.keys import Caller, Keys
+from fixstar.service.settings import ServiceSettings
+
+
+def test_a_key_is_shown_once_and_kept_hashed(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    token = keys.add("page", "read")
+    file = tmp_path / "state" / "keys.json"
+    assert len(token) >= 43
+    assert token not in file.read_text()
+    assert token.removeprefix("fxs_") not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert keys.who(token) == Caller("page", "read")
+    assert keys.who(token[:-1]) is None
+    assert keys.who("") is None
+
+
+def test_another_process_adds_and_removes(tmp_path: Path) -> None:
+    ours, theirs = Keys(tmp_path), Keys(tmp_path)
+    assert ours.all() == ()
+    token = theirs.add("a", "admin")
+    assert ours.who(token) == Caller("a", "admin")
+    theirs.remove("a")
+    assert ours.who(token) is None
+
+
+def test_wrong_keys_are_refused(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    keys.add("a", "read")
+    with pytest.raises(InputError, match="already"):
+        keys.add("a", "write")
+    with pytest.raises(UnknownNameError, match="admin, read, write"):
+        keys.add("b", "root")  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError):
+        keys.remove("b")
+    for name in ("", " a", "a\nb", "x" * 65):
+        with pytest.raises(InputError, match="printable"):
+            keys.add(name, "read")
+
+
+@pytest.mark.parametrize("text", ["no json", "{}", '{"keys": [{"name": "a"}]}'])
+def test_a_damaged_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "keys.json").write_text(text)
+    with pytest.raises(ModelError, match="damaged"):
+        Keys(tmp_path).all()
+
+
+def test_roles_include_those_below(tmp_path: Path) -> None:
+    space = shop(tmp_path / "shop")
+    keys = Keys(space.path)
+    tokens = {role: keys.add(role, role) for role in ("read", "write", "admin")}
+    with client(space) as http:
+        for role, may_write in (("read", False), ("write", True), ("admin", True)):
+            header = {"Authorization": f"Bearer {tokens[role]}"}
+            assert http.get("/v1/items", headers=header).status_code == 200
+            answer = http.put("/v1/item?id=a", files={"image": picture()}, headers=header)
+            assert answer.status_code == (200 if may_write else 403)
+        assert http.get("/v1/status", headers={"X-API-Key": tokens["read"]}).json()["caller"]["role"] == "read"
+
+
+def test_without_a_key_or_with_a_wrong_one_nothing_is_answered(tmp_path: Path) -> None:
+    space = shop(tmp_path / "shop")
+    token = Keys(space.path).add("a", "admin")
+    with client(space) as http:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {token}"}, {"X-API-Key": "é"}):
+            for path in ("/v1/items", "/v1/status", "/metrics", "/v1/item/image?id=a"):
+                answer = http.get(path, headers={k: v.encode() for k, v in headers.items()})  # type: ignore[arg-type]
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+                assert token not in answer.text
+        assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
+        Keys(space.path).remove("a")
+        assert http.get("/v1/items").status_code == 200  # no key any more: this machine may
+
+
+@pytest.mark.parametrize(("host", "address"), [("127.0.0.1", "192.0.2.1"), ("0.0.0.0", "127.0.0.1")])
+def test_without_keys_only_this_machine_is_let_in(tmp_path: Path, host: str, address: str) -> None:
+    app = create_app(shop(tmp_path / "shop"), ServiceSettings(host=host))
+    with TestClient(app, ADDRESS, client=(address, 5)) as http:
+        assert http.get("/v1/items").status_code == 401
+
+
+def test_every_operation_asks_for_a_key(tmp_path: Path) -> None:
+    """Also those that are added later."""
+    space = shop(tmp_path / "shop")
+    Keys(space.path).add("a", "admin")
+    with client(space) as http:
+        paths = http.get("/v1/openapi.json").json()["paths"]
+        for path, operations in paths.items():
+            for method in operations:
+                if path not in ("/healthz", "/readyz"):
+                    assert http.request(method, path.replace("{", "").replace("}", "")).status_code == 401, path
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fixstar", "keys", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_line_adds_lists_and_removes(tmp_path: Path) -> None:
+    space = shop(tmp_path / "shop", versions=1)
+    added = run("add", "page", "--role", "read", "-w", str(space.path))
+    assert Keys(space.path).who(added.stdout.strip()) == Caller("page", "read")
+    listed = run("list", "-w", str(space.path), "--json")
+    assert [key["name"] for key in json.loads(listed.stdout)] == ["page"]
+    assert "hash" not in listed.stdout
+    assert run("remove", "page", "-w", str(space.path)).returncode == 0
+    assert Keys(space.path).all() == ()
+    refused = run("add", "x", "--role", "boss", "-w", str(space.path))
+    assert refused.returncode == 1
+    assert "admin, read, write" in refused.stderr

@@ -1,0 +1,150 @@
+"""Search over HTTP: the same answers as the workspace gives itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from service_clients import client, picture
+from shops import passed, pictures, shop
+
+from fixstar.lifecycle import catalogue
+from fixstar.workspace import Workspace
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Workspace:
+    made = shop(tmp_path / "shop")
+    made.index(catalogue(pictures(tmp_path / "pictures")))
+    return made
+
+
+@pytest.fixture
+def http(space: Workspace) -> Iterator[TestClient]:
+    with client(space) as asking:
+        yield asking
+
+
+def asked(http: TestClient, data: bytes, options: str = "", **form: str) -> Any:
+    return http.post(f"/v1/search{options}", files={"image": ("any.jpg", data)}, data=form)
+
+
+def test_an_image_finds_what_the_workspace_finds(http: TestClient, space: Workspace) -> None:
+    query = picture(3)
+    answer = asked(http, query, "?k=4").json()
+    truth = space.search([query], 4)
+    assert answer["version"] == truth.version == "v1"
+    assert [(hit["id"], hit["score"]) for hit in answer["hits"]] == [(hit.id, hit.score) for hit in truth.hits[0]]
+    assert answer["milliseconds"] > 0
+
+
+def test_hits_say_label_version_and_picture_but_no_path(http: TestClient, tmp_path: Path) -> None:
+    answer = asked(http, picture(3))
+    hit = answer.json()["hits"][0]
+    assert hit.keys() == {"id", "score", "version", "label", "payload", "thumbnail"}
+    assert hit["label"] == hit["id"].split("/")[0] == hit["payload"]["label"]
+    assert str(tmp_path) not in answer.text
+    assert http.get(hit["thumbnail"]).headers["content-type"] == "image/jpeg"
+
+
+def test_options_come_in_the_address_or_in_the_form(http: TestClient) -> None:
+    where = json.dumps({"label": "hat"})
+    by_form = asked(http, picture(3), k="2", where=where, exact="false").json()["hits"]
+    by_address = http.post(
+        "/v1/search", params={"k": 2, "where": where, "exact": False}, files={"image": picture(3)}
+    ).json()["hits"]
+    assert by_form == by_address
+    assert [hit["label"] for hit in by_form] == ["hat", "hat"]
+
+
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [
+        ("?k=0", 422),
+        ("?k=101", 422),
+        ("?where=no json", 422),
+        ('?where={"label": NaN}', 422),
+        ("?where=" + "[" * 500, 422),
+        ('?where={"label": {"near": 1}}', 400),
+        ("?where=[1]", 400),
+    ],
+)
+def test_wrong_options_are_problems(http: TestClient, where: str, status: int) -> None:
+    answer = asked(http, picture(), where)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == status
+    assert answer.json()["detail"]
+
+
+def test_no_image_is_a_problem(http: TestClient) -> None:
+    assert http.post("/v1/search").status_code == 422
+    assert http.post("/v1/search", content=b"\xff", headers={"content-type": "multipart/form-data"}).status_code == 400
+
+
+def test_a_vector_of_any_length_finds_its_item(http: TestClient, space: Workspace) -> None:
+    item = space.gallery.get(["hat/1.png"])["hat/1.png"]
+    for scale in (1.0, 1e-30, 1e30):
+        body = {"vector": (item.vector.astype(float) * scale).tolist(), "k": 2, "where": {"label": "hat"}}
+        hits = http.post("/v1/search/vector", json=body).json()["hits"]
+        assert hits[0]["id"] == "hat/1.png"
+        assert hits[0]["score"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"vector": [1.0]}, 422),
+        ({"vector": [0.0] * 8}, 422),
+        ({"vector": []}, 422),
+        ({"vector": [1.0] * 8, "version": "v9"}, 404),
+        ({"vector": [1.0] * 8, "colour": 1}, 422),
+        ({"vector": ["x"]}, 422),
+    ],
+)
+def test_vectors_that_do_not_fit(http: TestClient, body: dict[str, Any], status: int) -> None:
+    answer = http.post("/v1/search/vector", json=body)
+    assert (answer.status_code, answer.json()["status"]) == (status, status)
+
+
+def test_nan_is_no_number_of_a_vector(http: TestClient) -> None:
+    answer = http.post("/v1/search/vector", content='{"vector": [NaN]}', headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+
+
+def test_more_like_this_leaves_the_item_out(http: TestClient, space: Workspace) -> None:
+    hits = http.get("/v1/item/similar", params={"id": "hat/1.png", "k": 3}).json()["hits"]
+    assert [hit["id"] for hit in hits] == [hit.id for hit in space.like("hat/1.png", 3).hits[0]]
+    assert http.get("/v1/item/similar", params={"id": "hat/99.png"}).status_code == 404
+
+
+def test_after_a_deployment_the_new_version_asks_and_old_vectors_are_found(http: TestClient, space: Workspace) -> None:
+    passed(space, "v2", "v1")
+    space.deploy("v2")
+    answer = asked(http, picture(3)).json()
+    assert answer["version"] == "v2"
+    assert {hit["version"] for hit in answer["hits"]} == {"v1"}
+    assert http.get("/readyz").json() == {"status": "ready", "version": "v2"}
+
+
+def test_a_workspace_without_a_version_is_alive_but_not_ready(tmp_path: Path) -> None:
+    with client(Workspace.create(tmp_path / "empty")) as http:
+        assert http.get("/healthz").status_code == 200
+        assert http.get("/readyz").status_code == 503
+        assert asked(http, picture()).status_code == 400
+        assert http.get("/v1/status").json()["deployed"] is None
+
+
+def test_the_documents_are_made_here(http: TestClient) -> None:
+    document = http.get("/v1/openapi.json").json()
+    search = document["paths"]["/v1/search"]["post"]["responses"]
+    assert {"200", "413", "415", "422", "429"} <= search.keys()
+    assert list(search["422"]["content"]) == ["application/problem+json"]
+    page = http.get("/v1/docs").text
+    assert "/v1/search" in page
+    assert "http" not in page
+    assert "<script" not in page

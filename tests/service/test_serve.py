@@ -1,0 +1,129 @@
+"""The service as a process of its own: starts, answers, stops, is killed and comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from service_clients import picture
+from shops import shop
+
+from fixstar.errors import InputError
+from fixstar.service.keys import Keys
+from fixstar.service.serve import serve
+from fixstar.service.settings import ServiceSettings
+from fixstar.workspace import Workspace
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Workspace:
+    return shop(tmp_path / "shop", versions=1)
+
+
+def started(space: Workspace, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fixstar", "serve", "-w", str(space.path), "--device", "cpu", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@contextmanager
+def serving(space: Workspace, *words: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    process = started(space, "--port", "0", "--rate", "1000000", *words)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+:\d+", line)
+        assert found, line + (process.communicate()[1] if process.poll() is not None else "")
+        with httpx.Client(base_url=found.group(), timeout=20) as http:
+            yield process, http
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def load(http: httpx.Client, stop: threading.Event, name: str, acknowledged: list[str], odd: list[object]) -> None:
+    """Store items until the service is gone; what it acknowledged is noted."""
+    with httpx.Client(base_url=http.base_url, timeout=20) as own:
+        for number in range(10_000):
+            if stop.is_set():
+                return
+            item = f"{name}/{number}"
+            try:
+                answer = own.put("/v1/item", params={"id": item}, files={"image": picture(number)})
+            except httpx.HTTPError:
+                return
+            (acknowledged if answer.status_code == 200 else odd).append(item)
+
+
+def under_load(
+    process: subprocess.Popen[str], http: httpx.Client, end: signal.Signals
+) -> tuple[list[str], list[object]]:
+    """Four writers, and a signal in their midst."""
+    stop, acknowledged, odd = threading.Event(), list[str](), list[object]()
+    writers = [threading.Thread(target=load, args=(http, stop, f"w{i}", acknowledged, odd)) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    while len(acknowledged) < 30:
+        assert process.poll() is None
+        stop.wait(0.01)
+    process.send_signal(end)
+    process.wait(30)
+    stop.set()
+    for writer in writers:
+        writer.join()
+    return acknowledged, odd
+
+
+def test_it_starts_answers_and_ends_gracefully(space: Workspace) -> None:
+    with serving(space) as (process, http):
+        assert http.get("/readyz").json() == {"status": "ready", "version": "v1"}
+        answer = http.get("/v1/status")
+        assert answer.json()["name"] == "shop"
+        assert "server" not in answer.headers
+        acknowledged, odd = under_load(process, http, signal.SIGTERM)
+        assert process.returncode == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert not odd  # what was begun was finished, what was not was not answered
+    with Workspace(space.path) as again:
+        assert len(again.gallery.get(acknowledged)) == len(acknowledged)
+
+
+def test_after_a_kill_every_acknowledged_item_is_there(space: Workspace) -> None:
+    with serving(space) as (process, http):
+        acknowledged, odd = under_load(process, http, signal.SIGKILL)
+    assert not odd
+    with serving(space) as (_, http):
+        assert http.get("/readyz").status_code == 200
+        for item in acknowledged:
+            assert http.get("/v1/item", params={"id": item}).status_code == 200
+            assert http.get("/v1/item/image", params={"id": item}).status_code == 200
+
+
+def test_other_machines_are_not_answered_without_keys(space: Workspace) -> None:
+    with pytest.raises(InputError, match="fixstar keys add"):
+        serve(space, ServiceSettings(host="0.0.0.0", port=0))
+    token = Keys(space.path).add("a", "read")
+    with serving(space, "--host", "0.0.0.0") as (_, http):
+        assert http.get("/v1/items").status_code == 401
+        assert http.get("/v1/items", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
+def test_a_port_in_use_and_an_untrained_workspace_are_told(space: Workspace, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError, match="--port"):
+            serve(space, ServiceSettings(port=taken.getsockname()[1]))
+    with pytest.raises(InputError, match="fixstar train"):
+        serve(Workspace.create(tmp_path / "empty"), ServiceSettings(port=0))
