@@ -63,7 +63,11 @@ def adapt_gallery(
     _make_version(into, new_version, adapter.widths[1], None if like is None else into.projection(like))
     written = 0
     for batch in _batches(source.iterate(version)):
-        written += _write(_still_to_do(batch, version, new_version, source, into, adapter), new_version, into)
+        vectors = adapter(np.stack([item.vector for item in batch]))
+        if into is source:
+            written += len(into.replace_vectors(new_version, batch, vectors))
+        else:
+            written += _write(_still_to_do(batch, vectors, new_version, into), new_version, into)
         if progress is not None:
             progress(len(batch))
     into.flush()
@@ -75,15 +79,10 @@ def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _still_to_do(
-    batch: list[Item], version: str, new_version: str, source: Gallery, into: Gallery, adapter: VectorAdapter
-) -> list[Item]:
+def _still_to_do(batch: list[Item], vectors: NDArray[np.float32], new_version: str, into: Gallery) -> list[Item]:
     """The items with their adapted vectors, without those that are done or were embedded anew meanwhile."""
-    vectors = adapter(np.stack([item.vector for item in batch]))
     adapted = [item._replace(vector=row) for item, row in zip(batch, vectors, strict=True)]
     there = into.get([item.id for item in batch])
-    if into is source:
-        return [item for item in adapted if item.id in there and there[item.id].version == version]
     return [item for item in adapted if item.id not in there or _is_stale(there[item.id], item, new_version)]
 
 
