@@ -230,16 +230,16 @@ def test_stored_vectors_move_once_even_if_interrupted(
 ) -> None:
     monkeypatch.setattr("fixstar.lifecycle.adapter_use._BATCH", 100)
     before = {item.id: item.vector for item in space.gallery.iterate(OLD)}
-    stored, upsert, calls = AdaptOptions(applied="stored", kind="procrustes"), space.gallery.upsert, []
+    stored, replace, calls = AdaptOptions(applied="stored", kind="procrustes"), space.gallery.replace_vectors, []
 
-    def dies(*given: Any) -> None:
+    def dies(*given: Any) -> list[str]:
         calls.append(given)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        upsert(*given)
+        return replace(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(space.gallery, "upsert", dies)
+        patch.setattr(space.gallery, "replace_vectors", dies)
         with pytest.raises(KeyboardInterrupt):
             space.adapt(OLD, stored, progress=False)
     assert space.gallery.count() == {"v1": 0, OLD: len(photos) - 200, f"{OLD}@v1": 200}
