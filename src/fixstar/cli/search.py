@@ -33,25 +33,31 @@ def command(
     like: Annotated[str | None, typer.Option(help="Search with a stored item instead of an image: its id.")] = None,
     where: Annotated[list[str] | None, typer.Option(help="FIELD=VALUE of the payload; may be repeated.")] = None,
     approximate: Annotated[bool, typer.Option(help="Ask the index where there is one; a hit may be missing.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Merge hits of several versions by cosine, uncalibrated.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Draw queries and results as one picture (.png).")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Show the nearest items, whatever version made their vectors, with their cosine and that version."""
+    """Show the nearest items, whatever version made their vectors, with that version and their score.
+
+    It is the cosine. Where vectors of several versions live and the check has calibrated them, it is the probability
+    that both show the same class.
+    """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
     from fixstar.workspace import Workspace
 
     with Workspace(workspace, device) as space:
         if like is not None:
-            names, answer = [like], space.like(like, k, parse_where(where), not approximate)
+            names, answer = [like], space.like(like, k, parse_where(where), not approximate, not raw)
         else:
             names = [str(path) for path in images or ()]
-            answer = space.search(list(images or ()), k, parse_where(where), not approximate)
+            answer = space.search(list(images or ()), k, parse_where(where), not approximate, not raw)
         drawn = None if sheet is None else _draw(space, names, answer, like, sheet)
     if as_json:
         rows = [_row(name, hits) for name, hits in zip(names, answer.hits, strict=True)]
-        print_json({"version": answer.version, "queries": rows, "left_out": list(answer.left_out)})
+        left_out = list(answer.left_out)
+        print_json({"version": answer.version, "calibrated": answer.calibrated, "queries": rows, "left_out": left_out})
     else:
         _print(names, answer)
     for name in answer.left_out:
@@ -98,7 +104,7 @@ def _print(names: list[str], answer: Answer) -> None:
         table = Table(box=None, pad_edge=False)
         for heading, side in (
             ("", "right"),
-            ("cosine", "right"),
+            ("probability" if answer.calibrated else "cosine", "right"),
             ("item", "left"),
             ("label", "left"),
             ("version", "left"),

@@ -13,11 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.cross_test import VersionFeatures
 from fixstar.evaluation.mixed import (
+    Scores,
     better_of,
     carried_queries,
     check_images,
     mixed_gallery_search,
     nearest_rows,
+    scored,
     stored_galleries,
 )
 from fixstar.evaluation.search import PROTOCOLS
@@ -60,6 +62,7 @@ def backfill_curve(
     seed: int = 0,
     protocol: str = "image",
     shared_components: bool = False,
+    scores: Scores | None = None,
 ) -> BackfillCurve:
     """Accuracy while the gallery is re-embedded with the new version (figure 3 of BCT), queries by the new one.
 
@@ -67,7 +70,8 @@ def backfill_curve(
     "classes", whole classes in random order as in the figure, where shares count classes. ``orders`` random orders
     are averaged; order number i is drawn with seed + i.
 
-    By image search each vector, old and new, is compared once, however many shares the curve has.
+    By image search each vector, old and new, is compared once, however many shares the curve has. ``scores`` are a
+    slope and an offset for each version by name: what then competes is slope * cosine + offset.
     """
     shares = _checked_shares(shares)
     if protocol not in PROTOCOLS:
@@ -78,17 +82,22 @@ def backfill_curve(
     for turns in _turns(order, labels, orders, seed):
         done = np.rint(shares * (turns.max() + 1)).astype(np.int64)  # turns that are over at each share
         if protocol == "image":
-            found = _found_along(old, new, turns, np.unique(done), shared_components)
+            found = _found_along(old, new, turns, np.unique(done), shared_components, scores)
             runs.append([np.equal(labels[found[count]], truth).mean() for count in done.tolist()])
         else:
-            ways: dict[str, Any] = {"protocol": protocol, "shared_components": shared_components}
+            ways: dict[str, Any] = {"protocol": protocol, "shared_components": shared_components, "scores": scores}
             mixtures = ((turns < count).astype(np.int64) for count in done)
             runs.append([mixed_gallery_search([old, new], held, truth, labels, **ways).mean() for held in mixtures])
     return BackfillCurve(shares, np.array(runs))
 
 
 def _found_along(
-    old: VersionFeatures, new: VersionFeatures, turns: Indices, stops: Indices, shared_components: bool
+    old: VersionFeatures,
+    new: VersionFeatures,
+    turns: Indices,
+    stops: Indices,
+    shared_components: bool,
+    scores: Scores | None,
 ) -> dict[int, Indices]:
     """The nearest gallery image [N] at each stop, when all rows with ``turns`` below it are new.
 
@@ -99,10 +108,11 @@ def _found_along(
     to_old, to_new = carried_queries(new, [old, new], shared_components=shared_components)
     place = np.searchsorted(stops, turns, side="right")
     pieces = [np.flatnonzero(place == number) for number in range(len(stops) + 1)]
-    by_new = accumulate((nearest_rows(to_new, new.gallery, rows) for rows in pieces[:-1]), better_of)
-    by_old = accumulate((nearest_rows(to_old, old.gallery, rows) for rows in pieces[:0:-1]), better_of)
+    newly = (scored(nearest_rows(to_new, new.gallery, rows), new.name, scores) for rows in pieces[:-1])
+    before = (scored(nearest_rows(to_old, old.gallery, rows), old.name, scores) for rows in pieces[:0:-1])
+    by_new, by_old = accumulate(newly, better_of), accumulate(before, better_of)
     halves = zip(stops.tolist(), by_new, list(by_old)[::-1], strict=True)
-    return {stop: better_of(before, after)[0] for stop, before, after in halves}
+    return {stop: better_of(one, other)[0] for stop, one, other in halves}
 
 
 def _turns(order: Order | Labels, labels: Labels, orders: int, seed: int) -> Iterator[Indices]:

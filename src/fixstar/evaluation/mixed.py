@@ -1,7 +1,8 @@
 """Mixed galleries: while a gallery is re-embedded, some of its images hold an old vector and some a new one.
 
 A query meets every vector in that vector's own space: it is carried there as in the cross-test, and dot products are
-the cosines of the full features. So all gallery images compete on one scale, whichever version embedded them.
+the cosines of the full features. So all gallery images compete, whichever version embedded them. Two versions' cosines
+need not mean the same; with ``scores``, slope and offset by version's name, slope * cosine + offset competes instead.
 
 Templates are means over the full unit features z / |z| of a class, whichever version made each, renormalised. They are
 never built: with s_v the sum of a class's vectors of version v, a template's dot product with a query is the sum over v
@@ -10,7 +11,7 @@ of (query carried to v) . s_v, and its squared length the sum over v and w of s_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -29,14 +30,16 @@ __all__ = [
     "mixed_gallery_search",
     "mixed_nearest",
     "nearest_rows",
+    "scored",
     "stored_galleries",
 ]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]
-Cosines = NDArray[np.float32]
+Cosines = NDArray[np.floating[Any]]
 Hits = NDArray[np.bool_]
+Scores = Mapping[str, tuple[float, float]]
 
 
 def carried_queries(
@@ -86,6 +89,7 @@ def mixed_gallery_search(
     query_version: int = -1,
     protocol: str = "image",
     shared_components: bool = False,
+    scores: Scores | None = None,
 ) -> Hits:
     """[N] bool: whether each query finds its class in a gallery whose image i holds its vector of version ``held[i]``.
 
@@ -101,8 +105,13 @@ def mixed_gallery_search(
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     check_images(versions, truth, labels)
     if protocol == "image":
-        found, _ = mixed_nearest(versions, held, query_version=query_version, shared_components=shared_components)
+        ways: dict[str, Any] = {"shared_components": shared_components, "scores": scores}
+        found, _ = mixed_nearest(versions, held, query_version=query_version, **ways)
         return np.equal(labels[found], truth)
+    if scores is not None:
+        raise InputError(
+            "scores by version are for single vectors (protocol 'image'); a template is of several versions"
+        )
     stored = stored_galleries(versions, query_version)
     _check_held(held, len(labels), len(stored))
     classes, sums = _template_sums(stored, held, labels)
@@ -113,16 +122,21 @@ def mixed_gallery_search(
 
 
 def mixed_nearest(
-    versions: Sequence[VersionFeatures], held: Labels, *, query_version: int = -1, shared_components: bool = False
+    versions: Sequence[VersionFeatures],
+    held: Labels,
+    *,
+    query_version: int = -1,
+    shared_components: bool = False,
+    scores: Scores | None = None,
 ) -> tuple[Indices, Cosines]:
-    """The nearest gallery image of each query, [N], and its cosine, [N]. Equal cosines go to the lowest index."""
+    """The nearest gallery image of each query, [N], and its cosine or score, [N]. Equal ones go to the lowest index."""
     stored = stored_galleries(versions, query_version)
     query = stored[query_version]
     _check_held(held, len(query.gallery), len(stored))
     present = np.unique(held).tolist()
     carried = carried_queries(query, [stored[v] for v in present], shared_components=shared_components)
     found = (
-        nearest_rows(queries, stored[v].gallery, np.flatnonzero(held == v))
+        scored(nearest_rows(queries, stored[v].gallery, np.flatnonzero(held == v)), stored[v].name, scores)
         for v, queries in zip(present, carried, strict=True)
     )
     return reduce(better_of, found)
@@ -138,6 +152,16 @@ def nearest_rows(queries: Floats, gallery: Floats, rows: Indices) -> tuple[Indic
     found, cosines = nearest(queries, gallery[rows])
     lengths = np.linalg.norm(queries, axis=1).astype(np.float32)  # ``nearest`` has divided by them
     return rows[found[:, 0]], cosines[:, 0] * lengths
+
+
+def scored(found: tuple[Indices, Cosines], version: str, scores: Scores | None) -> tuple[Indices, Cosines]:
+    """What was found among one version's vectors, with its scores in the place of cosines, where there are some."""
+    if scores is None:
+        return found
+    if version not in scores or not scores[version][0] > 0:
+        raise InputError(f"scores need a slope above zero and an offset for {version!r}; got {dict(scores)}")
+    slope, offset = scores[version]
+    return found[0], slope * found[1].astype(np.float64) + offset
 
 
 def better_of(one: tuple[Indices, Cosines], two: tuple[Indices, Cosines]) -> tuple[Indices, Cosines]:

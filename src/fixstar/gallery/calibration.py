@@ -31,8 +31,11 @@ class Calibration(NamedTuple):
         >>> float(Calibration(slope=10.0, offset=-5.0).probability(0.5))
         0.5
         """
-        logit = self.slope * np.asarray(cosines, np.float64) + self.offset
-        return np.asarray(0.5 * (1 + np.tanh(0.5 * logit)))  # the logistic function, without overflow
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * self.logit(cosines))))  # the logistic function, without overflow
+
+    def logit(self, cosines: NDArray[Any] | float) -> NDArray[np.float64]:
+        """What orders items of several versions: probabilities near 1 are all 1 to a computer, these are not."""
+        return np.asarray(self.slope * np.asarray(cosines, np.float64) + self.offset)
 
 
 def fit_calibration(cosines: NDArray[Any], same: NDArray[np.bool_], prior: float | None = None) -> Calibration:
@@ -90,16 +93,20 @@ def calibrated_search(
     calibrations: Mapping[str, Calibration],
     k: int = 10,
     where: Where | None = None,
+    exact: bool = True,
 ) -> list[list[Hit]]:
     """The k items of each query that are most probably of its class; the score is that probability.
 
-    ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Exact:
-    each version gives its k nearest, so none that belongs among the best is missing.
+    ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Each
+    version gives its k nearest, so none that belongs among the best is missing; with ``exact=False`` an index may be
+    asked for them. Versions are searched in the order given: an item that moves from one to a later one meanwhile is
+    found, once.
     """
-    found = {name: gallery.search(version, queries, k, where, versions=[name]) for name in calibrations}
+    found = {name: gallery.search(version, queries, k, where, versions=[name], exact=exact) for name in calibrations}
     return [_merged([hits[i] for hits in found.values()], calibrations, k) for i in range(len(queries))]
 
 
 def _merged(parts: Sequence[list[Hit]], calibrations: Mapping[str, Calibration], k: int) -> list[Hit]:
-    scored = [hit._replace(score=float(calibrations[hit.version].probability(hit.score))) for p in parts for hit in p]
-    return sorted(scored, key=lambda hit: -hit.score)[:k]
+    last = {hit.id: hit for part in parts for hit in part}  # of an item that moved, what was found last
+    best = sorted(last.values(), key=lambda hit: -float(calibrations[hit.version].logit(hit.score)))[:k]
+    return [hit._replace(score=float(calibrations[hit.version].probability(hit.score))) for hit in best]

@@ -6,8 +6,8 @@ beside random ones. Measured on the gallery itself, as far as its items carry la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,16 +15,10 @@ import numpy as np
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import InputError
-from fixstar.evaluation import (
-    BackfillCurve,
-    VersionFeatures,
-    backfill_curve,
-    backfill_curves,
-    cross_test,
-    gallery_query_split,
-)
-from fixstar.gallery import Gallery
+from fixstar.evaluation import BackfillCurve, Split, VersionFeatures, backfill_curves, cross_test, gallery_query_split
+from fixstar.gallery import Calibration, Gallery, calibrated_search
 from fixstar.geometry import carry, short_basis, unit
+from fixstar.lifecycle.calibrating import class_folds, tried_curve
 from fixstar.lifecycle.catalogue import LABEL
 from fixstar.lifecycle.planner import LabelledQueries, OldItems, planned_order
 from fixstar.models import Encoder
@@ -46,7 +40,8 @@ class MeasuredPoint(NamedTuple):
 class PredictedCurve:
     """The planner's order beside random ones, on held-out images; ``self_tests`` are the old and the new version's.
 
-    ``images`` counts those that played the gallery and those that asked.
+    ``images`` counts those that played the gallery and those that asked. ``calibrated`` says that hits of the two
+    versions were merged by probability, each query's by calibrations that had not seen its class; else by cosine.
     """
 
     order: str
@@ -54,6 +49,7 @@ class PredictedCurve:
     random: BackfillCurve
     self_tests: tuple[float, float]
     images: tuple[int, int]
+    calibrated: bool = False
 
     def at(self, share: float) -> tuple[float, float]:
         """Accuracy by the planner's order and by random order at a share between those measured."""
@@ -71,26 +67,32 @@ def predicted_curve(
     shares: Sequence[float] = SHARES,
     random_orders: int = 5,
     seed: int = 0,
+    calibrate: bool = False,
 ) -> PredictedCurve:
     """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
 
     Of each class a third plays the gallery, a third the queries that the planner asks, a third those that measure: the
     planner must not know what it is measured with. What is found often is not known here, so "queried" is random.
+    With ``calibrate`` hits are merged as a search with calibrations does, if there are enough images to fit some.
     """
-    gallery, asking, judging = _thirds(images, seed)
-    features = [version_features(name, encoder, judging, gallery) for name, encoder in (old, new)]
-    asked = version_features(*new, asking, gallery).queries
-    items = _as_old_items(features[0], features[1], gallery)
-    queries = LabelledQueries(asked, [asking.classes[label] for label in asking.labels.tolist()])
-    rows = planned_order(order, items, queries, seed)
-    truth = judging.labels, gallery.labels
-    planned = backfill_curve(features[0], features[1], *truth, shares, rows, protocol="image")
-    random = backfill_curve(features[0], features[1], *truth, shares, orders=random_orders, seed=seed)
-    tests = cross_test(features, *truth, "image").matrix.diagonal()
-    return PredictedCurve(order, planned, random, (float(tests[0]), float(tests[1])), (len(gallery), len(judging)))
+    gallery, asking, split = _thirds(images, seed)
+    first, second = (version_features(name, encoder, asking, gallery) for name, encoder in (old, new))
+    names = [asking.classes[label] for label in asking.labels[split.gallery].tolist()]
+    queries = LabelledQueries(second.queries[split.gallery], names)
+    rows = planned_order(order, _as_old_items(first, second, gallery), queries, seed)
+    truth = asking.labels, gallery.labels
+    folds = class_folds([first, second], *truth, seed) if calibrate else []
+    measured = {"folds": folds, "rows": split.queries, "seed": seed}
+    planned = tried_curve((first, second), *truth, shares, order=rows, **measured)
+    random = tried_curve((first, second), *truth, shares, orders=random_orders, **measured)
+    judging = [replace(version, queries=version.queries[split.queries]) for version in (first, second)]
+    tests = cross_test(judging, truth[0][split.queries], truth[1], "image").matrix.diagonal()
+    sizes = len(gallery), len(split.queries)
+    return PredictedCurve(order, planned, random, (float(tests[0]), float(tests[1])), sizes, bool(folds))
 
 
-def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSet]:
+def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, Split]:
+    """A third of each class for the gallery, and the rest with its division: for the planner, and to measure with."""
     counts = images.counts()
     several = images.of_classes([name for name in images.classes if counts[name] >= 3])
     if len(several.classes) < 2:
@@ -100,8 +102,7 @@ def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, ImageSet]:
         )
     split = gallery_query_split(several.labels, share=1 / 3, seed=seed)
     rest = several.take(split.queries)
-    halves = gallery_query_split(rest.labels, seed=seed)
-    return several.take(split.gallery), rest.take(halves.gallery), rest.take(halves.queries)
+    return several.take(split.gallery), rest, gallery_query_split(rest.labels, seed=seed)
 
 
 def _as_old_items(old: VersionFeatures, new: VersionFeatures, gallery: ImageSet) -> OldItems:
@@ -112,10 +113,15 @@ def _as_old_items(old: VersionFeatures, new: VersionFeatures, gallery: ImageSet)
     return OldItems(names, np.zeros(count, np.int64), vectors.astype(np.float32), labels, np.zeros(count))
 
 
-def gallery_accuracy(gallery: Gallery, version: str, queries: LabelledQueries) -> float | None:
+def gallery_accuracy(
+    gallery: Gallery,
+    version: str,
+    queries: LabelledQueries,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> float | None:
     """How many labelled queries find an item of their class first, of those whose class the gallery knows.
 
-    None where its items carry none of these labels.
+    By probability where there are ``calibrations``, else by cosine. None where its items carry none of these labels.
     """
     names = sorted(set(queries.labels))
     probe = np.asarray(queries.vectors[:1])
@@ -123,7 +129,11 @@ def gallery_accuracy(gallery: Gallery, version: str, queries: LabelledQueries) -
     rows = [row for row, name in enumerate(queries.labels) if name in known]
     if not rows:
         return None
-    hits = gallery.search(version, np.asarray(queries.vectors)[rows], k=1)
+    asked = np.asarray(queries.vectors)[rows]
+    by_cosine = not calibrations
+    hits = (
+        gallery.search(version, asked, 1) if by_cosine else calibrated_search(gallery, version, asked, calibrations, 1)
+    )
     right = [found[0].payload.get(LABEL) == queries.labels[row] for row, found in zip(rows, hits, strict=True)]
     return float(np.mean(right))
 

@@ -7,15 +7,17 @@ make it incomplete.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fixstar.durable import replace_json
 from fixstar.errors import GateError, ModelError
+from fixstar.gallery import Calibration
 
-__all__ = ["Check", "CheckedCell", "LostAnswer", "Outcome", "demand", "last_check", "save_check"]
+__all__ = ["Check", "CheckedCalibrations", "CheckedCell", "LostAnswer", "Outcome", "demand", "last_check", "save_check"]
 
 Outcome = Literal["pass", "refuse", "missing evidence"]
 
@@ -61,7 +63,8 @@ class Check:
     """One verdict on one version. ``reasons`` say in words what it rests on, ``notes`` what else is worth knowing.
 
     ``report`` is the page with the curves, ``pictures`` the lost queries' images, by their paths in the workspace.
-    ``self_test`` is the version's own accuracy, None where it was not measured.
+    ``self_test`` is the version's own accuracy, None where it was not measured. ``calibrations`` have slope and offset
+    by gallery version: how its queries' cosines with that version's vectors become probabilities.
     """
 
     version: str
@@ -78,6 +81,7 @@ class Check:
     report: str | None = None
     notes: tuple[str, ...] = ()
     pictures: str | None = None
+    calibrations: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -100,8 +104,10 @@ def last_check(workspace: Path, version: str) -> Check | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content.pop("format")
-        words = {key: tuple(content[key]) for key in ("reasons", "notes")}
-        return Check(**{**content, **words, "cells": tuple(_cell(cell) for cell in content["cells"])})
+        parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
+        parts["cells"] = tuple(_cell(cell) for cell in content["cells"])
+        parts["calibrations"] = {name: _pair(*pair) for name, pair in content.get("calibrations", {}).items()}
+        return Check(**{**content, **parts})
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is damaged ({error}); make it anew with: fixstar check {version}") from error
 
@@ -110,9 +116,43 @@ def _cell(content: dict[str, Any]) -> CheckedCell:
     return CheckedCell(**{**content, "lost": tuple(map(_lost, content["lost"]))})
 
 
+def _pair(slope: float, offset: float) -> tuple[float, float]:
+    if not slope > 0:
+        raise ValueError(f"a calibration has a slope above zero, not {slope}")
+    return float(slope), float(offset)
+
+
 def _lost(content: dict[str, Any]) -> LostAnswer:
     rows = content.get("rows")
     return LostAnswer(content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2]))
+
+
+class CheckedCalibrations:
+    """The calibrations of versions' last checks. Reading costs one look at a file's stamp, so every search may ask."""
+
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+        self._read: dict[str, tuple[tuple[int, int, int], Mapping[str, Calibration]]] = {}
+
+    def of(self, version: str) -> Mapping[str, Calibration]:
+        """By gallery version. None where there is no check, or no readable one: a search does without, then."""
+        try:
+            seen = os.stat(f"{self._workspace}/checks/{version}.json")  # noqa: PTH116 (every search does this)
+        except (OSError, ValueError):  # a name that no file can have is no version of ours
+            return {}
+        stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
+        known = self._read.get(version)
+        if known is None or known[0] != stamp:
+            known = stamp, self._parsed(version)
+            self._read[version] = known  # one assignment: another thread sees the old pair or the new one
+        return known[1]
+
+    def _parsed(self, version: str) -> Mapping[str, Calibration]:
+        try:
+            check = last_check(self._workspace, version)
+        except ModelError:
+            return {}
+        return {} if check is None else {name: Calibration(*pair) for name, pair in check.calibrations.items()}
 
 
 def demand(check: Check | None, version: str, live: Iterable[str]) -> Check:

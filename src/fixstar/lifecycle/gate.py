@@ -7,6 +7,8 @@ confidence asked for: each of m cells gets an m-th of the error (Bonferroni). Th
     passes                    where every interval lies above -tolerance (0 unless told: eq. 6 is strict),
     is refused                where one lies wholly at or below it,
     lacks evidence            otherwise, and then it is said how much.
+
+Calibrations, by which a search merges hits of several versions, are fitted on the way; no verdict rests on them.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from fixstar.errors import InputError
 from fixstar.evaluation import Difference, Flips, Report, cross_test, flips, lost_queries, paired_bootstrap
 from fixstar.evaluation.report import needed_resamples
-from fixstar.evaluation.trial import Trial, searchable, trial_of_images
+from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.images import Preprocessing
 from fixstar.lifecycle import gate_words
+from fixstar.lifecycle.calibrating import tried_calibrations, tried_curve
 from fixstar.lifecycle.checks import Check, CheckedCell, LostAnswer, Outcome, save_check
 from fixstar.lifecycle.flip_pictures import forget_flips, keep_flips
 from fixstar.lifecycle.held_out import held_out_images
@@ -127,6 +130,8 @@ def run_check(
     outcome = _outcome([verdict for verdict, _ in said])
     decisive = {"refuse": "incompatible", "missing evidence": "not decided", "pass": "compatible"}[outcome]
     said.sort(key=lambda one: one[0] != decisive)  # what decided it comes first
+    fitted, folds = tried_calibrations(*_met(trial, tested), rules.seed)
+    notes = [] if fitted or not names else [gate_words.raw_note(version)]
     return Check(
         version,
         outcome,
@@ -137,7 +142,8 @@ def run_check(
         len(trial.gallery_labels),
         rules.confidence,
         rules.tolerance,
-        notes=tuple(gate_words.mixture_notes(_as_searched(trial), tested)),
+        notes=(*gate_words.mixture_notes(_as_searched(trial), tested, folds), *notes),
+        calibrations={name: tuple(calibration) for name, calibration in fitted.items()},
     )
 
 
@@ -177,6 +183,12 @@ def needed_queries(found: Difference, queries: int, confidence: float, tolerance
 def _as_searched(trial: Trial) -> Trial:
     """A gallery is searched as it is: without what a version has to move old vectors into its own space."""
     return replace(trial, versions=[replace(version, adapt=None) for version in trial.versions])
+
+
+def _met(trial: Trial, tested: CrossTest) -> tuple[list[VersionFeatures], Any, Any]:
+    """The vectors of the versions that were tested, and the labels of queries and gallery."""
+    versions = [version for version in _as_searched(trial).versions if version.name in tested.names]
+    return versions, trial.query_labels, trial.gallery_labels
 
 
 def _tested(trial: Trial) -> CrossTest:
@@ -263,14 +275,16 @@ def _cell(trial: Trial, tested: CrossTest, k: int, found: Flips, judged: Differe
 def _report(trial: Trial, tested: CrossTest, check: Check, rules: GateRules) -> Report:
     """The report of ``fixstar evaluate``, with the gate's intervals and its verdict."""
     each, newest = rules.shared(len(check.cells)), len(tested.names) - 1
-    met = [version for version in _as_searched(trial).versions if version.name in tested.names]
+    met, *labels = _met(trial, tested)
     facts = {**trial.facts, **gate_words.facts(check, each)}
     made = replace(trial, versions=met, facts=facts).report(tested, each, seed=rules.seed)
     measured = {
         (newest, k): Difference(cell.difference, cell.low, cell.high, cell.verdict, cell.differing)  # type: ignore[arg-type]
         for k, cell in enumerate(check.cells)
     }
-    return replace(made, evidence={"": {**made.evidence[""], **measured}})
+    folds = tried_calibrations(met, *labels, rules.seed)[1]
+    curve = tried_curve((met[-2], met[-1]), *labels, SHARES, folds, orders=3)
+    return replace(made, evidence={"": {**made.evidence[""], **measured}}, backfill={"": curve})
 
 
 def _unmeasured(version: str, live: Sequence[str], images: ImageSet | None, rules: GateRules) -> Check:

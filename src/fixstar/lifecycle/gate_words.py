@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fixstar.evaluation.backfill import backfill_curve
 from fixstar.evaluation.report_words import percent, points
+from fixstar.lifecycle.calibrating import LEAST, Fold, tried_curve
 from fixstar.lifecycle.checks import Check, CheckedCell
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = [
     "foreign_sentence",
     "mixture_notes",
     "needed_sentence",
+    "raw_note",
     "selected_note",
     "without_images",
 ]
@@ -102,14 +103,26 @@ def selected_note(version: str) -> str:
     )
 
 
-def mixture_notes(trial: Trial, tested: CrossTest) -> Iterator[str]:
-    """A warning for each old gallery that, partly re-embedded, does worse than as it is and worse than all new."""
+def raw_note(version: str) -> str:
+    """Of images that do not allow to compare vectors of several versions otherwise than by cosine."""
+    return (
+        f"no calibrations were kept: they take {LEAST} pairs of one class and {LEAST} of two in each half of the "
+        f"classes, and closer ones in one class. Where a gallery holds vectors of several versions, hits of {version}'s "
+        f"queries are merged by cosine. More images help: fixstar check {version} --data LABELLED_IMAGES"
+    )
+
+
+def mixture_notes(trial: Trial, tested: CrossTest, folds: Sequence[Fold] = ()) -> Iterator[str]:
+    """A warning for each old gallery that, partly re-embedded, does worse than as it is and worse than all new.
+
+    Hits are merged as in a search: by calibrations where there are ``folds``, else by cosine.
+    """
     vectors = {version.name: version for version in trial.versions}
     *names, version = tested.names
     visible = max(VISIBLE, 2 / len(trial.query_labels))  # one or two queries are no reason to warn
     for name in names:
         labels = trial.query_labels, trial.gallery_labels
-        curve = backfill_curve(vectors[name], vectors[version], *labels, SHARES, orders=3).accuracy
+        curve = tried_curve((vectors[name], vectors[version]), *labels, SHARES, folds, orders=3).accuracy
         worst = int(curve[1:-1].argmin()) + 1
         if curve[worst] < min(curve[0], curve[-1]) - visible:
             yield (

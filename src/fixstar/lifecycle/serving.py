@@ -1,8 +1,9 @@
 """Answering queries: the deployed version embeds them, the gallery of all versions is searched.
 
 Every answer is of one version, the one that was deployed when it began; a deployment in between changes the next one.
-Vectors of a model that was not trained together with it are searched through an adapter, where one is in use.
-Threads may share it.
+Where vectors of several versions live, hits are merged by probability, if the version's last check has calibrations for
+all of them; else by cosine. Vectors of a model that was not trained together with it are searched through an adapter,
+where one is in use. Threads may share it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from fixstar.errors import GalleryError, ImageError
-from fixstar.gallery import Gallery, Hit
+from fixstar.gallery import Calibration, Gallery, Hit, calibrated_search
 from fixstar.gallery.store import Vectors, Where
 from fixstar.images import ImageSource
 from fixstar.lifecycle.adapter_book import AdapterBook
+from fixstar.lifecycle.checks import CheckedCalibrations
 from fixstar.lifecycle.embedding import LocalEmbedder, ensure_version
 from fixstar.lifecycle.registry import Registry
 from fixstar.lifecycle.rollout import Rollout
@@ -31,11 +33,13 @@ class Answer(NamedTuple):
     """The hits of each query, and the version that made the queries' vectors.
 
     ``left_out`` are versions with vectors that these queries do not reach: their adapter is another version's.
+    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class.
     """
 
     version: str
     hits: list[list[Hit]]
     left_out: tuple[str, ...] = ()
+    calibrated: bool = False
 
 
 class Serving:
@@ -56,6 +60,7 @@ class Serving:
     ) -> None:
         self._registry, self._rollout, self.gallery = registry, rollout, gallery
         self._device, self._keep, self._usage, self._adapters = device, keep, usage, adapters
+        self._checked = CheckedCalibrations(registry.path)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._lock, self._loading = threading.Lock(), threading.Lock()
 
@@ -91,27 +96,59 @@ class Serving:
         return vectors
 
     def search(
-        self, images: Sequence[ImageSource], k: int = 10, where: Where | None = None, exact: bool = True
+        self,
+        images: Sequence[ImageSource],
+        k: int = 10,
+        where: Where | None = None,
+        exact: bool = True,
+        calibrate: bool = True,
     ) -> Answer:
-        """The nearest items of each image."""
+        """The nearest items of each image; see ``search_vectors``."""
         version = self._rollout.current()
-        return self.search_vectors(version, self.embed(version, images), k, where, exact)
+        return self.search_vectors(version, self.embed(version, images), k, where, exact, calibrate)
 
     def search_vectors(
-        self, version: str, vectors: Vectors, k: int = 10, where: Where | None = None, exact: bool = True
+        self,
+        version: str,
+        vectors: Vectors,
+        k: int = 10,
+        where: Where | None = None,
+        exact: bool = True,
+        calibrate: bool = True,
     ) -> Answer:
         """The nearest items of vectors that a version made.
 
-        Scores are cosines in the space of the version found: where some are reached through an adapter, those of
-        different versions are not on one scale.
+        Where ``calibrations`` apply, and ``calibrate`` does not say otherwise, the most probable ones. Else scores are
+        cosines in the space of the version found, and those of different versions are not on one scale.
         """
-        if self._adapters is None or not (apart := self._adapters.apart()):
+        if calibrate and (known := self.calibrations(version)):
+            hits = calibrated_search(self.gallery, version, vectors, known, k, where, exact)
+            answer = Answer(version, hits, calibrated=True)
+        elif self._adapters is None or not (apart := self._adapters.apart()):
             answer = Answer(version, self.gallery.search(version, vectors, k, where, exact=exact))
         else:
             answer = self._search_apart(self._adapters, apart, version, vectors, k, where, exact)
         if self._usage is not None:
             self._usage.record(found[0].id for found in answer.hits if found)
         return answer
+
+    def calibrations(self, version: str) -> dict[str, Calibration]:
+        """What makes probabilities of the cosines between a version's queries and all vectors there are.
+
+        Empty where it is not needed, since one version's vectors alone live, or not known: the version's last check
+        has none for one that lives, or one has a space of its own. What is deployed comes last: vectors move there
+        meanwhile.
+        """
+        known = self._checked.of(version)
+        if len(known) < 2:
+            return {}
+        counts = self.gallery.count()
+        live = {name for name, count in counts.items() if count}
+        apart = set() if self._adapters is None else self._adapters.apart()
+        if len(live) < 2 or not live <= known.keys() or apart & {version, *live}:
+            return {}
+        deployed = self._rollout.current()
+        return {name: known[name] for name in sorted(counts, key=lambda name: name == deployed) if name in known}
 
     def _search_apart(
         self,
@@ -146,10 +183,12 @@ class Serving:
         if self._usage is not None:
             self._usage.flush()
 
-    def like(self, item: str, k: int = 10, where: Where | None = None, exact: bool = True) -> Answer:
+    def like(
+        self, item: str, k: int = 10, where: Where | None = None, exact: bool = True, calibrate: bool = True
+    ) -> Answer:
         """The nearest items of one that is stored, itself left out, by the vector that it was stored with."""
         known = self.gallery.get([item]).get(item)
         if known is None:
             raise GalleryError(f"the gallery has no item {item!r}")
-        answer = self.search_vectors(known.version, known.vector[None], k + 1, where, exact)
+        answer = self.search_vectors(known.version, known.vector[None], k + 1, where, exact, calibrate)
         return answer._replace(hits=[[hit for hit in answer.hits[0] if hit.id != item][:k]])

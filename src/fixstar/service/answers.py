@@ -22,18 +22,22 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit(Item):
-    """A search result: an item with its cosine."""
+    """A search result: an item with its score, see ``Found``."""
 
     score: float = 0.0
 
 
 @dataclass(frozen=True)
 class Found:
-    """The answer to a search: hits, best first, and the version that made the query's vector."""
+    """The answer to a search: hits, best first, and the version that made the query's vector.
+
+    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class.
+    """
 
     version: str
     hits: tuple[Hit, ...]
     milliseconds: float
+    calibrated: bool = False
 
 
 @dataclass(frozen=True)

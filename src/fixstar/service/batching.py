@@ -40,10 +40,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Found:
-    """The hits of one query, and the version that made its vector."""
+    """The hits of one query, and the version that made its vector; scores are probabilities where ``calibrated``."""
 
     version: str
     hits: list[Hit]
+    calibrated: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class QueryBatcher:
             self._fail(queries, error)
             return
         for query, hits in zip(queries, answer.hits, strict=True):
-            query.finish(Found(version, hits))
+            query.finish(Found(version, hits, answer.calibrated))
 
     def _encoder(self) -> tuple[str, Encoder]:
         version = self._workspace.deployed()

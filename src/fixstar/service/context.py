@@ -33,7 +33,7 @@ class Context:
     metrics: Metrics
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:  # async: a plain function would be called in a thread
     context: Context = request.app.state.context
     return context
 

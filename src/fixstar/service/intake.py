@@ -120,7 +120,8 @@ class Intake:
         running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         running.add_done_callback(self._leave)
         try:
-            return await asyncio.wait_for(asyncio.shield(running), self._settings.decode_seconds)
+            async with asyncio.timeout(self._settings.decode_seconds):
+                return await asyncio.shield(running)
         except TimeoutError:
             raise _unusable(f"decoding it took more than {self._settings.decode_seconds:g} s") from None
 

@@ -19,6 +19,7 @@ from fixstar.service.settings import ServiceSettings
 __all__ = ["LOCAL", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "needs", "presented_key"]
 
 LOCAL = Caller("local", "admin")
+_CALLER = "fixstar.caller"  # in the request's scope
 
 
 def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
@@ -44,11 +45,15 @@ def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
 def identify(
     scope: MutableMapping[str, Any], headers: Mapping[str, str], keys: Keys, settings: ServiceSettings
 ) -> Caller | None:
-    """Who is calling; None where nobody knows."""
-    if not keys.all():
-        return LOCAL if settings.loopback and _is_here(scope) else None
-    token = presented_key(headers)
-    return None if token is None else keys.who(token)
+    """Who is calling; None where nobody knows. Looked up once a request: the pace and the route both ask."""
+    if _CALLER not in scope:
+        if keys.all():
+            token = presented_key(headers)
+            scope[_CALLER] = None if token is None else keys.who(token)
+        else:
+            scope[_CALLER] = LOCAL if settings.loopback and _is_here(scope) else None
+    found: Caller | None = scope[_CALLER]
+    return found
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:

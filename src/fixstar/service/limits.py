@@ -204,7 +204,8 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal seen, whole, problem
             try:
-                message = await (receive() if whole else asyncio.wait_for(receive(), self._idle))
+                async with asyncio.timeout(None if whole else self._idle):
+                    message = await receive()
             except TimeoutError:
                 problem = Problem(408, "The request stopped coming", f"nothing came for {self._idle:.0f} s")
                 raise _RefusedError from None

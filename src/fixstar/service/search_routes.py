@@ -35,10 +35,14 @@ Exact = Annotated[
 
 
 class SearchShape(BaseModel):
-    """Results, best first, and the version that made the query's vector."""
+    """Results, best first, and the version that made the query's vector.
+
+    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class.
+    """
 
     version: str
     hits: list[HitShape]
+    calibrated: bool
     milliseconds: float
 
 
@@ -72,7 +76,7 @@ async def search(
     precise = next((given for given in (exact, form_exact) if given is not None), True)
     data = await read_upload(image, context.settings)
     found = await context.batcher.search(data, count, wanted, precise)
-    return _told(found.version, found.hits, began)
+    return _told(found.version, found.hits, found.calibrated, began)
 
 
 @router.post("/search/vector", responses=problems(404))
@@ -97,7 +101,7 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchShape:
     row = unit(vector[None] / largest)  # divided first: squares of very large or small numbers do not fit
     count = _count(context, query.k)
     answer = space.serving.search_vectors(version, row.astype(np.float32), count, query.where, query.exact)
-    return _told(version, answer.hits[0], began)
+    return _told(version, answer.hits[0], answer.calibrated, began)
 
 
 @router.get("/item/similar", responses=problems(404))
@@ -109,7 +113,7 @@ def similar(
     find_item(context, item_id)
     count = _count(context, k or 10)
     answer = context.workspace.like(item_id, count, parse_filter(where), exact is not False)
-    return _told(answer.version, answer.hits[0], began)
+    return _told(answer.version, answer.hits[0], answer.calibrated, began)
 
 
 def _count(context: Context, k: int) -> int:
@@ -118,6 +122,7 @@ def _count(context: Context, k: int) -> int:
     return k
 
 
-def _told(version: str, hits: list[Hit], began: float) -> SearchShape:
+def _told(version: str, hits: list[Hit], calibrated: bool, began: float) -> SearchShape:
     milliseconds = round(1000 * (time.perf_counter() - began), 3)
-    return SearchShape(version=version, hits=list(map(hit_shape, hits)), milliseconds=milliseconds)
+    shown = list(map(hit_shape, hits))
+    return SearchShape(version=version, hits=shown, calibrated=calibrated, milliseconds=milliseconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any, Literal
-from urllib.parse import urlencode
+from urllib.parse import quote_plus
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -53,7 +53,7 @@ class ItemShape(BaseModel):
 
 
 class HitShape(ItemShape):
-    """A search result: an item with its cosine."""
+    """A search result: an item with its score."""
 
     score: float
 
@@ -117,7 +117,8 @@ def thumbnail_url(name: str, payload: Payload, size: int = 256) -> str | None:
     """Where an item's picture is; None where it has none. A new picture has a new address, so caches may keep it."""
     if not payload.get(IMAGE):
         return None
-    return "/v1/item/image?" + urlencode({"id": name, "size": size, "stamp": str(payload.get(STAMP, ""))})
+    stamp = quote_plus(str(payload.get(STAMP, "")))
+    return f"/v1/item/image?id={quote_plus(name)}&size={size}&stamp={stamp}"
 
 
 def parse_json(name: str, text: str) -> Any:

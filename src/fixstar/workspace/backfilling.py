@@ -152,7 +152,8 @@ class _Measurement:
         if self._queries is None or not total or self._position < self._next * total:
             return
         self._next = (int(self._position / total * CHECKPOINTS) + 1) / CHECKPOINTS
-        accuracy = gallery_accuracy(self._space.gallery, self._plan.target, self._queries)
+        target, serving = self._plan.target, self._space.serving
+        accuracy = gallery_accuracy(serving.gallery, target, self._queries, serving.calibrations(target))
         if accuracy is not None:
             self.points.append(MeasuredPoint(self._position / max(1, self._plan.old), accuracy))
 
@@ -206,11 +207,13 @@ def _queries(space: Workspace, target: str, images: ImageSet) -> LabelledQueries
 
 
 def _prediction(space: Workspace, options: BackfillOptions, target: str, held: ImageSet) -> PredictedCurve | None:
-    """From the older version that most vectors are of; None where its weights are not here."""
+    """From the older version that most vectors are of, as searches will merge; None where its weights are not here."""
     counts = {name: count for name, count in space.gallery.count().items() if name != target and count}
     old = max(counts, key=lambda name: counts[name], default=None)
     if old is None or old not in space.versions():
         return None
+    checked = space.last_check(target)
+    calibrate = checked is not None and {*counts, target} <= checked.calibrations.keys()
     try:
         return predicted_curve(
             (old, space.serving.encoder(old)),
@@ -218,6 +221,7 @@ def _prediction(space: Workspace, options: BackfillOptions, target: str, held: I
             held,
             options.order,
             seed=options.seed,
+            calibrate=calibrate,
         )
     except InputError:  # too few images of a class
         return None

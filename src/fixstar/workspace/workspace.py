@@ -166,15 +166,22 @@ class Workspace:
         return index_items(self.gallery, version, embedder or LocalEmbedder(encoder), items, again, progress)
 
     def search(
-        self, images: Sequence[ImageSource], k: int = 10, where: Where | None = None, exact: bool = True
+        self,
+        images: Sequence[ImageSource],
+        k: int = 10,
+        where: Where | None = None,
+        exact: bool = True,
+        calibrate: bool = True,
     ) -> Answer:
-        """The k nearest items of each image, whatever version made their vectors."""
+        """The k nearest items of each image, whatever version made their vectors; see ``Serving.search_vectors``."""
         self.deployed()
-        return self.serving.search(images, k, where, exact)
+        return self.serving.search(images, k, where, exact, calibrate)
 
-    def like(self, item: str, k: int = 10, where: Where | None = None, exact: bool = True) -> Answer:
+    def like(
+        self, item: str, k: int = 10, where: Where | None = None, exact: bool = True, calibrate: bool = True
+    ) -> Answer:
         """The k items nearest to a stored one."""
-        return self.serving.like(item, k, where, exact)
+        return self.serving.like(item, k, where, exact, calibrate)
 
     # --- deployment
 
@@ -264,12 +271,7 @@ class Workspace:
         return made
 
     def evaluate(
-        self,
-        queries: ImageSet,
-        gallery: ImageSet,
-        protocol: str = "image",
-        device: str = "auto",
-        progress: bool = True,
+        self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "auto", progress: bool = True
     ) -> CrossTest:
         """The compatibility matrix of all versions on labelled images that can be read."""
         self.newest()  # says so where there is no version yet

@@ -4,7 +4,7 @@ import { percent } from "./format.js";
 
 const WIDTH = 560;
 const HEIGHT = 230;
-const LEFT = 48;
+const LEFT = 54;
 const RIGHT = 12;
 const BOTTOM = 30;
 const TOP = 26;

@@ -5,7 +5,7 @@ import { badge, tone } from "./tones.js";
 
 const WIDTH = 560;
 const HEIGHT = 220;
-const LEFT = 44;
+const LEFT = 54;
 const BOTTOM = 26;
 const TOP = 8;
 
