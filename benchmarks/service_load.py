@@ -2,14 +2,14 @@
 
 ``fixstar serve`` runs as a process of its own over a workspace made on the spot. 32 clients in processes of their own
 search by image, each as fast as it is answered, while images are indexed in a job, another version is deployed, older
-items are backfilled and the deployment is rolled back. Before and after, one process does what the service is there
-for without it: encode the same images in batches of 32 and search the same gallery. Any answer but 200 ends the run
-with exit code 1.
+items are backfilled and the deployment is rolled back. Beside it, one process does the same without the service: it
+encodes the same images in batches of 32 and searches the same gallery, once with the same index jobs, deployment,
+backfill and rollback in a thread, and once with nothing else. Any answer but 200 ends the run with exit code 1.
 
     python benchmarks/service_load.py --out benchmarks/results/service_load_cpu.json     32 clients, 60 s, resnet18
     python benchmarks/service_load.py --backbone tiny                                    next to nothing but overhead
 
-Clients, server and jobs share the cores of one machine; the direct calls have them to themselves.
+Clients and server share the cores of one machine; the direct calls have them to themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import platform
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -43,9 +44,9 @@ from fixstar.durable import replace_json
 from fixstar.geometry import unit
 from fixstar.lifecycle import CatalogueItem, ensure_version
 from fixstar.models import Encoder
-from fixstar.workspace import Workspace
+from fixstar.workspace import BackfillOptions, Workspace
 
-BATCH, K, IMAGES, INDEXED, WARMING = 32, 10, 256, 256, 2.0
+BATCH, K, IMAGES, INDEXED, WARMING = 32, 10, 256, 128, 2.0
 SIDES = (32, 64, 128, 224)
 BOUNDARY = "----fixstar-load"
 
@@ -71,41 +72,55 @@ def pictures(count: int, seed: int = 0) -> list[bytes]:
 
 
 def make(path: Path, backbone: str, count: int) -> None:
-    """A workspace with two untrained versions, ``count`` random vectors of the first, and some images among them."""
+    """A workspace with two untrained versions, ``count`` random vectors of the second, and some images of the first."""
     space = Workspace.create(path, device="cpu")
     torch.manual_seed(0)
     encoder = Encoder.create(backbone, classes=["a", "b"], capacity=1000)
     for number in (1, 2):
         encoder.about = {"version": f"v{number}", "parent": None if number == 1 else "v1"}
         encoder.save(path / "versions" / f"v{number}")
-        if number == 1:
-            ensure_version(space.gallery, "v1", encoder)
+        ensure_version(space.gallery, f"v{number}", encoder)
         with torch.no_grad():
             for parameter in encoder.parameters():
                 parameter.add_(0.001 * torch.randn_like(parameter))
     width, rng = space.gallery.versions()[0].width, np.random.default_rng(0)
     ids = [f"item-{i:08}" for i in range(count)]
     payloads = [{"label": f"class {i % 100}", "price": i % 1000} for i in range(count)]
-    space.gallery.upsert("v1", ids, unit(rng.standard_normal((count, width)).astype(np.float32)), payloads)
-    kept = [(f"image-{i}", data, space.images.keep(data)) for i, data in enumerate(pictures(INDEXED, seed=1))]
-    space.index([CatalogueItem(name, path / str(where["image"]), where) for name, _, where in kept])
+    space.gallery.upsert("v2", ids, unit(rng.standard_normal((count, width)).astype(np.float32)), payloads)
+    index(space, "image", seed=1)
     space.close()
 
 
-def direct(path: Path, seconds: float) -> float:
+def index(space: Workspace, name: str, seed: int) -> None:
+    """Let the workspace keep some images, and index them."""
+    kept = [space.images.keep(data) for data in pictures(INDEXED, seed)]
+    space.index([CatalogueItem(f"{name}-{i}", space.path / str(one["image"]), one) for i, one in enumerate(kept)])
+
+
+def direct(path: Path, seconds: float, meanwhile: bool = False) -> float:
     """Queries a second without the service: batches encoded and searched, one after the other."""
-    files = pictures(IMAGES)
+    files, done = pictures(IMAGES), 0
     with Workspace(path, device="cpu") as space:
-        version = space.deployed()
-        encoder, done = space.serving.encoder(version), 0
 
         def batch(start: int) -> None:
+            version = space.deployed()
+            encoder = space.serving.encoder(version)
             vectors = encoder.encode([files[i % IMAGES] for i in range(start, start + BATCH)], form="short")
             space.gallery.search(version, vectors, K)
 
+        def work() -> None:
+            time.sleep(seconds / 6)
+            index(space, "first", seed=2)
+            space.deploy("v2", force="benchmark")
+            space.backfill(BackfillOptions("all", "oldest"))
+            index(space, "second", seed=3)
+            space.rollback()
+
         batch(0)  # the gallery is in memory, the model has run
-        began = time.perf_counter()
-        while (took := time.perf_counter() - began) < seconds:
+        began, thread = time.perf_counter(), threading.Thread(target=work)
+        if meanwhile:
+            thread.start()
+        while (took := time.perf_counter() - began) < seconds or thread.is_alive():
             batch(done)
             done += BATCH
     return done / took
@@ -203,6 +218,7 @@ class Jobs:
         self.spans: list[tuple[float, float]] = []  # when jobs ran
 
     def post(self, what: str, path: str, **content: Any) -> dict[str, Any]:
+        """Ask for something, and note it."""
         began = time.monotonic()
         answer = self.http.post(path, **content)
         self.log.append({"what": what, "status": answer.status_code, "seconds": round(time.monotonic() - began, 3)})
@@ -211,6 +227,7 @@ class Jobs:
         return told
 
     def job(self, what: str, path: str, **content: Any) -> None:
+        """Ask for a job, and wait for its end."""
         began = time.monotonic()
         job = self.post(what, path, **content)
         while job["state"] in ("queued", "running"):
@@ -223,12 +240,14 @@ class Jobs:
 
     def run(self, pause: float) -> None:
         """An index job, a deployment, a backfill, another index job, a rollback."""
-        files = [("images", (f"{i}.png", data)) for i, data in enumerate(pictures(INDEXED, seed=2))]
+        first, second = (
+            [("images", (f"{i}.png", data)) for i, data in enumerate(pictures(INDEXED, seed))] for seed in (2, 3)
+        )
         time.sleep(pause)
-        self.job("index", "/v1/items/async", files=files)
+        self.job("index", "/v1/items/async", files=first)
         self.post("deploy", "/v1/deploy", json={"version": "v2", "force": "benchmark"})
         self.job("backfill", "/v1/backfill", json={"budget": "all", "order": "oldest"})
-        self.job("index", "/v1/items/async", files=files)
+        self.job("index", "/v1/items/async", files=second)
         self.post("rollback", "/v1/rollback")
 
 
@@ -242,7 +261,7 @@ def load(address: str, count: int, processes: int, seconds: float) -> tuple[list
     ]
     for worker in workers:
         worker.start()
-    while int(float(_metric(address, "fixstar_requests_total"))) < count:
+    while _count(address) < count:
         time.sleep(0.1)
     time.sleep(WARMING)
     begin, failed = time.monotonic(), list[BaseException]()
@@ -267,11 +286,10 @@ def load(address: str, count: int, processes: int, seconds: float) -> tuple[list
     return [one for one in asked if begin <= one.began + one.seconds <= end], jobs, (begin, end)
 
 
-def _metric(address: str, name: str) -> str:
-    """The first figure of that name for searches."""
+def _count(address: str) -> float:
+    """Searches answered so far."""
     text = httpx.get(f"{address}/metrics").text
-    found = re.search(rf'^{name}{{.*route="/v1/search".*}} (\S+)', text, re.MULTILINE)
-    return found.group(1) if found else "0"
+    return sum(map(float, re.findall(r'^fixstar_requests_total{.*route="/v1/search".*} (\S+)', text, re.MULTILINE)))
 
 
 def summary(asked: list[Asked], jobs: Jobs, span: tuple[float, float]) -> dict[str, Any]:
@@ -301,28 +319,30 @@ def summary(asked: list[Asked], jobs: Jobs, span: tuple[float, float]) -> dict[s
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    path = folder / "shop"
+    path, copy = folder / "shop", folder / "copy"
     make(path, options.backbone, options.vectors)
-    before = direct(path, options.seconds / 4)
+    shutil.copytree(path, copy)
+    alone = direct(path, options.seconds / 4)
     with serving(path) as address:
         served = summary(*load(address, options.clients, options.processes, options.seconds))
-        batch = float(_metric_sum(address, "fixstar_query_batch_size"))
-    after = direct(path, options.seconds / 4)
-    alone = (before + after) / 2
+        batch = _mean(address, "fixstar_query_batch_size")
+    beside = direct(copy, options.seconds, meanwhile=True)
     return {
         "backbone": options.backbone,
         "vectors": options.vectors,
+        "threads": torch.get_num_threads(),
         "clients": options.clients,
         "client_processes": options.processes,
         **served,
         "mean_batch": round(batch, 1),
-        "direct_per_second": [round(before, 1), round(after, 1)],
-        "ratio": round(served["per_second"] / alone, 3),
+        "direct_per_second": round(beside, 1),
+        "direct_per_second_without_jobs": round(alone, 1),
+        "ratio": round(served["per_second"] / beside, 3),
         "ratio_without_jobs": round(served["per_second_without_jobs"] / alone, 3),
     }
 
 
-def _metric_sum(address: str, name: str) -> float:
+def _mean(address: str, name: str) -> float:
     """The mean of a histogram."""
     text = httpx.get(f"{address}/metrics").text
     total, count = (re.search(rf"^{name}_{part} (\S+)", text, re.MULTILINE) for part in ("sum", "count"))

@@ -15,7 +15,7 @@ from shops import pictures, shop
 from typed import typed
 
 from fixstar.gallery import open_gallery
-from fixstar.lifecycle import catalogue
+from fixstar.lifecycle import Check, catalogue, save_check
 from fixstar.workspace import Workspace
 from fixstar.workspace.files import gallery_url
 
@@ -138,6 +138,24 @@ class TestSearch:
         assert [query["hits"][0]["id"] for query in two["queries"]] == ["hat/1.png", "bag/0.png"]
         assert two["queries"][0]["hits"][0]["payload"]["label"] == "hat"
         assert two["left_out"] == []
+
+    def test_hits_of_two_versions_come_with_a_probability_or_raw(self, full: Path, photos: Path) -> None:
+        with Workspace(full, device="cpu") as space:
+            space.deploy("v2", force="test")
+            space.index(list(catalogue(photos))[:4], again=True)
+        image = photos / "hat" / "1.png"
+        before = typed("search", image, "-w", full, "--json").json
+        assert before["calibrated"] is False
+        steep = {"v1": (5.0, -4.0), "v2": (5.0, -4.0)}
+        save_check(full, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=steep))
+        found = typed("search", image, "-w", full, "--json").json
+        assert found["calibrated"] is True
+        for hit, raw in zip(found["queries"][0]["hits"], before["queries"][0]["hits"], strict=True):
+            assert hit["id"] == raw["id"]  # one curve for both versions changes no order
+            assert hit["score"] == pytest.approx(1 / (1 + np.exp(4 - 5 * raw["score"])))
+        assert typed("search", image, "-w", full, "--raw", "--json").json == before
+        assert "probability" in typed("search", image, "-w", full).out.splitlines()[1]
+        assert "cosine" in typed("search", image, "-w", full, "--raw").out.splitlines()[1]
 
     def test_a_stored_item_where_the_payload_says_so(self, full: Path) -> None:
         found = typed("search", "--like", "hat/1.png", "--where", "label=bag", "-k", "9", "-w", full, "--json").json

@@ -179,19 +179,23 @@ def test_a_gallery_is_searched_as_it_is_not_as_a_version_would_move_it() -> None
     assert (check.outcome, check.cells[0].cross_test) == ("refuse", 0.0)
 
 
-def test_a_mixture_that_is_worse_than_both_its_parts_is_warned_of() -> None:
+def test_a_mixture_that_is_worse_than_both_its_parts_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By cosine: a search goes by calibrations where there are some, and then this mixture is not worse."""
     e = np.eye(CLASSES + 2)
     fresh = np.sqrt(0.4) * e[:CLASSES] + np.sqrt(0.6) * e[CLASSES]  # new vectors of two classes: cosine 0.6
     stored = 0.5 / np.sqrt(0.4) * e[:CLASSES] + np.sqrt(1 - 0.625) * e[CLASSES + 1]  # to new ones of its class: 0.5
     rows = np.arange(200) % CLASSES
     bad_old = np.where(np.arange(200)[:, None] < 40, stored[(rows + 1) % CLASSES], stored[rows])
     old, new = VersionFeatures("v1", bad_old, stored), VersionFeatures("v2", fresh[rows], fresh)
+    assert run_check(trial(old, new)).notes == ()
+    monkeypatch.setattr("fixstar.lifecycle.calibrating.LEAST", 10_000)
     check = run_check(trial(old, new))
-    assert check.outcome == "pass"
-    (note,) = check.notes
+    assert (check.outcome, check.calibrations) == ("pass", {})
+    note, why = check.notes
     assert "a partial backfill is worse than none" in note
+    assert why.startswith("no calibrations")
     assert "all v1's (100.0 %) or all v2's (100.0 %)" in note
-    assert run_check(trial(version("v1", range(40), 200), version("v2", [], 200))).notes == ()
+    assert run_check(trial(version("v1", range(40), 200), version("v2", [], 200))).notes == (why,)
 
 
 def test_a_check_is_kept_and_a_damaged_one_is_not_believed(tmp_path: Path) -> None:

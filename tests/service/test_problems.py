@@ -7,8 +7,8 @@ import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 from service_clients import client, picture
 from shops import shop
@@ -62,7 +62,7 @@ def test_a_damaged_version_is_a_fault_of_ours(space: Workspace) -> None:
         assert str(space.path) not in answer.text
 
 
-def assert_told_without_a_path(answer: httpx.Response, space: Workspace) -> None:
+def assert_told_without_a_path(answer: Any, space: Workspace) -> None:
     assert answer.status_code == 503
     assert answer.headers["content-type"] == "application/problem+json"
     assert int(answer.headers["retry-after"]) > 0

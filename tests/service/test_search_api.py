@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from service_clients import client, picture
 from shops import passed, pictures, shop
 
-from fixstar.lifecycle import catalogue
+from fixstar.lifecycle import Check, catalogue, save_check
 from fixstar.workspace import Workspace
 
 
@@ -129,6 +129,26 @@ def test_after_a_deployment_the_new_version_asks_and_old_vectors_are_found(http:
     assert answer["version"] == "v2"
     assert {hit["version"] for hit in answer["hits"]} == {"v1"}
     assert http.get("/readyz").json() == {"status": "ready", "version": "v2"}
+
+
+def test_hits_of_two_versions_come_with_probabilities(http: TestClient, space: Workspace, tmp_path: Path) -> None:
+    space.deploy("v2", force="test")
+    space.index(list(catalogue(tmp_path / "pictures"))[:4], again=True)
+    assert asked(http, picture(3)).json()["calibrated"] is False
+    calibrations = {"v1": (5.0, -4.0), "v2": (5.0, -3.0)}
+    save_check(space.path, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=calibrations))
+    answer, truth = asked(http, picture(3)).json(), space.search([picture(3)])
+    assert (answer["calibrated"], truth.calibrated) == (True, True)
+    assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in truth.hits[0]]
+    assert [hit["score"] for hit in answer["hits"]] == pytest.approx([hit.score for hit in truth.hits[0]])
+    vector = space.serving.embed("v2", [picture(3)])[0].tolist()
+    by_vector = http.post("/v1/search/vector", json={"vector": vector}).json()
+    assert by_vector["calibrated"] is True
+    similar = {version: space.gallery.iterate(version) for version in ("v1", "v2")}
+    found = {
+        v: http.get("/v1/item/similar", params={"id": next(iter(items)).id}).json() for v, items in similar.items()
+    }
+    assert {v: answer["calibrated"] for v, answer in found.items()} == {"v1": False, "v2": True}  # v1 was not checked
 
 
 def test_a_workspace_without_a_version_is_alive_but_not_ready(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from service_clients import picture
 from shops import shop
 
 from fixstar.errors import InputError
+from fixstar.service.job_files import JobFiles
 from fixstar.service.keys import Keys
 from fixstar.service.serve import serve
 from fixstar.service.settings import ServiceSettings
@@ -66,14 +69,14 @@ def load(http: httpx.Client, stop: threading.Event, name: str, acknowledged: lis
 
 
 def under_load(
-    process: subprocess.Popen[str], http: httpx.Client, end: signal.Signals
+    process: subprocess.Popen[str], http: httpx.Client, end: signal.Signals, job: str | None = None
 ) -> tuple[list[str], list[object]]:
-    """Four writers, and a signal in their midst."""
+    """Four writers, and a signal in their midst: once a job is under way, or some items are stored."""
     stop, acknowledged, odd = threading.Event(), list[str](), list[object]()
     writers = [threading.Thread(target=load, args=(http, stop, f"w{i}", acknowledged, odd)) for i in range(4)]
     for writer in writers:
         writer.start()
-    while len(acknowledged) < 30:
+    while http.get(job).json()["done"] == 0 if job else len(acknowledged) < 30:
         assert process.poll() is None
         stop.wait(0.01)
     process.send_signal(end)
@@ -108,6 +111,27 @@ def test_after_a_kill_every_acknowledged_item_is_there(space: Workspace) -> None
         for item in acknowledged:
             assert http.get("/v1/item", params={"id": item}).status_code == 200
             assert http.get("/v1/item/image", params={"id": item}).status_code == 200
+
+
+def test_after_a_kill_an_acknowledged_job_goes_on_to_its_end(space: Workspace) -> None:
+    ids = [f"later/{number}" for number in range(640)]
+    files = [("images", (f"{number}.png", picture(number, (8, 8)))) for number in range(len(ids))]
+    with serving(space) as (process, http):
+        taken = http.post("/v1/items/async", files=files, data={"ids": json.dumps(ids)})
+        assert taken.status_code == 202
+        job = f"/v1/jobs/{taken.json()['id']}"
+        acknowledged, odd = under_load(process, http, signal.SIGKILL, job)
+    assert not odd
+    [left] = JobFiles(space.path).load()
+    assert 0 < left.done < len(ids)
+    with serving(space) as (process, http):
+        while (told := http.get(job).json())["state"] in ("queued", "running"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert (told["state"], told["done"], told["result"]["bad_count"]) == ("done", len(ids), 0)
+        assert http.get("/v1/status").json()["items"] >= len(ids) + len(acknowledged)
+    with Workspace(space.path) as again:
+        assert len(again.gallery.get([*ids, *acknowledged])) == len(ids) + len(acknowledged)
 
 
 def test_other_machines_are_not_answered_without_keys(space: Workspace) -> None:

@@ -156,5 +156,6 @@ def _numbers(planned: PlannedBackfill, done: Backfilled | None, picture: Path | 
             "shares": predicted.planned.shares.tolist(),
             **curves,
             "self_tests": predicted.self_tests,
+            "calibrated": predicted.calibrated,
         }
     return numbers

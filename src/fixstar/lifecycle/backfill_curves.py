@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,7 +82,7 @@ def predicted_curve(
     rows = planned_order(order, _as_old_items(first, second, gallery), queries, seed)
     truth = asking.labels, gallery.labels
     folds = class_folds([first, second], *truth, seed) if calibrate else []
-    measured = {"folds": folds, "rows": split.queries, "seed": seed}
+    measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed}
     planned = tried_curve((first, second), *truth, shares, order=rows, **measured)
     random = tried_curve((first, second), *truth, shares, orders=random_orders, **measured)
     judging = [replace(version, queries=version.queries[split.queries]) for version in (first, second)]
@@ -130,10 +130,10 @@ def gallery_accuracy(
     if not rows:
         return None
     asked = np.asarray(queries.vectors)[rows]
-    by_cosine = not calibrations
-    hits = (
-        gallery.search(version, asked, 1) if by_cosine else calibrated_search(gallery, version, asked, calibrations, 1)
-    )
+    if calibrations:
+        hits = calibrated_search(gallery, version, asked, calibrations, k=1)
+    else:
+        hits = gallery.search(version, asked, k=1)
     right = [found[0].payload.get(LABEL) == queries.labels[row] for row, found in zip(rows, hits, strict=True)]
     return float(np.mean(right))
 

@@ -1,9 +1,10 @@
 """Calibrations for a gallery of several versions: fitted on labelled images, and tried on classes they have not seen.
 
-The newest version's queries meet every version's vectors. For each a logistic curve is fitted through pairs of one
-class and of two, a query image and a gallery image each: cosines become probabilities, which can be compared although
-the cosines cannot. A probability of 0.5 is where a pair of one class and a pair of two are equally likely, if there
-were as many of either kind.
+The newest version's queries meet every version's vectors. For each a logistic curve is fitted through pairs of a query
+and the nearest gallery image of a class, its own or another: cosines become probabilities, which can be compared
+although the cosines cannot. The nearest of a class are what a search has to choose between; pairs of any two images
+would fit the curve where no hit is. A probability of 0.5 is where the query's own class and another are equally likely,
+if there were as many pairs of either kind.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from fixstar.evaluation.mixed import carried_queries
 from fixstar.gallery import Calibration, fit_calibration
 from fixstar.geometry import unit
 
-__all__ = ["LEAST", "PAIRS", "Fold", "class_folds", "fit_calibrations", "tried_calibrations", "tried_curve"]
+__all__ = ["LEAST", "Fold", "class_folds", "fit_calibrations", "tried_calibrations", "tried_curve"]
 
-PAIRS = 10_000  # of each kind, at most
-LEAST = 50  # of each kind: fewer are no evidence
+QUERIES = 2_000  # that are asked, at most
+PAIRS = 10_000  # with another class than the query's, at most
+LEAST = 50  # pairs of each kind: fewer are no evidence
 
 Labels = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
+
+_BLOCK = 256
 
 
 class Fold(NamedTuple):
@@ -40,20 +45,22 @@ class Fold(NamedTuple):
 def fit_calibrations(
     versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
 ) -> dict[str, Calibration]:
-    """Queries of the last version against the vectors of each, by name; the same pairs for all.
+    """Queries of the last version against the vectors of each, by name; the same queries and classes for all.
 
-    Empty where the images make fewer than ``LEAST`` pairs of a kind, or where pairs of one class are no closer than
-    others in one of the spaces: all versions are calibrated, or none.
+    Empty where there are fewer than ``LEAST`` pairs of a kind, or where the own class is no closer than others in one
+    of the spaces: all versions are calibrated, or none.
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
-    drawn = _drawn(truth, owners, np.random.default_rng(seed))
-    if min(len(kind[0]) for kind in drawn) < LEAST:
+    order = np.argsort(owners, kind="stable")
+    classes, starts = np.unique(owners[order], return_index=True)
+    asked, own, rows, others = _drawn(truth, classes, np.random.default_rng(seed))
+    if min(len(asked), len(rows)) < LEAST:
         return {}
-    rows, columns = np.concatenate(drawn, axis=1)
-    same = truth[rows] == owners[columns]
+    same = np.arange(len(asked) + len(rows)) < len(asked)
     found = {}
     for version, queries in zip(versions, carried_queries(versions[-1], versions), strict=True):
-        cosines = np.einsum("nd,nd->n", queries[rows], unit(np.asarray(version.gallery, np.float32))[columns])
+        nearest = _nearest_of_classes(queries[asked], unit(np.asarray(version.gallery, np.float32))[order], starts)
+        cosines = np.concatenate([nearest[np.arange(len(asked)), own], nearest[rows, others]])
         try:
             found[version.name] = fit_calibration(cosines, same, prior=0.5)
         except InputError:  # nothing to calibrate
@@ -61,20 +68,21 @@ def fit_calibrations(
     return found
 
 
-def _drawn(truth: Labels, owners: Labels, rng: np.random.Generator) -> list[tuple[Indices, Indices]]:
-    """Rows of queries and of gallery images: pairs of one class, then of two; all there are, or ``PAIRS`` at random."""
-    order = np.argsort(owners, kind="stable")
-    start, end = (np.searchsorted(owners[order], truth, side) for side in ("left", "right"))  # type: ignore[call-overload]
-    pairs = []
-    for counts in (end - start, len(owners) - (end - start)):  # gallery images that each query [Q] makes a pair with
-        first = np.cumsum(counts) - counts
-        total = int(counts.sum())
-        numbers = np.arange(total) if total <= PAIRS else rng.integers(total, size=PAIRS)
-        rows = np.searchsorted(first + counts, numbers, side="right")
-        pairs.append((rows, numbers - first[rows]))
-    (ours, inside), (others, outside) = pairs
-    beyond = np.where(outside < start[others], outside, outside + (end - start)[others])  # past the query's own class
-    return [(ours, order[start[ours] + inside]), (others, order[beyond])]
+def _drawn(truth: Labels, classes: Labels, rng: np.random.Generator) -> tuple[Indices, Indices, Indices, Indices]:
+    """Which queries ask, by row, each one's own class, and pairs of an asking query and another class."""
+    asked = np.sort(rng.permutation(np.flatnonzero(np.isin(truth, classes)))[:QUERIES])
+    own = np.searchsorted(classes, truth[asked])
+    each = max(len(classes) - 1, 1)
+    total = len(asked) * (len(classes) - 1)
+    numbers = np.arange(total) if total <= PAIRS else rng.integers(total, size=PAIRS)
+    rows, others = numbers // each, numbers % each
+    return asked, own, rows, others + (others >= own[rows])  # past the query's own class
+
+
+def _nearest_of_classes(queries: Floats, gallery: Floats, starts: Indices) -> Floats:
+    """The highest cosine of each query in each class, [Q, C]; ``gallery`` is sorted by class."""
+    blocks = range(0, len(queries), _BLOCK)
+    return np.concatenate([np.maximum.reduceat(queries[i : i + _BLOCK] @ gallery.T, starts, axis=1) for i in blocks])
 
 
 def class_folds(
@@ -126,7 +134,8 @@ def tried_curve(
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     asked = np.arange(len(truth)) if rows is None else np.asarray(rows)
     runs, counts = [], []
-    for part, scores in [(fold.rows, fold.calibrations) for fold in folds] or [(asked, None)]:
+    parts: list[tuple[Indices, dict[str, Calibration] | None]] = [(fold.rows, fold.calibrations) for fold in folds]
+    for part, scores in parts or [(asked, None)]:
         mine = np.intersect1d(part, asked)
         if len(mine):
             old, new = (_part(version, mine) for version in versions)

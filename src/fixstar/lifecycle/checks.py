@@ -108,7 +108,7 @@ def last_check(workspace: Path, version: str) -> Check | None:
         parts["cells"] = tuple(_cell(cell) for cell in content["cells"])
         parts["calibrations"] = {name: _pair(*pair) for name, pair in content.get("calibrations", {}).items()}
         return Check(**{**content, **parts})
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} is damaged ({error}); make it anew with: fixstar check {version}") from error
 
 

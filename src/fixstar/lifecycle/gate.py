@@ -131,7 +131,6 @@ def run_check(
     decisive = {"refuse": "incompatible", "missing evidence": "not decided", "pass": "compatible"}[outcome]
     said.sort(key=lambda one: one[0] != decisive)  # what decided it comes first
     fitted, folds = tried_calibrations(*_met(trial, tested), rules.seed)
-    notes = [] if fitted or not names else [gate_words.raw_note(version)]
     return Check(
         version,
         outcome,
@@ -142,8 +141,8 @@ def run_check(
         len(trial.gallery_labels),
         rules.confidence,
         rules.tolerance,
-        notes=(*gate_words.mixture_notes(_as_searched(trial), tested, folds), *notes),
-        calibrations={name: tuple(calibration) for name, calibration in fitted.items()},
+        notes=tuple(gate_words.mixture_notes(_as_searched(trial), tested, folds)),
+        calibrations={name: (one.slope, one.offset) for name, one in fitted.items()},
     )
 
 
@@ -275,15 +274,15 @@ def _cell(trial: Trial, tested: CrossTest, k: int, found: Flips, judged: Differe
 def _report(trial: Trial, tested: CrossTest, check: Check, rules: GateRules) -> Report:
     """The report of ``fixstar evaluate``, with the gate's intervals and its verdict."""
     each, newest = rules.shared(len(check.cells)), len(tested.names) - 1
-    met, *labels = _met(trial, tested)
+    met, queries, gallery = _met(trial, tested)
     facts = {**trial.facts, **gate_words.facts(check, each)}
     made = replace(trial, versions=met, facts=facts).report(tested, each, seed=rules.seed)
     measured = {
         (newest, k): Difference(cell.difference, cell.low, cell.high, cell.verdict, cell.differing)  # type: ignore[arg-type]
         for k, cell in enumerate(check.cells)
     }
-    folds = tried_calibrations(met, *labels, rules.seed)[1]
-    curve = tried_curve((met[-2], met[-1]), *labels, SHARES, folds, orders=3)
+    folds = tried_calibrations(met, queries, gallery, rules.seed)[1]
+    curve = tried_curve((met[-2], met[-1]), queries, gallery, SHARES, folds, orders=3)
     return replace(made, evidence={"": {**made.evidence[""], **measured}}, backfill={"": curve})
 
 

@@ -21,7 +21,6 @@ __all__ = [
     "foreign_sentence",
     "mixture_notes",
     "needed_sentence",
-    "raw_note",
     "selected_note",
     "without_images",
 ]
@@ -103,19 +102,10 @@ def selected_note(version: str) -> str:
     )
 
 
-def raw_note(version: str) -> str:
-    """Of images that do not allow to compare vectors of several versions otherwise than by cosine."""
-    return (
-        f"no calibrations were kept: they take {LEAST} pairs of one class and {LEAST} of two in each half of the "
-        f"classes, and closer ones in one class. Where a gallery holds vectors of several versions, hits of {version}'s "
-        f"queries are merged by cosine. More images help: fixstar check {version} --data LABELLED_IMAGES"
-    )
-
-
 def mixture_notes(trial: Trial, tested: CrossTest, folds: Sequence[Fold] = ()) -> Iterator[str]:
     """A warning for each old gallery that, partly re-embedded, does worse than as it is and worse than all new.
 
-    Hits are merged as in a search: by calibrations where there are ``folds``, else by cosine.
+    Hits are merged as in a search: by calibrations where there are ``folds``, else by cosine, and that is told.
     """
     vectors = {version.name: version for version in trial.versions}
     *names, version = tested.names
@@ -131,6 +121,12 @@ def mixture_notes(trial: Trial, tested: CrossTest, folds: Sequence[Fold] = ()) -
                 f"all {version}'s ({percent(float(curve[-1]))}): a partial backfill is worse than none. Backfill all "
                 "of it, or nothing"
             )
+    if names and not folds:
+        yield (
+            f"no calibrations: they need {LEAST} queries and two classes in each half of the classes, and queries that "
+            "are closer to their own. Hits among vectors of several versions are merged by cosine. More images help: "
+            f"fixstar check {version} --data LABELLED_IMAGES"
+        )
 
 
 def facts(check: Check, each: float) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 A vector of the new version draws new queries more strongly than the old vectors around it do. Re-embedding an item
 therefore helps the queries of its own class and can mislead those of others, and a partial backfill in a bad order can
-be worse than none.
+be worse than none. Where searches merge by calibrations it is hardly so, and the order decides how much is gained.
 
     gain        labelled queries q of the new version say where help is needed. With b the cosine of q's best match
                 now, item i pulls q by w(q, i) = exp((cos(q, i) - b) / 0.05). Its gain is the sum of w over the

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryUnavailableError
+from fixstar.errors import GalleryError, GalleryUnavailableError
 from fixstar.gallery.arguments import (
     checked_ids,
     checked_projection,
@@ -249,6 +249,9 @@ class SqliteGallery:
                     db.execute("ROLLBACK")
                 raise
             session.written += 1
+        if self._matrices.position:  # who has searched keeps up with its own writes, so that no search waits for them
+            with suppress(GalleryError):  # the write is done; what is wrong the next search will say
+                self._refresh()
 
     def _refresh(self) -> None:
         """Take in what was written since this thread's last look."""
