@@ -231,8 +231,20 @@ def filtered(gallery: SqliteGallery, queries: Array, shops: int, options: argpar
 
 
 def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 4.0, exact: bool = True) -> Figures:
-    """How long single searches take while another thread replaces the same rows all the time."""
-    stop, writes, times = threading.Event(), 0, []
+    """How long single searches take while another thread replaces the same rows all the time.
+
+    ``longest_wait_ms`` is the part before a search begins, in which it takes in what was written.
+    """
+    stop, writes, times, waits = threading.Event(), 0, [], [0.0]
+    refresh, searcher = gallery._refresh, threading.get_ident()
+
+    def timed_refresh() -> None:
+        begun = time.perf_counter()
+        refresh()
+        if threading.get_ident() == searcher:
+            waits.append(1000 * (time.perf_counter() - begun))
+
+    gallery._refresh = timed_refresh  # type: ignore[method-assign]
 
     def write() -> None:
         nonlocal writes
@@ -248,11 +260,13 @@ def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 
         times.append(1000 * (time.perf_counter() - start))
     stop.set()
     writer.join()
+    gallery._refresh = refresh  # type: ignore[method-assign]
     median, longest = float(np.median(times)), max(times)
     return {
         "writes_per_second": round(writes / seconds),
         "median_ms": round(median, 1),
         "longest_ms": round(longest, 1),
+        "longest_wait_ms": round(max(waits), 1),
     }
 
 
