@@ -70,7 +70,7 @@ class TestIndex:
         with open_gallery(gallery_url(empty), create=False) as gallery:
             found = {item.id: dict(item.payload) for item in gallery.iterate()}
         assert set(found) == {"paris/h0", "paris/bag/1.png"}
-        assert found["paris/h0"]["price"] == "12"
+        assert found["paris/h0"]["price"] == 12
         assert "price" not in found["paris/bag/1.png"]
 
     def test_one_image_and_a_labelled_dataset_of_pixels(self, empty: Path, photos: Path, tmp_path: Path) -> None:

@@ -157,6 +157,17 @@ def test_deleted_items_stay_deleted_and_newer_writes_stay(tmp_path: Path) -> Non
     assert (known["9"].version, known["9"].payload["tag"]) == ("v2", "new")  # same vector, same image: a newer payload
 
 
+def test_vectors_of_a_newer_version_stay(tmp_path: Path) -> None:
+    """v3 was deployed after the plan was made, embedded an item, and was rolled back."""
+    gallery = MemoryGallery()
+    ids = filled(gallery, tmp_path, 5)
+    gallery.create_version("v3", WIDTH)
+    gallery.upsert("v3", ["3"], vector("3", "v3")[None], [{"image": "images/3", "tag": "t3"}])
+    done = run(gallery, tmp_path, ids, Counting())
+    assert (done.done, done.rewritten, done.left) == (4, 1, 0)
+    assert gallery.get(["3"])["3"].version == "v3"
+
+
 def test_nothing_is_written_once_another_version_is_deployed(tmp_path: Path) -> None:
     gallery = MemoryGallery()
     ids = filled(gallery, tmp_path)

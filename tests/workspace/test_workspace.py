@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 from shops import passed, pictures, shop
 
-from fixstar.errors import FixstarError, GateError, ImageError, InputError, ModelError, UnknownNameError
-from fixstar.lifecycle import catalogue
+from fixstar.data import open_images
+from fixstar.errors import FixstarError, GalleryError, GateError, ImageError, InputError, ModelError, UnknownNameError
+from fixstar.lifecycle import catalogue, keep_held_out, labelled_items
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
@@ -228,3 +229,61 @@ def test_queries_do_not_wait_while_another_version_is_read(
         go_on.set()
         deploying.join()
         assert space.deployed() == "v2"
+
+
+def test_a_gallery_with_vectors_of_another_model_under_the_same_name_is_refused(tmp_path: Path, photos: Path) -> None:
+    address = str(tmp_path / "shared.db")
+    Workspace.create(tmp_path / "one", gallery=address)
+    with shop(tmp_path / "one") as one:
+        one.index(catalogue(photos))
+    Workspace.create(tmp_path / "two", gallery=address)
+    with (
+        shop(tmp_path / "two", capacity=9) as two,
+        pytest.raises(GalleryError, match="another model under the name 'v1'"),
+    ):
+        two.search([photos / "bag" / "0.png"])
+
+
+def test_a_moved_folder_and_another_payload_are_noticed(space: Workspace, photos: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "items.csv"
+    with space:
+        listed.write_text(f"path,id,price\n{photos / 'bag' / '0.png'},a,7\n{photos / 'hat' / '0.png'},b,007\n")
+        assert space.index(catalogue(listed)).added == 2
+        before = space.gallery.get(["a", "b"])
+        assert (before["a"].payload["price"], before["b"].payload["price"]) == (7, "007")
+        listed.write_text(f"path,id,price\n{photos / 'bag' / '0.png'},a,8.5\n{photos / 'hat' / '0.png'},b,007\n")
+        done = space.index(catalogue(listed))
+        after = space.gallery.get(["a", "b"])
+        assert (done.added, done.unchanged, after["a"].payload["price"]) == (0, 2, 8.5)
+        assert np.array_equal(after["a"].vector, before["a"].vector)
+        assert space.search([photos / "bag" / "0.png"], where={"price": {"gt": 8}}).hits[0][0].id == "a"
+        space.index(catalogue(photos))
+        photos.rename(tmp_path / "moved")
+        done = space.index(catalogue(tmp_path / "moved"))
+        assert (done.added, done.unchanged) == (9, 0)
+        assert space.images.find(space.gallery.get(["hat/1.png"])["hat/1.png"]) == tmp_path / "moved" / "hat" / "1.png"
+
+
+def test_images_of_one_name_in_deeper_folders_stay_apart(tmp_path: Path) -> None:
+    for place in ("shoe/a", "shoe/b", "hat"):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "photos" / place / "1.png")
+    names = [item.id for item in labelled_items(open_images(tmp_path / "photos"))]
+    assert sorted(names) == ["hat/1.png", "shoe/a/1.png", "shoe/b/1.png"]
+
+
+def test_what_was_held_out_outlives_its_version(tmp_path: Path) -> None:
+    with shop(tmp_path / "three", versions=3) as space:
+        images = open_images(pictures(tmp_path / "photos"))
+        keep_held_out(space.path, "v1", images, space.encoder("v1").preprocessing)
+        space.deploy("v2", force="test")
+        space.deploy("v3", force="test")
+        space.retire("v1")
+        check = space.check("v3", progress=False)
+    assert check.data["images"] == len(images)
+
+
+def test_a_refused_address_leaves_no_workspace_behind(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="password"):
+        Workspace.create(tmp_path / "shop", gallery="postgresql://ann:secret@host/db")
+    assert Workspace.create(tmp_path / "shop", gallery="other.db").versions() == []

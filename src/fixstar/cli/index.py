@@ -44,13 +44,13 @@ def command(
     from fixstar.workspace import Workspace
 
     with Workspace(workspace, device) as space:
-        space.deployed()
+        version = space.deployed()  # once: embedder and gallery must mean the same, whatever is deployed meanwhile
         found = _labelled(space, items, prefix) if labelled else _catalogued(items, prefix)
         with (
-            _embedder(space, cluster) as embedder,
+            _embedder(space, version, cluster) as embedder,
             progress_bar("embedding", len(found), "items", show=not as_json) as advance,
         ):
-            done = space.index(found, embedder, again, advance)
+            done = space.index(found, embedder, again, advance, version)
         _report(done, sum(space.gallery.count().values()), space.path, as_json)
     raise typer.Exit(1 if done.bad and not (done.added or done.unchanged) else 0)
 
@@ -75,13 +75,13 @@ def _labelled(space: Workspace, data: Path, prefix: str) -> list[CatalogueItem]:
     ]
 
 
-def _embedder(space: Workspace, cluster: str | None) -> AbstractContextManager[Embedder | None]:
+def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractContextManager[Embedder | None]:
     """What embeds; None stands for this process."""
     if cluster is None:
         return nullcontext()
     from fixstar.lifecycle.cluster import RayEmbedder
 
-    return RayEmbedder(space.registry.directory(space.deployed()).absolute(), cluster)
+    return RayEmbedder(space.registry.directory(version).absolute(), cluster)
 
 
 def _report(done: Indexed, total: int, workspace: Path, as_json: bool) -> None:

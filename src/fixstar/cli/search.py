@@ -73,8 +73,8 @@ def command(
 def parse_where(words: list[str] | None) -> dict[str, Any] | None:
     """Conditions written FIELD=VALUE; a value that is JSON is read as such, anything else is a string.
 
-    >>> parse_where(["shop=paris", "price={\\"lt\\": 20}"])
-    {'shop': 'paris', 'price': {'lt': 20}}
+    >>> parse_where(["shop=paris", "size=5", "price={\\"lt\\": 20}"])
+    {'shop': 'paris', 'size': {'in': ['5', 5]}, 'price': {'lt': 20}}
     """
     if not words:
         return None
@@ -84,9 +84,11 @@ def parse_where(words: list[str] | None) -> dict[str, Any] | None:
         if not (name and equals):
             raise InputError(f"--where {word!r} is not FIELD=VALUE, such as label=shoes or 'price={{\"lt\": 20}}'")
         try:
-            parsed[name] = json.loads(value)
+            known = json.loads(value)
         except ValueError:
-            parsed[name] = value
+            known = value
+        plain = isinstance(known, (int, float)) or known is None
+        parsed[name] = {"in": [value, known]} if plain else known  # a folder named 5 gives the label "5"
     return parsed
 
 

@@ -15,7 +15,7 @@ __all__ = ["EXAMPLES", "NAME", "command"]
 NAME = "serve"
 EXAMPLES = (
     "Examples:  fixstar serve -w shop   |   fixstar serve -w shop --port 0   |   "
-    "fixstar serve -w shop --host 0.0.0.0 --rate 6000"
+    "fixstar serve -w shop --name shop.example   |   fixstar serve -w shop --host 0.0.0.0 --rate 6000"
 )
 
 
@@ -23,6 +23,9 @@ def command(
     workspace: WorkspacePath = Path(),
     host: Annotated[str, typer.Option(help="The address to listen at; others than loopback need keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes any that is free, and says which.")] = 8080,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A host name that a proxy has for it; may be repeated, needs keys.")
+    ] = None,
     rate: Annotated[int, typer.Option(help="Requests a minute for each key, or address.")] = 600,
     upload: Annotated[int, typer.Option(help="Megabytes that one image may have.")] = 20,
     pixels: Annotated[int, typer.Option(help="Megapixels that one image may have.")] = 50,
@@ -40,7 +43,13 @@ def command(
     from fixstar.workspace import Workspace
 
     settings = ServiceSettings(
-        host=host, port=port, rate=rate, upload_bytes=upload << 20, pixels=pixels * 1_000_000, batch=batch
+        host=host,
+        port=port,
+        names=tuple(one.lower() for one in name or ()),
+        rate=rate,
+        upload_bytes=upload << 20,
+        pixels=pixels * 1_000_000,
+        batch=batch,
     )
-    with Workspace(workspace, device) as space:
+    with Workspace(workspace, device, record_usage=True) as space:  # a backfill may take what is found most often first
         serve(space, settings)

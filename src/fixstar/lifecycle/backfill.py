@@ -184,7 +184,9 @@ class _Work:
         known = self._gallery.get(names)
         self.counts["deleted"] += len(names) - len(known)
         self.counts["done before"] += sum(item.version == self._plan.target for item in known.values())
-        old = [item for item in known.values() if item.version != self._plan.target]
+        newer = {item.id for item in known.values() if _is_newer(item.version, self._plan.target)}
+        self.counts["rewritten"] += len(newer)
+        old = [item for item in known.values() if item.version != self._plan.target and item.id not in newer]
         found = {item.id: self._images.find(item) for item in old}
         self._files.keep(self._plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
         there = [(item, path) for item in old if (path := found[item.id]) is not None]
@@ -214,3 +216,8 @@ class _Work:
     def _advance(self, count: int) -> None:
         if self._progress is not None:
             self._progress(count)
+
+
+def _is_newer(version: str, target: str) -> bool:
+    """Whether a version came after the target: since the plan was made another one was deployed, and taken back."""
+    return version[1:].isdigit() and version[0] == "v" and int(version[1:]) > int(target[1:])

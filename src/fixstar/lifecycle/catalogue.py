@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -24,6 +25,7 @@ __all__ = ["IMAGE", "LABEL", "STAMP", "CatalogueItem", "ImageStore", "catalogue"
 
 IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
 
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
 
 
@@ -83,8 +85,15 @@ def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
         for row in rows:
             where = row.pop("path")
             name = row.pop("id", None) or where
-            payload = {key: value for key, value in row.items() if key and value not in (None, "")}
+            payload = {key: _value(key, text) for key, text in row.items() if key and text not in (None, "")}
             yield _from_file(prefix + name, path.parent / where, payload)
+
+
+def _value(column: str, text: str) -> str | int | float:
+    """A number where a column holds one, so that filters may compare it; labels stay as they are written."""
+    if column == LABEL or not _NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def _from_file(name: str, path: Path, payload: Payload) -> CatalogueItem:
@@ -106,9 +115,17 @@ def labelled_items(images: ImageSet, prefix: str = "") -> Iterator[CatalogueItem
         payload = {LABEL: images.classes[label]}
         source = images.images[row]
         if isinstance(source, Path):
-            yield _from_file(f"{prefix}{images.classes[label]}/{source.name}", source, payload)
+            yield _from_file(prefix + _below_class(source, images.classes[label]), source, payload)
         else:
             yield CatalogueItem(f"{prefix}{row}", source, payload)
+
+
+def _below_class(path: Path, label: str) -> str:
+    """CLASS/.../NAME where a folder above the image is named after its class, else the whole path: no two are alike."""
+    folders = path.parts[:-1]
+    if label not in folders:
+        return path.as_posix()
+    return "/".join(path.parts[len(folders) - 1 - folders[::-1].index(label) :])
 
 
 class ImageStore:

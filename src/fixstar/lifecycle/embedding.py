@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fixstar.errors import GalleryError
 from fixstar.gallery import Gallery
 from fixstar.images import BadImage, ImageSource
 from fixstar.models import Encoder
@@ -48,8 +49,19 @@ class LocalEmbedder:
 
 
 def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
-    """Make room for a version's vectors, if there is none yet. Its cost does not depend on the gallery's size."""
-    if any(space.name == name for space in gallery.versions()):
+    """Make room for a version's vectors, if there is none yet. Its cost does not depend on the gallery's size.
+
+    A version of that name with another space is another model's: nothing may be stored or searched under it.
+    """
+    projection, width = encoder.projection_matrix(), min(encoder.feature_dim, encoder.backbone.feature_dim)
+    known = next((space for space in gallery.versions() if space.name == name), None)
+    if known is None:
+        gallery.create_version(name, width, projection)
         return
-    projection = encoder.projection_matrix()
-    gallery.create_version(name, min(encoder.feature_dim, encoder.backbone.feature_dim), projection)
+    there = gallery.projection(name)
+    same = there is projection if there is None or projection is None else np.array_equal(there, projection)
+    if known.width != width or not same:
+        raise GalleryError(
+            f"the gallery holds vectors of another model under the name {name!r}; each workspace needs a gallery "
+            "of its own (fixstar init PATH --gallery ADDRESS), and imported vectors a name of their own"
+        )

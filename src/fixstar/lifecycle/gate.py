@@ -81,14 +81,14 @@ def check_version(
     Without ``images`` those are asked about that were held out when the versions up to this one were trained.
     """
     rules = rules or GateRules()
-    known = registry.names()
-    card = registry.card(registry.checked(version))
+    known, card = registry.names(), registry.card(registry.checked(version))
     preprocessing = Preprocessing.from_json(card["preprocessing"])
     older = [name for name in known if name in live and name != version]
     foreign = [name for name in live if name not in known]
     source = "given" if images is not None else "held out"
     if images is None:
-        images = held_out_images(registry.path, known[: known.index(version) + 1], preprocessing)
+        earlier = [*registry.retired(), *known[: known.index(version) + 1]]
+        images = held_out_images(registry.path, earlier, preprocessing)
     if images is None or max(images.counts().values(), default=0) < 2:
         check = _unmeasured(version, [*older, *foreign], images, rules)
     else:

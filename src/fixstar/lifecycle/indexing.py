@@ -8,9 +8,9 @@ from itertools import islice
 
 import numpy as np
 
-from fixstar.gallery import Gallery
+from fixstar.gallery import Gallery, Item
 from fixstar.images import BadImage
-from fixstar.lifecycle.catalogue import STAMP, CatalogueItem, without_repeats
+from fixstar.lifecycle.catalogue import IMAGE, STAMP, CatalogueItem, without_repeats
 from fixstar.lifecycle.embedding import Embedder
 from fixstar.progress import Advance
 
@@ -37,7 +37,7 @@ def index_items(
     again: bool = False,
     progress: Advance | None = None,
 ) -> Indexed:
-    """Embed items with a version and store them. Items whose image is the same as when it was embedded are left alone.
+    """Embed items with a version and store them. Those whose image has not changed since keep their vector.
 
     ``again`` embeds those too. Memory stays flat, whatever the number of items.
     """
@@ -48,7 +48,7 @@ def index_items(
         nonlocal unchanged
         source = iter(items)
         while batch := without_repeats(list(islice(source, BATCH))):
-            fresh = batch if again else _changed(gallery, batch)
+            fresh = batch if again else _new_images(gallery, batch)
             unchanged += len(batch) - len(fresh)
             if progress is not None:
                 progress(len(batch) - len(fresh))
@@ -70,11 +70,19 @@ def index_items(
     return Indexed(version, added, unchanged, tuple(bad))
 
 
-def _changed(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
-    """Items that the gallery does not have, or has of another image."""
+def _new_images(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
+    """Items that the gallery does not have, or has of another image. Other fields that differ are stored."""
     known = gallery.get([item.id for item in batch])
-    return [
-        item
-        for item in batch
-        if item.stamp is None or item.id not in known or known[item.id].payload.get(STAMP) != item.stamp
+    same = [
+        item for item in batch if item.stamp is not None and item.id in known and _is_image_of(known[item.id], item)
     ]
+    for item in same:
+        stored = known[item.id]
+        if dict(stored.payload) != dict(item.payload):
+            gallery.upsert(stored.version, [item.id], stored.vector[None], [item.payload])
+    kept = {item.id for item in same}
+    return [item for item in batch if item.id not in kept]
+
+
+def _is_image_of(stored: Item, item: CatalogueItem) -> bool:
+    return all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))

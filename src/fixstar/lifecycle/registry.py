@@ -138,7 +138,6 @@ class Registry:
             raise InputError(f"{name} cannot be retired: {needed[name]}")
         replace_json(self.path / "retired" / f"{name}.json", self.card(name))
         (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
-        (self.path / "held-out" / f"{name}.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -163,8 +163,7 @@ class Serving:
         """Search where some versions have a space of their own: through their adapters, or not at all."""
         names = [space.name for space in self.gallery.versions()]
         direct = [name for name in names if name == version or not apart & {name, version}]
-        parts = [self.gallery.search(version, vectors, k, where, versions=direct, exact=exact)]
-        unreached = []
+        parts, unreached = [], []
         for name in names:
             if name in direct:
                 continue
@@ -173,7 +172,8 @@ class Serving:
                 unreached.append(name)
             elif len(vectors):
                 parts.append(self.gallery.search(name, adapter(vectors), k, where, versions=[name], exact=exact))
-        hits = [sorted(chain(*found), key=lambda hit: -hit.score)[:k] for found in zip(*parts, strict=True)]
+        parts.append(self.gallery.search(version, vectors, k, where, versions=direct, exact=exact))
+        hits = [_best(chain(*found), k) for found in zip(*parts, strict=True)]  # what may move there was searched last
         counts = self.gallery.count() if unreached else {}
         return Answer(version, hits, tuple(name for name in unreached if counts.get(name)))
 
@@ -192,3 +192,9 @@ class Serving:
             raise GalleryError(f"the gallery has no item {item!r}")
         answer = self.search_vectors(known.version, known.vector[None], k + 1, where, exact, calibrate)
         return answer._replace(hits=[[hit for hit in answer.hits[0] if hit.id != item][:k]])
+
+
+def _best(hits: Iterable[Hit], k: int) -> list[Hit]:
+    """The k highest scores; of an item that moved meanwhile, what was found last."""
+    last = {hit.id: hit for hit in hits}
+    return sorted(last.values(), key=lambda hit: -hit.score)[:k]

@@ -191,7 +191,7 @@ def _held_out(space: Workspace, options: BackfillOptions, target: str) -> ImageS
     if options.data is not None:
         held: ImageSet | None = options.data.load(preprocessing, "skip").images
     else:
-        held = held_out_images(space.path, space.versions(), preprocessing)
+        held = held_out_images(space.path, [*space.registry.retired(), *space.versions()], preprocessing)
     return held if held is not None and max(held.counts().values(), default=0) > 1 else None
 
 

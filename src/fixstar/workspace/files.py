@@ -34,9 +34,10 @@ def create_mark(path: Path, gallery: str | None) -> None:
         return
     if not is_vacant(path):
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
-    replace_json(path / "workspace.json", MARK)
-    if gallery is not None:
-        set_gallery(path, gallery)
+    if gallery is None:
+        replace_json(path / "workspace.json", MARK)
+    else:
+        _mark_with_gallery(path, gallery)
 
 
 def read_mark(path: Path) -> dict[str, str]:
@@ -57,6 +58,10 @@ def read_mark(path: Path) -> dict[str, str]:
 def set_gallery(path: Path, url: str) -> None:
     """Say where the gallery is from now on: a server's URL, or a file, relative to the workspace."""
     read_mark(path)
+    _mark_with_gallery(path, url)
+
+
+def _mark_with_gallery(path: Path, url: str) -> None:
     if _has_password(url):
         raise InputError("a password does not belong into workspace.json; put it into ~/.pgpass or PGPASSWORD")
     replace_json(path / "workspace.json", {**MARK, "gallery": url})

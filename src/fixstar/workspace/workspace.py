@@ -159,9 +159,10 @@ class Workspace:
         embedder: Embedder | None = None,
         again: bool = False,
         progress: Advance | None = None,
+        version: str | None = None,
     ) -> Indexed:
-        """Embed items with the deployed version; those that are there with the same image are left alone."""
-        version = self.deployed()
+        """Embed items with the deployed version, or the embedder's; those there with the same image are left alone."""
+        version = version or self.deployed()
         encoder = self.serving.encoder(version)
         return index_items(self.gallery, version, embedder or LocalEmbedder(encoder), items, again, progress)
 
