@@ -89,6 +89,18 @@ def test_one_bad_image_or_filter_fails_alone(space: Workspace) -> None:
     assert [place for place, one in enumerate(found) if isinstance(one, Exception)] == [3, 5]
 
 
+def test_a_filter_with_a_number_that_is_none_fails_alone(space: Workspace) -> None:
+    async def work() -> list[int]:
+        async with async_client(space, batch_wait=0.1) as (http, _):
+            space.serving.encoder("v1")
+            filters = [None, '{"price": {"lt": 5}}', '{"price": {"lt": 1e999}}', None, '{"label": "hat"}']
+            forms: list[dict[str, str]] = [{} if where is None else {"where": where} for where in filters]
+            asked = [http.post("/v1/search", files={"image": picture(i)}, data=form) for i, form in enumerate(forms)]
+            return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    assert asyncio.run(work()) == [200, 200, 400, 200, 200]
+
+
 def test_an_image_that_breaks_the_encoder_fails_alone(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     poison = np.asarray(0)
     real = LocalEmbedder.one

@@ -62,6 +62,7 @@ def test_items_go_in_are_found_and_go_out(asking: Client, tmp_path: Path) -> Non
     assert (added.version, added.added, added.bad) == ("v1", ("a/1", "two", "three"), ())
     found = asking.search(str(path), k=2)
     assert (found.version, found.hits[0].id, found.hits[0].label) == ("v1", "two", "hat")
+    assert found.left_out == ()
     assert found.hits[0].score == pytest.approx(1, abs=1e-5)
     assert found.hits[0].payload == {"label": "hat", "price": 3}
     assert [hit.id for hit in asking.search(third, where={"price": {"ge": 2}}).hits] == ["two"]

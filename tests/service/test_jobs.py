@@ -292,6 +292,20 @@ def test_only_so_many_ended_jobs_are_kept(space: Workspace, monkeypatch: pytest.
     work.stop()
 
 
+def test_the_jobs_that_ended_last_are_remembered(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "KEPT", 2)
+    slow = threading.Event()
+    monkeypatch.setitem(job_work.WORK, "check", lambda *_: {"waited": slow.wait(20)})
+    work = running(space)
+    long = work.submit("check", {"version": "v2"})
+    short = [ended(work, work.submit("index", {"items": []})) for _ in range(3)]
+    time.sleep(0.002)  # times are told in milliseconds
+    slow.set()
+    assert ended(work, long).state == "done"  # the oldest by far, but the last to end
+    assert [job.id for job in work.all()] == [short[-1].id, long.id]
+    work.stop()
+
+
 def test_a_job_under_which_the_service_dies_again_and_again_is_given_up(space: Workspace) -> None:
     job = replace(Job.made("index", kept(space, 2), 2, ""), state="running", attempts=jobs.ATTEMPTS)
     JobFiles(space.path).save(job)

@@ -98,6 +98,21 @@ def test_without_keys_only_this_machine_is_let_in(tmp_path: Path, host: str, add
         assert http.get("/v1/items").status_code == 401
 
 
+@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "Via"])
+def test_without_keys_what_a_proxy_forwards_is_not_of_this_machine(tmp_path: Path, header: str) -> None:
+    with client(shop(tmp_path / "shop")) as http:
+        assert http.get("/v1/items").status_code == 200
+        assert http.get("/v1/items", headers={header: "127.0.0.1"}).status_code == 401
+
+
+def test_without_keys_nobody_is_let_in_where_a_proxy_has_a_name_for_the_service(tmp_path: Path) -> None:
+    space = shop(tmp_path / "shop")
+    with client(space, names=("shop.example",)) as http:
+        assert http.get("/v1/items").status_code == 401
+        token = Keys(space.path).add("a", "read")
+        assert http.get("/v1/items", headers={"X-API-Key": token, "Via": "1.1 proxy"}).status_code == 200
+
+
 def test_every_operation_asks_for_a_key(tmp_path: Path) -> None:
     """Also those that are added later."""
     space = shop(tmp_path / "shop")

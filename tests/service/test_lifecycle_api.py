@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +19,16 @@ from PIL import Image
 from service_clients import client
 from shops import CLASSES, passed, pictures, shop
 
+from fixstar.cli.backfill import command
 from fixstar.data import from_arrays
 from fixstar.lifecycle import Check, CheckedCell, catalogue, keep_held_out, save_check
 from fixstar.lifecycle.checks import last_check
+from fixstar.lifecycle.planner import ORDERS
 from fixstar.models import Encoder
+from fixstar.service.client import Client
 from fixstar.service.keys import Keys
 from fixstar.workspace import Workspace
+from fixstar.workspace.backfilling import AUTO
 
 
 @pytest.fixture
@@ -236,6 +242,16 @@ def test_backfill_as_a_job_with_its_plan(http: TestClient, space: Workspace) -> 
     assert (seen["order"], seen["budget"], seen["job"]["state"]) == ("random", "4", "done")
     assert http.get("/v1/status").json()["vectors"] == {"v1": 5, "v2": 4}
     assert ended(http, http.post("/v1/backfill").json())["result"]["planned"] == 1  # a tenth of five, rounded up
+
+
+def test_backfill_knows_the_orders_of_the_command_line(http: TestClient) -> None:
+    schema = http.get("/v1/openapi.json").json()["components"]["schemas"]["BackfillRequest"]["properties"]["order"]
+    assert schema["enum"] == [AUTO, *ORDERS]
+    offered = re.search(r"const ORDERS = {(.*)}", http.get("/static/backfill.js").text)
+    assert offered is not None
+    assert re.findall(r"(\w+): \"", offered.group(1)) == [AUTO, *ORDERS]
+    said = (inspect.signature(one).parameters["order"].default for one in (Client.backfill, command))
+    assert [schema["default"], *said] == [AUTO] * 3
 
 
 def test_prediction_and_measurement_of_a_backfill(tmp_path: Path) -> None:

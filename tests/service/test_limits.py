@@ -13,7 +13,7 @@ from shops import shop
 from starlette.types import Message, Receive, Scope, Send
 
 from fixstar.service.keys import Keys
-from fixstar.service.limits import BodyLimit, TokenBuckets
+from fixstar.service.limits import BodyLimit, RateLimit, TokenBuckets
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
@@ -153,6 +153,7 @@ def test_a_body_that_stops_coming_is_given_up() -> None:
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "http://127.0.0.1:9999"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site"}, 403),
     ],
@@ -173,6 +174,48 @@ def test_other_names_of_this_machine_are_not_answered(space: Workspace, host: st
         assert http.get("/v1/items", headers={"host": host}).status_code == status
 
 
+def test_the_names_of_a_proxy_are_answered(space: Workspace) -> None:
+    admin = {"X-API-Key": Keys(space.path).add("a", "admin")}
+    with client(space, names=("shop.example",)) as http:
+        for host, origin, status in (
+            ("shop.example", "https://shop.example", 200),
+            ("127.0.0.1:8080", "https://shop.example", 200),  # a proxy that does not hand the name on
+            ("SHOP.example:443", "https://shop.example:443", 200),
+            ("shop.example", "https://evil.example", 403),
+            ("evil.example", "https://shop.example", 421),
+        ):
+            headers = {**admin, "host": host, "origin": origin}
+            assert http.post("/v1/items/delete", json={"ids": ["a"]}, headers=headers).status_code == status
+    with client(space) as http:
+        assert http.get("/v1/items", headers={**admin, "host": "shop.example"}).status_code == 421
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+def test_who_is_not_known_is_told_so_before_the_body_is_read(space: Workspace, key: str | None) -> None:
+    Keys(space.path).add("a", "read")
+    headers = [] if key is None else [(b"x-api-key", key.encode())]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("the body was asked for")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    for path, status in (("/v1/items", 401), ("/v1/items/async", 401), ("/v1/openapi.json", 200), ("/v1/docs", 200)):
+        scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": headers, "client": ("127.0.0.1", 5)}
+        limit = RateLimit(_answers, ServiceSettings(), Keys(space.path))
+        sent.clear()
+        asyncio.run(limit(scope, receive, send))
+        assert sent[0]["status"] == status
+        assert status == 200 or b"Who are you?" in sent[1]["body"]
+
+
+async def _answers(_: Scope, __: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
 def test_every_answer_carries_the_headers(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with client(space) as http:
         monkeypatch.setattr(Workspace, "status", lambda _: 1 / 0)
@@ -189,8 +232,8 @@ def test_every_answer_carries_the_headers(space: Workspace, monkeypatch: pytest.
 
 
 def test_settings_are_checked() -> None:
-    wrong: dict[str, Any] = {"rate": 0, "port": 70000}
-    with pytest.raises(ValueError, match=r"rate=0.*port=70000"):
+    wrong: dict[str, Any] = {"rate": 0, "port": 70000, "names": ("shop.example", "https://shop.example")}
+    with pytest.raises(ValueError, match=r"rate=0.*port=70000.*name 'https://shop.example'"):
         ServiceSettings(**wrong)
 
 

@@ -13,6 +13,7 @@ from service_clients import client, picture
 from shops import passed, pictures, shop
 
 from fixstar.lifecycle import Check, catalogue, save_check
+from fixstar.lifecycle.serving import Serving
 from fixstar.workspace import Workspace
 
 
@@ -71,6 +72,9 @@ def test_options_come_in_the_address_or_in_the_form(http: TestClient) -> None:
         ("?where=" + "[" * 500, 422),
         ('?where={"label": {"near": 1}}', 400),
         ("?where=[1]", 400),
+        ('?where={"price": {"lt": 1e999}}', 400),
+        ('?where={"image": {"ge": "/"}}', 422),
+        ('?where={"label": "hat", "stamp": {"exists": true}}', 422),
     ],
 )
 def test_wrong_options_are_problems(http: TestClient, where: str, status: int) -> None:
@@ -114,6 +118,38 @@ def test_vectors_that_do_not_fit(http: TestClient, body: dict[str, Any], status:
 def test_nan_is_no_number_of_a_vector(http: TestClient) -> None:
     answer = http.post("/v1/search/vector", content='{"vector": [NaN]}', headers={"content-type": "application/json"})
     assert answer.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("where", "status"), [('{"price": 1e999}', 400), ('{"image": {"ge": "/"}}', 422), ('{"stamp": "x"}', 422)]
+)
+def test_filters_of_vectors_and_items_are_checked_too(
+    http: TestClient, space: Workspace, where: str, status: int
+) -> None:
+    vector = json.dumps(space.gallery.get(["hat/1.png"])["hat/1.png"].vector.tolist())
+    body = f'{{"vector": {vector}, "where": {where}}}'
+    for answer in (
+        http.post("/v1/search/vector", content=body, headers={"content-type": "application/json"}),
+        http.get("/v1/item/similar", params={"id": "hat/1.png", "where": where}),
+    ):
+        assert answer.status_code == answer.json()["status"] == status
+
+
+def test_versions_that_a_query_does_not_reach_are_named(
+    http: TestClient, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vector = space.gallery.get(["hat/1.png"])["hat/1.png"].vector.tolist()
+    asks = (
+        lambda: asked(http, picture(3)),
+        lambda: http.post("/v1/search/vector", json={"vector": vector}),
+        lambda: http.get("/v1/item/similar", params={"id": "hat/1.png"}),
+    )
+    assert [ask().json()["left_out"] for ask in asks] == [[]] * 3
+    search = Serving.search_vectors
+    monkeypatch.setattr(
+        Serving, "search_vectors", lambda *query, **options: search(*query, **options)._replace(left_out=("v0",))
+    )
+    assert [ask().json()["left_out"] for ask in asks] == [["v0"]] * 3
 
 
 def test_more_like_this_leaves_the_item_out(http: TestClient, space: Workspace) -> None:

@@ -19,7 +19,9 @@ import httpx
 import pytest
 from service_clients import picture
 from shops import shop
+from typer.testing import CliRunner
 
+from fixstar.cli import app
 from fixstar.errors import InputError
 from fixstar.service.job_files import JobFiles
 from fixstar.service.keys import Keys
@@ -141,6 +143,21 @@ def test_other_machines_are_not_answered_without_keys(space: Workspace) -> None:
     with serving(space, "--host", "0.0.0.0") as (_, http):
         assert http.get("/v1/items").status_code == 401
         assert http.get("/v1/items", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
+def test_a_name_needs_keys(space: Workspace) -> None:
+    with pytest.raises(InputError, match=r"shop\.example.*fixstar keys add"):
+        serve(space, ServiceSettings(port=0, names=("shop.example",)))
+
+
+def test_the_command_hands_names_on_and_counts_what_is_found(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Workspace, ServiceSettings]] = []
+    monkeypatch.setattr("fixstar.service.serve.serve", lambda *given: seen.append(given))
+    words = ["serve", "-w", str(space.path), "--device", "cpu", "--name", "Shop.example", "--name", "b.example"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    [(opened, settings)] = seen
+    assert settings.names == ("shop.example", "b.example")
+    assert opened.usage is not None
 
 
 def test_a_port_in_use_and_an_untrained_workspace_are_told(space: Workspace, tmp_path: Path) -> None:

@@ -31,13 +31,15 @@ class Hit(Item):
 class Found:
     """The answer to a search: hits, best first, and the version that made the query's vector.
 
-    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class.
+    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class. ``left_out`` are
+    versions with vectors that the query does not reach.
     """
 
     version: str
     hits: tuple[Hit, ...]
     milliseconds: float
     calibrated: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Found:
-    """The hits of one query, and the version that made its vector; scores are probabilities where ``calibrated``."""
+    """The hits of one query, and the version that made its vector; scores are probabilities where ``calibrated``.
+
+    ``left_out`` are versions with vectors that the query does not reach.
+    """
 
     version: str
     hits: list[Hit]
     calibrated: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,7 @@ class QueryBatcher:
             self._fail(queries, error)
             return
         for query, hits in zip(queries, answer.hits, strict=True):
-            query.finish(Found(version, hits, answer.calibrated))
+            query.finish(Found(version, hits, answer.calibrated, answer.left_out))
 
     def _encoder(self) -> tuple[str, Encoder]:
         version = self._workspace.deployed()

@@ -151,7 +151,7 @@ class Client:
         """Back to the version deployed before."""
         return record(Move, self._ask("POST", "/v1/rollback"))
 
-    def backfill(self, budget: str = "10%", order: str = "gain", rate: float | None = None) -> Job:
+    def backfill(self, budget: str = "10%", order: str = "auto", rate: float | None = None) -> Job:
         """Embed older items again with the deployed version, in a job."""
         return record(Job, self._ask("POST", "/v1/backfill", json={"budget": budget, "order": order, "rate": rate}))
 

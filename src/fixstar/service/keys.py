@@ -1,7 +1,7 @@
 """Who is calling, and whether they may: ``Depends(needs("write"))``.
 
 A key comes as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``. Where a workspace has no keys, callers on this
-machine may do everything, and nobody else anything.
+machine may do everything, and nobody else anything. What a proxy forwards is not of this machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from fixstar.service.key_file import ROLES, Caller, Key, Keys, Role
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 
-__all__ = ["LOCAL", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "needs", "presented_key"]
+__all__ = ["LOCAL", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "needs", "presented_key", "unknown"]
 
 LOCAL = Caller("local", "admin")
 _CALLER = "fixstar.caller"  # in the request's scope
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "via")  # what proxies add
 
 
 def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
@@ -29,7 +30,7 @@ def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
         context = request.app.state.context
         caller = identify(request.scope, request.headers, context.keys, context.settings)
         if caller is None:
-            raise _unknown(presented_key(request.headers) is not None)
+            raise unknown(request.headers)
         if not caller.may(role):
             raise Problem(
                 403,
@@ -51,7 +52,8 @@ def identify(
             token = presented_key(headers)
             scope[_CALLER] = None if token is None else keys.who(token)
         else:
-            scope[_CALLER] = LOCAL if settings.loopback and _is_here(scope) else None
+            passed_on = settings.names or any(name in headers for name in _FORWARDED)
+            scope[_CALLER] = LOCAL if settings.loopback and not passed_on and _is_here(scope) else None
     found: Caller | None = scope[_CALLER]
     return found
 
@@ -72,7 +74,9 @@ def _is_here(scope: MutableMapping[str, Any]) -> bool:
         return False
 
 
-def _unknown(presented: bool) -> Problem:
+def unknown(headers: Mapping[str, str]) -> Problem:
+    """The answer to who is not known."""
+    presented = presented_key(headers) is not None
     seen = "this key is not known here, or was removed" if presented else "the request carries no key"
     hint = "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read"
     return Problem(401, "Who are you?", seen, hint, WWW_Authenticate='Bearer realm="fixstar"')

@@ -160,12 +160,15 @@ class MoveShape(_Told):
 
 
 class BackfillRequest(_Asked):
-    """``budget``: a share of the items with older vectors, their number, or all; ``rate``: items a second at most."""
+    """``budget``: a share of the items with older vectors, their number, or all; ``rate``: items a second at most.
+
+    ``order`` says what comes first; "auto" takes what does best on labelled images.
+    """
 
     budget: str = Field(
         default="10%", pattern=r"^(all|[0-9]{1,12}|(100|[0-9]{1,2}(\.[0-9]{1,4})?)%)$", examples=["10%", "5000", "all"]
     )
-    order: Literal["gain", "certain", "uncertain", "queried", "oldest", "random"] = "gain"
+    order: Literal["auto", "gain", "classes", "certain", "uncertain", "queried", "oldest", "random"] = "auto"
     rate: float | None = Field(default=None, gt=0, le=1e6)
 
 

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fixstar.service.key_file import Keys
-from fixstar.service.keys import identify
+from fixstar.service.keys import identify, unknown
 from fixstar.service.problems import Problem, problem_response
 from fixstar.service.settings import LOOPBACK, ServiceSettings
 
@@ -41,6 +41,7 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 _ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async")
 _AROUND = 1 << 20  # bytes of a request beside its images
 _FREE = ("/healthz", "/readyz")  # asked all the time by whoever looks after the service
+_OPEN = ("/v1/openapi.json", "/v1/docs")  # need no key
 _THUMBNAIL_COST = 0.1  # of a request: one search shows many
 _IDLE = 30.0  # seconds that a body may pause
 _DRAIN = 5.0  # seconds in which a refused body is still read, so that its sender hears why
@@ -85,16 +86,26 @@ class SameOrigin:
 
     def _objection(self, method: str, headers: Headers) -> Problem | None:
         host = headers.get("host", "")
-        if self._settings.loopback and _hostname(host) not in (*LOOPBACK, self._settings.host):
-            seen = f"the request is for {host!r}; this service answers to localhost"
-            return Problem(421, "Not this host", seen, "call it by http://localhost, with its port")
+        if self._settings.loopback and _hostname(host) not in (*LOOPBACK, self._settings.host, *self._settings.names):
+            known = ", ".join(("localhost", *self._settings.names))
+            seen = f"the request is for {host!r}; this service answers to {known}"
+            hint = "call it by http://localhost, with its port; for other names the operator has: fixstar serve --name"
+            return Problem(421, "Not this host", seen, hint)
         if method in _SAFE:
             return None
         site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-        if site not in ("same-origin", "none") or (origin is not None and urlsplit(origin).netloc != host):
+        if site not in ("same-origin", "none") or (origin is not None and not self._is_own(origin, host)):
             seen = f"a page of {origin or 'another site'} sent this request"
             return Problem(403, "Not from another site", seen, "use the page of this service, or a program")
         return None
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        """Whether a page is one of this service: of the host asked, or of a name that a proxy has for it."""
+        try:
+            site = urlsplit(origin)
+        except ValueError:
+            return False
+        return site.netloc == host or site.hostname in self._settings.names
 
 
 def _hostname(host: str) -> str:
@@ -133,14 +144,17 @@ class TokenBuckets:
 
 
 class RateLimit:
-    """Answers 429 to callers that ask faster than allowed: by key where it is valid, else by address."""
+    """Answers 429 to callers that ask faster than allowed: by key where it is valid, else by address.
+
+    And 401 to those whom nobody knows: FastAPI would read their whole body before it asks who they are.
+    """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys) -> None:
         self._app, self._settings, self._keys = app, settings, keys
         self._buckets = TokenBuckets(settings.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or say when to come again."""
+        """Pass on, or say when to come again, or that a key is needed."""
         if scope["type"] == "http" and (wait := self._wait(scope)):
             seconds = str(int(wait) + 1)
             problem = Problem(
@@ -152,6 +166,11 @@ class RateLimit:
             )
             await problem_response(problem)(scope, receive, send)
             return
+        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in _OPEN:
+            headers = Headers(scope=scope)
+            if identify(scope, headers, self._keys, self._settings) is None:
+                await problem_response(unknown(headers))(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _wait(self, scope: Scope) -> float:

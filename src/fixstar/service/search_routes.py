@@ -9,15 +9,14 @@ import numpy as np
 from fastapi import APIRouter, Depends, File, Form, Query, UploadFile
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from fixstar.gallery import Hit
-from fixstar.gallery.filters import payload_test
 from fixstar.geometry import unit
+from fixstar.service.batching import Found
 from fixstar.service.context import Context, Shared
 from fixstar.service.intake import read_upload
 from fixstar.service.item_routes import ItemId, find_item
 from fixstar.service.keys import needs
 from fixstar.service.problems import Problem
-from fixstar.service.shapes import HitShape, hit_shape, parse_filter, problems
+from fixstar.service.shapes import HitShape, check_filter, hit_shape, parse_filter, problems
 
 __all__ = ["router"]
 
@@ -37,12 +36,14 @@ Exact = Annotated[
 class SearchShape(BaseModel):
     """Results, best first, and the version that made the query's vector.
 
-    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class.
+    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class. ``left_out`` are
+    versions with vectors that this query does not reach.
     """
 
     version: str
     hits: list[HitShape]
     calibrated: bool
+    left_out: list[str] = Field(default_factory=list)
     milliseconds: float
 
 
@@ -76,7 +77,7 @@ async def search(
     precise = next((given for given in (exact, form_exact) if given is not None), True)
     data = await read_upload(image, context.settings)
     found = await context.batcher.search(data, count, wanted, precise)
-    return _told(found.version, found.hits, found.calibrated, began)
+    return _told(found, began)
 
 
 @router.post("/search/vector", responses=problems(404))
@@ -97,11 +98,11 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchShape:
     if not largest:
         raise Problem(422, "The vector does not fit", "all its numbers are 0, so it has no direction")
     if query.where is not None:
-        payload_test(query.where)
+        check_filter(query.where)
     row = unit(vector[None] / largest)  # divided first: squares of very large or small numbers do not fit
     count = _count(context, query.k)
     answer = space.serving.search_vectors(version, row.astype(np.float32), count, query.where, query.exact)
-    return _told(version, answer.hits[0], answer.calibrated, began)
+    return _told(Found(version, answer.hits[0], answer.calibrated, answer.left_out), began)
 
 
 @router.get("/item/similar", responses=problems(404))
@@ -113,7 +114,7 @@ def similar(
     find_item(context, item_id)
     count = _count(context, k or 10)
     answer = context.workspace.like(item_id, count, parse_filter(where), exact is not False)
-    return _told(answer.version, answer.hits[0], answer.calibrated, began)
+    return _told(Found(answer.version, answer.hits[0], answer.calibrated, answer.left_out), began)
 
 
 def _count(context: Context, k: int) -> int:
@@ -122,7 +123,11 @@ def _count(context: Context, k: int) -> int:
     return k
 
 
-def _told(version: str, hits: list[Hit], calibrated: bool, began: float) -> SearchShape:
-    milliseconds = round(1000 * (time.perf_counter() - began), 3)
-    shown = list(map(hit_shape, hits))
-    return SearchShape(version=version, hits=shown, calibrated=calibrated, milliseconds=milliseconds)
+def _told(found: Found, began: float) -> SearchShape:
+    return SearchShape(
+        version=found.version,
+        hits=list(map(hit_shape, found.hits)),
+        calibrated=found.calibrated,
+        left_out=list(found.left_out),
+        milliseconds=round(1000 * (time.perf_counter() - began), 3),
+    )

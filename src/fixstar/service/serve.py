@@ -30,6 +30,11 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
             f"{settings.host} can be reached from other machines, and the workspace has no keys. Make one first: "
             f"fixstar keys add NAME --role admin -w {workspace.path}"
         )
+    if settings.names and not keys.all():
+        raise InputError(
+            f"who calls by {settings.names[0]} may be anywhere, and the workspace has no keys. Make one first: "
+            f"fixstar keys add NAME --role admin -w {workspace.path}"
+        )
     workspace.serving.encoder(workspace.deployed())  # what is missing or damaged is told here
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _listening(settings) as listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fixstar.errors import InputError
@@ -9,14 +10,19 @@ from fixstar.errors import InputError
 __all__ = ["ServiceSettings"]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Limits of the service. Sizes in bytes, times in seconds, rates in requests a minute and key (or address)."""
+    """Limits of the service. Sizes in bytes, times in seconds, rates in requests a minute and key (or address).
+
+    ``names`` are host names that it also answers to, those of a proxy in front of it; with them keys are needed.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
+    names: tuple[str, ...] = ()
     upload_bytes: int = 20 * 2**20  # one image
     request_bytes: int = 256 * 2**20  # one request of several images
     pixels: int = 50_000_000
@@ -33,10 +39,15 @@ class ServiceSettings:
         wrong = [
             f"{name}={value!r} must be above 0"
             for name, value in vars(self).items()
-            if name not in ("host", "batch_wait", "port") and not value > 0
+            if name not in ("host", "batch_wait", "names", "port") and not value > 0
         ]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port={self.port!r} must be a port number, 0 to 65535")
+        wrong += [
+            f"name {name!r} must be a host name in small letters, without scheme and port, such as shop.example"
+            for name in self.names
+            if not _NAME.fullmatch(name)
+        ]
         if wrong:
             raise InputError("; ".join(wrong))
 

@@ -9,7 +9,7 @@ from urllib.parse import quote_plus
 from pydantic import BaseModel, ConfigDict, Field
 
 from fixstar.gallery import Hit, Item
-from fixstar.gallery.filters import payload_test
+from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.store import Payload, Where
 from fixstar.lifecycle.catalogue import IMAGE, LABEL, STAMP
 from fixstar.service.problems import Problem
@@ -19,6 +19,7 @@ __all__ = [
     "ItemShape",
     "JobShape",
     "ProblemShape",
+    "check_filter",
     "hit_shape",
     "item_shape",
     "job_shape",
@@ -29,6 +30,7 @@ __all__ = [
     "thumbnail_url",
 ]
 
+_HIDDEN = (IMAGE, STAMP)  # they lead to files of this machine
 _DEEP = 20  # levels of lists and maps that a request may nest
 
 
@@ -110,7 +112,7 @@ def _told(name: str, version: str, payload: Payload) -> dict[str, Any]:
 
 def public_payload(payload: Payload) -> dict[str, Any]:
     """A payload without what leads to files of this machine."""
-    return {field: value for field, value in payload.items() if field not in (IMAGE, STAMP)}
+    return {field: value for field, value in payload.items() if field not in _HIDDEN}
 
 
 def thumbnail_url(name: str, payload: Payload, size: int = 256) -> str | None:
@@ -148,7 +150,15 @@ def parse_filter(text: str | None) -> Where | None:
     """A filter written as JSON, checked before anything waits for it."""
     if text is None or not text.strip():
         return None
-    where = parse_json("where", text)
+    where: Where = parse_json("where", text)
+    check_filter(where)
+    return where
+
+
+def check_filter(where: Where) -> None:
+    """Refuse a wrong filter now: later it would meet the queries of others. And one that asks for hidden fields."""
     payload_test(where)
-    found: Where = where
-    return found
+    filter_key(where)
+    if hidden := [field for field in _HIDDEN if field in where]:
+        seen = f"where: the field {hidden[0]!r} says where files are, and cannot be asked for"
+        raise Problem(422, "The request is not as documented", seen)

@@ -8,7 +8,7 @@ import { problemView } from "./problem.js";
 import { may } from "./session.js";
 import { badge } from "./tones.js";
 
-const ORDERS = { gain: "what gains most", certain: "the certain ones", uncertain: "the uncertain ones", queried: "those found most often", oldest: "the oldest", random: "any" };
+const ORDERS = { auto: "what does best on labelled images", gain: "what gains most", classes: "every class by turns", certain: "the certain ones", uncertain: "the uncertain ones", queried: "those found most often", oldest: "the oldest", random: "any" };
 let started = () => {};
 let shown = ""; // what the form was made for: it is not made anew under the visitor's hands
 
