@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-__all__ = ["exclusive", "flush", "is_vacant", "remove_leftovers", "replace_file", "replace_json"]
+__all__ = ["WatchedFile", "exclusive", "flush", "is_vacant", "remove_leftovers", "replace_file", "replace_json"]
+
+Content = TypeVar("Content")
 
 _LOCK = ".lock"
 
@@ -45,6 +47,32 @@ def replace_json(path: Path, content: Any) -> None:
     """The same for a JSON document."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+class WatchedFile(Generic[Content]):
+    """What a file says, parsed again only when another has taken its place. Threads may share it.
+
+    Asking costs one look at the file's stamp, so every search and every request may ask. ``absent`` stands for a file
+    that is not there.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[Path], Content], absent: Content) -> None:
+        self.path, self._parse, self._absent = path, parse, absent
+        self._read: tuple[tuple[int, int, int] | None, Content] = (None, absent)
+
+    def content(self) -> Content:
+        """What it says now."""
+        try:
+            seen = os.stat(self.path)  # noqa: PTH116 (as quick as can be)
+        except FileNotFoundError:
+            stamp = None
+        else:
+            stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
+        known, content = self._read
+        if stamp != known:
+            content = self._absent if stamp is None else self._parse(self.path)
+            self._read = stamp, content  # one assignment: another thread sees the old pair or the new one
+        return content
 
 
 def is_vacant(directory: Path) -> bool:

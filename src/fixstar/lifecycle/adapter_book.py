@@ -7,7 +7,6 @@ adapters/*.safetensors       the adapters, never rewritten
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fixstar.durable import exclusive, replace_json
+from fixstar.durable import WatchedFile, exclusive, replace_json
 from fixstar.errors import GateError, InputError, ModelError
 from fixstar.lifecycle.adapter_files import load_adapter, save_adapter
 from fixstar.lifecycle.adapter_maps import VectorAdapter
@@ -45,18 +44,13 @@ class AdapterBook:
     def __init__(self, path: Path) -> None:
         self._directory = path / "adapters"
         self._file = self._directory / "book.json"
-        self._read: tuple[tuple[int, int, int] | None, tuple[Entry, ...]] = (None, ())
+        self._entries: WatchedFile[tuple[Entry, ...]] = WatchedFile(self._file, _parsed, ())
         self._loaded: dict[str, VectorAdapter] = {}
         self._lock = threading.Lock()
 
     def entries(self) -> tuple[Entry, ...]:
         """All adapters in use, oldest first."""
-        stamp = self._stamp()
-        known, entries = self._read
-        if stamp != known:
-            entries = self._parsed() if stamp is not None else ()
-            self._read = stamp, entries  # one assignment: another thread sees the old pair or the new one
-        return entries
+        return self._entries.content()
 
     def apart(self) -> set[str]:
         """The gallery versions with a space of their own."""
@@ -107,19 +101,13 @@ class AdapterBook:
                 "again"
             ) from None
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            seen = os.stat(self._file)  # noqa: PTH116 (every search does this)
-        except FileNotFoundError:
-            return None
-        return seen.st_ino, seen.st_mtime_ns, seen.st_size
 
-    def _parsed(self) -> tuple[Entry, ...]:
-        try:
-            content: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
-            return tuple(Entry(**entry) for entry in content["in_use"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{self._file} is damaged ({error}); restore it from a copy") from error
+def _parsed(file: Path) -> tuple[Entry, ...]:
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return tuple(Entry(**entry) for entry in content["in_use"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
 
 
 def demand_adapters(book: AdapterBook, version: str, counts: dict[str, int]) -> None:

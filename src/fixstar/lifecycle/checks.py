@@ -7,13 +7,12 @@ make it incomplete.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fixstar.durable import replace_json
+from fixstar.durable import WatchedFile, replace_json
 from fixstar.errors import GateError, ModelError
 from fixstar.gallery import Calibration
 
@@ -132,20 +131,17 @@ class CheckedCalibrations:
 
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
-        self._read: dict[str, tuple[tuple[int, int, int], Mapping[str, Calibration]]] = {}
+        self._files: dict[str, WatchedFile[Mapping[str, Calibration]]] = {}
 
     def of(self, version: str) -> Mapping[str, Calibration]:
         """By gallery version. None where there is no check, or no readable one: a search does without, then."""
+        if version not in self._files:
+            file = self._workspace / "checks" / f"{version}.json"
+            self._files[version] = WatchedFile(file, lambda _: self._parsed(version), {})
         try:
-            seen = os.stat(f"{self._workspace}/checks/{version}.json")  # noqa: PTH116 (every search does this)
+            return self._files[version].content()
         except (OSError, ValueError):  # a name that no file can have is no version of ours
             return {}
-        stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
-        known = self._read.get(version)
-        if known is None or known[0] != stamp:
-            known = stamp, self._parsed(version)
-            self._read[version] = known  # one assignment: another thread sees the old pair or the new one
-        return known[1]
 
     def _parsed(self, version: str) -> Mapping[str, Calibration]:
         try:

@@ -6,7 +6,6 @@ state/deployment.json    the moves, oldest first; the last one says what is depl
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from fixstar.durable import exclusive, replace_json
+from fixstar.durable import WatchedFile, exclusive, replace_json
 from fixstar.errors import InputError, ModelError
 
 __all__ = ["Move", "Rollout"]
@@ -45,7 +44,7 @@ class Rollout:
         self._directory = path / "state"
         self._file = self._directory / "deployment.json"
         self._first = first
-        self._read: tuple[tuple[int, int, int] | None, tuple[Move, ...]] = (None, ())
+        self._moves: WatchedFile[tuple[Move, ...]] = WatchedFile(self._file, _parsed, ())
 
     def current(self) -> str:
         """The version that is deployed."""
@@ -54,12 +53,7 @@ class Rollout:
 
     def history(self) -> tuple[Move, ...]:
         """All moves, oldest first."""
-        stamp = self._stamp()
-        known, moves = self._read
-        if stamp != known:
-            moves = self._parsed() if stamp is not None else ()
-            self._read = stamp, moves  # one assignment: another thread sees the old pair or the new one
-        return moves
+        return self._moves.content()
 
     def deploy(self, version: str, reason: str | None = None, by: str = "") -> Move:
         """Move the pointer to a version."""
@@ -109,16 +103,10 @@ class Rollout:
                 "see what it does, then run again"
             ) from None
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            seen = os.stat(self._file)  # noqa: PTH116 (every search does this)
-        except FileNotFoundError:
-            return None
-        return seen.st_ino, seen.st_mtime_ns, seen.st_size
 
-    def _parsed(self) -> tuple[Move, ...]:
-        try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
-            return tuple(Move(**move) for move in content["moves"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{self._file} is damaged ({error}); restore it from a copy") from error
+def _parsed(file: Path) -> tuple[Move, ...]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return tuple(Move(**move) for move in content["moves"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from fixstar.durable import exclusive, replace_file
+from fixstar.durable import WatchedFile, exclusive, replace_file
 from fixstar.errors import InputError, ModelError, UnknownNameError
 
 __all__ = ["ROLES", "Caller", "Key", "Keys", "Role"]
@@ -59,16 +58,11 @@ class Keys:
     def __init__(self, workspace: Path) -> None:
         self._directory = workspace / "state"
         self._file = self._directory / "keys.json"
-        self._read: tuple[tuple[int, int, int] | None, tuple[Key, ...]] = (None, ())
+        self._keys: WatchedFile[tuple[Key, ...]] = WatchedFile(self._file, _parsed, ())
 
     def all(self) -> tuple[Key, ...]:
         """All keys, oldest first. One look at the file's stamp, unless it changed."""
-        stamp = self._stamp()
-        known, keys = self._read
-        if stamp != known:
-            keys = self._parsed() if stamp is not None else ()
-            self._read = stamp, keys  # one assignment: another thread sees the old pair or the new one
-        return keys
+        return self._keys.content()
 
     def add(self, name: str, role: Role) -> str:
         """A new key for ``name``; it is shown here and never again."""
@@ -120,21 +114,15 @@ class Keys:
 
         replace_file(self._file, write, mode=0o600)
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            seen = os.stat(self._file)  # noqa: PTH116 (every request does this)
-        except FileNotFoundError:
-            return None
-        return seen.st_ino, seen.st_mtime_ns, seen.st_size
 
-    def _parsed(self) -> tuple[Key, ...]:
-        try:
-            keys = tuple(Key(**key) for key in json.loads(self._file.read_text(encoding="utf-8"))["keys"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{self._file} is damaged ({error}); restore it from a copy") from error
-        if wrong := [key.role for key in keys if key.role not in ROLES]:
-            raise ModelError(f"{self._file} is damaged: no role {wrong[0]!r}; restore it from a copy")
-        return keys
+def _parsed(file: Path) -> tuple[Key, ...]:
+    try:
+        keys = tuple(Key(**key) for key in json.loads(file.read_text(encoding="utf-8"))["keys"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
+    if wrong := [key.role for key in keys if key.role not in ROLES]:
+        raise ModelError(f"{file} is damaged: no role {wrong[0]!r}; restore it from a copy")
+    return keys
 
 
 def _hash(salt: str, token: str | bytes) -> str:
