@@ -12,7 +12,7 @@ from shops import passed, pictures, shop
 
 from fixstar.data import open_images
 from fixstar.errors import FixstarError, GalleryError, GateError, ImageError, InputError, ModelError, UnknownNameError
-from fixstar.lifecycle import catalogue, keep_held_out, labelled_items
+from fixstar.lifecycle import catalogue, keep_held_out, labelled_items, split_off
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
@@ -287,3 +287,14 @@ def test_a_refused_address_leaves_no_workspace_behind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="password"):
         Workspace.create(tmp_path / "shop", gallery="postgresql://ann:secret@host/db")
     assert Workspace.create(tmp_path / "shop", gallery="other.db").versions() == []
+
+
+def test_a_broken_image_is_never_held_out(tmp_path: Path) -> None:
+    """Held out, nobody would read it before training, and nobody would say that it is broken."""
+    folder = pictures(tmp_path / "photos", per_class=4)
+    for number in range(20):
+        (folder / "hat" / f"broken-{number}.png").write_bytes(f"no image {number}".encode())
+    shown, held = split_off(open_images(folder), 0.5)
+    assert held is not None
+    assert not [path for path in map(Path, held.images) if path.name.startswith("broken")]
+    assert len([path for path in map(Path, shown.images) if path.name.startswith("broken")]) == 20

@@ -17,7 +17,7 @@ from fixstar.gallery.store import Gallery, Item
 from fixstar.gallery.vector_files import VectorFile, VectorSource, write_vector_file
 from fixstar.progress import Advance
 
-__all__ = ["copy_gallery", "export_version", "import_version"]
+__all__ = ["copy_gallery", "export_version", "import_version", "made_or_same"]
 
 BATCH = 1024
 _PARQUET = ".parquet"
@@ -115,17 +115,23 @@ def _unit_rows(vectors: NDArray[Any]) -> NDArray[np.float32]:
 
 def _make_version(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> None:
     """Create a version, or see that the one of this name is the same."""
+    if not made_or_same(gallery, name, width, projection):
+        widths = {space.name: space.width for space in gallery.versions()}
+        raise GalleryError(
+            f"the gallery has a version {name!r} of another kind ({widths[name]} wide, this one {width}); "
+            "versions never change, choose another name"
+        )
+
+
+def made_or_same(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> bool:
+    """Create a version where there is none of that name; whether the one there is now has this very space."""
     known = next((space for space in gallery.versions() if space.name == name), None)
     if known is None:
         gallery.create_version(name, width, projection)
-        return
+        return True
     there = gallery.projection(name)
-    same = np.array_equal(there, projection) if there is not None and projection is not None else there is projection
-    if known.width != width or not same:
-        raise GalleryError(
-            f"the gallery has a version {name!r} of another kind ({known.width} wide, this one {width}); "
-            "versions never change, choose another name"
-        )
+    same = there is projection if there is None or projection is None else np.array_equal(there, projection)
+    return known.width == width and same
 
 
 def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:

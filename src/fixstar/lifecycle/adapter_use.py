@@ -13,6 +13,7 @@ from fixstar.errors import GalleryError, InputError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures
 from fixstar.evaluation.search import searcher
 from fixstar.gallery import Gallery, Item, VersionSpace
+from fixstar.gallery.transfer import made_or_same
 from fixstar.lifecycle.adapter_maps import VectorAdapter
 from fixstar.progress import Advance
 
@@ -108,12 +109,7 @@ def _space(gallery: Gallery, version: str) -> VersionSpace:
 
 def _make_version(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> None:
     """Create the version, or see that the one of an interrupted run is the same."""
-    if name not in {space.name for space in gallery.versions()}:
-        gallery.create_version(name, width, projection)
-        return
-    there = gallery.projection(name)
-    same = there is projection if there is None or projection is None else np.array_equal(there, projection)
-    if _space(gallery, name).width != width or not same:
+    if not made_or_same(gallery, name, width, projection):
         raise GalleryError(
             f"the gallery has a version {name!r} of another kind ({_space(gallery, name).width} wide, the adapter "
             f"makes {width}, or another projection); versions never change, choose another name"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import Gallery
+from fixstar.gallery.transfer import made_or_same
 from fixstar.images import BadImage, ImageSource
 from fixstar.models import Encoder
 
@@ -54,13 +55,7 @@ def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
     A version of that name with another space is another model's: nothing may be stored or searched under it.
     """
     projection, width = encoder.projection_matrix(), min(encoder.feature_dim, encoder.backbone.feature_dim)
-    known = next((space for space in gallery.versions() if space.name == name), None)
-    if known is None:
-        gallery.create_version(name, width, projection)
-        return
-    there = gallery.projection(name)
-    same = there is projection if there is None or projection is None else np.array_equal(there, projection)
-    if known.width != width or not same:
+    if not made_or_same(gallery, name, width, projection):
         raise GalleryError(
             f"the gallery holds vectors of another model under the name {name!r}; each workspace needs a gallery "
             "of its own (fixstar init PATH --gallery ADDRESS), and imported vectors a name of their own"

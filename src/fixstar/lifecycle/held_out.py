@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
 from fixstar.errors import InputError
-from fixstar.images import Preprocessing
+from fixstar.images import BadImage, Preprocessing, decode_ahead
 
 __all__ = ["held_out_images", "keep_held_out", "split_off"]
 
+_SMALL = Preprocessing(size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1), fit="squash")
 MOST = 5000  # images kept: at 224 x 224 they take 750 MB
 
 
@@ -33,11 +34,21 @@ def split_off(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet | None
     if not share or not len(images):
         return images, None
     held = np.array([_draw(source) < share for source in images.images])
+    held[_unreadable(images, np.flatnonzero(held))] = False  # training says what is wrong with them
     for label in range(len(images.classes)):
         mine = images.labels == label
         if held[mine].all():
             held[mine] = False
     return (images.take(~held), images.take(held)) if held.any() else (images, None)
+
+
+def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
+    """Those of the rows whose files are no images."""
+    if images.resident:
+        return []
+    sources = [images.images[row] for row in rows]
+    decoded = zip(rows.tolist(), decode_ahead(sources, _SMALL), strict=True)
+    return [row for row, pixels in decoded if isinstance(pixels, BadImage)]
 
 
 def _draw(source: Path | NDArray[np.uint8]) -> float:
