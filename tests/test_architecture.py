@@ -40,6 +40,7 @@ LAYERS: list[set[str]] = [
 HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}
 FORBIDDEN = {"torchvision", "pickle", "dill", "joblib", "cloudpickle"}
 CORE = {"torch", "numpy", "PIL", "safetensors", "rich", "typer"}  # what a bare GPU machine has at start
+TRITON_MODULES = {"normed_convolutions"}  # of the kernels: imported when a GPU trains
 WEB = {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "httpx"}  # imported when a service starts
 NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
 
@@ -105,6 +106,8 @@ def test_no_forbidden_library_and_no_heavy_one_at_start(path: Path) -> None:
     outside = {module.split(".")[0] for module, _ in imports(path, only_at_start=True)}
     outside -= {"fixstar", "", *sys.stdlib_module_names}
     allowed = CORE | WEB if part_of(path) == "service" else CORE
+    if part_of(path) == "kernels" and path.stem in TRITON_MODULES:
+        allowed = allowed | {"triton"}
     assert outside <= allowed, f"import {outside - allowed} inside the function that needs it"
 
 
@@ -125,6 +128,8 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_exported_names_exist_and_are_stated(name: str) -> None:
+    if name.rpartition(".")[2] in TRITON_MODULES:
+        pytest.importorskip("triton", reason="needs Triton, which this system does not have")
     module = importlib.import_module(name)
     assert hasattr(module, "__all__"), f"{name} does not say what it exports"
     assert all(hasattr(module, exported) for exported in module.__all__)

@@ -94,6 +94,18 @@ def test_replay_takes_half_of_every_batch() -> None:
     assert len(set(new)) == 12
 
 
+@pytest.mark.parametrize("views", [1, 2])
+def test_batches_cut_by_their_number_are_those_of_the_epoch(views: int) -> None:
+    augmentation = Augmentation(crop_padding=2)
+    lanes = [lane(images(20), augmentation), lane(images(6, 1), augmentation, replay=True, first=100)]
+    batches = Batches(lanes, 8, augmentation, seed=4, views=views)
+    assert batches.resident
+    plan = batches.plan_on_device(2)
+    for step, expected in enumerate(batches.epoch(2)):
+        batch = batches.cut_at(plan, torch.tensor([step]))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(batch, expected, strict=True))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for i, image in enumerate(np.asarray(images(9).images)):

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fixstar.data.pixels import Augmentation, Crops, PixelSource, ResidentPixels
 from fixstar.errors import InputError
+from fixstar.kernels import AVAILABLE
+from fixstar.kernels.crops import cut as cut_lane
 
 __all__ = ["Batch", "Batches", "Lane"]
 
@@ -76,13 +78,33 @@ class Batches:
 
     @property
     def resident(self) -> bool:
-        """Whether all pixels are on the device, so that batches can be cut there by ``cut``."""
+        """Whether all pixels are on the device, so that batches can be cut there by ``cut_at``."""
         return all(isinstance(lane.source, ResidentPixels) for lane in self._lanes)
 
     def plan_on_device(self, number: int) -> list[Tensor]:
-        """The whole plan of an epoch on the device: four tensors [batches, b] a lane, for ``cut``."""
+        """The whole plan of an epoch on the device: four tensors [batches, b] a lane, for ``cut_at``."""
         device = self._lanes[0].targets.device
         return [torch.from_numpy(part).to(device) for crops in self._plan(number) for part in crops]
+
+    def cut_at(self, plan: Sequence[Tensor], at: Tensor) -> Batch:
+        """The batch of step ``at`` [1] of a plan: on a GPU by one kernel a lane, elsewhere by index arithmetic."""
+        if at.is_cuda and AVAILABLE:
+            return self._cut_by_kernel(plan, at)
+        return self.cut([part.index_select(0, at)[0] for part in plan])
+
+    def _cut_by_kernel(self, plan: Sequence[Tensor], at: Tensor) -> Batch:
+        size, device = self.batch_size * self._views, at.device
+        shape = cast(ResidentPixels, self._lanes[0].source).shape
+        batch = Batch(
+            torch.empty((size, *shape), dtype=torch.uint8, device=device),
+            torch.empty(size, dtype=self._lanes[0].targets.dtype, device=device),
+            torch.empty(size, dtype=torch.bool, device=device),
+        )
+        for i, lane in enumerate(self._lanes):
+            padded, first = cast(ResidentPixels, lane.source).padded, sum(self._shares[:i])
+            part = plan[4 * i : 4 * i + 4]
+            cut_lane(at, part, padded, lane.targets, lane.replay, batch, first, self._views)
+        return batch
 
     def cut(self, plan: Sequence[Tensor]) -> Batch:
         """A batch from one row of each tensor of a plan [b]; index arithmetic alone, nothing waits for the device."""

@@ -1,7 +1,7 @@
 """Pixels on the device: resident where they fit, streamed from files where they don't, cropped a batch at a time.
 
-On a CPU a crop is a NumPy window on padded uint8 images; on a GPU it is one gather by index
-arithmetic. Both cut the same pixels.
+On a CPU a crop is a NumPy window on padded uint8 images; on a GPU it is one gather by index arithmetic, or a kernel
+(``fixstar.kernels.crops``) where the step is recorded. All cut the same pixels.
 """
 
 from __future__ import annotations
@@ -73,6 +73,16 @@ class ResidentPixels:
 
     def __len__(self) -> int:
         return len(self._padded)
+
+    @property
+    def padded(self) -> Tensor:
+        """All images, uint8 [N, C, H + 2p, W + 2p]."""
+        return self._padded
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a crop: C, H, W."""
+        return self._padded.shape[1], self._size[0], self._size[1]
 
     def cut(self, crops: Crops) -> Iterator[Tensor]:
         """One gather a batch."""

@@ -7,16 +7,16 @@ bytes need. These take one tile of pixels and all channels at once. ``benchmarks
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor, library, nn
 
+from fixstar.kernels import AVAILABLE, INTERPRETED
+
 __all__ = ["convolve", "fused_conv3x3", "suits"]
 
 
-_AVAILABLE = importlib.util.find_spec("triton") is not None
 # By channels, in and out: pixels and warps of a program; and, for the gradient, programs a processor. Measured best.
 _TILES = {16: (256, 2), 32: (64, 4)}
 _GRADIENT_TILES = {16: (64, 2, 2), 32: (64, 4, 1)}
@@ -32,6 +32,7 @@ def _kernels() -> tuple[Any, Any]:
     def forward(  # type: ignore[no-untyped-def]
         x, w, y, bias, residual, total, w_out, w_in, w_tap, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr,
         CO: tl.constexpr, P: tl.constexpr, FLIPPED: tl.constexpr, FUSED: tl.constexpr, RESIDUAL: tl.constexpr,
+        FACTOR: tl.constexpr,
     ):  # fmt: skip
         pixel = tl.program_id(0) * P + tl.arange(0, P)
         row, column = (pixel // W) % H, pixel % W
@@ -45,7 +46,7 @@ def _kernels() -> tuple[Any, Any]:
                 weight = tl.load(w + ci[:, None] * w_out + co[None, :] * w_in + (8 - tap) * w_tap)
             else:
                 weight = tl.load(w + co[None, :] * w_out + ci[:, None] * w_in + tap * w_tap)
-            sums = tl.dot(near, weight.to(tl.bfloat16), sums)
+            sums = tl.dot(near.to(FACTOR), weight.to(tl.bfloat16).to(FACTOR), sums)
         at = pixel[:, None] * CO + co[None, :]
         if FUSED:
             sums += tl.load(bias + co)[None, :].to(tl.float32)
@@ -57,7 +58,7 @@ def _kernels() -> tuple[Any, Any]:
     @triton.jit
     def weight_gradient(  # type: ignore[no-untyped-def]
         x, dy, parts, total, w_out, w_in, w_tap, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-        P: tl.constexpr, STEPS: tl.constexpr,
+        P: tl.constexpr, STEPS: tl.constexpr, FACTOR: tl.constexpr,
     ):  # fmt: skip
         """One row of taps: [CO, P] x [P, 4 CI], the fourth of them empty, summed over the program's pixels."""
         chunk, down = tl.program_id(0), tl.program_id(1) - 1
@@ -74,12 +75,19 @@ def _kernels() -> tuple[Any, Any]:
                 mask=inside & (dx < 2)[None, :], other=0.0,
             )  # fmt: skip
             grad = tl.load(dy + pixel[:, None] * CO + co[None, :], mask=(pixel < total)[:, None], other=0.0)
-            sums = tl.dot(tl.trans(grad), near, sums)
+            sums = tl.dot(tl.trans(grad.to(FACTOR)), near.to(FACTOR), sums)
         tap = (down + 1) * 3 + dx + 1
         out = parts + chunk * (CO * CI * 9) + co[:, None] * w_out + (ci * w_in + tap * w_tap)[None, :]
         tl.store(out, sums, mask=(dx < 2)[None, :])
 
     return forward, weight_gradient
+
+
+def _factor() -> Any:
+    """The type of a product's factors."""
+    import triton.language as tl
+
+    return tl.float32 if INTERPRETED else tl.bfloat16
 
 
 def _strides(w: Tensor) -> tuple[int, int, int]:
@@ -97,7 +105,7 @@ def _launch(
     total, (tile, warps) = n * height * width, _TILES[outputs]
     _kernels()[0][(-(-total // tile),)](
         x, w, y, bias if bias is not None else x, residual if residual is not None else x, total, *_strides(w), height,
-        width, inputs, outputs, tile, flipped, bias is not None, residual is not None, num_warps=warps,
+        width, inputs, outputs, tile, flipped, bias is not None, residual is not None, _factor(), num_warps=warps,
     )  # fmt: skip
     return y
 
@@ -109,7 +117,7 @@ def _weight_gradient(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
     chunks = -(-total // (tile * steps))
     parts = torch.empty((chunks, w.numel()), dtype=torch.float32, device=x.device)
     _kernels()[1][(chunks, 3)](
-        x, dy, parts, total, *_strides(w), height, width, inputs, outputs, tile, steps, num_warps=warps
+        x, dy, parts, total, *_strides(w), height, width, inputs, outputs, tile, steps, _factor(), num_warps=warps
     )
     return parts.sum(dim=0).as_strided(w.shape, w.stride())
 
@@ -154,7 +162,7 @@ def suits(conv: nn.Conv2d) -> bool:
     """Whether the kernels are made for a layer of this shape, and can run here."""
     shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.bias is None)
     narrow = conv.in_channels == conv.out_channels and conv.in_channels in _TILES
-    return narrow and shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, True) and _AVAILABLE
+    return narrow and shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, True) and AVAILABLE
 
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:

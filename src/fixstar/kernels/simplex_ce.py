@@ -8,7 +8,6 @@ exp(a S / r), hence the loss. The gradient by z_j is (p_j - y_j + a (p_K - y_K))
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import torch
@@ -16,11 +15,9 @@ from torch import Tensor
 
 from fixstar.errors import InputError
 from fixstar.geometry import simplex_constants
+from fixstar.kernels import INTERPRETED
 
-__all__ = ["AVAILABLE", "simplex_cross_entropy"]
-
-AVAILABLE = importlib.util.find_spec("triton") is not None
-"""Whether the kernels can be built here: Triton comes with CUDA builds of torch only."""
+__all__ = ["simplex_cross_entropy"]
 
 _BLOCK, _WARPS = 4096, 4
 
@@ -101,7 +98,7 @@ class _SimplexCrossEntropy(torch.autograd.Function):
 
 def simplex_cross_entropy(z: Tensor, targets: Tensor, length: float = 1.0) -> Tensor:
     """The mean cross-entropy of features z [B, K - 1] and slots [B] against K prototypes of that length, on a GPU."""
-    if z.ndim != 2 or targets.shape != z.shape[:1] or not z.is_cuda:
+    if z.ndim != 2 or targets.shape != z.shape[:1] or not (z.is_cuda or INTERPRETED):
         raise InputError(f"features [B, K - 1] and slots [B] on a GPU are needed, got {z.shape} and {targets.shape}")
     loss: Tensor = _SimplexCrossEntropy.apply(z.float().contiguous(), targets, length)  # type: ignore[no-untyped-call]
     return loss

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fixstar.errors import InputError
+from fixstar.kernels.info_nce import fused_info_nce, suits
 
 __all__ = ["SameClass", "info_nce", "two_view_contrast"]
 
@@ -26,8 +27,11 @@ def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_c
 
     Other images of the anchor's class are left out of the denominator (``same_class="masked"``), or stay in it with
     similarity 0, as the published code has it (``"published"``), or stay as they are, as eq. 4 is printed (``"kept"``).
-    An anchor without any negative adds nothing.
+    An anchor without any negative adds nothing. On a GPU, where ``old`` wants no gradient, two kernels do it all,
+    whose gradient cannot be differentiated again.
     """
+    if suits(new, old):
+        return fused_info_nce(new, old, targets, rho, same_class)
     similarity = rho * functional.normalize(old.float()) @ functional.normalize(new.float()).T  # [i, j]
     itself = torch.eye(len(targets), dtype=torch.bool, device=targets.device)
     related = (targets[:, None] == targets[None, :]) & ~itself

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fixstar.errors import InputError
 from fixstar.geometry import simplex_logits
-from fixstar.kernels.simplex_ce import AVAILABLE, simplex_cross_entropy
+from fixstar.kernels import AVAILABLE
+from fixstar.kernels.simplex_ce import simplex_cross_entropy
 from fixstar.models.classifier import Classifier
 from fixstar.polytopes import cube_dimension, cube_logits, orthoplex_logits, polygon_logits
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from fixstar.models.fused import FusedCifarResNet, fused
 from fixstar.training.checkpoint import lay_out_momentum
 from fixstar.training.compiled import compiled
 from fixstar.training.run import Part, Training
@@ -41,9 +42,6 @@ class CapturedSteps:
             channels_last: Any = {"memory_format": torch.channels_last}
             run.encoder.backbone.to(**channels_last)
             lay_out_momentum(optimiser)
-        self._cut = part.batches.cut
-        if part.steps >= _WORTH_COMPILING:
-            self._cut = torch.compile(part.batches.cut, dynamic=False)
         self._graph = self._record()
 
     def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
@@ -67,7 +65,7 @@ class CapturedSteps:
             value.zero_()
 
     def _step(self) -> None:
-        batch = self._cut([part.index_select(0, self._at)[0] for part in self._plan])
+        batch = self._part.batches.cut_at(self._plan, self._at)
         terms = update(self._run, self._part, self._optimiser, batch, self._done, self._beside)
         for name, value in terms.items():
             if name not in self._sums:
@@ -85,7 +83,7 @@ class CapturedSteps:
             _not_counting(modules),
             torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
             _tensor_cores(run.bfloat16),
-            compiled(run.encoder.backbone) if worth_it else contextlib.nullcontext(),
+            _quicker(run) if worth_it else contextlib.nullcontext(),
         ):
             aside = _stream()
             aside.wait_stream(torch.cuda.current_stream())
@@ -97,6 +95,13 @@ class CapturedSteps:
             with torch.cuda.graph(graph):
                 self._step()
         return graph
+
+
+def _quicker(run: Training) -> contextlib.AbstractContextManager[None]:
+    """The backbone by kernels made for it, where there are any, else compiled."""
+    backbone, sides = run.encoder.backbone, run.encoder.preprocessing.size
+    made = run.bfloat16 and FusedCifarResNet.suits(backbone, sides)
+    return fused(backbone) if made else compiled(backbone)
 
 
 def _stream() -> Any:

@@ -1,0 +1,259 @@
+"""A CIFAR ResNet in training whose batch norms live inside its convolutions: a third of the kernels of a training step.
+
+Only for a GPU: forward and backward are written out, layer by layer, in ``fixstar.kernels.normed_convolutions``. The
+weights' gradients are nobody's input, so they run beside the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fixstar.kernels import AVAILABLE, INTERPRETED
+from fixstar.models.backbones.cifar_resnet import CifarResNet
+from fixstar.models.fused_layers import LANES, SUM_BLOCK, WEIGHTS, Gradients, Layer, layers_of, programs_for
+
+__all__ = ["FusedCifarResNet", "fused"]
+
+# By channels of what is written: taps at once, pixels and warps of a program. Measured best on an H200.
+_FORWARD = {16: (1, 128, 4), 32: (3, 128, 4), 64: (3, 64, 4)}
+_BACKWARD = {16: (3, 128, 2), 32: (3, 128, 4), 64: (3, 64, 4)}
+_POINTWISE = {16: 128, 32: 64, 64: 16}
+_STATISTICS_WARPS = 1
+
+
+def _power(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+@dataclass
+class _Kept:
+    """What the backward pass needs of one layer: its input, its raw output and that one's batch norm."""
+
+    layer: Layer
+    weight: Tensor  # packed
+    x: Tensor
+    y: Tensor
+    norm: Tensor  # gain, shift, mean, 1 / deviation, [4, C]
+
+
+class FusedCifarResNet:
+    """The training forward and backward of one backbone, whose parameters it reads and whose statistics it moves.
+
+    ``storage`` is the type of everything between two kernels, and of the factors of products.
+    """
+
+    def __init__(self, backbone: CifarResNet, storage: torch.dtype = torch.bfloat16) -> None:
+        from fixstar.kernels import normed_convolutions
+
+        self._run: Any = normed_convolutions
+        self._backbone, self._storage = backbone, storage
+        self._product = normed_convolutions.TYPES[torch.float32 if INTERPRETED else storage]
+        self._plan = functools.cache(self._gradients)
+
+    @staticmethod
+    def suits(backbone: nn.Module, sides: tuple[int, int]) -> bool:
+        """Whether a backbone can be trained this way: a CIFAR ResNet on a GPU, all of it, images halved twice."""
+        halved = all(side % 4 == 0 for side in sides)
+        if not isinstance(backbone, CifarResNet) or not AVAILABLE or not backbone.training or not halved:
+            return False
+        norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+        usual = all(norm.training and norm.track_running_stats and norm.momentum is not None for norm in norms)
+        return usual and all(p.is_cuda and p.requires_grad for p in backbone.parameters())
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """[B, C, H, W] normalised images, sides divisible by four, to [B, 64] in float32."""
+        features: Tensor = _Function.apply(self, images, *self._parameters())  # type: ignore[no-untyped-call]
+        return features
+
+    def _parameters(self) -> list[Tensor]:
+        return [
+            p
+            for layer in layers_of(self._backbone, 0, 0)
+            for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)
+        ]
+
+    def _gradients(self, images: int, height: int, width: int, device: torch.device) -> Gradients:
+        return Gradients(layers_of(self._backbone, height, width), images, device)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, list[_Kept], Tensor]:
+        """Features, and for the backward pass the layers and what the last block made."""
+        layers = self._plan(len(images), *images.shape[2:], images.device).layers
+        packed = self._packed(layers)
+        pixels = images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).to(self._storage)
+        kept = [self._convolve(layers[0], packed[0], pixels)]
+        outs = [self._activated(kept[0], None)]
+        for i, block in enumerate(self._backbone.blocks()):
+            kept.append(self._convolve(layers[2 * i + 1], packed[2 * i + 1], outs[-1]))
+            between = self._activated(kept[-1], None)
+            kept.append(self._convolve(layers[2 * i + 2], packed[2 * i + 2], between))
+            outs.append(self._activated(kept[-1], outs[-1], block.final_relu))
+        return outs[-1].flatten(1, 2).mean(1, dtype=torch.float32), kept, outs[-1]
+
+    def _packed(self, layers: list[Layer]) -> list[Tensor]:
+        """The weights as the kernels read them: [output, tap, input], in the type of storage."""
+        sources = [layer.conv.weight.detach().permute(0, 2, 3, 1) for layer in layers]
+        packed = [torch.empty(w.shape, dtype=self._storage, device=w.device) for w in sources]
+        torch._foreach_copy_(packed, sources)
+        return packed
+
+    def _convolve(self, layer: Layer, weight: Tensor, x: Tensor) -> _Kept:
+        taps, tile, warps = _FORWARD[layer.outputs]
+        y = torch.empty((len(x), *layer.sides(), layer.outputs), dtype=self._storage, device=x.device)
+        total = y.numel() // layer.outputs
+        programs = programs_for(total, tile)
+        parts = torch.empty((2, layer.outputs, programs), device=x.device)
+        norm = torch.empty((4, layer.outputs), device=x.device)
+        self._run.forward[(programs,)](
+            x, weight, y, parts, total, programs, layer.height, layer.width, layer.inputs, layer.outputs, layer.stride,
+            taps, tile, max(layer.inputs, LANES), self._product, num_warps=warps,
+        )  # fmt: skip
+        bn = layer.norm
+        self._run.statistics[(layer.outputs,)](
+            parts, bn.weight, bn.bias, bn.running_mean, bn.running_var, norm, total, programs, bn.eps, bn.momentum,
+            layer.outputs, tile, _power(programs), num_warps=_STATISTICS_WARPS,
+        )  # fmt: skip
+        return _Kept(layer, weight, x, y, norm)
+
+    def _activated(self, kept: _Kept, before: Tensor | None, relu: bool = True) -> Tensor:
+        """relu(batch norm(y) + shortcut)."""
+        images, height, width, channels = kept.y.shape
+        out, tile, total = torch.empty_like(kept.y), _POINTWISE[channels], images * height * width
+        stride, narrower = (1, 0) if before is None else (before.shape[1] // height, before.shape[-1])
+        self._run.joint[(programs_for(total, tile),)](
+            kept.y, kept.norm, kept.y if before is None else before, out, total, height, width, channels, narrower,
+            stride, relu, tile, num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def backward(self, gradient: Tensor, kept: list[_Kept], top: Tensor) -> list[Tensor]:
+        """The gradients of all parameters, in their order; ``gradient`` [B, 64] is that of the features."""
+        images, height, width, _ = kept[0].y.shape
+        plan = self._plan(images, height, width, gradient.device)
+        memory, parts = plan.empty()
+        beside = _Beside(gradient.is_cuda)
+        final_relu = list(self._backbone.blocks())[-1].final_relu
+        g, sums = self._tail(gradient.contiguous(), kept[-1], top, final_relu)
+        skip = g
+        for number in reversed(range(len(kept))):
+            layer = kept[number]
+            dy = self._through_norm(layer, g, sums, *plan.of_norm(memory, number))
+            with beside(dy):
+                self._weights(layer, dy, plan.parts(parts, number), plan.of_weight(memory, number))
+            if number == 0:
+                break
+            if number % 2 == 0:  # the second of a block: what its output's gradient is, the shortcut's is too
+                skip = g
+            g, sums = self._below(layer, kept[number - 1], dy, skip if number % 2 else None)
+        beside.join()
+        return plan.views(memory)
+
+    def _tail(self, gradient: Tensor, kept: _Kept, top: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
+        images, height, width, channels = kept.y.shape
+        out, tile, total = torch.empty_like(kept.y), _POINTWISE[channels], images * height * width
+        programs = programs_for(total, tile)
+        sums = torch.empty((2, channels, programs), device=out.device)
+        self._run.tail[(programs,)](
+            gradient, top, kept.y, kept.norm, out, sums, total, programs, height * width, channels, relu, tile,
+            num_warps=4,
+        )  # fmt: skip
+        return out, sums
+
+    def _through_norm(self, kept: _Kept, g: Tensor, sums: Tensor, d_gain: Tensor, d_shift: Tensor) -> Tensor:
+        """The gradient of a layer's raw output, from that of its batch norm's output and the sums over it."""
+        channels, programs = kept.layer.outputs, sums.shape[-1]
+        total, tile = g.numel() // channels, _POINTWISE[channels]
+        line, dy = torch.empty((3, channels), device=g.device), torch.empty_like(g)
+        self._run.coefficients[(channels,)](
+            sums, kept.norm, line, d_gain, d_shift, total, programs, channels, _power(programs),
+            num_warps=_STATISTICS_WARPS,
+        )  # fmt: skip
+        self._run.along[(programs_for(total, tile),)](g, kept.y, line, dy, total, channels, tile, num_warps=4)
+        return dy
+
+    def _below(self, kept: _Kept, lower: _Kept, dy: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The gradient at the batch norm below a convolution, with the shortcut's, and the sums over it."""
+        layer, (taps, tile, warps) = kept.layer, _BACKWARD[kept.layer.inputs]
+        out = torch.empty_like(lower.y)
+        total = out.numel() // layer.inputs
+        programs = programs_for(total, tile)
+        sums = torch.empty((2, layer.inputs, programs), device=out.device)
+        width, stride = (0, 1) if skip is None else (skip.shape[-1], layer.height // skip.shape[1])
+        self._run.backward[(programs,)](
+            dy, kept.weight, kept.x, dy if skip is None else skip, lower.y, lower.norm, out, sums, total, programs,
+            layer.height, layer.width, layer.inputs, layer.outputs, layer.stride, width, stride,
+            taps if layer.stride == 1 else 1, tile, self._product, num_warps=warps,
+        )  # fmt: skip
+        return out, sums
+
+    def _weights(self, kept: _Kept, dy: Tensor, parts: Tensor, out: Tensor) -> None:
+        layer, lanes = kept.layer, max(kept.layer.inputs, LANES)
+        (taps, tile, warps, _), (chunks, turns) = WEIGHTS[lanes], kept.layer.chunks(len(dy))
+        self._run.weights[(chunks, 9 // taps)](
+            kept.x, dy, parts, dy.numel() // layer.outputs, turns, layer.height, layer.width, layer.inputs,
+            layer.outputs, layer.stride, taps, tile, lanes, self._product, num_warps=warps,
+        )  # fmt: skip
+        block, at_once = SUM_BLOCK
+        self._run.summed[(programs_for(layer.size, block),)](
+            parts, out, layer.size, chunks, min(at_once, _power(chunks)), block, num_warps=4
+        )
+
+
+class _Beside:
+    """A second stream for work that nothing waits for, until ``join``. What it reads is kept until then."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        self._stream: Any = _second_stream() if on_gpu else None
+        self._read: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def __call__(self, *read: Tensor) -> Iterator[None]:
+        self._read += read
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Wait for it, on the device."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._read.clear()
+
+
+@functools.cache
+def _second_stream() -> Any:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, net: FusedCifarResNet, images: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ARG004
+        features, kept, top = net.forward(images)
+        ctx.net, ctx.kept, ctx.top = net, kept, top
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.net.backward(gradients[0], ctx.kept, ctx.top)
+        return (None, None, *found)
+
+
+@contextlib.contextmanager
+def fused(backbone: nn.Module) -> Iterator[None]:
+    """Inside, calling ``backbone`` trains it by the fused kernels; it must suit them."""
+    assert isinstance(backbone, CifarResNet)
+    program, module = FusedCifarResNet(backbone), backbone
+    module._compiled_call_impl = program
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = None
