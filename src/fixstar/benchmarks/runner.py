@@ -35,6 +35,8 @@ from fixstar.scenarios import Settings, Version, lifelong, retraining
 
 __all__ = ["Progress", "run_benchmark"]
 
+_BATCH = 1024  # images embedded at a time: a GPU waits for the host after each batch
+
 
 @dataclass
 class Progress:
@@ -149,9 +151,9 @@ def _features(version: Version, searched: Searched, path: Path, progress: bool) 
     """Short forms of queries and gallery, made once: after a restart they are read back."""
     encoder = version.encoder
     if not path.exists():
-        gallery = encoder.encode(searched.gallery.images, form="short", progress=progress)
+        gallery = encoder.encode(searched.gallery.images, _BATCH, form="short", progress=progress)
         same = searched.queries is searched.gallery
-        queries = gallery if same else encoder.encode(searched.queries.images, form="short", progress=progress)
+        queries = gallery if same else encoder.encode(searched.queries.images, _BATCH, form="short", progress=progress)
         arrays = {"gallery": gallery} if same else {"gallery": gallery, "queries": queries}
         replace_file(path, lambda partial: _save(partial, arrays))
     with np.load(path, allow_pickle=False) as content:
