@@ -7,8 +7,10 @@ faiss takes part if it is installed: pip install faiss-cpu.
     python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about one minute
     python benchmarks/gallery.py --approximate 200000                             the same for approximate search only
 
-Approximate search stands beside faiss's HNSW of the same vectors and the same settings, used bare: no ids, payload,
-versions, filters or writes. The index is built in the background, while one thread goes on searching.
+Approximate search stands beside faiss's HNSW of the same vectors and the same links, used bare: no ids, payload,
+versions, filters or writes. Both are asked with the same breadth (efSearch), the usual one of fixstar, and each with
+the smallest at which it finds 97 % of the true nearest. The index is built in the background, while one thread goes
+on searching.
 """
 
 from __future__ import annotations
@@ -29,14 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
-from fixstar.gallery import SqliteGallery, measured_recall
-from fixstar.gallery.hnsw import BREADTH, BREADTH_BUILDING, LINKS
+from fixstar.gallery import Hit, SqliteGallery, hnsw, measured_recall
+from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
 from fixstar.geometry import unit
 
 Array = NDArray[np.float32]
 Figures = dict[str, Any]
 K = 10
-USUAL = 64  # the breadth (efSearch) that engines were compared with when FAISS was chosen
+BATCHES = 8  # of fresh queries, for approximate search
+ENOUGH = 0.97
+BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
 def make_vectors(count: int, width: int, seed: int) -> Array:
@@ -151,7 +155,8 @@ def across_versions(
 def approximate(options: argparse.Namespace, folder: Path) -> Figures:
     """Approximate search while its index is built, when it is there, and beside the engine used bare."""
     vectors = make_vectors(options.approximate, options.width, seed=2)
-    queries = make_vectors(options.batch, options.width, seed=3)
+    queries = make_vectors(BATCHES * options.batch, options.width, seed=3)
+    batches = [queries[i : i + options.batch] for i in range(0, len(queries), options.batch)]
     insert(folder / "one.db", vectors, 1, options.insert)[0].close()
     with SqliteGallery(folder / "one.db", index_above=len(vectors) - 1) as gallery:
         gallery.search("v1", queries[:1])
@@ -159,19 +164,8 @@ def approximate(options: argparse.Namespace, folder: Path) -> Figures:
         report |= while_building(gallery, queries)
         report["index_ratio"] = round(saved_size(folder) / vectors.nbytes, 3)
         bare, report["faiss_build_seconds"] = bare_hnsw(vectors)
-        contestants: dict[str, Callable[[Array], Any]] = {
-            "fixstar": lambda batch: gallery.search("v1", batch, K, exact=False),
-            "faiss_hnsw": lambda batch: bare(batch, USUAL),
-            "faiss_hnsw_same_breadth": lambda batch: bare(batch, BREADTH),
-        }
-        singles = [queries[i : i + 1] for i in range(min(10 * options.singles, len(queries)))]
-        report["single_qps"] = rates(contestants, singles, options.rounds)
-        report["batch_qps"] = rates(contestants, [queries], options.rounds)
-        true = numpy_search(vectors)(queries)
-        report["recall"] = {"fixstar": round(measured_recall(gallery, "v1", queries, K), 4)}
-        for name in ("faiss_hnsw", "faiss_hnsw_same_breadth"):
-            found = zip(true.tolist(), contestants[name](queries).tolist(), strict=True)
-            report["recall"][name] = round(float(np.mean([len(set(a) & set(b)) / K for a, b in found])), 4)
+        report |= beside_bare(gallery, vectors, batches, bare, options.rounds)
+        queries = batches[0]
         report["filtered"] = {str(share): filtered(gallery, queries, share, options) for share in (10, 5, 1)}
         for exact in (True, False):
             report[f"while_writing_{'exact' if exact else 'approximate'}"] = waiting(
@@ -179,6 +173,47 @@ def approximate(options: argparse.Namespace, folder: Path) -> Figures:
             )
         report["recall_after_writing"] = round(measured_recall(gallery, "v1", queries, K), 4)
     return report
+
+
+def beside_bare(
+    gallery: SqliteGallery, vectors: Array, batches: list[Array], bare: Callable[[Array, int], Any], rounds: int
+) -> Figures:
+    """Approximate search and the bare engine with the same queries, in turns: at the usual breadth, and at 97 %."""
+
+    def own(batch: Array, breadth: int) -> list[list[Hit]]:
+        hnsw.BREADTH = breadth
+        return gallery.search("v1", batch, K, exact=False)
+
+    def own_rows(batch: Array, breadth: int) -> Any:
+        return np.array([[int(hit.id[5:]) for hit in hits] for hits in own(batch, breadth)])
+
+    true, usual = np.concatenate([numpy_search(vectors)(batch) for batch in batches]), hnsw.BREADTH
+    points: dict[str, Figures] = {"usual_breadth": {}, "breadth_for_97": {}}
+    contestants: dict[str, Callable[[Array], Any]] = {}
+    for name, search, answer in (("fixstar", own, own_rows), ("faiss_hnsw", bare, bare)):
+        recalls = {b: recall(true, [answer(batch, b) for batch in batches]) for b in sorted({*BREADTHS, usual})}
+        for point, breadth in zip(points, (usual, min(b for b in recalls if recalls[b] >= ENOUGH)), strict=True):
+            points[point][name] = {"breadth": breadth, "recall": recalls[breadth]}
+            contestants[f"{name} {point}"] = at(search, breadth)
+    singles = [batch[i : i + 1] for batch in batches for i in range(len(batch))]
+    for kind, asked in (("single", singles), ("batch", batches)):
+        figures = rates(contestants, asked, rounds)
+        for point, found in points.items():
+            for name in ("fixstar", "faiss_hnsw"):
+                found[name][f"{kind}_qps"] = figures[f"{name} {point}"]
+            found[f"{kind}_ratio"] = round(figures[f"fixstar {point}"] / figures[f"faiss_hnsw {point}"], 2)
+    hnsw.BREADTH = usual
+    return points
+
+
+def at(search: Callable[[Array, int], Any], breadth: int) -> Callable[[Array], Any]:
+    return lambda batch: search(batch, breadth)
+
+
+def recall(true: NDArray[Any], found: list[Any]) -> float:
+    """The share of the true nearest [N, K] among those that were found, batch by batch."""
+    pairs = zip(true.tolist(), np.concatenate(found).tolist(), strict=True)
+    return round(float(np.mean([len(set(best) & set(row)) / K for best, row in pairs])), 4)
 
 
 def search_times(gallery: SqliteGallery, queries: Array, count: int, exact: bool = True) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> NDArray[np.fl
         raise GalleryError(
             f"version {version!r} takes a matrix [vectors, {width}] of real numbers, got {array.dtype} {array.shape}"
         )
+    if len(array) == 1 and _is_unit(array[0]):
+        return np.ascontiguousarray(array, dtype=np.float32)
     lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64, casting="same_kind"))
     if wrong := np.flatnonzero(~(np.abs(lengths - 1) < _LENGTH_TOLERANCE)).tolist():
         raise GalleryError(
@@ -46,6 +49,12 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> NDArray[np.fl
         rows = rows.copy() if rows is array else rows
         rows[off] = array[off] / lengths[off, None]
     return rows
+
+
+def _is_unit(vector: Vectors) -> bool:
+    """Whether it is surely of length 1 up to rounding: a look that costs single queries little."""
+    wide = vector.astype(np.float64)
+    return abs(math.sqrt(wide.dot(wide)) - 1) < 0.99 * _ROUNDING
 
 
 def unchanged(items: Sequence[Item], now: Mapping[str, Item], rows: int) -> list[int]:

@@ -8,6 +8,7 @@ wait for no change, and no change waits for them: a change is made aside and tak
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,14 +17,15 @@ from numpy.typing import NDArray
 from fixstar.gallery.arguments import checked_k, checked_vectors, unknown_version
 from fixstar.gallery.bridging import Bridges
 from fixstar.gallery.filters import payload_test
-from fixstar.gallery.matrix import Rows, parsed
-from fixstar.gallery.ranking import CELLS, Floats, Indices, exact_cosines, first_of_each
+from fixstar.gallery.matrix import Rows, all_parsed, parsed
+from fixstar.gallery.ranking import CELLS, Floats, Indices, exact_cosines, first_of_each, paired_cosines
 from fixstar.gallery.segments import Mask
 from fixstar.gallery.store import Hit, Vectors, VersionSpace, Where
 
 __all__ = ["ExactSearch", "RowIndex"]
 
 QUERIES = 128  # queries at once: what is in memory for them stays small
+FEW = 128  # rows that are looked at one by one
 
 
 class RowIndex(Protocol):
@@ -120,32 +122,66 @@ class ExactSearch:
 
 def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> list[list[Hit]]:
     """The k best of all versions for each query."""
+    hits: list[list[Hit]] = [[] for _ in range(queries)]
+    if len(live) == 1:
+        _add_nearest_of_one(hits, live[0], k, where)
+    elif live:
+        _add_nearest_of_all(hits, live, k, where)
+    return hits
+
+
+def _add_nearest_of_one(hits: list[list[Hit]], target: _Target, k: int, where: Where | None) -> None:
+    query, row = _candidates(target, k, where)
+    if len(hits) == 1 and len(row) <= FEW:
+        hits[0] = _nearest_of_few(target, row, k)
+        return
+    cosine = _cosines(target, query, row)
+    best = first_of_each(query, cosine, row, k)  # rows of one version rise as their numbers do
+    ids, texts = target.rows.ids_and_texts(row[best])
+    found = map(Hit, ids, cosine[best].tolist(), repeat(target.name), all_parsed(texts))
+    for q, hit in zip(query[best].tolist(), found, strict=True):
+        hits[q].append(hit)
+
+
+def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
+    """The same for one query and few candidates, in few steps: a look at an index leaves little in the cache."""
+    held = target.rows.held(row)
+    vectors = np.empty((len(held), target.rows.width))
+    for place, (segment, one) in enumerate(held):
+        vectors[place] = segment.vectors[one]
+    cosine = paired_cosines(vectors, target.queries, out=vectors)
+    best = np.lexsort((row, -cosine))[:k]
+    chosen = [held[place] for place in best.tolist()]
+    payloads = all_parsed([segment.texts[one] for segment, one in chosen])
+    ids = [segment.ids[one] for segment, one in chosen]
+    return list(map(Hit, ids, cosine[best].tolist(), repeat(target.name), payloads))
+
+
+def _add_nearest_of_all(hits: list[list[Hit]], live: list[_Target], k: int, where: Where | None) -> None:
     found = []
     for place, target in enumerate(live):
-        narrow, allowed = target.queries.astype(np.float32), target.rows.allowed(where)
-        if target.quick is None:
-            query, row = target.rows.candidates(narrow, k, allowed)
-        else:
-            query, row = target.quick.candidates(target.rows, narrow, k, allowed)
+        query, row = _candidates(target, k, where)
         cosine = _cosines(target, query, row)
         found.append((query, cosine, target.rows.numbers(row), row, np.full(len(row), place)))
-    hits: list[list[Hit]] = [[] for _ in range(queries)]
-    if not found:
-        return hits
     query, cosine, number, row, place_of = (np.concatenate([part[i] for part in found]) for i in range(5))
     best = first_of_each(query, cosine, number, k)
     columns = (query[best].tolist(), cosine[best].tolist(), row[best].tolist(), place_of[best].tolist())
     for q, score, r, p in zip(*columns, strict=True):
         item, text = live[p].rows.id_and_text(r)
         hits[q].append(Hit(item, score, live[p].name, parsed(text)))
-    return hits
+
+
+def _candidates(target: _Target, k: int, where: Where | None) -> tuple[Indices, Indices]:
+    """Pairs (query, row) that hold the k nearest of a version, or most of them."""
+    narrow, allowed = target.queries.astype(np.float32), target.rows.allowed(where)
+    if target.quick is None:
+        return target.rows.candidates(narrow, k, allowed)
+    return target.quick.candidates(target.rows, narrow, k, allowed)
 
 
 def _cosines(target: _Target, query: Indices, row: Indices) -> Floats:
     """[pairs]: exact cosines, some pairs at a time."""
-    out, size = np.empty(len(row), np.float32), 1 + 4 * CELLS // target.rows.width
-    for start in range(0, len(row), size):
-        part = slice(start, start + size)
-        vectors = target.rows.vectors(row[part])
-        out[part] = exact_cosines(vectors, target.queries, query[part], np.arange(len(vectors)))
-    return out
+    size = 1 + 4 * CELLS // target.rows.width
+    parts = [slice(start, start + size) for start in range(0, max(1, len(row)), size)]
+    cosines = [exact_cosines(target.rows.vectors(row[part]), target.queries, query[part]) for part in parts]
+    return cosines[0] if len(cosines) == 1 else np.concatenate(cosines)

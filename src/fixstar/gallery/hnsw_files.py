@@ -14,12 +14,13 @@ from typing import IO, Any
 import numpy as np
 
 from fixstar.durable import replace_file
+from fixstar.gallery.codes import Codes
 from fixstar.gallery.hnsw import HnswIndex, engine, row_digests
 from fixstar.gallery.matrix import Rows
 
 __all__ = ["index_path", "load_hnsw", "save_hnsw"]
 
-_MAGIC = b"fixstar hnsw 1\n"
+_MAGIC = b"fixstar hnsw 3\n"
 _PIECE = 1 << 20
 
 
@@ -30,7 +31,8 @@ def index_path(folder: Path, version: str) -> Path:
 
 def save_hnsw(path: Path, index: HnswIndex, version: str) -> None:
     """Write an index; the file is whole or absent."""
-    header = {"version": version, "rows": len(index.numbers), "recall": index.recall}
+    codes = {"mean": index.codes.mean.tolist(), "scale": index.codes.scale, "length": index.codes.length}
+    header = {"version": version, "rows": len(index.numbers), "codes": codes, "recall": index.recall}
     replace_file(path, lambda partial: _write(partial, header, index))
 
 
@@ -78,7 +80,11 @@ def _read(file: IO[bytes], version: str) -> HnswIndex | None:
     digests = np.frombuffer(file.read(4 * count), "<u4").astype(np.uint32)
     faiss = engine()
     graph = faiss.read_index(faiss.PyCallbackIOReader(file.read, _PIECE))
-    return HnswIndex(graph, numbers, digests, header["recall"]) if graph.ntotal == count > 0 else None
+    if graph.ntotal != count or count == 0:
+        return None
+    known = header["codes"]
+    codes = Codes(np.array(known["mean"], np.float32), known["scale"], known["length"])
+    return HnswIndex(graph, numbers, digests, codes, header["recall"])
 
 
 def _is_whole(file: IO[bytes]) -> bool:

@@ -8,11 +8,12 @@ read what it saved.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fixstar.durable import exclusive
@@ -29,7 +30,15 @@ _CAME = 20  # an index is extended when a twentieth of it came since, or
 _CAME_LEAST = 1000
 _GONE = 4  # and made anew when a quarter of it is gone
 _RETRY = 10.0  # seconds after another process was found building
+_NICE = 5  # against searches that take all cores, a quarter of one is left
 _LEFT = 600.0  # seconds after which a file that nobody goes on writing is removed
+
+
+def _step_back() -> None:
+    """Let searches go first where cores are short; what this thread starts does so too. Only Linux knows how."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 class IndexKeeper:
@@ -105,6 +114,7 @@ class IndexKeeper:
 
     def _work(self) -> None:
         """The background thread: ends when nothing is left to do."""
+        _step_back()
         try:
             while due := [name for name in self._exact.rows() if self._is_due(name)]:
                 if self._closed or self._asked:
@@ -154,6 +164,7 @@ class IndexKeeper:
         outcome: list[BaseException | None] = []
 
         def work() -> None:
+            _step_back()
             try:
                 threads = max(1, (os.cpu_count() or 1) - 1)  # searches keep a core
                 new = build_hnsw(self._exact.rows()[name], lambda: not self._closed, threads)

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from fixstar.errors import GalleryError
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.ranking import Block, Floats, Indices, candidates
-from fixstar.gallery.segments import Mask, Numbers, Part, find
+from fixstar.gallery.segments import Mask, Numbers, Part, Segment, find
 from fixstar.gallery.store import Payload, Where
 
-__all__ = ["Rows", "parsed"]
+__all__ = ["Rows", "all_parsed", "parsed"]
 
+_JSON = json.JSONDecoder()
 _FEW = 8  # a filter that leaves less than an eighth of the rows is cheaper to gather
 _ONE_BY_ONE = 128  # as many rows are gathered faster one by one than segment by segment
 
@@ -42,6 +43,8 @@ class Rows:
         self._live = sum(part.live() for part in self.parts)
         self._first = [part.start for part in self.parts]
         self._starts = np.array(self._first, np.intp)
+        self._segments = [part.segment for part in self.parts]
+        self._newest = int(self.parts[-1].numbers[-1]) if self.parts else -1
 
     def __len__(self) -> int:
         return self._live
@@ -49,13 +52,13 @@ class Rows:
     def vectors(self, row: Indices) -> Floats:
         """[n, width] of n rows."""
         out = np.empty((len(row), self.width), np.float32)
-        self._gather(row, "vectors", out)
+        self._gather(row, [segment.vectors for segment in self._segments], out)
         return out
 
     def numbers(self, row: Indices) -> Numbers:
         """[n]: the numbers that rows were written as."""
         out = np.empty(len(row), np.int64)
-        self._gather(row, "numbers", out)
+        self._gather(row, [segment.numbers for segment in self._segments], out)
         return out
 
     def id_and_text(self, row: int) -> tuple[str, str]:
@@ -63,14 +66,27 @@ class Rows:
         start, segment, *_ = self.parts[bisect_right(self._first, row) - 1]
         return segment.ids[row - start], segment.texts[row - start]
 
+    def ids_and_texts(self, row: Indices) -> tuple[list[str], list[str]]:
+        """The same of n rows."""
+        places, local = self._places(row)
+        held = list(zip(map(self._segments.__getitem__, places.tolist()), local.tolist(), strict=True))
+        return [segment.ids[one] for segment, one in held], [segment.texts[one] for segment, one in held]
+
+    def held(self, row: Indices) -> list[tuple[Segment, int]]:
+        """The segment of each of a few rows, and its place there."""
+        first, segments, held = self._first, self._segments, []
+        for one in row.tolist():
+            place = bisect_right(first, one) - 1
+            held.append((segments[place], one - first[place]))
+        return held
+
     def find(self, numbers: Numbers) -> Indices:
         """[n]: the row of each number, also if it is struck out; -1 where there is none."""
         return find(self.parts, numbers)
 
     def after(self, number: int) -> int:
         """The first row with a higher number; all behind it have higher ones too."""
-        newest = self.parts[-1].numbers[-1] if self.parts else number
-        for part in self.parts if newest > number else ():
+        for part in self.parts if self._newest > number else ():
             if part.numbers[-1] > number:
                 return part.start + int(np.searchsorted(part.numbers, number, "right"))
         return self.end
@@ -127,11 +143,14 @@ class Rows:
             mask[part.start : part.start + part.size] = True if part.gone is None else ~part.gone[: part.size]
         return mask
 
-    def _gather(self, row: Indices, field: str, out: NDArray[Any]) -> None:
+    def _places(self, row: Indices) -> tuple[Indices, Indices]:
+        """[n], [n]: the segment of each of n rows, and its place there."""
+        places = self._starts.searchsorted(row, "right") - 1
+        return places, row - self._starts[places]
+
+    def _gather(self, row: Indices, sources: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         """Fill ``out`` [n, ...] with what segments hold of n rows."""
-        sources = [getattr(part.segment, field) for part in self.parts]
-        places = np.searchsorted(self._starts, row, "right") - 1
-        local = row - self._starts[places]
+        places, local = self._places(row)
         if len(row) <= _ONE_BY_ONE:
             for i, (place, one) in enumerate(zip(places.tolist(), local.tolist(), strict=True)):
                 out[i] = sources[place][one]
@@ -142,12 +161,24 @@ class Rows:
 
 
 def parsed(text: str) -> Payload:
-    """The payload of a JSON text."""
+    """The payload of a JSON text, made anew: it belongs to whoever asked."""
     try:
-        payload: Payload = {} if text == "{}" else json.loads(text)
+        payload: Payload = json.loads(text)
     except ValueError as error:
         raise GalleryError(f"a payload is damaged ({error}): {text[:80]!r}; restore the gallery from a copy") from error
     return payload
+
+
+def all_parsed(texts: Sequence[str]) -> list[Payload]:
+    """The payloads of JSON texts, each made anew: read as one list, which takes a quarter of the time."""
+    text = f"[{','.join(texts)}]"
+    try:
+        payloads, end = _JSON.raw_decode(text)
+    except ValueError:
+        payloads, end = [], 0
+    if end != len(text) or len(payloads) != len(texts):
+        return list(map(parsed, texts))  # says which one is damaged
+    return payloads  # type: ignore[no-any-return]
 
 
 def _verdicts(test: Callable[[Payload], bool]) -> Callable[[str], bool]:

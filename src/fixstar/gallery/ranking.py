@@ -8,15 +8,16 @@ size of the batch, on the place of a row or on the number of threads, and equal 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "candidates", "exact_cosines", "first_of_each"]
+__all__ = ["Block", "candidates", "exact_cosines", "first_of_each", "paired_cosines"]
 
 CELLS = 1 << 20  # cosines at once: 4 MiB
 GROUP = 64
+PRODUCTS = 1 << 16  # of numbers, added up at once: 512 KiB, which stays near the processor
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
@@ -76,13 +77,22 @@ def _at_least(scores: Floats, floor: Floats) -> tuple[Indices, Indices]:
     return query, place
 
 
-def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices, row: Indices) -> Floats:
-    """[pairs] float32: the cosines of pairs, from sums in float64."""
-    out, block = np.empty(len(query), np.float32), 1 + 4 * CELLS // vectors.shape[1]
+def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices, row: Indices | None = None) -> Floats:
+    """[pairs] float32: the cosines of pairs, from sums in float64. Without ``row``, ``vectors`` has one a pair."""
+    out, block = np.empty(len(query), np.float32), 1 + PRODUCTS // vectors.shape[1]
     for start in range(0, len(query), block):
         part = slice(start, start + block)
-        out[part] = (vectors[row[part]] * queries[query[part]]).sum(axis=1)
-    return np.clip(out, -1, 1)  # lengths are 1 only up to rounding
+        some = vectors[part] if row is None else vectors[row[part]]
+        out[part] = paired_cosines(some, queries if len(queries) == 1 else queries[query[part]])
+    return out
+
+
+def paired_cosines(
+    vectors: NDArray[np.floating[Any]], queries: NDArray[np.float64], out: NDArray[np.float64] | None = None
+) -> Floats:
+    """[n] float32: the cosines of vectors [n, s] with a query each, or with one [1, s]; ``out`` [n, s] is scratch."""
+    cosines: Floats = np.add.reduce(np.multiply(vectors, queries, out=out), axis=1).astype(np.float32)
+    return np.minimum(np.maximum(cosines, -1, out=cosines), 1, out=cosines)  # lengths are 1 only up to rounding
 
 
 def first_of_each(query: Indices, score: Floats, number: NDArray[np.int64], k: int) -> Indices:

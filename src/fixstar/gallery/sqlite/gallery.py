@@ -255,9 +255,12 @@ class SqliteGallery:
 
     def _refresh(self) -> None:
         """Take in what was written since this thread's last look."""
-        with translated(self.path):
+        try:
             session = self._session()
             now = session.position()
             if now != session.seen:
                 self._matrices.refresh(session.db)
                 session.seen = now
+        except (sqlite3.Error, OSError) as error:
+            with translated(self.path):  # entered only now: every search comes by here
+                raise error
