@@ -14,7 +14,7 @@ from fixstar.benchmarks.comparison import Comparison, Line, compare, read_result
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
 from fixstar.benchmarks.table_pictures import draw
-from fixstar.benchmarks.table_text import markdown, parts_of, table_of, what_differs
+from fixstar.benchmarks.table_text import markdown, parts_of, put_section, table_of, what_differs
 
 SEVEN = benchmark("cifar100-10/7")
 
@@ -174,9 +174,16 @@ def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     stems = [
         path.name.removeprefix("cifar100-10-verification_3__").removesuffix("__verification.png") for path in drawn
     ]
-    assert stems == ["fd__e9", "fd__e70", "AA", "BC"]
+    assert stems == ["matrices", "AA", "BC"]
     assert all(Image.open(path).format == "PNG" for path in drawn)
     assert draw(compare(entry, []), tmp_path / "none") == []
+
+
+def test_a_section_takes_the_place_of_the_one_before_and_leaves_the_rest() -> None:
+    text = put_section(put_section("first\n", "a/2", "two\n"), "a/3", "three\n") + "last\n"
+    assert put_section(text, "a/2", "TWO\n") == text.replace("two\n", "TWO\n")
+    assert put_section(text, "a/3", "THREE\n") == text.replace("three\n", "THREE\n")
+    assert put_section("", "a/2", "two\n").startswith("<!-- a/2 -->")
 
 
 def test_results_of_other_benchmarks_are_left_alone(tmp_path: Path) -> None:

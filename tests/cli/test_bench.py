@@ -118,6 +118,8 @@ def test_the_table_shows_ours_and_writes_text_and_pictures(data: Path, tmp_path:
     assert shown.exit_code == 0, shown.output
     assert "class orders (0, 1) and seeds (5)" in " ".join(shown.output.split())
     text = (tmp_path / "small.md").read_text()
+    assert bench("table", "small/3", *where, *written).exit_code == 0
+    assert (tmp_path / "small.md").read_text() == text  # in the place of the section before
     assert "| er | 2 | 1 | " in text
     assert all((tmp_path / link.split(")")[0]).exists() for link in text.split("](")[1:])
     (line,) = json.loads(bench("table", "small/3", *where, "--json").stdout)["lines"]

@@ -1,4 +1,4 @@
-"""A comparison as pictures: the mean matrix of every method, and AA and BC version by version."""
+"""A comparison as pictures: the mean matrices of all methods side by side, and AA and BC version by version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fixstar.benchmarks.comparison import Comparison, Line
 from fixstar.benchmarks.plan import file_stem
-from fixstar.evaluation import compatibility_heat_map
+from fixstar.evaluation import side_by_side
 from fixstar.evaluation.curves import accuracy_curves, metric_curve
 
 __all__ = ["draw"]
@@ -24,12 +24,11 @@ def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
     drawn = []
     for protocol in comparison.benchmark.protocols:
         means = {_title(comparison, line): line for line in comparison.lines if line.matrices}
-        for title, line in means.items():
-            path = place / f"{stem}__{title.replace(', ', '__').replace(' ', '__')}__{protocol}.png"
-            runs = f", mean of {len(line.runs)} runs" if len(line.runs) > 1 else ""
-            compatibility_heat_map(line.matrices[protocol], None, f"{title}, {protocol}{runs}", path)
-            drawn.append(path)
-        for metric in _METRICS if means else ():
+        if not means:
+            continue
+        drawn.append(place / f"{stem}__matrices__{protocol}.png")
+        side_by_side({title: line.matrices[protocol] for title, line in means.items()}, drawn[-1])
+        for metric in _METRICS:
             path = place / f"{stem}__{metric}__{protocol}.png"
             curves = {title: metric_curve(line.matrices[protocol], metric) for title, line in means.items()}
             accuracy_curves(curves, path, metric=metric, title=f"{comparison.benchmark.name}, {protocol}")

@@ -12,7 +12,7 @@ from fixstar.benchmarks.published import Figure
 from fixstar.benchmarks.result import RunResult
 from fixstar.evaluation.seeds import format_spread
 
-__all__ = ["figure_text", "markdown", "parts_of", "table_of", "what_differs"]
+__all__ = ["figure_text", "markdown", "parts_of", "put_section", "table_of", "what_differs"]
 
 _FRACTIONS = {"AC": 2, "BC": 3, "FC": 3}  # digits; the others are percent, as most tables print them
 _NOTHING = "—"
@@ -75,6 +75,25 @@ def markdown(comparison: Comparison, pictures: Sequence[Path] = (), beside: Path
     return "\n\n".join(parts) + "\n"
 
 
+def put_section(text: str, name: str, section: str) -> str:
+    """A text with the section of a benchmark, in place of the one that it holds or at its end.
+
+    >>> print(put_section("words\\n", "a/2", "## a/2\\n"))
+    words
+    <BLANKLINE>
+    <!-- a/2 -->
+    ## a/2
+    <!-- end of a/2 -->
+    <BLANKLINE>
+    """
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    new = start + section + end
+    if start in text and end in text.partition(start)[2]:
+        before, _, rest = text.partition(start)
+        return before + new + rest.partition(end)[2]
+    return f"{text}\n{new}" if text else new
+
+
 def what_differs(comparison: Comparison) -> list[str]:
     """In sentences: what the paper leaves open, and where our runs depart from its recipe."""
     entry, lines = comparison.benchmark, [line for line in comparison.lines if line.runs]
@@ -89,7 +108,7 @@ def what_differs(comparison: Comparison) -> list[str]:
     found += _about_figures(comparison)
     absent = list(dict.fromkeys(line.method for line in comparison.lines if not line.runs))
     found += [f"Not run here: {', '.join(absent)}."] if absent else []
-    return found or ["Nothing that is known."]
+    return list(dict.fromkeys(found)) or ["Nothing that is known."]
 
 
 def _means_over(lines: Sequence[Line]) -> str:
@@ -137,6 +156,7 @@ def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
         seconds = sum(run.seconds for run in runs) / len(runs)
         devices = sorted({run.device for run in runs})
         words.append(f"{len(runs)} runs, {seconds:,.0f} s each on average ({', '.join(devices)}).")
+        words.append("Runs side by side take longer each.")
         words.append("± is the deviation of a single run.")
     return " ".join(words)
 

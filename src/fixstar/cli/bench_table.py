@@ -22,7 +22,9 @@ EXAMPLES = "Example:  fixstar bench table cifar100-10/7 --markdown cifar.md --pi
 def command(
     name: Annotated[str, typer.Argument(help="See: fixstar bench list")],
     results: Annotated[Path, typer.Option(help="Where the results of the runs are.")] = Path("benchmarks/results"),
-    markdown: Annotated[Path | None, typer.Option(help="Write a complete section to this file.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write a complete section to this file, in place of the one that it holds.")
+    ] = None,
     pictures: Annotated[Path | None, typer.Option(help="Write matrices and curves into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -35,9 +37,11 @@ def command(
     drawn = _draw(comparison, pictures)
     if markdown is not None:
         from fixstar.benchmarks.table_text import markdown as section
+        from fixstar.benchmarks.table_text import put_section
         from fixstar.durable import replace_file
 
-        text = section(comparison, drawn, markdown.parent)
+        before = markdown.read_text(encoding="utf-8") if markdown.exists() else ""
+        text = put_section(before, entry.name, section(comparison, drawn, markdown.parent))
         replace_file(markdown, lambda partial: partial.write_text(text, encoding="utf-8"))
     if as_json:
         print_json(_content(comparison, drawn))

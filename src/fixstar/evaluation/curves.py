@@ -170,7 +170,9 @@ def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
 
 
 def _line(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any) -> None:
-    look = {"linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 0, **style}
+    again = number >= len(COLOURS)  # colours come a second time: dashed
+    look: dict[str, Any] = {"linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 0}
+    look |= ({"linestyle": (0, (4, 2))} if again else {}) | style
     look |= {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
     axes.plot(x, y, label=name, gid="curve", **look)
 
