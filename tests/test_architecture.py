@@ -40,7 +40,7 @@ LAYERS: list[set[str]] = [
 HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}
 FORBIDDEN = {"torchvision", "pickle", "dill", "joblib", "cloudpickle"}
 CORE = {"torch", "numpy", "PIL", "safetensors", "rich", "typer"}  # what a bare GPU machine has at start
-TRITON_MODULES = {"normed_convolutions"}  # of the kernels: imported when a GPU trains
+TRITON_MODULES = {"normed_convolutions", "simplex_rows"}  # of the kernels: imported when a GPU trains
 WEB = {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "httpx"}  # imported when a service starts
 NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
 

@@ -12,8 +12,11 @@ from fixstar.kernels.simplex_ce import simplex_cross_entropy
 
 pytestmark = needs_triton
 
+# K, images, length of a prototype; above 16,385 a row is taken in parts
+SIZES = [(2, 3, 1.0), (3, 5, 1.0), (101, 64, 2.0), (8194, 16, 30.0), (16_386, 5, 1.0), (81_313, 4, 3.0)]
 
-@pytest.mark.parametrize(("K", "images", "length"), [(2, 3, 1.0), (3, 5, 1.0), (101, 64, 2.0), (8194, 16, 30.0)])
+
+@pytest.mark.parametrize(("K", "images", "length"), SIZES)
 def test_the_fused_cross_entropy_is_that_of_the_logits(K: int, images: int, length: float) -> None:
     torch.manual_seed(K)
     z = (3 * torch.randn(images, K - 1, device=DEVICE)).requires_grad_()
