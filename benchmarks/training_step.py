@@ -7,7 +7,7 @@ data is needed. Rows:
     published, no loader  the same step on a batch that is there already
     eager               our loop's step, started kernel by kernel
     captured            recorded and replayed, not compiled
-    ours                recorded, compiled, bfloat16: what training does
+    ours                recorded, by the kernels of a CIFAR ResNet, bfloat16: what training does
 
     python benchmarks/training_step.py --out benchmarks/results/training_step_h200.json
     python benchmarks/training_step.py --profile            the kernels of our step, by time
@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
 from fixstar.durable import replace_json
-from fixstar.losses import info_nce
+from fixstar.losses.contrastive import _info_nce_by_torch
 from fixstar.methods import create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training, captured
@@ -131,7 +131,7 @@ def published_step(loader: bool) -> float:
             with torch.no_grad():
                 seen = old.heads(old.backbone(x))
             ce = torch.nn.functional.cross_entropy(outputs.logits, y)
-            loss = 0.1 * ce + 0.9 * info_nce(outputs.z, seen.z, y)
+            loss = 0.1 * ce + 0.9 * _info_nce_by_torch(outputs.z, seen.z, y, 5.0, "published")
             optimiser.zero_grad()
             torch.autograd.backward(loss)
             optimiser.step()

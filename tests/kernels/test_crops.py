@@ -136,3 +136,14 @@ def test_a_recorded_cut_takes_the_batch_of_its_step() -> None:
     for expected in batches.epoch(0):
         graph.replay()
         assert_same(batch, expected)
+
+
+def test_lanes_of_two_sizes_are_refused() -> None:
+    lanes = []
+    for size in (6, 8):
+        pixels = np.zeros((4, size, size, 3), np.uint8)
+        source = ResidentPixels(from_arrays(pixels, np.zeros(4, int)), CROPPED, DEVICE)
+        lanes.append(Lane(source, torch.arange(4, device=DEVICE), replay=size == 8))
+    batches = Batches(lanes, 4, CROPPED, seed=0)
+    with pytest.raises(InputError, match=r"\(3, 6, 6\), \(3, 8, 8\)"):
+        batches._cut_by_kernel(batches.plan_on_device(0), torch.zeros(1, dtype=torch.long, device=DEVICE))

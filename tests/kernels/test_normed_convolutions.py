@@ -7,10 +7,12 @@ import copy
 import pytest
 import torch
 from kernel_device import DEVICE, GPU, needs_triton, on_a_gpu
-from torch import Tensor
+from torch import Tensor, nn
 
+from fixstar.errors import InputError
 from fixstar.models.backbones.cifar_resnet import CifarResNet
-from fixstar.models.fused import FusedCifarResNet, fused
+from fixstar.models.fused import _BACKWARD, _FORWARD, FusedCifarResNet, fused
+from fixstar.models.fused_layers import WEIGHTS, layers_of
 
 pytestmark = needs_triton
 
@@ -59,7 +61,22 @@ def test_features_gradients_and_statistics_are_those_of_the_library(case: tuple[
             assert apart(moved, expected_there) < 1e-5, name
 
 
-def test_rounding_is_that_of_bfloat16() -> None:
+def test_sums_in_several_turns_are_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More programs than a channel looks at together, chunks of several turns, more chunks than are summed at once."""
+    monkeypatch.setattr("fixstar.models.fused._STATISTICS", 2)
+    monkeypatch.setattr("fixstar.models.fused.SUM_BLOCK", (256, 1))
+    for channels, (taps, *_) in WEIGHTS.items():
+        monkeypatch.setitem(WEIGHTS, channels, (taps, 16, 2, 9))
+    for channels in (16, 32, 64):
+        monkeypatch.setitem(_FORWARD, channels, (1, 16, 2))
+        monkeypatch.setitem(_BACKWARD, channels, (1, 16, 2))
+    chunks, turns = layers_of(network(8, 1, False), 4, 8)[1].chunks(2)
+    assert chunks > 1
+    assert turns > 1
+    test_features_gradients_and_statistics_are_those_of_the_library((8, 2, 4, 8, 1, False))
+
+
+def test_features_in_bfloat16_are_near() -> None:
     net = network(8, 3, True)
     reference = copy.deepcopy(net).double()
     x = torch.randn(4, 3, 8, 8, device=DEVICE)
@@ -67,12 +84,66 @@ def test_rounding_is_that_of_bfloat16() -> None:
     assert 1e-4 < apart(h, reference(x.double())) < 0.03
 
 
-def test_only_what_the_kernels_are_made_for_is_trained_by_them() -> None:
+@on_a_gpu
+def test_gradients_in_bfloat16_are_as_near_as_the_library_brings_them() -> None:
+    net = network(20, 3, True)
+    plain, exact = copy.deepcopy(net), copy.deepcopy(net).double()
+    x, weight = torch.randn(64, 3, 32, 32, device=DEVICE), torch.randn(64, 64, device=DEVICE)
+    torch.autograd.backward((FusedCifarResNet(net)(x) * weight).sum())
+    with torch.autocast("cuda", torch.bfloat16):
+        features = plain(x.contiguous(memory_format=torch.channels_last))
+    torch.autograd.backward((features.float() * weight).sum())
+    torch.autograd.backward((exact(x.double()) * weight.double()).sum())
+
+    def all_of(net: CifarResNet) -> Tensor:
+        return torch.cat([p.grad.double().flatten() for p in net.parameters() if p.grad is not None])
+
+    assert apart(all_of(net), all_of(exact)) < 1.2 * apart(all_of(plain), all_of(exact))
+
+
+def test_a_failed_training_is_not_hidden() -> None:
     net = network(8, 3, True)
-    assert FusedCifarResNet.suits(net, (32, 32)) == GPU
-    assert not FusedCifarResNet.suits(net, (32, 30))  # does not halve twice
-    assert not FusedCifarResNet.suits(net.eval(), (32, 32))
-    assert not FusedCifarResNet.suits(torch.nn.Linear(2, 2), (32, 32))
+    with torch.no_grad():
+        next(net.blocks()).conv1.weight[0, 0, 0, 0] = float("nan")
+    assert FusedCifarResNet(net)(torch.randn(2, 3, 4, 4, device=DEVICE)).isnan().any()
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    net = FusedCifarResNet(network(8, 3, True))
+    with pytest.raises(InputError, match="6 x 8"):
+        net(torch.randn(2, 3, 6, 8, device=DEVICE))
+    with pytest.raises(InputError, match="no gradient by its images"):
+        net(torch.randn(2, 3, 8, 8, device=DEVICE, requires_grad=True))
+
+
+def test_only_what_the_kernels_are_made_for_is_trained_by_them() -> None:
+    assert FusedCifarResNet.suits(network(8, 3, True), (32, 32)) == GPU
+    assert FusedCifarResNet.follows(network(8, 3, True), (32, 28))
+    assert not FusedCifarResNet.follows(network(8, 3, True), (32, 30))  # does not halve twice
+    assert not FusedCifarResNet.follows(network(8, 3, True).eval(), (32, 32))
+    assert not FusedCifarResNet.follows(nn.Linear(2, 2), (32, 32))
+
+    class Other(CifarResNet):
+        pass
+
+    assert not FusedCifarResNet.follows(Other(8).train(), (32, 32))
+
+
+@pytest.mark.parametrize("change", ["frozen", "no statistics", "no momentum", "one in evaluation", "hook"])
+def test_a_network_that_departs_from_the_usual_is_left_to_the_library(change: str) -> None:
+    net = network(8, 3, True)
+    block = next(net.blocks())
+    if change == "frozen":
+        block.conv2.weight.requires_grad_(False)
+    elif change == "no statistics":
+        block.bn1.track_running_stats = False
+    elif change == "no momentum":
+        block.bn1.momentum = None
+    elif change == "one in evaluation":
+        block.bn2.eval()
+    else:
+        block.register_forward_hook(lambda *_: None)
+    assert not FusedCifarResNet.follows(net, (32, 32))
 
 
 @on_a_gpu

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from fixstar.scenarios import Settings, Version, lifelong, retraining
 
 __all__ = ["Progress", "run_benchmark"]
 
-_BATCH = 1024  # images embedded at a time: a GPU waits for the host after each batch
+_PIXELS = 1 << 20  # embedded at a time, in 256 to 1024 images: a GPU waits for the host after each batch
 
 
 @dataclass
@@ -151,9 +152,10 @@ def _features(version: Version, searched: Searched, path: Path, progress: bool) 
     """Short forms of queries and gallery, made once: after a restart they are read back."""
     encoder = version.encoder
     if not path.exists():
-        gallery = encoder.encode(searched.gallery.images, _BATCH, form="short", progress=progress)
+        batch = min(1024, max(256, _PIXELS // math.prod(encoder.preprocessing.size)))
+        gallery = encoder.encode(searched.gallery.images, batch, form="short", progress=progress)
         same = searched.queries is searched.gallery
-        queries = gallery if same else encoder.encode(searched.queries.images, _BATCH, form="short", progress=progress)
+        queries = gallery if same else encoder.encode(searched.queries.images, batch, form="short", progress=progress)
         arrays = {"gallery": gallery} if same else {"gallery": gallery, "queries": queries}
         replace_file(path, lambda partial: _save(partial, arrays))
     with np.load(path, allow_pickle=False) as content:

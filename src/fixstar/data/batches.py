@@ -94,7 +94,10 @@ class Batches:
 
     def _cut_by_kernel(self, plan: Sequence[Tensor], at: Tensor) -> Batch:
         size, device = self.batch_size * self._views, at.device
-        shape = cast(ResidentPixels, self._lanes[0].source).shape
+        shapes = {cast(ResidentPixels, lane.source).shape for lane in self._lanes}
+        if len(shapes) > 1:
+            raise InputError(f"images of a batch must have one size, got {', '.join(map(str, sorted(shapes)))}")
+        (shape,) = shapes
         batch = Batch(
             torch.empty((size, *shape), dtype=torch.uint8, device=device),
             torch.empty(size, dtype=self._lanes[0].targets.dtype, device=device),

@@ -52,7 +52,7 @@ def _kernels() -> tuple[Any, Any]:
             sums += tl.load(bias + co)[None, :].to(tl.float32)
             if RESIDUAL:
                 sums += tl.load(residual + at, mask=(pixel < total)[:, None], other=0.0).to(tl.float32)
-            sums = tl.maximum(sums, 0.0)
+            sums = tl.where(sums < 0, 0.0, sums)  # keeps NaN, which the maximum would hide
         tl.store(y + at, sums.to(tl.bfloat16), mask=(pixel < total)[:, None])
 
     @triton.jit

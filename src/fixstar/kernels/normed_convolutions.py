@@ -62,17 +62,22 @@ def forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def statistics(  # type: ignore[no-untyped-def]
     parts, gamma, beta, running_mean, running_var, norm, total, programs, eps, momentum, C: tl.constexpr,
-    P: tl.constexpr, PROGRAMS: tl.constexpr,
+    P: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The parts of one channel together: norm = gain, shift, mean, 1 / deviation; and the running statistics."""
-    c, part = tl.program_id(0), tl.arange(0, PROGRAMS)
-    there = part < programs
-    count = tl.where(there, tl.minimum(P, total - part * P), 0).to(tl.float32)
-    means = tl.load(parts + c * programs + part, mask=there, other=0.0)
-    squares = tl.load(parts + (C + c) * programs + part, mask=there, other=0.0)
-    mean = tl.sum(count * means) / total
-    off = means - mean
-    variance = tl.sum(squares + count * off * off) / total
+    c = tl.program_id(0)
+    sums, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for step in range(STEPS):
+        part = step * BLOCK + tl.arange(0, BLOCK)
+        count = tl.where(part < programs, tl.minimum(P, total - part * P), 0).to(tl.float32)
+        sums += count * tl.load(parts + c * programs + part, mask=part < programs, other=0.0)
+    mean = tl.sum(sums) / total
+    for step in range(STEPS):
+        part = step * BLOCK + tl.arange(0, BLOCK)
+        count = tl.where(part < programs, tl.minimum(P, total - part * P), 0).to(tl.float32)
+        off = tl.load(parts + c * programs + part, mask=part < programs, other=0.0) - mean
+        squares += tl.load(parts + (C + c) * programs + part, mask=part < programs, other=0.0) + count * off * off
+    variance = tl.sum(squares) / total
     inverse = 1 / tl.sqrt(variance + eps)
     gain = tl.load(gamma + c) * inverse
     tl.store(norm + c, gain)
@@ -100,7 +105,7 @@ def joint(  # type: ignore[no-untyped-def]
         there = valid & (c < CB)[None, :]
         value += tl.load(before + source[:, None] * CB + c[None, :], mask=there, other=0.0).to(tl.float32)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.where(value < 0, 0.0, value)  # not the maximum, which would make 0 of NaN and hide a failed training
     tl.store(out + at, value.to(out.dtype.element_ty), mask=valid)
 
 
@@ -178,13 +183,16 @@ def tail(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def coefficients(  # type: ignore[no-untyped-def]
-    parts, norm, line, d_gamma, d_beta, total, programs, C: tl.constexpr, PROGRAMS: tl.constexpr,
+    parts, norm, line, d_gamma, d_beta, total, programs, C: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sums of one channel together: the gradients of gain and shift, and a, b, c of the batch norm's own."""
-    channel, part = tl.program_id(0), tl.arange(0, PROGRAMS)
-    there = part < programs
-    by_beta = tl.sum(tl.load(parts + channel * programs + part, mask=there, other=0.0))
-    by_gamma = tl.sum(tl.load(parts + (C + channel) * programs + part, mask=there, other=0.0))
+    channel = tl.program_id(0)
+    shifts, gains = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for step in range(STEPS):
+        part = step * BLOCK + tl.arange(0, BLOCK)
+        shifts += tl.load(parts + channel * programs + part, mask=part < programs, other=0.0)
+        gains += tl.load(parts + (C + channel) * programs + part, mask=part < programs, other=0.0)
+    by_beta, by_gamma = tl.sum(shifts), tl.sum(gains)
     tl.store(d_gamma + channel, by_gamma)
     tl.store(d_beta + channel, by_beta)
     gain, mean, inverse = (

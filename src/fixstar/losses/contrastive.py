@@ -32,6 +32,10 @@ def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_c
     """
     if suits(new, old):
         return fused_info_nce(new, old, targets, rho, same_class)
+    return _info_nce_by_torch(new, old, targets, rho, same_class)
+
+
+def _info_nce_by_torch(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: SameClass) -> Tensor:
     similarity = rho * functional.normalize(old.float()) @ functional.normalize(new.float()).T  # [i, j]
     itself = torch.eye(len(targets), dtype=torch.bool, device=targets.device)
     related = (targets[:, None] == targets[None, :]) & ~itself

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from fixstar.errors import InputError
 from fixstar.kernels import AVAILABLE, INTERPRETED
 from fixstar.models.backbones.cifar_resnet import CifarResNet
 from fixstar.models.fused_layers import LANES, SUM_BLOCK, WEIGHTS, Gradients, Layer, layers_of, programs_for
@@ -25,11 +27,13 @@ __all__ = ["FusedCifarResNet", "fused"]
 _FORWARD = {16: (1, 128, 4), 32: (3, 128, 4), 64: (3, 64, 4)}
 _BACKWARD = {16: (3, 128, 2), 32: (3, 128, 4), 64: (3, 64, 4)}
 _POINTWISE = {16: 128, 32: 64, 64: 16}
-_STATISTICS_WARPS = 1
+_STATISTICS = 1024  # parts that the one warp of a channel looks at together
 
 
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+def _in_blocks(programs: int) -> tuple[int, int]:
+    """How often a channel's program looks at how many parts: a power of two."""
+    block = min(_STATISTICS, 1 << (programs - 1).bit_length())
+    return programs_for(programs, block), block
 
 
 @dataclass
@@ -55,17 +59,26 @@ class FusedCifarResNet:
         self._run: Any = normed_convolutions
         self._backbone, self._storage = backbone, storage
         self._product = normed_convolutions.TYPES[torch.float32 if INTERPRETED else storage]
-        self._plan = functools.cache(self._gradients)
+        self._plans: dict[tuple[int, int, int, torch.device], Gradients] = {}
 
     @staticmethod
     def suits(backbone: nn.Module, sides: tuple[int, int]) -> bool:
-        """Whether a backbone can be trained this way: a CIFAR ResNet on a GPU, all of it, images halved twice."""
-        halved = all(side % 4 == 0 for side in sides)
-        if not isinstance(backbone, CifarResNet) or not AVAILABLE or not backbone.training or not halved:
+        """Whether a backbone can be trained this way, on a GPU that multiplies bfloat16."""
+        devices = {parameter.device for parameter in backbone.parameters()}
+        if not AVAILABLE or len(devices) != 1 or (device := devices.pop()).type != "cuda":
             return False
-        norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+        return torch.cuda.get_device_capability(device) >= (8, 0) and FusedCifarResNet.follows(backbone, sides)
+
+    @staticmethod
+    def follows(backbone: nn.Module, sides: tuple[int, int]) -> bool:
+        """Whether the written-out passes are those of a backbone: a CIFAR ResNet as it is, all of it in training."""
+        if type(backbone) is not CifarResNet or any(side % 4 for side in sides):
+            return False
+        modules = list(backbone.modules())
+        norms = [m for m in modules if isinstance(m, nn.BatchNorm2d)]
         usual = all(norm.training and norm.track_running_stats and norm.momentum is not None for norm in norms)
-        return usual and all(p.is_cuda and p.requires_grad for p in backbone.parameters())
+        hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
+        return usual and not hooked and all(p.requires_grad for p in backbone.parameters())
 
     def __call__(self, images: Tensor) -> Tensor:
         """[B, C, H, W] normalised images, sides divisible by four, to [B, 64] in float32."""
@@ -79,12 +92,18 @@ class FusedCifarResNet:
             for p in (layer.conv.weight, layer.norm.weight, layer.norm.bias)
         ]
 
-    def _gradients(self, images: int, height: int, width: int, device: torch.device) -> Gradients:
-        return Gradients(layers_of(self._backbone, height, width), images, device)
+    def _plan(self, images: int, height: int, width: int, device: torch.device) -> Gradients:
+        key = (images, height, width, device)
+        if key not in self._plans:
+            self._plans[key] = Gradients(layers_of(self._backbone, height, width), images, device)
+        return self._plans[key]
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[_Kept], Tensor]:
         """Features, and for the backward pass the layers and what the last block made."""
-        layers = self._plan(len(images), *images.shape[2:], images.device).layers
+        height, width = images.shape[2:]
+        if height % 4 or width % 4:
+            raise InputError(f"images are halved twice: both sides must divide by 4, got {height} x {width}")
+        layers = self._plan(len(images), height, width, images.device).layers
         packed = self._packed(layers)
         pixels = images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).to(self._storage)
         kept = [self._convolve(layers[0], packed[0], pixels)]
@@ -117,7 +136,7 @@ class FusedCifarResNet:
         bn = layer.norm
         self._run.statistics[(layer.outputs,)](
             parts, bn.weight, bn.bias, bn.running_mean, bn.running_var, norm, total, programs, bn.eps, bn.momentum,
-            layer.outputs, tile, _power(programs), num_warps=_STATISTICS_WARPS,
+            layer.outputs, tile, *_in_blocks(programs), num_warps=1,
         )  # fmt: skip
         return _Kept(layer, weight, x, y, norm)
 
@@ -137,7 +156,7 @@ class FusedCifarResNet:
         images, height, width, _ = kept[0].y.shape
         plan = self._plan(images, height, width, gradient.device)
         memory, parts = plan.empty()
-        beside = _Beside(gradient.is_cuda)
+        beside = _Beside(gradient.device)
         final_relu = list(self._backbone.blocks())[-1].final_relu
         g, sums = self._tail(gradient.contiguous(), kept[-1], top, final_relu)
         skip = g
@@ -171,8 +190,7 @@ class FusedCifarResNet:
         total, tile = g.numel() // channels, _POINTWISE[channels]
         line, dy = torch.empty((3, channels), device=g.device), torch.empty_like(g)
         self._run.coefficients[(channels,)](
-            sums, kept.norm, line, d_gain, d_shift, total, programs, channels, _power(programs),
-            num_warps=_STATISTICS_WARPS,
+            sums, kept.norm, line, d_gain, d_shift, total, programs, channels, *_in_blocks(programs), num_warps=1
         )  # fmt: skip
         self._run.along[(programs_for(total, tile),)](g, kept.y, line, dy, total, channels, tile, num_warps=4)
         return dy
@@ -201,15 +219,15 @@ class FusedCifarResNet:
         )  # fmt: skip
         block, at_once = SUM_BLOCK
         self._run.summed[(programs_for(layer.size, block),)](
-            parts, out, layer.size, chunks, min(at_once, _power(chunks)), block, num_warps=4
+            parts, out, layer.size, chunks, min(at_once, 1 << (chunks - 1).bit_length()), block, num_warps=4
         )
 
 
 class _Beside:
     """A second stream for work that nothing waits for, until ``join``. What it reads is kept until then."""
 
-    def __init__(self, on_gpu: bool) -> None:
-        self._stream: Any = _second_stream() if on_gpu else None
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = _second_stream(device) if device.type == "cuda" else None
         self._read: list[Tensor] = []
 
     @contextlib.contextmanager
@@ -230,18 +248,21 @@ class _Beside:
 
 
 @functools.cache
-def _second_stream() -> Any:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def _second_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, net: FusedCifarResNet, images: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ARG004
+        if ctx.needs_input_grad[1]:
+            raise InputError("the fused network has no gradient by its images; call the backbone itself")
         features, kept, top = net.forward(images)
         ctx.net, ctx.kept, ctx.top = net, kept, top
         return features
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         found = ctx.net.backward(gradients[0], ctx.kept, ctx.top)
         return (None, None, *found)

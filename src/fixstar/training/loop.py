@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from fixstar.errors import FixstarError
+from fixstar.kernels import build_errors
 from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -61,6 +63,7 @@ def train(run: Training) -> list[EpochLog]:
     _require_same_start(run, parts, log)
     device, shown = run.encoder.device, run.progress and world().first
     with (
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # where streams and kernels go
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         progress_bar(run.title, sum(part.images for part in parts), "images", show=shown) as advance,
     ):
@@ -143,9 +146,10 @@ def _training_mode(run: Training, part: Part) -> None:
 
 def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:
     if run.encoder.device.type == "cuda" and part.batches.resident and world().size == 1:
+        not_recorded: tuple[type[Exception], ...] = (RuntimeError, *build_errors())
         try:
             return CapturedSteps(run, part, optimiser)
-        except RuntimeError as error:  # a model or loss that looks at its values on the host
+        except not_recorded as error:  # a model or loss looks at its values on the host, or a kernel does not fit
             warnings.warn(f"the step could not be recorded ({error}); training goes on step by step", stacklevel=2)
     return EagerSteps(run, part, optimiser)
 
