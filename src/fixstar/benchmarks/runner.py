@@ -153,9 +153,13 @@ def _features(version: Version, searched: Searched, path: Path, progress: bool) 
     encoder = version.encoder
     if not path.exists():
         batch = min(1024, max(256, _PIXELS // math.prod(encoder.preprocessing.size)))
-        gallery = encoder.encode(searched.gallery.images, batch, form="short", progress=progress)
+        gallery = encoder.encode(searched.gallery.images, batch_size=batch, form="short", progress=progress)
         same = searched.queries is searched.gallery
-        queries = gallery if same else encoder.encode(searched.queries.images, batch, form="short", progress=progress)
+        queries = (
+            gallery
+            if same
+            else encoder.encode(searched.queries.images, batch_size=batch, form="short", progress=progress)
+        )
         arrays = {"gallery": gallery} if same else {"gallery": gallery, "queries": queries}
         replace_file(path, lambda partial: _save(partial, arrays))
     with np.load(path, allow_pickle=False) as content:
