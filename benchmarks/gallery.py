@@ -40,6 +40,7 @@ Figures = dict[str, Any]
 K = 10
 BATCHES = 8  # of fresh queries, for approximate search
 ENOUGH = 0.97
+PAUSE = 0.05  # seconds: searches go before the building of an index, which would hardly go on under searches alone
 BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
@@ -231,10 +232,11 @@ def summary(times: list[float]) -> Figures:
 
 
 def while_building(gallery: SqliteGallery, queries: Array) -> Figures:
-    """Search all the time from the moment when the building begins; the index takes over when it is there."""
+    """Search from the moment when the building begins, PAUSE between two; the index takes over when it is there."""
     start, times = time.perf_counter(), []
     while gallery._matrices.exact.indexes.get("v1") is None:
-        times += search_times(gallery, queries, 5, exact=False)
+        times += search_times(gallery, queries, 1, exact=False)
+        time.sleep(PAUSE)
     seconds = round(time.perf_counter() - start, 1)
     while gallery._keeper._thread is not None and gallery._keeper._thread.is_alive():  # it is being saved
         times += search_times(gallery, queries, 5, exact=False)
