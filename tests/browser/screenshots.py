@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from conftest import chromium, serving
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
+from real_service import chromium, serving
 
 WIDE = {"width": 1200, "height": 820}
 PHONE = {"width": 390, "height": 780}

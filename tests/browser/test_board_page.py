@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import serving
+from real_service import serving
 from waiting import until
 
 Visit = Callable[..., Any]
