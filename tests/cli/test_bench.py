@@ -127,6 +127,14 @@ def test_the_table_shows_ours_and_writes_text_and_pictures(data: Path, tmp_path:
     assert line["paper"] is None
 
 
+def test_a_file_that_holds_no_text_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "picture.md").write_bytes(b"\xff\xfe")
+    refused = bench("table", "cifar100-10/7", "--results", tmp_path, "--markdown", tmp_path / "picture.md")
+    assert refused.exit_code == 1
+    assert "no UTF-8 text" in str(refused.exception)
+    assert (tmp_path / "picture.md").read_bytes() == b"\xff\xfe"
+
+
 def test_published_figures_are_shown_before_anything_is_run(tmp_path: Path) -> None:
     shown = bench("table", "cifar100-10/7", "--results", tmp_path)
     assert "48.21" in shown.output

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernel_device import DEVICE, GPU, needs_triton
+from kernel_device import DEVICE, needs_triton, on_a_gpu
 
 from fixstar.data import Augmentation, Batch, Batches, Lane, from_arrays
 from fixstar.data.pixels import ResidentPixels
@@ -123,7 +123,7 @@ def test_images_without_targets_and_strided_ones_are_refused() -> None:
         cut(at, plan, pixels.transpose(2, 3), slots, False, empty(2))
 
 
-@pytest.mark.skipif(not GPU, reason="needs a CUDA GPU: steps are recorded there")
+@on_a_gpu
 def test_a_recorded_cut_takes_the_batch_of_its_step() -> None:
     batches = made()
     plan, at = batches.plan_on_device(0), torch.zeros(1, dtype=torch.long, device=DEVICE)

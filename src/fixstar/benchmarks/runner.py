@@ -153,14 +153,13 @@ def _features(version: Version, searched: Searched, path: Path, progress: bool) 
     encoder = version.encoder
     if not path.exists():
         batch = min(1024, max(256, _PIXELS // math.prod(encoder.preprocessing.size)))
-        gallery = encoder.encode(searched.gallery.images, batch_size=batch, form="short", progress=progress)
-        same = searched.queries is searched.gallery
-        queries = (
-            gallery
-            if same
-            else encoder.encode(searched.queries.images, batch_size=batch, form="short", progress=progress)
-        )
-        arrays = {"gallery": gallery} if same else {"gallery": gallery, "queries": queries}
+        sets = {"gallery": searched.gallery}
+        if searched.queries is not searched.gallery:
+            sets["queries"] = searched.queries
+        arrays = {
+            name: encoder.encode(images.images, batch_size=batch, form="short", progress=progress)
+            for name, images in sets.items()
+        }
         replace_file(path, lambda partial: _save(partial, arrays))
     with np.load(path, allow_pickle=False) as content:
         gallery = content["gallery"]

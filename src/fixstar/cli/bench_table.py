@@ -40,13 +40,22 @@ def command(
         from fixstar.benchmarks.table_text import put_section
         from fixstar.durable import replace_file
 
-        before = markdown.read_text(encoding="utf-8") if markdown.exists() else ""
-        text = put_section(before, entry.name, section(comparison, drawn, markdown.parent))
+        text = put_section(_text_of(markdown), entry.name, section(comparison, drawn, markdown.parent))
         replace_file(markdown, lambda partial: partial.write_text(text, encoding="utf-8"))
     if as_json:
         print_json(_content(comparison, drawn))
     else:
         _print(comparison, drawn)
+
+
+def _text_of(path: Path) -> str:
+    """What a file holds already; nothing where there is none."""
+    from fixstar.errors import InputError
+
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except UnicodeDecodeError:
+        raise InputError(f"{path} holds no UTF-8 text, so no section can be put into it; name another file") from None
 
 
 def _draw(comparison: Comparison, folder: Path | None) -> list[Path]:

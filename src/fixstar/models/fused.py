@@ -23,7 +23,7 @@ from fixstar.models.fused_layers import LANES, SUM_BLOCK, WEIGHTS, Gradients, La
 
 __all__ = ["FusedCifarResNet", "fused"]
 
-# By channels of what is written: taps at once, pixels and warps of a program. Measured best on an H200.
+# By channels of what is written: taps at once, pixels and warps of a program. Tried on an H200: best or near it.
 _FORWARD = {16: (1, 128, 4), 32: (3, 128, 4), 64: (3, 64, 4)}
 _BACKWARD = {16: (3, 128, 2), 32: (3, 128, 4), 64: (3, 64, 4)}
 _POINTWISE = {16: 128, 32: 64, 64: 16}

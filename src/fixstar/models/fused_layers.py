@@ -12,7 +12,7 @@ from fixstar.models.backbones.cifar_resnet import CifarResNet
 
 __all__ = ["LANES", "SUM_BLOCK", "WEIGHTS", "Gradients", "Layer", "layers_of", "programs_for"]
 
-# By channels of the convolution's input: taps at once, pixels a turn, warps, programs in all. Measured best on an H200.
+# By channels of the convolution's input: taps at once, pixels a turn, warps, programs in all. Tried on an H200.
 WEIGHTS = {16: (3, 64, 2, 528), 32: (3, 64, 4, 264), 64: (1, 64, 4, 264)}
 LANES = 16  # the fewest channels that a tensor core takes
 SUM_BLOCK = (64, 64)  # weights and chunks that a program sums at once
