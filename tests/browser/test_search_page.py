@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,21 @@ def test_a_chosen_file_is_searched_and_shown_with_score_label_and_version(site: 
     note = page.locator("#results-note").inner_text()
     assert note.startswith("12 results in ")
     assert note.endswith("v1")
+
+
+def test_versions_that_are_not_searched_are_named(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site)
+
+    def as_if_one_was_left_out(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=json.dumps({**answer.json(), "left_out": ["foreign"]}))
+
+    page.route("**/v1/search?*", as_if_one_was_left_out)
+    page.set_input_files("#file", query)
+    page.wait_for_selector(SCORED)
+    note = page.locator("#results-note").inner_text()
+    assert "not searched" in note
+    assert note.rstrip().endswith("foreign")
 
 
 def test_pictures_of_results_load(site: str, visit: Visit, query: Path) -> None:

@@ -16,6 +16,7 @@ from service_clients import client, picture
 from shops import pictures, shop
 
 from fixstar.lifecycle import catalogue
+from fixstar.service import jobs
 from fixstar.workspace import Workspace
 
 
@@ -177,3 +178,12 @@ def test_later_means_on_disk_now_and_a_job(http: TestClient, space: Workspace) -
     refused = posted(http, picture(3), b"text", where="/v1/items/async")
     assert refused.status_code == 415
     assert "image 1" in refused.json()["detail"]
+
+
+def test_images_for_a_job_that_is_refused_are_not_kept(
+    http: TestClient, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "WAITING", 0)
+    refused = posted(http, picture(1), where="/v1/items/async")
+    assert refused.status_code == 429
+    assert not list((space.path / "images").rglob("*.png"))

@@ -152,6 +152,7 @@ async def add_items(context: Shared, images: Images, payloads: Payloads = None, 
 async def add_items_later(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> JobShape:
     """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
     uploads = plan_uploads(images, _listed("payloads", payloads), _listed("ids", ids), context.settings.images_a_job)
+    await run_in_threadpool(context.jobs.require_room, "index")
     kept = await keep_images(context, uploads)
     return job_shape(await run_in_threadpool(context.jobs.submit, "index", {"items": kept}))
 

@@ -82,6 +82,11 @@ class Jobs:
             return  # what it may still write must not meet another service
         self._held.close()
 
+    def require_room(self, kind: Kind) -> None:
+        """Refuse as ``submit`` would at this moment: before images are kept for a job that will not be taken on."""
+        with self._changed:
+            self._refuse(kind)
+
     def submit(self, kind: Kind, parameters: Mapping[str, Any]) -> Job:
         """Take a job on; it is on disk when this returns. Refused while another of its kind has to be waited for."""
         if kind not in KINDS:
@@ -89,8 +94,6 @@ class Jobs:
         items = parameters.get("items")
         job = Job.made(kind, parameters, None if items is None else len(items), _intention(kind, parameters))
         with self._changed:
-            if self._stopping:
-                raise Problem(503, "The service is stopping", "no new jobs", "come again", Retry_After="10")
             self._refuse(kind)
             self._files.save(job)
             self._jobs[job.id] = job
@@ -98,6 +101,8 @@ class Jobs:
         return job
 
     def _refuse(self, kind: Kind) -> None:
+        if self._stopping:
+            raise Problem(503, "The service is stopping", "no new jobs", "come again", Retry_After="10")
         active = [job for job in self._jobs.values() if job.kind == kind and not job.has_ended]
         if kind == "index":
             if len(active) >= WAITING:

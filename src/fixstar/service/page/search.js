@@ -83,12 +83,19 @@ function ask(k, signal) {
   return call(address("/v1/search", { k, where }), { form, signal });
 }
 
-function present({ version, hits, milliseconds }) {
-  byId("results-note").replaceChildren(`${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, query vector by `, badge(version));
+function present({ version, hits, milliseconds, left_out: unreached }) {
+  const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, query vector by `;
+  byId("results-note").replaceChildren(took, badge(version), ...leftOut(unreached));
   offerLabels(hits);
   if (hits.length) showItems(hits);
   else if (byId("label").value.trim()) showEmpty("Nothing found with this label", "Take the label away, or write it as it was stored.");
   else showEmpty("Nothing found", "The gallery holds nothing else yet.");
+}
+
+/** Names the versions whose vectors the query does not reach, or says nothing. */
+function leftOut(versions) {
+  if (!versions.length) return [];
+  return [" · not searched, their adapter is for another version: ", ...versions.flatMap((name) => [badge(name), " "])];
 }
 
 async function browse(add) {
