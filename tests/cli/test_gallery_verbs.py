@@ -16,6 +16,7 @@ from typed import typed
 
 from fixstar.gallery import open_gallery
 from fixstar.lifecycle import Check, catalogue, save_check
+from fixstar.service.job_files import Job, JobFiles
 from fixstar.workspace import Workspace
 from fixstar.workspace.files import gallery_url
 
@@ -301,3 +302,22 @@ class TestGallery:
 def test_help_of_every_verb_shows_an_example() -> None:
     for words in (["index"], ["search"], ["adapt"], ["gallery", "export"], ["gallery", "move"]):
         assert f"fixstar {' '.join(words)}" in typed(*words, "--help").out.replace("\n", " "), words
+
+
+def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Path) -> None:
+    with Workspace(full, device="cpu") as space:
+        names = [str(space.images.keep(np.full((8, 8, 3), shade, np.uint8))["image"]) for shade in (1, 2, 3, 4)]
+        old = [full / name for name in names[:3]]
+        for path in old:
+            os.utime(path, (0, 0))
+        unit = np.eye(1, space.gallery.versions()[0].width, dtype=np.float32)
+        space.gallery.upsert("v1", ["uploaded"], unit, [{"image": names[0]}])
+        waiting = Job.made("index", {"items": [{"id": "later", "image": names[1], "payload": {}}]}, 1, "")
+        JobFiles(full).save(waiting)
+    told = typed("gallery", "prune-images", "-w", full, "--dry-run")
+    assert told.code == 0, told.err
+    assert "1 images of 0.0 MB would be deleted" in told.out
+    assert all(path.is_file() for path in old)
+    assert '"images": 1' in typed("gallery", "prune-images", "-w", full, "--json").out
+    assert [path.is_file() for path in old] == [True, True, False]
+    assert (full / names[3]).is_file()  # kept a moment ago: its item may be on its way

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -142,9 +143,36 @@ class ImageStore:
         content = image if isinstance(image, bytes) else _png(image)
         digest = hashlib.sha256(content).hexdigest()
         name = f"images/{digest[:2]}/{digest}{suffix}"
-        if not (self.path / name).is_file():
+        try:
+            os.utime(self.path / name)  # there already, and wanted again: ``prune`` must not take it away now
+        except FileNotFoundError:
             replace_file(self.path / name, lambda partial: partial.write_bytes(content))
         return {IMAGE: name, STAMP: digest[:16]}
+
+    def unused(self, used: Iterable[str], before: float) -> list[Path]:
+        """Kept images that none of the names in ``used`` leads to, and that nobody kept since the time ``before``.
+
+        Ask for the names after ``before`` has passed: an image is kept first and named in an item later.
+        """
+        old = {path for path in self.path.glob("images/??/*") if path.is_file() and path.stat().st_mtime < before}
+        return sorted(old - {self.path / name for name in used})
+
+    def prune(self, unused: Iterable[Path], before: float) -> tuple[int, int]:
+        """Delete images that are not in use; how many, and their bytes. One that is kept again meanwhile stays."""
+        images, total = 0, 0
+        for path in unused:
+            aside = path.with_name(f".{path.name}.pruned")
+            try:
+                path.rename(aside)  # from here on ``keep`` writes it anew
+            except FileNotFoundError:
+                continue
+            seen = aside.stat()
+            if seen.st_mtime >= before:
+                aside.rename(path)
+            else:
+                aside.unlink()
+                images, total = images + 1, total + seen.st_size
+        return images, total
 
     def find(self, item: Item) -> Path | None:
         """Where the image of an item is; None where nobody knows, or it is gone."""
