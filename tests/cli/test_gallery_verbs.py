@@ -304,6 +304,23 @@ def test_help_of_every_verb_shows_an_example() -> None:
         assert f"fixstar {' '.join(words)}" in typed(*words, "--help").out.replace("\n", " "), words
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"path,id\nhat/0.png,x\nbag/1.png,x\n", "line 3: the id 'x' stands in line 2 already"),
+        (b"id,path\nx,hat/0.png\ny\n", "line 3: no path"),
+        (b"path,image\nhat/0.png,front\n", "the column image is filled in here"),
+        (b"path,label\nhat/0.png,caf\xe9\n", "is not UTF-8"),
+    ],
+)
+def test_a_list_that_cannot_be_meant_so_is_refused_whole(empty: Path, photos: Path, content: bytes, told: str) -> None:
+    (photos / "list.csv").write_bytes(content)
+    refused = typed("index", photos / "list.csv", "-w", empty)
+    assert refused.code == 1
+    assert told in refused.err
+    assert not (empty / "gallery.db").exists()
+
+
 def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Path) -> None:
     with Workspace(full, device="cpu") as space:
         names = [str(space.images.keep(np.full((8, 8, 3), shade, np.uint8))["image"]) for shade in (1, 2, 3, 4)]

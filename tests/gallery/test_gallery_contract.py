@@ -367,3 +367,15 @@ def test_a_replaced_vector_keeps_the_payload_of_the_moment(gallery: Gallery) -> 
     with pytest.raises(GalleryError, match="no version"):
         gallery.replace_vectors("v9", [seen], vectors(1, 3))
     assert gallery.replace_vectors("v2", [], np.empty((0, 3), np.float32)) == []
+
+
+def test_payloads_are_replaced_with_the_vectors_where_they_are_given(gallery: Gallery) -> None:
+    filled(gallery, 6)
+    seen = list(gallery.get(["i0", "i1"]).values())
+    gallery.delete(["i1"])
+    kept = np.stack([item.vector for item in seen])
+    assert gallery.replace_vectors("v1", seen, kept, [{"price": 1}, {"price": 2}]) == ["i0"]
+    assert gallery.get(["i0", "i1"])["i0"].payload == {"price": 1}
+    assert "i1" not in gallery.get(["i1"])
+    with pytest.raises(GalleryError, match="1 payloads"):
+        gallery.replace_vectors("v1", seen, kept, [{}])

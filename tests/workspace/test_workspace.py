@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -166,6 +167,26 @@ def test_only_versions_that_nothing_needs_are_retired(tmp_path: Path, photos: Pa
         assert space.registry.next_number() == 5
         with pytest.raises(ModelError, match="retired"):
             space.encoder("v1")
+
+
+def test_a_version_that_was_half_retired_is_retired_by_the_same_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop(tmp_path / "three", versions=3) as space:
+        space.deploy("v2", force="test")
+        space.deploy("v3", force="test")
+
+        def killed(path: Path) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(shutil, "rmtree", killed)
+            space.retire("v1")
+        assert space.registry.directory("v1").is_dir()
+        space.retire("v1")
+        assert not space.registry.directory("v1").exists()
+        with pytest.raises(ModelError, match="retired"):
+            space.retire("v1")
 
 
 def test_status_says_where_everything_stands(space: Workspace, photos: Path) -> None:

@@ -20,7 +20,7 @@ __all__ = [
     "checked_vectors",
     "checked_version",
     "payload_texts",
-    "unchanged",
+    "replaceable",
     "unknown_version",
 ]
 
@@ -57,18 +57,25 @@ def _is_unit(vector: Vectors) -> bool:
     return abs(math.sqrt(wide.dot(wide)) - 1) < 0.99 * _ROUNDING
 
 
-def unchanged(items: Sequence[Item], now: Mapping[str, Item], rows: int) -> list[int]:
-    """Which of the items still hold the same vector of the same version; ``rows`` vectors are to replace theirs."""
+def replaceable(
+    items: Sequence[Item], now: Mapping[str, Item], rows: int, payloads: Sequence[Payload] | None
+) -> tuple[list[int], list[Payload]]:
+    """Which of the items still hold the same vector of the same version, and the payloads that these are to have.
+
+    ``rows`` vectors are to replace theirs; without ``payloads`` they keep those that they have ``now``.
+    """
     checked_ids([item.id for item in items])
-    if len(items) != rows:
-        raise GalleryError(f"replace_vectors takes one vector an item; got {len(items)} items, {rows} vectors")
-    return [
+    if len(items) != rows or (payloads is not None and len(payloads) != rows):
+        given = "" if payloads is None else f", {len(payloads)} payloads"
+        raise GalleryError(f"replace_vectors takes one vector an item; got {len(items)} items, {rows} vectors{given}")
+    same = [
         row
         for row, item in enumerate(items)
         if item.id in now
         and now[item.id].version == item.version
         and np.array_equal(now[item.id].vector, np.asarray(item.vector))
     ]
+    return same, [now[items[row].id].payload if payloads is None else payloads[row] for row in same]
 
 
 def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:

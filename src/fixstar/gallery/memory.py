@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.arguments import checked_ids, checked_projection, checked_vectors, payload_texts, unchanged
+from fixstar.gallery.arguments import checked_ids, checked_projection, checked_vectors, payload_texts, replaceable
 from fixstar.gallery.draft import Draft
 from fixstar.gallery.exact import ExactSearch
 from fixstar.gallery.matrix import parsed
@@ -59,14 +59,16 @@ class MemoryGallery:
             self._number += len(names)
             self._where.update(zip(names, ((version, number) for number in numbers), strict=True))
 
-    def replace_vectors(self, version: str, items: Sequence[Item], vectors: Vectors) -> list[str]:
-        """Give items new vectors, where they still hold those given with them; the ids of these."""
+    def replace_vectors(
+        self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
+    ) -> list[str]:
+        """Give items new vectors, and payloads, where they still hold the vectors given with them; the ids of these."""
         with self._lock:
             rows = checked_vectors(vectors, self._open().space(version).width, version)
             now = self.get([item.id for item in items])
-            same = unchanged(items, now, len(rows))
+            same, contents = replaceable(items, now, len(rows), payloads)
             names = [items[row].id for row in same]
-            self.upsert(version, names, rows[same], [now[name].payload for name in names])
+            self.upsert(version, names, rows[same], contents)
             return names
 
     def delete(self, ids: Sequence[str]) -> int:

@@ -76,11 +76,13 @@ class Gallery(Protocol):
     ) -> None:
         """Store unit vectors [N, width] of a version, all or none; items that exist are replaced, payload included."""
 
-    def replace_vectors(self, version: str, items: Sequence[Item], vectors: Vectors) -> list[str]:
-        """Give items new unit vectors [N, width], made by a version; payloads stay. The ids of those it was done for.
+    def replace_vectors(
+        self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
+    ) -> list[str]:
+        """Give items new unit vectors [N, width], made by a version. The ids of those it was done for.
 
-        Only items that still hold the vector given with them are touched: what was deleted or written meanwhile stays
-        so. All at once, where the store has transactions.
+        Payloads stay unless new ones are given. Only items that still hold the vector given with them are touched: what
+        was deleted or written meanwhile stays so. All at once, where the store has transactions.
         """
 
     def delete(self, ids: Sequence[str]) -> int:

@@ -79,15 +79,40 @@ def _folder(folder: Path, prefix: str) -> Iterator[CatalogueItem]:
 
 
 def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        if "path" not in (rows.fieldnames or ()):
-            raise DataError(f"{path} needs a column named path; it has: {', '.join(rows.fieldnames or ['nothing'])}")
-        for row in rows:
-            where = row.pop("path")
-            name = row.pop("id", None) or where
-            payload = {key: _value(key, text) for key, text in row.items() if key and text not in (None, "")}
-            yield _from_file(prefix + name, path.parent / where, payload)
+    seen: dict[str, int] = {}
+    for line, row in _rows(path):  # all of it once, before anything is indexed
+        if not row.get("path"):
+            raise DataError(f"{path}, line {line}: no path; it has {list(filter(None, row.values()))[:3]}")
+        name = row.get("id") or str(row["path"])
+        if seen.setdefault(name, line) != line:
+            raise DataError(
+                f"{path}, line {line}: the id {name!r} stands in line {seen[name]} already. Ids must be distinct; "
+                "give one to every row in a column id"
+            )
+    seen.clear()
+    for _, row in _rows(path):
+        where = str(row.pop("path"))
+        name = row.pop("id", None) or where
+        payload = {key: _value(key, text) for key, text in row.items() if key and text not in (None, "")}
+        yield _from_file(prefix + name, path.parent / where, payload)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a list, each with the number of its last line."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            columns = rows.fieldnames or ()
+            if "path" not in columns:
+                raise DataError(f"{path} needs a column named path; it has: {', '.join(columns) or 'nothing'}")
+            if reserved := {IMAGE, STAMP} & set(columns):
+                raise DataError(f"{path}: the column {min(reserved)} is filled in here; give yours another name")
+            for row in rows:
+                yield rows.line_num, row
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is no list of comma-separated values: {error}") from error
 
 
 def _value(column: str, text: str) -> str | int | float:

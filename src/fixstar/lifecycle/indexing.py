@@ -73,16 +73,25 @@ def index_items(
 def _new_images(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
     """Items that the gallery does not have, or has of another image. Other fields that differ are stored."""
     known = gallery.get([item.id for item in batch])
-    same = [
-        item for item in batch if item.stamp is not None and item.id in known and _is_image_of(known[item.id], item)
-    ]
-    for item in same:
-        stored = known[item.id]
-        if dict(stored.payload) != dict(item.payload):
-            gallery.upsert(stored.version, [item.id], stored.vector[None], [item.payload])
+    same = [item for item in batch if item.stamp is not None and _is_image_of(known.get(item.id), item)]
+    _store_fields(gallery, known, same)
     kept = {item.id for item in same}
     return [item for item in batch if item.id not in kept]
 
 
-def _is_image_of(stored: Item, item: CatalogueItem) -> bool:
-    return all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
+def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[CatalogueItem]) -> None:
+    """Give stored items the fields that are told now. What others delete meanwhile stays deleted."""
+    items = [item for item in items if dict(known[item.id].payload) != dict(item.payload)]
+    while items:
+        done: set[str] = set()
+        for version in {known[item.id].version for item in items}:
+            told = [item for item in items if known[item.id].version == version]
+            stored = [known[item.id] for item in told]
+            vectors = np.stack([one.vector for one in stored])
+            done.update(gallery.replace_vectors(version, stored, vectors, [item.payload for item in told]))
+        known = gallery.get([item.id for item in items if item.id not in done])  # embedded anew meanwhile: once more
+        items = [item for item in items if item.id in known]
+
+
+def _is_image_of(stored: Item | None, item: CatalogueItem) -> bool:
+    return stored is not None and all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))

@@ -19,7 +19,7 @@ from fixstar.gallery.arguments import (
     checked_projection,
     checked_vectors,
     payload_texts,
-    unchanged,
+    replaceable,
     unknown_version,
 )
 from fixstar.gallery.bridging import Bridges
@@ -109,16 +109,18 @@ class PostgresGallery:
         with self._pool.transaction(WRITE) as db:
             write_items(db, number, names, rows, texts, lock_writing(db, len(names)))
 
-    def replace_vectors(self, version: str, items: Sequence[Item], vectors: Vectors) -> list[str]:
-        """Give items new vectors, where they still hold those given with them; the ids of these."""
+    def replace_vectors(
+        self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
+    ) -> list[str]:
+        """Give items new vectors, and payloads, where they still hold the vectors given with them; the ids of these."""
         with self._pool.transaction(WRITE) as db:
             last = lock_writing(db, len(items))
             number, space = find_version(db, version)
             rows = checked_vectors(vectors, space.width, version)
             now = {item.id: item for item in read_items(db, "id = ANY (%s)", [[item.id for item in items]])}
-            same = unchanged(items, now, len(rows))
+            same, contents = replaceable(items, now, len(rows), payloads)
             names = [items[row].id for row in same]
-            texts = payload_texts(names, len(same), [now[name].payload for name in names])
+            texts = payload_texts(names, len(same), contents)
             write_items(db, number, names, rows[same], texts, last)
         return names
 

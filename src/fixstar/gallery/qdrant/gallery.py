@@ -34,7 +34,7 @@ from fixstar.gallery.arguments import (
     checked_projection,
     checked_vectors,
     payload_texts,
-    unchanged,
+    replaceable,
     unknown_version,
 )
 from fixstar.gallery.bridging import Bridges
@@ -120,16 +120,18 @@ class QdrantGallery:
                 part = slice(start, start + step)
                 self._write(server, versions, target, names[part], rows[part], texts[part])
 
-    def replace_vectors(self, version: str, items: Sequence[Item], vectors: Vectors) -> list[str]:
-        """Give items new vectors, where they still hold those given with them; the ids of these.
+    def replace_vectors(
+        self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
+    ) -> list[str]:
+        """Give items new vectors, and payloads, where they still hold the vectors given with them; the ids of these.
 
         Qdrant has no transactions: a write by others between the look and the new vector would be undone.
         """
         now = self.get([item.id for item in items])
         rows = np.asarray(vectors)
-        same = unchanged(items, now, len(rows))
+        same, contents = replaceable(items, now, len(rows), payloads)
         names = [items[row].id for row in same]
-        self.upsert(version, names, rows[same], [now[name].payload for name in names])
+        self.upsert(version, names, rows[same], contents)
         return names
 
     def _write(

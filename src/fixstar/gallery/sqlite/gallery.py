@@ -26,7 +26,7 @@ from fixstar.gallery.arguments import (
     checked_vectors,
     checked_version,
     payload_texts,
-    unchanged,
+    replaceable,
     unknown_version,
 )
 from fixstar.gallery.index_keeper import IndexKeeper
@@ -112,15 +112,17 @@ class SqliteGallery:
         with self._writing() as db:
             write_items(db, number, names, rows, texts)
 
-    def replace_vectors(self, version: str, items: Sequence[Item], vectors: Vectors) -> list[str]:
-        """Give items new vectors, where they still hold those given with them; the ids of these."""
+    def replace_vectors(
+        self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
+    ) -> list[str]:
+        """Give items new vectors, and payloads, where they still hold the vectors given with them; the ids of these."""
         with self._writing() as db:
             number, width = find_version(db, version)
             rows = checked_vectors(vectors, width, version)
             now = items_of(db, [item.id for item in items])
-            same = unchanged(items, now, len(rows))
+            same, contents = replaceable(items, now, len(rows), payloads)
             names = [items[row].id for row in same]
-            write_items(db, number, names, rows[same], payload_texts(names, len(same), [now[n].payload for n in names]))
+            write_items(db, number, names, rows[same], payload_texts(names, len(same), contents))
         return names
 
     def delete(self, ids: Sequence[str]) -> int:
