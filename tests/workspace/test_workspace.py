@@ -176,7 +176,7 @@ def test_a_version_that_was_half_retired_is_retired_by_the_same_call(
         space.deploy("v2", force="test")
         space.deploy("v3", force="test")
 
-        def killed(path: Path) -> None:
+        def killed(*_: object) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -129,20 +129,16 @@ class Registry:
         ``live`` counts vectors by version, ``needed`` says of versions why they must stay.
         """
         tombstone = self.path / "retired" / f"{name}.json"
-        if tombstone.is_file() and self.directory(name).is_dir():  # an earlier call was killed half way
-            return self._remove(name)
-        self.checked(name)
-        if live.get(name):
-            raise InputError(
-                f"{live[name]:,} vectors of {name} live in the gallery; re-embed them first "
-                "(fixstar backfill --budget all), or delete them"
-            )
-        if name in needed:
-            raise InputError(f"{name} cannot be retired: {needed[name]}")
-        replace_json(tombstone, self.card(name))
-        self._remove(name)
-
-    def _remove(self, name: str) -> None:
+        if not (tombstone.is_file() and self.directory(name).is_dir()):  # else an earlier call was killed half way
+            self.checked(name)
+            if live.get(name):
+                raise InputError(
+                    f"{live[name]:,} vectors of {name} live in the gallery; re-embed them first "
+                    "(fixstar backfill --budget all), or delete them"
+                )
+            if name in needed:
+                raise InputError(f"{name} cannot be retired: {needed[name]}")
+            replace_json(tombstone, self.card(name))
         (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
 
