@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ from typed import typed
 
 from fixstar.gallery import open_gallery
 from fixstar.lifecycle import Check, catalogue, save_check
+from fixstar.models import Encoder
 from fixstar.service.job_files import Job, JobFiles
 from fixstar.workspace import Workspace
 from fixstar.workspace.files import gallery_url
@@ -263,6 +265,85 @@ class TestGallery:
             assert message in refused.err
         assert typed("gallery", "stats", "-w", full, "--json").json["items"] == 9
 
+    def test_columns_of_other_names(self, full: Path, tmp_path: Path) -> None:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.table({"sku": ["a", "b"], "embedding": [[1.0, 0.0], [0.0, 2.0]], "price": [3, 4]})
+        parquet.write_table(table, tmp_path / "clip.parquet")
+        words: list[str | Path] = ["gallery", "import", tmp_path / "clip.parquet", "--as", "clip", "-w", full]
+        for options, told in (
+            ([], "--id-column ..."),
+            (["--id-column", "sku"], "--vector-column ..."),
+            (["--id-column", "price", "--vector-column", "clip"], "no column 'clip'"),
+        ):
+            refused = typed(*words, *options)
+            assert (refused.code, refused.out) == (1, ""), options
+            assert told in refused.err
+        assert typed(*words, "--id-column", "sku", "--vector-column", "embedding", "--json").json["items"] == 2
+        with open_gallery(full / "gallery.db") as gallery:
+            assert {item.id: dict(item.payload) for item in gallery.iterate("clip")} == {
+                "a": {"price": 3},
+                "b": {"price": 4},
+            }
+        typed("gallery", "export", "clip", tmp_path / "clip.npz", "-w", full)
+        other = typed("gallery", "import", tmp_path / "clip.npz", "--as", "clip", "-w", full, "--id-column", "sku")
+        assert (other.code, other.out) == (1, "")
+        assert "has no columns" in other.err
+
+    def test_only_its_own_exports_come_back_under_names_that_a_workspace_gives(
+        self, full: Path, photos: Path, tmp_path: Path
+    ) -> None:
+        """Where there is no projection to compare, vectors of any model would pass as v1's."""
+        path = tmp_path / "linear"
+        with Workspace.create(path, device="cpu") as space:
+            encoder = Encoder.create("tiny", classes=["bag", "hat"], classifier="linear")
+            encoder.save(path / "versions" / "v1")
+            space.index(catalogue(photos))
+            (one,) = space.gallery.versions()
+            space.gallery.create_version("old@v1", one.width)
+            space.gallery.upsert("old@v1", ["x"], np.eye(1, one.width, dtype=np.float32))
+        strangers = np.random.default_rng(0).standard_normal((3, one.width)).astype(np.float32)
+        np.save(tmp_path / "strangers.npy", strangers)
+        np.savez(tmp_path / "strangers.npz", vectors=strangers)
+        typed("gallery", "export", "v1", tmp_path / "shop.npz", "-w", full)  # v1 of another workspace
+        typed("gallery", "export", "v1", tmp_path / "bare.npz", "--gallery", path / "gallery.db")
+        for version, name in (("v1", "v1.npz"), ("v1", "v1.parquet"), ("old@v1", "old.npz")):
+            assert typed("gallery", "export", version, tmp_path / name, "-w", path).code == 0
+        before = typed("gallery", "stats", "-w", path, "--json").json
+        for file, name, told in (
+            ("strangers.npy", "v1", "does not say that it holds v1 of this workspace"),
+            ("strangers.npz", "v1", "does not say"),
+            ("strangers.npz", "v2", "does not say"),  # the next version's name
+            ("strangers.npz", "old@v1", "does not say"),
+            ("bare.npz", "v1", "does not say"),
+            ("shop.npz", "v1", "holds v1 of another workspace"),
+            ("old.npz", "v1", "old.npz holds old@v1"),
+            ("v1.npz", "v2", "v1.npz holds v1"),
+            ("v1.parquet", "old@v1", "v1.parquet holds v1"),
+        ):
+            refused = typed("gallery", "import", tmp_path / file, "--as", name, "-w", path)
+            assert (refused.code, refused.out) == (1, ""), (file, name)
+            assert told in refused.err
+            assert "--as old-system" in refused.err
+        assert typed("gallery", "stats", "-w", path, "--json").json == before
+        with open_gallery(path / "gallery.db") as gallery:
+            gallery.delete([item.id for item in gallery.iterate()])
+        for file, name, count in (("v1.npz", "v1", 9), ("v1.parquet", "v1", 9), ("old.npz", "old@v1", 1)):
+            back = typed("gallery", "import", tmp_path / file, "--as", name, "-w", path, "--json")
+            assert (back.code, back.json) == (0, {"version": name, "items": count})
+        for name in ("v1-of-them", "v", "old", "V1"):
+            assert typed("gallery", "import", tmp_path / "strangers.npy", "--as", name, "-w", path).code == 0, name
+        bare = tmp_path / "bare.db"
+        open_gallery(bare).close()
+        assert typed("gallery", "import", tmp_path / "strangers.npy", "--as", "v1", "--gallery", bare).code == 0
+
+    def test_an_export_of_a_retired_version_comes_back(self, full: Path, tmp_path: Path) -> None:
+        typed("gallery", "export", "v1", tmp_path / "v1.npz", "-w", full)
+        (full / "retired").mkdir()
+        (full / "versions" / "v1" / "card.json").rename(full / "retired" / "v1.json")
+        shutil.rmtree(full / "versions" / "v1")
+        assert typed("gallery", "import", tmp_path / "v1.npz", "--as", "v1", "-w", full).code == 0
+
     def test_a_gallery_moves_and_the_workspace_follows(self, full: Path, photos: Path, tmp_path: Path) -> None:
         target = tmp_path / "elsewhere" / "vectors.db"
         target.parent.mkdir()
@@ -338,3 +419,23 @@ def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Pa
     assert '"images": 1' in typed("gallery", "prune-images", "-w", full, "--json").out
     assert [path.is_file() for path in old] == [True, True, False]
     assert (full / names[3]).is_file()  # kept a moment ago: its item may be on its way
+
+
+def test_items_are_deleted_by_id_and_by_version(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ids(full)[:2]
+    told = typed("gallery", "delete", first, "absent", "-w", full)
+    assert told.out.startswith("1 items deleted; the gallery holds 8"), told.err
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{second}\n\n"))
+    assert typed("gallery", "delete", "-", "-w", full, "--json").json == {"deleted": 1, "items": 7}
+    for words, why in (
+        (["delete"], "say which items"),
+        (["delete", "x", "--version", "v1"], "not both"),
+        (["delete", "--version", "v9", "--yes"], "v9"),
+        (["delete", "--version", "v1"], "Delete all 7 items of v1? Say so with --yes"),
+    ):
+        refused = typed("gallery", *words, "-w", full)
+        assert refused.code == 1
+        assert why in refused.err
+    assert len(ids(full)) == 7
+    assert typed("gallery", "delete", "--version", "v1", "--yes", "-w", full, "--json").json["deleted"] == 7
+    assert ids(full) == []

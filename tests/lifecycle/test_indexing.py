@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fixstar.gallery import Gallery, Item, open_gallery
-from fixstar.lifecycle import CatalogueItem, index_items
+from fixstar.lifecycle import CatalogueItem, Embedded, index_items
 
 SEEN = {"image": "/photo.png", "stamp": "1-1"}
 
@@ -55,3 +55,17 @@ def test_what_others_delete_or_embed_meanwhile_stays_so(gallery: Gallery, monkey
     assert {name: item.version for name, item in now.items()} == {"a": "v2", "c": "v1"}
     assert [item.payload["price"] for item in now.values()] == [5, 5]
     np.testing.assert_array_equal(now["a"].vector, [0, 0, 0, 1])
+
+
+def test_a_name_that_is_no_text_is_told_and_the_others_are_indexed(gallery: Gallery) -> None:
+    def embed(batches: Any) -> Any:
+        for batch in batches:
+            yield Embedded(np.tile(np.eye(4, dtype=np.float32)[0], (len(batch), 1)), ())
+
+    files = [CatalogueItem(name, Path("/photo.png")) for name in ("good", "bad\udcff.png", "\u00fcber \U0001f600")]
+    done = index_items(gallery, "v1", embed, files)
+    assert done.added == 2
+    assert [(bad.name, bad.reason) for bad in done.bad] == [
+        ("bad\\udcff.png", "its name is not valid UTF-8; rename it")
+    ]
+    assert gallery.get(["\u00fcber \U0001f600"])

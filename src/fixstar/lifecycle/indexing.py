@@ -41,22 +41,24 @@ def index_items(
 
     ``again`` embeds those too. Memory stays flat, whatever the number of items.
     """
-    unchanged = 0
+    unchanged, added = 0, 0
+    bad: list[BadImage] = []
     waiting: list[list[CatalogueItem]] = []
 
     def batches() -> Iterator[list[object]]:
         nonlocal unchanged
         source = iter(items)
-        while batch := without_repeats(list(islice(source, BATCH))):
+        while came := without_repeats(list(islice(source, BATCH))):
+            batch = [item for item in came if _is_unicode(item.id)]
+            bad.extend(_unnameable(item) for item in came if not _is_unicode(item.id))
             fresh = batch if again else _new_images(gallery, batch)
             unchanged += len(batch) - len(fresh)
             if progress is not None:
-                progress(len(batch) - len(fresh))
+                progress(len(came) - len(fresh))
             if fresh:
                 waiting.append(fresh)
                 yield [item.image for item in fresh]
 
-    added, bad = 0, []
     for vectors, unread in embedder(batches()):  # type: ignore[arg-type]
         batch = waiting.pop(0)
         good = np.flatnonzero(~np.isnan(vectors).any(axis=1)).tolist()
@@ -68,6 +70,16 @@ def index_items(
         if progress is not None:
             progress(len(batch))
     return Indexed(version, added, unchanged, tuple(bad))
+
+
+def _is_unicode(name: str) -> bool:
+    """File names may hold any bytes; those that are no UTF-8 come as lone surrogates, which no store can hold."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _unnameable(item: CatalogueItem) -> BadImage:
+    shown = item.id.encode("utf-8", "backslashreplace").decode()
+    return BadImage(0, shown, "its name is not valid UTF-8; rename it")
 
 
 def _new_images(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
