@@ -8,16 +8,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from test_hnsw import COUNT, WIDTH, clustered, graph, names
 
 from fixstar.errors import GalleryError
-from fixstar.gallery import SqliteGallery, measured_recall
-from fixstar.gallery.hnsw import HnswIndex
+from fixstar.gallery import SqliteGallery, index_keeper, measured_recall
+from fixstar.gallery.hnsw import HnswIndex, build_hnsw
 from fixstar.gallery.hnsw_files import index_path
 
 
@@ -196,6 +198,93 @@ def test_a_process_killed_while_saving_leaves_the_old_index(tmp_path: Path) -> N
         until(lambda: covered(gallery) == COUNT + 1100)
         until(lambda: is_idle(gallery))
     assert not list((tmp_path / "g.db.index").glob(".*.partial"))
+
+
+def look(gallery: SqliteGallery, version: str = "v1") -> list[tuple[str, int]]:
+    """Let an approximate search start what is due, wait for it, and say which indexes there are."""
+    gallery.search(version, clustered(1, 2), exact=False)
+    until(lambda: is_idle(gallery))
+    return [(state.version, state.items) for state in gallery.indexes()]
+
+
+def test_a_version_that_was_backfilled_as_a_whole_leaves_no_index_and_the_others_get_theirs(tmp_path: Path) -> None:
+    saved = index_path(tmp_path / "g.db.index", "v1")
+    with filled(tmp_path / "g.db") as gallery:
+        gallery.build_index()
+        left = saved.read_bytes()
+        gallery.create_version("v2", WIDTH)
+        items = list(gallery.get(names(0, COUNT)).values())
+        gallery.replace_vectors("v2", items, clustered(COUNT, 5))
+        assert [state.version for state in gallery.indexes()] == []  # the rows are gone; nobody has looked after it yet
+        assert look(gallery, "v2") == [("v2", COUNT)]
+        assert set(gallery._matrices.exact.indexes) == {"v2"}
+        assert not saved.exists()
+    index_path(tmp_path / "g.db.index", "v2").unlink()
+    saved.write_bytes(left)  # of a process that ended before it came to it
+    with SqliteGallery(tmp_path / "g.db", index_above=10, read_only=True) as reader:
+        assert look(reader, "v2") == [("v2", COUNT)]
+        assert saved.exists()
+        with pytest.raises(GalleryError, match="cannot be written"):
+            reader.build_index()
+    with SqliteGallery(tmp_path / "g.db", index_above=1000) as gallery:
+        assert look(gallery, "v2") == [("v2", COUNT)]
+        assert not saved.exists()
+        gallery.upsert("v1", names(0, 1100), clustered(1100, 6))  # back again
+        assert ("v1", 1100) in look(gallery)
+
+
+def test_rows_may_vanish_between_the_look_and_the_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filled(tmp_path / "g.db", 1500) as gallery:
+        keeper = gallery._keeper
+        held, aside = keeper._held, keeper._build_aside
+
+        @contextmanager
+        def held_late() -> Iterator[None]:
+            with held():
+                gallery.delete(names(0, 1500))
+                yield
+
+        monkeypatch.setattr(keeper, "_held", held_late)
+        assert look(gallery) == []
+        monkeypatch.setattr(keeper, "_held", held)
+        gallery.upsert("v1", names(0, 1500), clustered(1500, 1))
+        assert look(gallery) == [("v1", 1500)]
+
+        def aside_late(*arguments: Any) -> None:
+            gallery.delete(names(0, 1500))
+            aside(*arguments)
+
+        monkeypatch.setattr(keeper, "_build_aside", aside_late)
+        assert gallery.build_index() == []
+        monkeypatch.setattr(keeper, "_build_aside", aside)
+        gallery.upsert("v1", names(0, 1500), clustered(1500, 1))
+        assert look(gallery) == [("v1", 1500)]
+
+
+def test_one_version_that_cannot_be_indexed_leaves_the_others_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, tried = build_hnsw, []
+
+    def broken(rows: Any, *arguments: Any, **options: Any) -> HnswIndex | None:
+        tried.append(len(rows))
+        if len(rows) < 1400:
+            raise RuntimeError("this one is odd")
+        return build(rows, *arguments, **options)
+
+    monkeypatch.setattr(index_keeper, "build_hnsw", broken)
+    with filled(tmp_path / "g.db", 1100) as gallery:
+        gallery.create_version("v2", WIDTH)
+        gallery.upsert("v2", names(2000, 3500), clustered(1500, 4))
+        with pytest.warns(UserWarning, match=r"of version 'v1' could be made \(this one is odd\)"):
+            assert look(gallery) == [("v2", 1500)]
+        gallery.upsert("v1", ["new"], clustered(1, 9))
+        assert look(gallery) == [("v2", 1500)]
+        assert tried == [1100, 1500]  # what failed is not tried again and again
+        monkeypatch.setattr(index_keeper, "build_hnsw", build)
+        assert [state.items for state in gallery.build_index("v1")] == [1101]
+        gallery.upsert("v1", names(5000, 6100), clustered(1100, 7))
+        assert look(gallery) == [("v1", 2201), ("v2", 1500)]
 
 
 def test_an_index_that_cannot_be_saved_is_used_all_the_same(tmp_path: Path) -> None:

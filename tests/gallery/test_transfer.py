@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from test_gallery_contract import filled, vectors
 
 from fixstar.errors import DataError, FixstarError, GalleryError, InputError
 from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, copy_gallery, export_version, import_version
+from fixstar.gallery.transfer import made_or_same, open_vectors
 
 P = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
 
@@ -97,7 +100,7 @@ def test_foreign_vectors_of_any_length_and_type(tmp_path: Path) -> None:
     assert gallery.count() == {"a": 5000, "b": 5000}
     query = (rows[77:78] / np.linalg.norm(rows[77])).astype(np.float32)
     first, second = gallery.search("a", query, k=2)[0]
-    assert {first.id, second.id} == {"77", "10077"}  # equal up to the rounding of half precision
+    assert {first.id, second.id} == {"a/77", "10077"}  # equal up to the rounding of half precision
     assert first.score == pytest.approx(1, abs=1e-6)
 
 
@@ -107,6 +110,9 @@ def write_bad(path: Path, kind: str) -> None:
         rows[2500, 1] = np.nan
     elif kind == "zero":
         rows[7] = 0
+    elif kind == "tiny":
+        rows = rows.astype(np.float64)
+        rows[2999] = 3e-162  # more than nothing, but its squares do not tell its length
     elif kind == "flat":
         rows = rows[0]
     elif kind == "fortran":
@@ -120,6 +126,12 @@ def write_bad(path: Path, kind: str) -> None:
         path.with_suffix(".jsonl").write_text('{"id": "a"}\n')
     elif kind == "twice":
         path.with_suffix(".jsonl").write_text('{"id": "a"}\n' * 3000)
+    elif kind.startswith("value "):
+        value = kind.removeprefix("value ")
+        lines = (f'{{"id": "i{i}", "payload": {{"price": {value if i == 2999 else i}}}}}\n' for i in range(3000))
+        path.with_suffix(".jsonl").write_text("".join(lines))
+    elif kind == "deep":
+        path.with_suffix(".jsonl").write_text(f'{{"id": "a", "payload": {{"x": {"[" * 5000}{"]" * 5000}}}}}\n')
     elif kind == "no object":
         lines = (f'{{"id": "{i}", "payload": {i}}}\n' for i in range(3000))
         path.with_suffix(".jsonl").write_text("".join(lines))
@@ -137,6 +149,11 @@ def write_bad(path: Path, kind: str) -> None:
         ("few ids", "3000 vectors and 1 ids"),
         ("twice", "'a' comes twice"),
         ("no object", "no object"),
+        ("value NaN", "'i2999' cannot be written as JSON.*nothing was stored"),
+        ("value 1e999", "'i2999' cannot be written as JSON.*nothing was stored"),
+        ('value "\\ud800"', "'i2999' cannot be written as JSON.*nothing was stored"),
+        ("deep", "damaged"),
+        ("tiny", "row 2999.*is zero.*nothing was stored"),
     ],
 )
 def test_a_bad_file_is_refused_before_anything_is_stored(tmp_path: Path, kind: str, told: str) -> None:
@@ -155,6 +172,61 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", features=np.ones((2, 2)))
     with pytest.raises(DataError, match="holds no vectors"):
         import_version(MemoryGallery(), "x", tmp_path / "odd.npz")
+
+
+def test_a_file_says_what_made_its_vectors(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    source = example(MemoryGallery())
+    for name, kept in (("x.npz", "v1 of a shop"), ("x.parquet", "v1 of a shop"), ("x.npy", None)):
+        export_version(source, "v1", tmp_path / name, origin="v1 of a shop")
+        assert open_vectors(tmp_path / name).origin == kept
+        export_version(source, "v1", tmp_path / name)
+        assert open_vectors(tmp_path / name).origin is None
+
+
+MAKING = """
+import sys, time
+from pathlib import Path
+from fixstar.gallery import open_gallery
+from fixstar.gallery.transfer import made_or_same
+end = time.monotonic() + 30  # where the other one has failed
+for number in range(20):
+    with open_gallery(f"{sys.argv[1]}-{number}.db") as gallery:
+        Path(f"{sys.argv[1]}-{number}.{sys.argv[2]}").touch()
+        while not Path(f"{sys.argv[1]}-{number}.{sys.argv[3]}").exists():
+            assert time.monotonic() < end
+        assert made_or_same(gallery, "v1", 8, None)
+"""
+
+
+def test_two_processes_may_create_the_same_version_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAKING, str(tmp_path / "g")]
+    with (
+        subprocess.Popen([*command, "a", "b"], stderr=subprocess.PIPE, text=True) as one,
+        subprocess.Popen([*command, "b", "a"], stderr=subprocess.PIPE, text=True) as other,
+    ):
+        assert one.wait(60) == other.wait(60) == 0, f"{one.communicate()[1]}{other.communicate()[1]}"
+
+
+def test_a_version_created_meanwhile_must_have_the_same_space() -> None:
+    class Raced(MemoryGallery):
+        """Another one creates the version just before."""
+
+        width, matrix = 3, P
+
+        def create_version(self, name: str, width: int, projection: Any = None) -> None:
+            if not self.versions():
+                super().create_version(name, self.width, self.matrix)
+            super().create_version(name, width, projection)
+
+    assert made_or_same(Raced(), "v1", 3, P)
+    assert not made_or_same(Raced(), "v1", 3, None)
+    assert not made_or_same(Raced(), "v1", 3, P + 1)
+    assert not made_or_same(Raced(), "v1", 4, None)
+    with pytest.raises(GalleryError, match="the width of a version"):
+        made_or_same(MemoryGallery(), "v1", 0, None)
+    with pytest.raises(GalleryError, match="of another kind"):
+        copy_gallery(example(MemoryGallery()), Raced())
 
 
 def test_importing_and_exporting_streams(tmp_path: Path) -> None:

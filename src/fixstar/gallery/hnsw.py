@@ -172,7 +172,7 @@ def build_hnsw(
 ) -> HnswIndex | None:
     """The index of all rows, made anew or from ``base`` and what came since; None if it was told not to go on.
 
-    Sets the number of threads that FAISS uses in the calling thread.
+    There must be rows. Sets the number of threads that FAISS uses in the calling thread.
     """
     faiss = engine()
     faiss.omp_set_num_threads(threads)

@@ -2,7 +2,10 @@
 
 Nothing here holds up a search or a write. An index is made aside, from rows as they were when it was begun, by one
 thread that uses one core; then it takes the place of the old one at once. One process builds at a time, the others
-read what it saved.
+read what it saved. A version that has no rows any more has no index either: a backfill moves all of them elsewhere.
+
+A version whose index cannot be made is searched exactly, and the others keep theirs. Only what concerns all of them
+is taken for all: without FAISS none is made, and where one cannot be written the others stay in memory too.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from fixstar.errors import GalleryError, MissingExtraError
 from fixstar.gallery.exact import RowIndex
 from fixstar.gallery.hnsw import KIND, HnswIndex, build_hnsw, engine
 from fixstar.gallery.hnsw_files import index_path, load_hnsw, save_hnsw
+from fixstar.gallery.matrix import Rows
 from fixstar.gallery.sqlite.matrices import StoredMatrices
 from fixstar.gallery.store import IndexState
 
@@ -49,6 +53,7 @@ class IndexKeeper:
         self._folder, self._above, self._read_only = folder, above, read_only
         self._reading, self._building, self._starting = threading.Lock(), threading.Lock(), threading.Lock()
         self._read: dict[str, object] = {}  # the state of each file when it was last read or written
+        self._given_up: set[str] = set()  # versions that none could be made of; asking for it tries again
         self._thread: threading.Thread | None = None
         self._seen: object = None  # the rows when nothing was left to do
         self._not_before = 0.0
@@ -71,14 +76,16 @@ class IndexKeeper:
 
     def build(self, versions: list[str]) -> list[IndexState]:
         """Build the indexes of these versions anew, and wait."""
+        if self._read_only:
+            raise GalleryError(f"{self._folder} cannot be written: an index that is built now would be gone at once")
         engine()
         with self._starting:
             self._asked += 1
         try:
             with self._building:
                 for name in versions:
-                    if len(self._exact.rows()[name]):
-                        self._build_aside(name)
+                    if len(rows := self._exact.rows()[name]):
+                        self._build_aside(name, rows)
         finally:
             with self._starting:
                 self._asked, self._seen = self._asked - 1, None
@@ -92,7 +99,7 @@ class IndexKeeper:
                     self._load(name)
         except MissingExtraError:
             return []
-        indexes = {name: self._index(name) for name in self._exact.rows()}
+        indexes = {name: self._index(name) for name, rows in self._exact.rows().items() if len(rows)}
         return [IndexState(name, KIND, len(i.numbers), i.recall) for name, i in indexes.items() if i is not None]
 
     def close(self) -> None:
@@ -107,6 +114,10 @@ class IndexKeeper:
 
     def _is_due(self, name: str) -> bool:
         rows, index = self._exact.rows()[name], self._index(name)
+        if name in self._given_up:
+            return False
+        if not len(rows):  # what is left of its index goes
+            return index is not None or (self._saves and self._state(name) is not None)
         if index is None:
             return len(rows) > self._above or (name not in self._read and self._state(name) is not None)
         came, gone = index.lag(rows)
@@ -119,27 +130,36 @@ class IndexKeeper:
             while due := [name for name in self._exact.rows() if self._is_due(name)]:
                 if self._closed or self._asked:
                     return
-                try:
-                    self._bring_up_to_date(due[0])
-                except BlockingIOError:
-                    raise
-                except OSError as error:
-                    self._saves = False
-                    warnings.warn(f"approximate indexes cannot be saved ({error}); they stay in memory", stacklevel=1)
+                self._try(due[0])
         except MissingExtraError:
             self._off = True  # searches stay exact
         except BlockingIOError:
             self._seen, self._not_before = None, time.monotonic() + _RETRY
+
+    def _try(self, name: str) -> None:
+        """Bring one version's index up to date; what fails is told once, and stands in no other version's way."""
+        try:
+            self._bring_up_to_date(name)
+        except (MissingExtraError, BlockingIOError):
+            raise
         except Exception as error:  # a cache that cannot be made must not take the program down
-            self._off = True
-            warnings.warn(f"no approximate index could be made ({error}); searches stay exact", stacklevel=1)
+            if isinstance(error, OSError) and self._saves:
+                self._saves = False
+                warnings.warn(f"approximate indexes cannot be saved ({error}); they stay in memory", stacklevel=1)
+            else:
+                self._given_up.add(name)
+                told = f"no approximate index of version {name!r} could be made ({error})"
+                warnings.warn(f"{told}; its vectors are searched exactly", stacklevel=1)
 
     def _bring_up_to_date(self, name: str) -> None:
-        if self._state(name) != self._read.get(name):  # saved by another process, or before this one began
-            self._load(name)
+        if len(self._exact.rows()[name]) and self._state(name) != self._read.get(name):
+            self._load(name)  # saved by another process, or before this one began
             return
         with self._building, self._held():
             index, rows = self._index(name), self._exact.rows()[name]
+            if not len(rows):
+                self._drop(name)
+                return
             base = None if index is None or index.lag(rows)[1] * _GONE > len(index.numbers) else index
             new = build_hnsw(rows, lambda: not self._closed and not self._asked, base=base)
             if new is not None:
@@ -159,7 +179,7 @@ class IndexKeeper:
                     path.unlink()
             yield
 
-    def _build_aside(self, name: str) -> None:
+    def _build_aside(self, name: str, rows: Rows) -> None:
         """In a thread of its own, so that what FAISS is told about threads ends with it."""
         outcome: list[BaseException | None] = []
 
@@ -167,10 +187,11 @@ class IndexKeeper:
             _step_back()
             try:
                 threads = max(1, (os.cpu_count() or 1) - 1)  # searches keep a core
-                new = build_hnsw(self._exact.rows()[name], lambda: not self._closed, threads)
+                new = build_hnsw(rows, lambda: not self._closed, threads)
                 if new is None:
                     raise GalleryError("the gallery was closed while its index was being built")
                 self._use(name, new)
+                self._given_up.discard(name)
                 self._save(name, new)
             except BaseException as error:  # raised again by whoever waits
                 outcome.append(error)
@@ -188,6 +209,14 @@ class IndexKeeper:
             indexes: dict[str, RowIndex] = {**self._exact.indexes, name: index}
             self._exact.indexes = indexes
 
+    def _drop(self, name: str) -> None:
+        """Let go of the index of a version without rows, and of its file."""
+        with self._reading:
+            self._exact.indexes = {other: index for other, index in self._exact.indexes.items() if other != name}
+            self._read.pop(name, None)
+        if self._saves:
+            index_path(self._folder, name).unlink(missing_ok=True)
+
     def _save(self, name: str, index: HnswIndex) -> None:
         if not self._read_only:
             save_hnsw(index_path(self._folder, name), index, name)
@@ -197,7 +226,8 @@ class IndexKeeper:
         """Read a saved index, if there is one that fits."""
         with self._reading:
             state, rows = self._state(name), self._exact.rows()[name]
-            index = load_hnsw(index_path(self._folder, name), name, rows, self._matrices.position) if state else None
+            is_there = state is not None and len(rows) > 0
+            index = load_hnsw(index_path(self._folder, name), name, rows, self._matrices.position) if is_there else None
             self._read[name] = state
             if index is not None:
                 self._exact.indexes = {**self._exact.indexes, name: index}

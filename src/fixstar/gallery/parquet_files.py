@@ -5,7 +5,8 @@
     payload   optional: JSON texts, or structs. Without it every other column is a field of the payload
 
 A cell that is null is a field that is not there; so is NaN, which is how many tools write null. Dates become ISO texts.
-The projection of short forms stands in the file's metadata. The columns may have other names.
+The projection of short forms, and what made the vectors, stand in the file's metadata. The columns may have other
+names.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = ["ParquetFile", "write_parquet"]
 
 _PAYLOAD = "payload"
 _PROJECTION = "fixstar.projection"  # base64 of float32, after its shape: "20000 64 AAAA..."
+_ORIGIN = "fixstar.origin"
 _GROUP = 4 << 20  # numbers in a row group
 _ROWS = 8192
 _METADATA = (1 << 31) - 1  # a projection may be larger than what readers take for a harmless text
@@ -47,7 +49,9 @@ class ParquetFile:
         self._arrow = _pyarrow(f"reading {path}")
         with self._opened() as file:
             self._check_columns(file.schema_arrow)
-            self.projection = _projection(file.metadata.metadata or {})
+            metadata = file.metadata.metadata or {}
+            self.projection = _projection(metadata)
+            self.origin = metadata[_ORIGIN.encode()].decode() if _ORIGIN.encode() in metadata else None
             self.ids = self._read_ids(file)
             self.width = self._read_width(file)
 
@@ -68,7 +72,7 @@ class ParquetFile:
             if column not in schema.names:
                 raise InputError(
                     f"{self.name} has no column {column!r}; it has {', '.join(schema.names)}. Say which one holds the "
-                    f'{what}s: {what}_column="..." (--{what}-column)'
+                    f'{what}s: {what}_column="..." (--{what}-column ...)'
                 )
         types, kind = self._arrow.types, schema.field(self._id).type
         kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -123,7 +127,7 @@ class ParquetFile:
             if batch.schema.names != [_PAYLOAD]:
                 return [_fields(row) for row in rows]
             return [_payload(row[_PAYLOAD]) for row in rows]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{self.name}: a payload from row {start} on cannot be kept as JSON: {error}") from error
 
     @contextmanager
@@ -199,7 +203,13 @@ def _projection(metadata: dict[bytes, bytes]) -> NDArray[np.float32] | None:
     return values.reshape(int(rows), int(columns)).astype(np.float32)
 
 
-def write_parquet(path: Path, width: int, items: Iterable[Item], projection: NDArray[np.float32] | None = None) -> int:
+def write_parquet(
+    path: Path,
+    width: int,
+    items: Iterable[Item],
+    projection: NDArray[np.float32] | None = None,
+    origin: str | None = None,
+) -> int:
     """Write items of one version; the file is whole or absent. How many there were."""
     arrow = _pyarrow(f"writing {path}")
     parquet = importlib.import_module("pyarrow.parquet")
@@ -220,6 +230,8 @@ def write_parquet(path: Path, width: int, items: Iterable[Item], projection: NDA
                 content = base64.b64encode(projection.astype("<f4").tobytes()).decode("ascii")
                 text = f"{projection.shape[0]} {projection.shape[1]} {content}"
                 writer.add_key_value_metadata({_PROJECTION: text})
+            if origin is not None:
+                writer.add_key_value_metadata({_ORIGIN: origin})
 
     replace_file(path, write)
     return written

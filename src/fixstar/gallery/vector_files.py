@@ -1,10 +1,11 @@
 """Vectors of one version in NumPy files, read and written block by block, and what any source of vectors offers.
 
-FILE.npz   ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], and a member ``payloads.jsonl``
+FILE.npz   ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], and the members ``payloads.jsonl`` and
+           ``origin.txt``, which says what made the vectors
 FILE.npy   the vectors [N, width]; beside it, optional, FILE.jsonl
 
 A line of .jsonl is a payload; beside a .npy file it is {"id": ..., "payload": {...}}. Without ids, items are called
-"0", "1", ... Nothing is ever unpickled.
+FILE/0, FILE/1, ... Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from fixstar.gallery.store import Item, Payload
 
 __all__ = ["Block", "VectorFile", "VectorSource", "write_vector_file"]
 
-_PAYLOADS = "payloads.jsonl"
+_PAYLOADS, _ORIGIN = "payloads.jsonl", "origin.txt"
+_DAMAGE = (ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class Block(NamedTuple):
@@ -66,6 +68,7 @@ class VectorFile:
                 f"{path}: vectors come from FILE.parquet, FILE.npz or FILE.npy; convert other formats with np.save"
             )
         self.projection: NDArray[np.float32] | None = None
+        self.origin: str | None = None
         with self._reading(), self._vectors() as stream:
             (self.count, self.width), self._dtype = self._header(stream)
             self.ids = self._read_ids()
@@ -132,7 +135,8 @@ class VectorFile:
             with np.load(self.path, allow_pickle=False) as archive:
                 ids = [str(item) for item in archive["ids"].tolist()] if "ids" in archive.files else []
                 self.projection = archive["projection"] if "projection" in archive.files else None
-        return ids or [str(i) for i in range(self.count)]
+                self.origin = archive[_ORIGIN].decode() if _ORIGIN in archive.files else None
+        return ids or [f"{self.path.stem}/{row}" for row in range(self.count)]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -140,14 +144,21 @@ class VectorFile:
             yield
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{self.path} is damaged, or holds no vectors: {error}") from error
 
 
 def write_vector_file(
-    path: Path, width: int, items: Iterable[Item], projection: NDArray[np.float32] | None = None
+    path: Path,
+    width: int,
+    items: Iterable[Item],
+    projection: NDArray[np.float32] | None = None,
+    origin: str | None = None,
 ) -> int:
-    """Write items of one version; the file is whole or absent. How many there were."""
+    """Write items of one version; the file is whole or absent. How many there were.
+
+    A .npy file holds numbers alone, so ``origin`` is not kept there.
+    """
     if path.suffix not in (".npz", ".npy"):
         raise InputError(f"{path}: vectors go to FILE.parquet, FILE.npz or FILE.npy")
     if path.suffix == ".npy" and projection is not None:
@@ -161,7 +172,7 @@ def write_vector_file(
             lines.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         shape = len(ids), width
         if path.suffix == ".npz":
-            replace_file(path, lambda partial: _write_archive(partial, shape, ids, vectors, lines, projection))
+            replace_file(path, lambda partial: _write_archive(partial, shape, ids, vectors, lines, projection, origin))
         else:
             replace_file(path.with_suffix(".jsonl"), lambda partial: _copy(lines, partial))
             replace_file(path, lambda partial: _write_matrix(partial, shape, vectors))
@@ -175,6 +186,7 @@ def _write_archive(
     vectors: IO[bytes],
     lines: IO[bytes],
     projection: NDArray[np.float32] | None,
+    origin: str | None,
 ) -> None:
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
         with archive.open("vectors.npy", "w", force_zip64=True) as member:
@@ -189,6 +201,8 @@ def _write_archive(
         with archive.open(_PAYLOADS, "w", force_zip64=True) as member:
             lines.seek(0)
             shutil.copyfileobj(lines, member, 1 << 20)
+        if origin is not None:
+            archive.writestr(_ORIGIN, origin)
 
 
 def _write_matrix(path: Path, shape: tuple[int, int], vectors: IO[bytes]) -> None:

@@ -127,11 +127,9 @@ class QdrantGallery:
 
         Qdrant has no transactions: a write by others between the look and the new vector would be undone.
         """
-        now = self.get([item.id for item in items])
-        rows = np.asarray(vectors)
+        rows, now = np.asarray(vectors), self.get([item.id for item in items])
         same, contents = replaceable(items, now, len(rows), payloads)
-        names = [items[row].id for row in same]
-        self.upsert(version, names, rows[same], contents)
+        self.upsert(version, names := [items[row].id for row in same], rows[same], contents)
         return names
 
     def _write(
