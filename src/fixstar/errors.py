@@ -2,7 +2,8 @@
 
     FixstarError
     ├── InputError            an argument or a setting is wrong          (also a ValueError)
-    │   └── UnknownNameError  no such method, backbone, dataset, ...     lists the valid names
+    │   ├── UnknownNameError  no such method, backbone, dataset, ...     lists the valid names
+    │   └── DeploymentMovedError   another version is deployed than the caller believed
     ├── DataError             a dataset or one of its files is unusable
     │   └── ImageError        one image cannot be read; carries its name
     ├── ModelError            a saved model is damaged, foreign or does not fit
@@ -23,6 +24,7 @@ from collections.abc import Iterable
 __all__ = [
     "CheckpointError",
     "DataError",
+    "DeploymentMovedError",
     "FixstarError",
     "GalleryError",
     "GalleryUnavailableError",
@@ -56,6 +58,10 @@ class UnknownNameError(InputError):
         close = difflib.get_close_matches(name, known, n=1)
         guess = f"; did you mean {close[0]!r}?" if close else "."
         super().__init__(f"unknown {kind} {name!r}{guess} Known: {', '.join(known)}{hint and '. ' + hint}")
+
+
+class DeploymentMovedError(InputError):
+    """The deployment is no longer where the caller believed it to be; nothing was moved."""
 
 
 class DataError(FixstarError):

@@ -106,6 +106,7 @@ def start_backfill(page: Page) -> bool:
     page.fill("#budget", "30%")
     page.fill("#rate", "100")
     page.locator("button", has_text="Start backfill").click()
+    page.locator("#confirm button", has_text="Replace").click()
     page.wait_for_selector("#backfill progress", timeout=120_000)
     page.wait_for_timeout(4000)
     return True

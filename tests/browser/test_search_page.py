@@ -53,15 +53,38 @@ def test_a_chosen_file_is_searched_and_shown_with_score_label_and_version(site: 
     assert note.endswith("v1")
 
 
-def test_versions_that_are_not_searched_are_named(site: str, visit: Visit, query: Path) -> None:
+def test_a_score_says_what_it_is(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.locator(".hit").first.click()
+    page.wait_for_selector(SCORED)
+    hit = page.locator(".hit").first
+    assert hit.locator(".scale").inner_text() == "cosine"
+    assert "cosine between the vectors" in hit.locator(".measure").get_attribute("title")
+    assert ", cosine 0." in hit.get_attribute("aria-label")
+    assert "scores are cosines" in page.locator("#results-note").inner_text()
+
+    def as_if_calibrated(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=json.dumps({**answer.json(), "calibrated": True}))
+
+    page.route("**/v1/item/similar?*", as_if_calibrated)
+    page.select_option("#count", "6")
+    until(page, "document.querySelectorAll('.hit').length === 6")
+    assert hit.locator(".scale").inner_text() == "prob."
+    assert "of one class" in hit.locator(".measure").get_attribute("title")
+    assert ", probability 0." in hit.get_attribute("aria-label")
+    assert "scores are probabilities" in page.locator("#results-note").inner_text()
+
+
+def test_versions_that_are_not_searched_are_named(site: str, visit: Visit) -> None:
     page = visit(site)
 
     def as_if_one_was_left_out(route: Any) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, body=json.dumps({**answer.json(), "left_out": ["foreign"]}))
 
-    page.route("**/v1/search?*", as_if_one_was_left_out)
-    page.set_input_files("#file", query)
+    page.route("**/v1/item/similar?*", as_if_one_was_left_out)  # a file that is sent cannot be sent on from here
+    page.locator(".hit").first.click()
     page.wait_for_selector(SCORED)
     note = page.locator("#results-note").inner_text()
     assert "not searched" in note
@@ -175,6 +198,51 @@ def test_results_and_label_narrow_the_search(site: str, visit: Visit, query: Pat
     page.fill("#label", "no such label")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=Nothing found with this label")
+
+
+def test_results_and_label_narrow_the_gallery(site: str, visit: Visit) -> None:
+    page = visit(site)
+    until(page, "document.querySelectorAll('.hit').length === 12")
+    page.select_option("#count", "6")
+    until(page, "document.querySelectorAll('.hit').length === 6")
+    page.locator("#more").click()
+    until(page, "document.querySelectorAll('.hit').length === 12")
+    wanted = label_of(CHARACTERS[3])
+    page.select_option("#count", "48")
+    page.fill("#label", wanted)
+    page.keyboard.press("Enter")
+    shown = "[...document.querySelectorAll('.hit .label')].map(label => label.textContent)"
+    until(page, f"label => {shown}.length === 6 && {shown}.every(one => one === label)", wanted)
+    assert not page.locator("#more").is_visible()
+    page.fill("#label", "no such label")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Nothing found with this label")
+
+
+def test_a_label_is_looked_for_over_pages_that_hold_none_of_it(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.wait_for_selector(".hit")
+    asked: list[str] = []
+
+    def as_if_a_page_were_short(route: Any) -> None:
+        asked.append(route.request.url)
+        answer = route.fetch()
+        items = answer.json()["items"] if len(asked) in (2, 14) else []
+        body = {"items": items[:1], "next": f"greek/{len(asked)}", "looked_at": 5000}
+        route.fulfill(response=answer, body=json.dumps(body))
+
+    page.route("**/v1/items?*", as_if_a_page_were_short)
+    page.fill("#label", label_of(CHARACTERS[3]))
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('.hit').length === 1")
+    assert len(asked) == 10  # then the visitor is asked
+    assert "after=greek%2F1&" in asked[1]
+    page.locator("#more").click()
+    until(page, "document.querySelectorAll('.hit').length === 2")
+    assert len(asked) == 20
+    page.locator("#more").click()
+    page.wait_for_selector("text=None among the next 50,000 items")
+    assert page.locator(".hit").count() == 2
 
 
 def test_ids_and_labels_with_markup_are_text(site: str, visit: Visit) -> None:

@@ -35,14 +35,27 @@ def test_the_story_of_a_backfill(tmp_path: Path) -> None:
     done = fixstar("backfill", "--budget", "all", "--rate", "500", "--data", photos, "-w", path, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert (answer["version"], answer["planned"], answer["done"]["done"]) == ("v2", 18, 17)
+    assert (answer["version"], answer["planned"], answer["done"]["done"]) == ("v2", 17, 17)
+    assert (answer["without_image"], answer["done"]["without_image"], answer["done"]["kept"]) == (1, 1, [])
     assert answer["order"] in ("gain", "classes", "certain")
-    assert answer["done"]["kept"] == [{"id": "hat/0.png", "reason": "its image is gone"}]
     assert len(answer["predicted"]["planned"]) == len(answer["predicted"]["shares"])
-    assert answer["done"]["measured"][-1]["share"] == 1.0
+    assert answer["done"]["measured"][-1]["share"] == 17 / 18
 
     again = fixstar("backfill", "--budget", "all", "-w", path)
-    assert "1 of 1 items with older vectors" in again.stdout
-    assert "there are no labelled images. Give some with --data" in again.stdout
-    assert "0 items re-embedded with v2" in again.stdout
-    assert "kept hat/0.png: its image is gone" in again.stderr
+    assert "1 items have no image any more and keep their vectors\nNo other item holds a vector older" in again.stdout
+    assert again.returncode == 0
+
+
+def test_an_image_that_goes_after_it_was_planned_is_named(tmp_path: Path) -> None:
+    photos, path = pictures(tmp_path / "photos", 2), tmp_path / "shop"
+    with shop(path) as space:
+        space.index(catalogue(photos))
+        passed(space, "v2", "v1")
+        space.deploy("v2")
+    words: list[str | Path] = ["backfill", "--budget", "all", "--order", "oldest", "-w", path]
+    shown = fixstar(*words, "--plan-only")
+    assert "there are no labelled images. Give some with --data" in shown.stdout
+    (photos / "hat" / "0.png").unlink()
+    done = fixstar(*words)
+    assert "5 items re-embedded with v2" in done.stdout
+    assert "kept hat/0.png: its image is gone" in done.stderr

@@ -191,6 +191,7 @@ def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(shop
     assert trained.returncode == 0, trained.stderr
     card = json.loads((shop / "versions" / "v1" / "card.json").read_text())
     assert card["about"]["loss"].keys() == {"ce", "influence"}
+    assert (card["about"]["old_vectors_width"], card["about"]["hold_out"]) == (8, 0.1)
     np.savez(file, vectors=vectors, classes=np.array(["a"]))
     assert "one name for each of 4 vectors" in fixstar(*words, "--old-vectors", file).stderr
 

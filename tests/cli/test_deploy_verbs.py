@@ -77,6 +77,17 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     assert typed("rollback", "-w", path, "--json").json["kind"] == "rollback"
 
 
+def test_a_rollback_can_be_held_to_where_it_leads(path: Path) -> None:
+    typed("deploy", "v2", "-w", path)
+    typed("deploy", "v3", "--force", "test", "-w", path)
+    landed = typed("rollback", "--to", "v2", "-w", path, "--json").json
+    assert (landed["version"], landed["left"], landed["unchecked"]) == ("v2", "v3", {})
+    again = typed("rollback", "--to", "v2", "-w", path)
+    assert (again.code, again.out) == (1, "")
+    assert "leads to v1, not to v2" in again.err
+    assert typed("status", "-w", path, "--json").json["deployed"] == "v2"
+
+
 def test_the_gate_stands_before_a_deployment(path: Path) -> None:
     for words, message in (
         (["v3"], "v3 was never checked; run: fixstar check v3"),

@@ -295,7 +295,7 @@ def test_budgets(budget: str, items: int) -> None:
     assert budget_items(budget, 200) == items
 
 
-@pytest.mark.parametrize("budget", ["", "ten", "-5", "120%", "1.5", "%"])
+@pytest.mark.parametrize("budget", ["", "ten", "-5", "120%", "1.5", "%", "0", "0%", "0.0%"])
 def test_a_budget_that_is_none_is_refused(budget: str) -> None:
     with pytest.raises(InputError, match="a budget is a share"):
         budget_items(budget, 200)

@@ -166,6 +166,7 @@ def checked(path: Path, version: str, calibrations: dict[str, tuple[float, float
 def small_serving(path: Path, gallery: Gallery | None = None) -> Serving:
     gallery = gallery or MemoryGallery()
     for name in ("v1", "v2", "v3"):
+        (path / "versions" / name).mkdir(parents=True, exist_ok=True)
         gallery.create_version(name, 2)
     gallery.upsert("v1", ["right"], np.array([[0.6, 0.8]]), [{"label": "a"}])
     gallery.upsert("v2", ["wrong"], np.array([[0.8, 0.6]]), [{"label": "b"}])
@@ -368,7 +369,8 @@ def assert_measured_as_searched(space: Workspace, options: BackfillOptions, monk
     seen: list[set[str]] = []
 
     def accuracy(*given: Any) -> float:
-        seen.append(set(given[-1]))
+        seen.append(set(given[3]))
+        assert set(given[4]) == {"v1", "v2"}
         return 0.5
 
     monkeypatch.setattr("fixstar.workspace.backfilling.gallery_accuracy", accuracy)

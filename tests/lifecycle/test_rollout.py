@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import DeploymentMovedError, InputError, ModelError
 from fixstar.lifecycle import Rollout
 
 
@@ -39,6 +39,44 @@ def test_rollbacks_take_deployments_back_one_by_one(tmp_path: Path) -> None:
     ]
     assert (rollout.history()[-1].reason, rollout.history()[-1].by) == ("it must", "ann")
     assert rollout.before() == "v1"
+
+
+def test_a_move_that_was_meant_for_another_state_is_not_made(tmp_path: Path) -> None:
+    rollout = Rollout(tmp_path)
+    for version in ("v2", "v3"):
+        rollout.deploy(version)
+    assert rollout.rollback(deployed="v3", to="v2").version == "v2"
+    moves = rollout.history()
+    with pytest.raises(DeploymentMovedError, match="v2 is deployed now, not v3"):
+        rollout.rollback(deployed="v3", to="v2")
+    with pytest.raises(DeploymentMovedError, match="leads to v1, not to v2"):
+        rollout.rollback(to="v2")
+    with pytest.raises(DeploymentMovedError, match="v2 is deployed now, not v1"):
+        rollout.deploy("v3", deployed="v1")
+    assert rollout.history() == moves
+    assert [rollout.left_by(move) for move in moves] == ["v1", "v2", "v3"]
+
+
+def test_of_two_who_roll_back_the_same_deployment_one_does(tmp_path: Path) -> None:
+    rollout = Rollout(tmp_path)
+    for version in ("v2", "v3"):
+        rollout.deploy(version)
+    start, landed = threading.Barrier(4), []
+
+    def roll_back() -> None:
+        start.wait()
+        try:
+            landed.append(Rollout(tmp_path).rollback(deployed="v3").version)
+        except DeploymentMovedError:
+            landed.append("refused")
+
+    threads = [threading.Thread(target=roll_back) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(landed) == ["refused"] * 3 + ["v2"]
+    assert rollout.current() == "v2"
 
 
 def test_another_object_sees_a_move_at_once(tmp_path: Path) -> None:

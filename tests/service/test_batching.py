@@ -98,7 +98,7 @@ def test_a_filter_with_a_number_that_is_none_fails_alone(space: Workspace) -> No
             asked = [http.post("/v1/search", files={"image": picture(i)}, data=form) for i, form in enumerate(forms)]
             return [answer.status_code for answer in await asyncio.gather(*asked)]
 
-    assert asyncio.run(work()) == [200, 200, 400, 200, 200]
+    assert asyncio.run(work()) == [200, 200, 422, 200, 200]
 
 
 def test_an_image_that_breaks_the_encoder_fails_alone(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

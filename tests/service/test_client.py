@@ -217,6 +217,13 @@ def test_what_may_not_be_repeated_is_not(pauses: list[float]) -> None:
     assert pauses == [2]
 
 
+def test_a_full_disk_is_not_asked_again(pauses: list[float]) -> None:
+    asking, seen = answering(httpx.Response(507, json={"title": "The disk is full", "detail": "no room"}))
+    with pytest.raises(ServiceError, match="The disk is full: no room") as told:
+        asking.add({"a": picture(1)})
+    assert (told.value.status, len(seen), pauses) == (507, 1, [])
+
+
 def test_patience_ends(pauses: list[float]) -> None:
     asking, seen = answering(*(busy(429, "1") for _ in range(9)))
     with pytest.raises(ServiceError) as tired:

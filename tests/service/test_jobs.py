@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -244,6 +245,26 @@ def test_too_many_waiting_jobs_are_refused(space: Workspace, monkeypatch: pytest
     work.submit("index", kept(space, 1))
     for _ in range(2):
         slow.free.release()
+    work.stop()
+
+
+def test_a_job_whose_beginning_cannot_be_written_is_tried_again(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "RETRY", 0.05)
+    work, refusals = running(space), [3]
+    save = work._files.save
+
+    def full(job: Job) -> None:
+        if job.state == "running" and refusals[0]:
+            refusals[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(job)
+
+    monkeypatch.setattr(work._files, "save", full)
+    done = ended(work, work.submit("index", kept(space, 2)))
+    assert (done.state, done.attempts, refusals) == ("done", 1, [0])
+    assert "items" not in work.get(done.id).parameters  # up to a thousand of them, for each of 200 jobs
     work.stop()
 
 

@@ -6,13 +6,17 @@ import json
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from service_clients import ADDRESS, client, picture
 from shops import shop
+from typer.testing import CliRunner
 
+from fixstar.cli import app
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.service.app import create_app
 from fixstar.service.keys import Caller, Keys
@@ -30,6 +34,43 @@ def test_a_key_is_shown_once_and_kept_hashed(tmp_path: Path) -> None:
     assert keys.who(token) == Caller("page", "read")
     assert keys.who(token[:-1]) is None
     assert keys.who("") is None
+
+
+def test_a_key_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = shop(tmp_path / "shop", versions=1)
+    keys = Keys(space.path)
+    short, long = keys.add("ci", "read", days=30), keys.add("page", "read")
+    later = datetime.now(UTC) + timedelta(days=30, seconds=5)
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return later.astimezone(tz)
+
+    with client(space) as http:
+        for token in (short, long):
+            assert http.get("/v1/items", headers={"X-API-Key": token}).status_code == 200
+        monkeypatch.setattr("fixstar.service.key_file.datetime", Later)
+        for path in ("/v1/items", "/metrics"):
+            answer = http.get(path, headers={"X-API-Key": short})
+            assert answer.status_code == 401
+            assert "'ci' expired at 20" in answer.json()["detail"]
+        assert http.get("/v1/items", headers={"X-API-Key": long}).status_code == 200
+        keys.remove("page")  # the one that is left has expired, and still nobody is let in without a key
+        assert http.get("/v1/items").status_code == 401
+
+
+def test_a_file_of_before_keys_could_expire_is_read(tmp_path: Path) -> None:
+    token = Keys(tmp_path).add("a", "read")
+    [kept] = json.loads((tmp_path / "state" / "keys.json").read_text())["keys"]
+    assert kept.keys() == {"name", "role", "salt", "hash", "created"}  # what it was before
+    assert Keys(tmp_path).who(token) == Caller("a", "read")
+
+
+@pytest.mark.parametrize("days", [0, -1, float("nan"), 1e9])
+def test_a_key_is_valid_for_some_days(tmp_path: Path, days: float) -> None:
+    with pytest.raises(InputError, match="days"):
+        Keys(tmp_path).add("a", "read", days)
 
 
 def test_another_process_adds_and_removes(tmp_path: Path) -> None:
@@ -55,7 +96,13 @@ def test_wrong_keys_are_refused(tmp_path: Path) -> None:
             keys.add(name, "read")
 
 
-@pytest.mark.parametrize("text", ["no json", "{}", '{"keys": [{"name": "a"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("no json", "{}", '{"keys": [{"name": "a"}]}'),
+        *('{"keys": [{"name": "a", "role": "read", "salt": "", "hash": "", "created": "", "expires": "soon"}]}',),
+    ],
+)
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "keys.json").write_text(text)
@@ -93,8 +140,8 @@ def test_without_a_key_or_with_a_wrong_one_nothing_is_answered(tmp_path: Path) -
 
 @pytest.mark.parametrize(("host", "address"), [("127.0.0.1", "192.0.2.1"), ("0.0.0.0", "127.0.0.1")])
 def test_without_keys_only_this_machine_is_let_in(tmp_path: Path, host: str, address: str) -> None:
-    app = create_app(shop(tmp_path / "shop"), ServiceSettings(host=host))
-    with TestClient(app, ADDRESS, client=(address, 5)) as http:
+    service = create_app(shop(tmp_path / "shop"), ServiceSettings(host=host))
+    with TestClient(service, ADDRESS, client=(address, 5)) as http:
         assert http.get("/v1/items").status_code == 401
 
 
@@ -133,11 +180,18 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_line_adds_lists_and_removes(tmp_path: Path) -> None:
     space = shop(tmp_path / "shop", versions=1)
-    added = run("add", "page", "--role", "read", "-w", str(space.path))
+    added = run("add", "page", "--role", "read", "--days", "30", "-w", str(space.path))
     assert Keys(space.path).who(added.stdout.strip()) == Caller("page", "read")
     listed = run("list", "-w", str(space.path), "--json")
     assert [key["name"] for key in json.loads(listed.stdout)] == ["page"]
     assert "hash" not in listed.stdout
+    expires = str((datetime.now(UTC) + timedelta(days=30)).date())
+    assert json.loads(listed.stdout)[0]["expires"].startswith(expires)
+    Keys(space.path).add("ci", "write")
+    page, ci = CliRunner().invoke(app, ["keys", "list", "-w", str(space.path)]).stdout.splitlines()
+    assert f"expires at {expires}" in page
+    assert ci.endswith("does not expire")
+    Keys(space.path).remove("ci")
     assert run("remove", "page", "-w", str(space.path)).returncode == 0
     assert Keys(space.path).all() == ()
     refused = run("add", "x", "--role", "boss", "-w", str(space.path))

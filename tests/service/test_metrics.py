@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service_clients import client, picture
 from shops import shop
 
+from fixstar.service.keys import Keys
 from fixstar.workspace import Workspace
 
 
@@ -61,3 +62,23 @@ def test_a_fault_is_counted_as_one(tmp_path: Path) -> None:
         space.status = lambda: 1 / 0  # type: ignore[method-assign,return-value,assignment]
         assert http.get("/v1/status").status_code == 500
         assert figures(http.get("/metrics").text)["fixstar_requests_total", ("GET", "/v1/status", "500")] == 1
+
+
+def test_what_is_refused_early_is_counted_by_what_it_was_for(tmp_path: Path) -> None:
+    space = shop(tmp_path / "shop", versions=1)
+    keys = {"X-API-Key": Keys(space.path).add("a", "admin")}
+    with client(space, rate=4) as http:
+        http.get("/v1/jobs/some-job", headers={"host": "elsewhere.example"})
+        http.post("/v1/search", content=bytes(3 << 20), headers={**keys, "content-length": str(1 << 40)})
+        http.get("/v1/secret-path")
+        for _ in range(6):
+            http.get("/v1/items")
+        answer = http.get("/metrics", headers=keys)
+    seen = figures(answer.text)
+    assert seen["fixstar_requests_total", ("GET", "/v1/jobs/{id}", "421")] == 1
+    assert seen["fixstar_requests_total", ("POST", "/v1/search", "413")] == 1
+    assert seen["fixstar_requests_total", ("GET", "/v1/items", "401")] == 3
+    assert seen["fixstar_requests_total", ("GET", "/v1/items", "429")] == 3
+    assert seen["fixstar_requests_total", ("GET", "other", "401")] == 1
+    assert "some-job" not in answer.text
+    assert "secret-path" not in answer.text

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from service_clients import client, picture
 from shops import shop
 
+from fixstar.gallery.sqlite import statements
 from fixstar.lifecycle.catalogue import ImageStore
 from fixstar.workspace import Workspace
 
@@ -40,7 +44,46 @@ def test_a_full_disk_under_the_images(space: Workspace, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ImageStore, "keep", full)
     with client(space) as http:
-        assert_told_without_a_path(http.put("/v1/item", params={"id": "a"}, files={"image": picture()}), space)
+        assert_told_as_full(http.put("/v1/item", params={"id": "a"}, files={"image": picture()}), space)
+
+
+def test_a_full_disk_under_the_gallery(space: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+    def asked() -> Any:
+        return http.put("/v1/item", params={"id": "a"}, files={"image": picture()}, data={"payload": payload})
+
+    payload = json.dumps({"text": "x" * 500_000})
+    with client(space) as http:
+        write_items = statements.write_items
+
+        def little_room(db: sqlite3.Connection, *rest: Any) -> None:
+            db.execute("PRAGMA max_page_count = 1")  # SQLite takes the pages there are: none may come
+            write_items(db, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fixstar.gallery.sqlite.gallery.write_items", little_room)
+            assert_told_as_full(asked(), space)
+        assert "room" in caplog.text  # for the operator
+        assert http.get("/v1/items").json()["items"] == []
+
+
+def test_a_job_on_a_full_disk_fails_as_that(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(space.path))
+
+    with client(space) as http:
+        monkeypatch.setattr(space, "index", full)
+        job = http.post("/v1/items/async", files={"images": picture()}).json()
+        while (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"] in ("queued", "running"):
+            time.sleep(0.02)
+        assert seen["error"]["status"] == 507
+
+
+def test_readiness_says_whether_there_is_room(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with client(space, upload_bytes=1000) as http:
+        for free, writes in ((1000, True), (999, False)):
+            monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+            answer = http.get("/readyz")
+            assert (answer.status_code, answer.json()["writes"]) == (200, writes)
 
 
 def test_a_damaged_gallery_is_told_by_readiness(space: Workspace) -> None:
@@ -68,3 +111,13 @@ def assert_told_without_a_path(answer: Any, space: Workspace) -> None:
     assert int(answer.headers["retry-after"]) > 0
     assert str(space.path) not in answer.text
     assert "log" in answer.json()["hint"]
+
+
+def assert_told_as_full(answer: Any, space: Workspace) -> None:
+    told = answer.json()
+    assert answer.status_code == told["status"] == 507
+    assert "full" in told["title"]
+    assert "room" in told["detail"]
+    assert told["hint"]
+    assert "retry-after" not in answer.headers
+    assert str(space.path) not in answer.text

@@ -72,7 +72,7 @@ def test_options_come_in_the_address_or_in_the_form(http: TestClient) -> None:
         ("?where=" + "[" * 500, 422),
         ('?where={"label": {"near": 1}}', 400),
         ("?where=[1]", 400),
-        ('?where={"price": {"lt": 1e999}}', 400),
+        ('?where={"price": {"lt": 1e999}}', 422),
         ('?where={"image": {"ge": "/"}}', 422),
         ('?where={"label": "hat", "stamp": {"exists": true}}', 422),
     ],
@@ -121,7 +121,7 @@ def test_nan_is_no_number_of_a_vector(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "status"), [('{"price": 1e999}', 400), ('{"image": {"ge": "/"}}', 422), ('{"stamp": "x"}', 422)]
+    ("where", "status"), [('{"price": 1e999}', 422), ('{"image": {"ge": "/"}}', 422), ('{"stamp": "x"}', 422)]
 )
 def test_filters_of_vectors_and_items_are_checked_too(
     http: TestClient, space: Workspace, where: str, status: int
@@ -145,9 +145,9 @@ def test_versions_that_a_query_does_not_reach_are_named(
         lambda: http.get("/v1/item/similar", params={"id": "hat/1.png"}),
     )
     assert [ask().json()["left_out"] for ask in asks] == [[]] * 3
-    search = Serving.search_vectors
+    search = Serving._found  # behind all three
     monkeypatch.setattr(
-        Serving, "search_vectors", lambda *query, **options: search(*query, **options)._replace(left_out=("v0",))
+        Serving, "_found", lambda *query, **options: search(*query, **options)._replace(left_out=("v0",))
     )
     assert [ask().json()["left_out"] for ask in asks] == [["v0"]] * 3
 
@@ -164,7 +164,7 @@ def test_after_a_deployment_the_new_version_asks_and_old_vectors_are_found(http:
     answer = asked(http, picture(3)).json()
     assert answer["version"] == "v2"
     assert {hit["version"] for hit in answer["hits"]} == {"v1"}
-    assert http.get("/readyz").json() == {"status": "ready", "version": "v2"}
+    assert http.get("/readyz").json() == {"status": "ready", "version": "v2", "writes": True}
 
 
 def test_hits_of_two_versions_come_with_probabilities(http: TestClient, space: Workspace, tmp_path: Path) -> None:

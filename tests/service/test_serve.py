@@ -91,7 +91,7 @@ def under_load(
 
 def test_it_starts_answers_and_ends_gracefully(space: Workspace) -> None:
     with serving(space) as (process, http):
-        assert http.get("/readyz").json() == {"status": "ready", "version": "v1"}
+        assert http.get("/readyz").json() == {"status": "ready", "version": "v1", "writes": True}
         answer = http.get("/v1/status")
         assert answer.json()["name"] == "shop"
         assert "server" not in answer.headers
@@ -154,9 +154,11 @@ def test_the_command_hands_names_on_and_counts_what_is_found(space: Workspace, m
     seen: list[tuple[Workspace, ServiceSettings]] = []
     monkeypatch.setattr("fixstar.service.serve.serve", lambda *given: seen.append(given))
     words = ["serve", "-w", str(space.path), "--device", "cpu", "--name", "Shop.example", "--name", "b.example"]
+    words += ["--header-seconds", "3.5", "--access-log"]
     assert CliRunner().invoke(app, words).exit_code == 0
     [(opened, settings)] = seen
     assert settings.names == ("shop.example", "b.example")
+    assert (settings.header_seconds, settings.access_log) == (3.5, True)
     assert opened.usage is not None
 
 

@@ -168,6 +168,31 @@ def test_without_labels_evidence_is_missing(space: Workspace, photos: list[Catal
     assert "no two of one class" in done.check.reasons[0]
 
 
+def test_where_evidence_is_missing_the_advice_is_what_can_help(
+    space: Workspace, photos: list[CatalogueItem], tmp_path: Path
+) -> None:
+    new = space.serving.embed("v1", [item.image for item in photos])
+    labels = [item.payload["label"] for item in photos]
+
+    def advice(noise: float, **options: Any) -> str:
+        store(space, photos, by_old_system(new, noise))
+        check = space.adapt(OLD, AdaptOptions(kind="procrustes", **options), progress=False).check
+        assert check is not None
+        assert "queries would decide" in check.reasons[0]
+        return check.reasons[0]
+
+    assert f"Take a larger --sample, of {len(photos)} items that can be used" in advice(0.3, sample=100)
+    said = advice(0.3)
+    assert f"All {len(photos)} items of {OLD} whose image can be found were used" in said
+    assert "--sample" not in said
+    np.savez(tmp_path / "labelled.npz", old=by_old_system(new, 0.3), new=new, labels=labels)
+    said = advice(0.3, pairs=tmp_path / "labelled.npz")
+    assert "Put more images with a label into labelled.npz" in said
+    assert "--sample" not in said
+    np.savez(tmp_path / "bare.npz", old=by_old_system(new, 1.0)[:200], new=new[:200])
+    assert "Give bare.npz the array labels" in advice(1.0, pairs=tmp_path / "bare.npz")
+
+
 def test_the_tolerance_and_the_confidence_are_the_gates(space: Workspace) -> None:
     done = space.adapt(OLD, AdaptOptions(kind="procrustes", rules=GateRules(0.9, 0.05, seed=3)), progress=False)
     assert done.check is not None

@@ -35,6 +35,7 @@ from fixstar.cli import (
     train,
     upgrade,
 )
+from fixstar.cli.hints import completed, workspace_of
 from fixstar.cli.one_voice import one_voice, process_rank
 from fixstar.errors import FixstarError
 
@@ -92,7 +93,7 @@ def main() -> None:
         with one_voice():
             app()
     except FixstarError as error:
-        _tell(str(error))
+        _tell(completed(str(error), workspace_of(sys.argv[1:])))
         raise SystemExit(1) from None
     except OSError as error:
         _tell(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))

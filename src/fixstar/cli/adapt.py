@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fixstar.cli.check import EXIT_CODES
+from fixstar.cli.hints import Given, completed
 from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
 
 if TYPE_CHECKING:
@@ -74,19 +75,27 @@ def command(
     if as_json:
         print_json(asdict(done))
     else:
-        _print(done, workspace)
+        typed = {
+            "--for": queries_by,
+            "--kind": kind,
+            "--pairs": pairs,
+            "--apply": None if apply == "queries" else apply,
+        }
+        _print(done, workspace, {name: None if value is None else [value] for name, value in typed.items()})
     raise typer.Exit(0 if done.in_use or done.check is None else EXIT_CODES[done.check.outcome])
 
 
-def _print(done: Adapted, workspace: Path) -> None:
+def _print(done: Adapted, workspace: Path, given: Given) -> None:
     ends = (done.queries_by, done.version) if done.applied == "queries" else (done.version, done.queries_by)
     print(f"{done.kind} adapter from {ends[0]} to {ends[1]}, fitted on {done.fitted_on}")
     if done.ranked:
         print("On held-out pairs: " + ", ".join(f"{kind} {top1:.1%}" for kind, top1, _ in done.ranked))
     if done.check is not None:
-        _print_check(done.check, done.version)
+        _print_check(done.check, done.version, workspace, given)
     if not done.in_use:
-        again = f'fixstar adapt {done.version} --for {done.queries_by} -w {workspace} --force "REASON"'
+        again = completed(
+            f'fixstar adapt {done.version} --for {done.queries_by} --force "REASON"', workspace, NAME, given
+        )
         said = "REFUSED" if done.check is not None and done.check.outcome == "refuse" else "MISSING EVIDENCE"
         print(f"{said}: nothing was changed. Use it all the same with a reason: {again}")
         return
@@ -99,8 +108,9 @@ def _print(done: Adapted, workspace: Path) -> None:
     )
 
 
-def _print_check(check: Check, version: str) -> None:
-    for text in check.reasons:
+def _print_check(check: Check, version: str, workspace: Path, given: Given) -> None:
+    for reason in check.reasons:
+        text = completed(reason, workspace, NAME, given)
         print(textwrap.fill(text, 110, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     if check.self_test is not None:
         print(

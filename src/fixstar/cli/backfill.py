@@ -51,10 +51,12 @@ def command(
     First says what it will bring, by labelled images. An item whose image is gone keeps its old vector.
     """
     from fixstar.data import open_images
+    from fixstar.lifecycle.backfill import Pace
     from fixstar.lifecycle.backfill_curves import draw_curves
     from fixstar.progress import progress_bar
     from fixstar.workspace import BackfillOptions, Workspace
 
+    Pace(rate)  # an impossible one is refused, also where nothing is left to do
     with Workspace(workspace, device) as space:
         labelled = None if data is None else open_images(data)
         options = BackfillOptions(budget, order, rate, labelled, cluster)
@@ -83,8 +85,11 @@ def command(
 
 def _show_plan(planned: PlannedBackfill, picture: Path) -> None:
     plan = planned.plan
+    if plan.without_image:
+        print(f"{plan.without_image:,} items have no image any more and keep their vectors")
     if not plan.ids:
-        print(f"No item holds a vector older than {plan.target}'s that the budget {plan.budget} reaches")
+        other = "No other item" if plan.without_image else "No item"
+        print(f"{other} holds a vector older than {plan.target}'s that the budget {plan.budget} reaches")
         return
     print(
         f"{len(plan.ids):,} of {plan.old:,} items with older vectors, order: {plan.order}, with {plan.target}"
@@ -144,6 +149,7 @@ def _numbers(planned: PlannedBackfill, done: Backfilled | None, picture: Path | 
         "budget": plan.budget,
         "planned": len(plan.ids),
         "old": plan.old,
+        "without_image": plan.without_image,
         "predicted": None,
         "done": None if done is None else {**asdict(done), "kept": [item._asdict() for item in done.kept]},
         "picture": None if picture is None else str(picture),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fixstar.cli.hints import Given, completed
 from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
 
 if TYPE_CHECKING:
@@ -56,15 +57,18 @@ def command(
     if as_json:
         print_json(asdict(check))
     else:
-        _print(check, workspace)
+        part = [] if split == "train" else ["--split", split]
+        _print(check, workspace, {"--data": None if data is None else [data, *part]})
     raise typer.Exit(EXIT_CODES[check.outcome])
 
 
-def _print(check: Check, workspace: Path) -> None:
+def _print(check: Check, workspace: Path, given: Given) -> None:
     _print_cells(check)
-    for text in check.reasons:
+    for reason in check.reasons:
+        text = completed(reason, workspace, NAME, given)
         print(textwrap.fill(text, 110, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
-    for text in check.notes:
+    for note in check.notes:
+        text = completed(note, workspace)
         print(textwrap.fill(f"Note: {text}", 110, subsequent_indent="  ", break_on_hyphens=False))
     for cell in check.cells:
         if cell.lost:

@@ -29,7 +29,7 @@ def command(
 
     with Workspace(workspace, "cpu") as space:
         move, counts = space.deploy(version, force), space.gallery.count()
-        unreached = space.adapters.apart() - space.adapters.reached(version) - {version}
+        unreached = counts.keys() - space.serving.met(version) - space.adapters.reached(version)
     if as_json:
         print_json(asdict(move))
         return

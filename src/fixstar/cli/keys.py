@@ -11,7 +11,7 @@ import typer
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 
 if TYPE_CHECKING:
-    from fixstar.service.key_file import Keys, Role
+    from fixstar.service.key_file import Key, Keys, Role
 
 __all__ = ["NAME", "app"]
 
@@ -23,15 +23,16 @@ app = typer.Typer(
 KeyName = Annotated[str, typer.Argument(help="Who the key is for; shown in lists and in the history of deployments.")]
 
 
-@app.command("add", epilog="Example:  fixstar keys add page --role read -w shop")
+@app.command("add", epilog="Example:  fixstar keys add page --role read --days 90 -w shop")
 def add(
     name: KeyName,
     role: Annotated[str, typer.Option(help="read: search; write: also items; admin: also check, deploy, backfill.")],
+    days: Annotated[float | None, typer.Option(help="Days until it expires.", show_default="never")] = None,
     workspace: WorkspacePath = Path(),
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is printed once; only its hash is kept."""
-    key = _keys(workspace).add(name, cast("Role", role))
+    key = _keys(workspace).add(name, cast("Role", role), days)
     if as_json:
         print_json({"name": name, "role": role, "key": key})
         return
@@ -41,13 +42,13 @@ def add(
 
 @app.command("list", epilog="Example:  fixstar keys list -w shop")
 def show(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
-    """Show whose keys there are."""
+    """Show whose keys there are, and until when."""
     keys = _keys(workspace).all()
     if as_json:
-        print_json([{"name": key.name, "role": key.role, "created": key.created} for key in keys])
+        print_json([{field: getattr(key, field) for field in ("name", "role", "created", "expires")} for key in keys])
         return
     for key in keys:
-        print(f"{key.name}: {key.role}, since {key.created}")
+        print(f"{key.name}: {key.role}, since {key.created}, {_end(key)}")
     if not keys:
         print("no keys: only this machine may use the service")
 
@@ -57,6 +58,12 @@ def remove(name: KeyName, workspace: WorkspacePath = Path()) -> None:
     """Let a key end, at once, also for a service that runs."""
     _keys(workspace).remove(name)
     print(f"the key of {name} is no longer valid")
+
+
+def _end(key: Key) -> str:
+    if key.expires is None:
+        return "does not expire"
+    return f"{'EXPIRED' if key.has_expired else 'expires'} at {key.expires}"
 
 
 def _keys(workspace: Path) -> Keys:

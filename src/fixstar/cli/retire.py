@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fixstar.cli.hints import completed
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 from fixstar.errors import FixstarError, InputError
 
@@ -42,4 +43,4 @@ def command(
         return
     print(f"retired: {', '.join(retired) or 'none'}")
     for name, why in kept.items():
-        print(f"kept {name}: {why}")
+        print(f"kept {name}: {completed(why, workspace)}")

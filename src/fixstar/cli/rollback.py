@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
 NAME = "rollback"
-EXAMPLES = "Example:  fixstar rollback -w shop"
+EXAMPLES = "Examples:  fixstar rollback -w shop   |   fixstar rollback --to v1 -w shop"
 
 
-def command(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
+def command(
+    workspace: WorkspacePath = Path(),
+    to: Annotated[
+        str | None, typer.Option(help="The version that it must lead to; nothing is moved if it would not.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Back to the version deployed before, at once. No vector is touched."""
     from fixstar.workspace import Workspace
+    from fixstar.workspace.deploying import unchecked_vectors
 
     with Workspace(workspace, "cpu") as space:
-        left = space.deployed()
-        move, counts = space.rollback(), space.gallery.count()
+        move = space.rollback(to=to)
+        left, unchecked = space.rollout.left_by(move), unchecked_vectors(space, move.version)
     if as_json:
-        print_json(asdict(move))
+        print_json({**asdict(move), "left": left, "unchecked": unchecked})
         return
     print(f"{move.version} is deployed again, {left} no longer")
-    if newer := counts.get(left, 0):
-        print(f"{newer:,} vectors were made by {left}; {move.version}'s queries search them too, unchecked")
+    for name, count in unchecked.items():
+        print(f"{count:,} vectors were made by {name}; {move.version}'s queries search them too, unchecked")

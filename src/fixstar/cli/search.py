@@ -54,6 +54,7 @@ def command(
             names = [str(path) for path in images or ()]
             answer = space.search(list(images or ()), k, parse_where(where), not approximate, not raw)
         drawn = None if sheet is None else _draw(space, names, answer, like, sheet)
+        trained = answer.version in space.versions()
     if as_json:
         rows = [_row(name, hits) for name, hits in zip(names, answer.hits, strict=True)]
         left_out = list(answer.left_out)
@@ -61,11 +62,7 @@ def command(
     else:
         _print(names, answer)
     for name in answer.left_out:
-        print(
-            f"not searched: vectors of {name}, which no adapter connects with queries of {answer.version}. "
-            f"Next: fixstar adapt {name} --for {answer.version} -w {workspace}",
-            file=sys.stderr,
-        )
+        print(_left_out(name, answer.version, trained, workspace), file=sys.stderr)
     if drawn is not None and not as_json:
         print(f"\ndrawn: {drawn}")
 
@@ -85,7 +82,12 @@ def parse_where(words: list[str] | None) -> dict[str, Any] | None:
             raise InputError(f"--where {word!r} is not FIELD=VALUE, such as label=shoes or 'price={{\"lt\": 20}}'")
         try:
             known = json.loads(value)
-        except ValueError:
+        except ValueError as error:
+            if value.startswith(("{", "[", '"')):
+                raise InputError(
+                    f"--where {word!r}: {value!r} begins like JSON and is none ({error}). Write it as in "
+                    f"'price={{\"lt\": 20}}'; if it is the text itself, as a JSON string: {json.dumps(value)}"
+                ) from error
             known = value
         plain = isinstance(known, (int, float)) or known is None
         parsed[name] = {"in": [value, known]} if plain else known  # a folder named 5 gives the label "5"
@@ -94,6 +96,17 @@ def parse_where(words: list[str] | None) -> dict[str, Any] | None:
 
 def _row(name: str, hits: list[Hit]) -> dict[str, Any]:
     return {"query": name, "hits": [{**hit._asdict(), "payload": dict(hit.payload)} for hit in hits]}
+
+
+def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
+    """What to do about vectors that were not searched; ``trained`` says that ``version`` is one of the workspace."""
+    if not trained:
+        return f"not searched: vectors of {name}. An item of {version} is compared with its own kind only"
+    return (
+        f"not searched: vectors of {name}, which no adapter connects with queries of {version}. "
+        f"Next: fixstar adapt {name} --for {version} -w {workspace}. "
+        f"If {version}'s own model made them elsewhere, import them as {name.partition('@')[0]}@{version} instead"
+    )
 
 
 def _print(names: list[str], answer: Answer) -> None:

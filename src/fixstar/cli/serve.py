@@ -30,6 +30,8 @@ def command(
     upload: Annotated[int, typer.Option(help="Megabytes that one image may have.")] = 20,
     pixels: Annotated[int, typer.Option(help="Megapixels that one image may have.")] = 50,
     batch: Annotated[int, typer.Option(help="Queries embedded together, at most.")] = 32,
+    header_seconds: Annotated[float, typer.Option(help="Seconds that the headers of a request may take.")] = 20.0,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Write one line a request to the log.")] = False,
     device: Device = "auto",
 ) -> None:
     """Serve a workspace: an API under /v1, a page at /, figures at /metrics. Stops gracefully at Ctrl-C or SIGTERM."""
@@ -50,6 +52,8 @@ def command(
         upload_bytes=upload << 20,
         pixels=pixels * 1_000_000,
         batch=batch,
+        header_seconds=header_seconds,
+        access_log=access_log,
     )
     with Workspace(workspace, device, record_usage=True) as space:  # a backfill may take what is found most often first
         serve(space, settings)

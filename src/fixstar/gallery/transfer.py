@@ -141,7 +141,7 @@ def _refuse_held(gallery: Gallery, version: str, source: VectorSource) -> None:
         counted = ", ".join(f"{count:,} of {name}" for name, count in held.items())
         raise GalleryError(
             f"{source.name}: the gallery has items of these ids already ({counted}; {example!r} is one), and an item "
-            "has one vector; nothing was stored. Give other ids, or say take_over (--take-over) to replace their vectors"
+            "has one vector; nothing was stored. Give other ids, or replace their vectors by take_over (--take-over)"
         )
 
 

@@ -54,12 +54,18 @@ class BothSpaces:
 
 
 def check_adapter(
-    adapter: VectorAdapter, held_out: BothSpaces, version: str, queries_by: str, applied: Applied, rules: GateRules
+    adapter: VectorAdapter,
+    held_out: BothSpaces,
+    version: str,
+    queries_by: str,
+    applied: Applied,
+    rules: GateRules,
+    more: str = "Judge it by more items with a label",
 ) -> Check:
     """The verdict on queries of ``queries_by`` over vectors of ``version``, with the adapter between.
 
     Passes, refuses or says what evidence is missing, as ``fixstar.lifecycle.gate`` does: by paired bootstrap against
-    what the old system's own queries find among its own vectors.
+    what the old system's own queries find among its own vectors. ``more`` says how to come by more evidence.
     """
     known = held_out.searchable()
     if not len(known):
@@ -76,7 +82,7 @@ def check_adapter(
     cell, judged = tried_cell(trial, tested, 0, rules)
     reason = cell_sentence(queries_by, cell, rules.confidence, 1, rules.tolerance)
     if judged.verdict == "not decided":
-        reason = f"{reason}. {_more(judged, cell, version, len(query_labels), rules)}"
+        reason = f"{reason}. {_to_decide(judged, cell, version, len(query_labels), rules, more)}"
     return Check(
         queries_by,
         _OUTCOMES[judged.verdict],
@@ -108,7 +114,7 @@ def _one_space(
     return [replace(old, queries=adapter(old.queries), gallery=adapter(old.gallery)), new]
 
 
-def _more(judged: Difference, cell: CheckedCell, version: str, queries: int, rules: GateRules) -> str:
+def _to_decide(judged: Difference, cell: CheckedCell, version: str, queries: int, rules: GateRules, more: str) -> str:
     """How much evidence would decide, and what to type."""
     lose = f"say how much may be lost: fixstar adapt {version} --tolerance {2 * rules.tolerance or 0.01:g}"
     needed = needed_queries(judged, queries, rules.confidence, rules.tolerance)
@@ -116,4 +122,4 @@ def _more(judged: Difference, cell: CheckedCell, version: str, queries: int, rul
         seen = "balance exactly" if cell.differing else "do not occur"
         return f"Among {queries:,} queries gains and losses {seen}; {lose}"
     seen = f"If it stays so, about {needed:,} queries would decide; there were {queries:,}"
-    return f"{seen}. Take a larger --sample, or {lose}"
+    return f"{seen}. {more}, or {lose}"

@@ -41,7 +41,8 @@ class Backfilled:
     """What a call did: items re-embedded, and of the plan those done before, deleted or rewritten meanwhile.
 
     ``kept`` keep their old vectors, over all calls; ``left`` still wait; ``stopped`` says why, where that is not zero.
-    ``measured`` is the accuracy along the way, where there were labels to measure it with.
+    ``measured`` is the accuracy along the way, where there were labels to measure it with. ``without_image`` items were
+    not planned, since they have no image any more: they keep their vectors too.
     """
 
     version: str
@@ -55,6 +56,7 @@ class Backfilled:
     seconds: float
     stopped: str | None = None
     measured: tuple[MeasuredPoint, ...] = ()
+    without_image: int = 0
 
 
 class Pace:
@@ -124,6 +126,7 @@ def run_backfill(
         left=len(plan.ids) - work.position,
         seconds=time.monotonic() - started,
         stopped=work.stopped,
+        without_image=plan.without_image,
     )
 
 

@@ -118,14 +118,16 @@ def gallery_accuracy(
     version: str,
     queries: LabelledQueries,
     calibrations: Mapping[str, Calibration] | None = None,
+    among: Sequence[str] | None = None,
 ) -> float | None:
     """How many labelled queries find an item of their class first, of those whose class the gallery knows.
 
-    By probability where there are ``calibrations``, else by cosine. None where its items carry none of these labels.
+    By probability where there are ``calibrations``, else by cosine, among the vectors of all versions or those of
+    ``among``. None where its items carry none of these labels.
     """
     names = sorted(set(queries.labels))
     probe = np.asarray(queries.vectors[:1])
-    known = {name for name in names if gallery.search(version, probe, k=1, where={LABEL: name})[0]}
+    known = {name for name in names if gallery.search(version, probe, k=1, where={LABEL: name}, versions=among)[0]}
     rows = [row for row, name in enumerate(queries.labels) if name in known]
     if not rows:
         return None
@@ -133,7 +135,7 @@ def gallery_accuracy(
     if calibrations:
         hits = calibrated_search(gallery, version, asked, calibrations, k=1)
     else:
-        hits = gallery.search(version, asked, k=1)
+        hits = gallery.search(version, asked, k=1, versions=among)
     right = [found[0].payload.get(LABEL) == queries.labels[row] for row, found in zip(rows, hits, strict=True)]
     return float(np.mean(right))
 

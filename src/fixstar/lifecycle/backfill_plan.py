@@ -19,7 +19,11 @@ from typing import NamedTuple
 from fixstar.durable import replace_file, replace_json
 from fixstar.errors import CheckpointError, InputError
 
-__all__ = ["BackfillPlan", "KeptItem", "PlanFiles", "budget_items"]
+__all__ = ["BUDGETS", "BackfillPlan", "KeptItem", "PlanFiles", "budget_items"]
+
+BUDGETS = (
+    'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), or "all"'
+)
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
@@ -33,7 +37,10 @@ class KeptItem(NamedTuple):
 
 @dataclass(frozen=True)
 class BackfillPlan:
-    """What is re-embedded: ``ids`` in order, with the version ``target``. ``old`` items had older vectors by then."""
+    """What is re-embedded: ``ids`` in order, with the version ``target``. ``old`` items had older vectors by then.
+
+    ``without_image`` of them were passed over: their turn had come, and no image of theirs could be found.
+    """
 
     target: str
     order: str
@@ -42,12 +49,15 @@ class BackfillPlan:
     ids: tuple[str, ...]
     token: str
     when: str
+    without_image: int = 0
 
     @classmethod
-    def made(cls, target: str, order: str, budget: str, old: int, ids: Sequence[str]) -> BackfillPlan:
+    def made(
+        cls, target: str, order: str, budget: str, old: int, ids: Sequence[str], without_image: int = 0
+    ) -> BackfillPlan:
         """A new plan."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(target, order, budget, old, tuple(ids), uuid.uuid4().hex, now)
+        return cls(target, order, budget, old, tuple(ids), uuid.uuid4().hex, now, without_image)
 
 
 def budget_items(budget: str, total: int) -> int:
@@ -59,11 +69,11 @@ def budget_items(budget: str, total: int) -> int:
     text = budget.strip().lower()
     if text == "all":
         return total
-    if (match := _PERCENT.fullmatch(text)) and float(match[1]) <= 100:
+    if (match := _PERCENT.fullmatch(text)) and 0 < float(match[1]) <= 100:
         return min(total, -int(-total * float(match[1]) // 100))
-    if text.isdecimal():
+    if text.isdecimal() and int(text):
         return min(total, int(text))
-    raise InputError(f'a budget is a share such as "10%", a number of items such as "5000", or "all"; got {budget!r}')
+    raise InputError(f"{BUDGETS}; got {budget!r}")
 
 
 class PlanFiles:

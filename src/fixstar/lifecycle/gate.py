@@ -28,7 +28,7 @@ from fixstar.lifecycle import gate_words
 from fixstar.lifecycle.calibrating import tried_calibrations, tried_curve
 from fixstar.lifecycle.checks import Check, CheckedCell, LostAnswer, Outcome, save_check
 from fixstar.lifecycle.flip_pictures import forget_flips, keep_flips
-from fixstar.lifecycle.held_out import held_out_images
+from fixstar.lifecycle.held_out import unlearnt_images
 from fixstar.lifecycle.registry import Registry
 
 if TYPE_CHECKING:
@@ -78,27 +78,27 @@ def check_version(
 ) -> Check:
     """Check a version against the ``live`` ones, keep the verdict (checks/v2.json) and the report (checks/v2/).
 
-    Without ``images`` those are asked about that were held out when the versions up to this one were trained.
+    Without ``images`` those are asked about that were held out at training and that none of these versions has learnt.
     """
     rules = rules or GateRules()
     known, card = registry.names(), registry.card(registry.checked(version))
     preprocessing = Preprocessing.from_json(card["preprocessing"])
     older = [name for name in known if name in live and name != version]
     foreign = [name for name in live if name not in known]
-    source = "given" if images is not None else "held out"
+    source, learnt_by = "given" if images is not None else "held out", ()  # type: str, tuple[str, ...]
     if images is None:
-        earlier = [*registry.retired(), *known[: known.index(version) + 1]]
-        images = held_out_images(registry.path, earlier, preprocessing)
+        images, learnt_by = unlearnt_images(registry, version, live, preprocessing)
     if images is None or max(images.counts().values(), default=0) < 2:
-        check = _unmeasured(version, [*older, *foreign], images, rules)
+        missing = gate_words.without_images(version, [*older, *foreign], len(images or ()), learnt_by)
+        check = _unmeasured(version, missing if older or foreign else None, rules)
     else:
         images = searchable(images, preprocessing, "skip")
         trial = trial_of_images(lambda q, g: features(q, g, [*older, version]), images, seed=rules.seed)
         tested = _tested(trial)
         check = run_check(trial, rules, tested, foreign)
         check = replace(check, pictures=keep_flips(registry.path, check, trial.thumbnails))
-        if source == "held out" and card["about"].get("validation") is not None:
-            check = replace(check, notes=(*check.notes, gate_words.selected_note(version)))
+        selected = source == "held out" and card["about"].get("validation") is not None
+        check = replace(check, notes=(*check.notes, *gate_words.image_notes(version, selected, learnt_by)))
         if report and len(tested.names) > 1:
             _report(trial, tested, check, rules).write(registry.path / "checks" / version)
             check = replace(check, report=f"checks/{version}/report.html")
@@ -286,10 +286,10 @@ def _report(trial: Trial, tested: CrossTest, check: Check, rules: GateRules) -> 
     return replace(made, evidence={"": {**made.evidence[""], **measured}}, backfill={"": curve})
 
 
-def _unmeasured(version: str, live: Sequence[str], images: ImageSet | None, rules: GateRules) -> Check:
+def _unmeasured(version: str, missing: str | None, rules: GateRules) -> Check:
     """What can be said without images: a version that is alone passes, another one lacks all evidence."""
-    reason = gate_words.without_images(version, live, len(images or ())) if live else gate_words.alone_sentence(version)
-    outcome: Outcome = "missing evidence" if live else "pass"
+    outcome: Outcome = "pass" if missing is None else "missing evidence"
+    reason = missing or gate_words.alone_sentence(version)
     return Check(version, outcome, (reason,), (), None, 0, 0, rules.confidence, rules.tolerance)
 
 

@@ -19,9 +19,9 @@ __all__ = [
     "cell_sentence",
     "facts",
     "foreign_sentence",
+    "image_notes",
     "mixture_notes",
     "needed_sentence",
-    "selected_note",
     "without_images",
 ]
 
@@ -75,18 +75,22 @@ def foreign_sentence(version: str, other: str) -> str:
     """Of live vectors whose model is not here."""
     return (
         f"the gallery holds vectors of {other}, and no model of that name is here: what {other}'s own queries reach "
-        f"cannot be measured. Fit an adapter, which is checked on labelled items (fixstar adapt {other} --for "
-        f"{version}), or compare features (fixstar evaluate --features {other}=FILE --features {version}=FILE)"
+        f"cannot be measured. Searches leave them out, unless {version} was trained to agree with them. Fit an "
+        f"adapter, which is checked on labelled items (fixstar adapt {other} --for {version}), or compare features "
+        f"(fixstar evaluate --features {other}=FILE --features {version}=FILE); vectors that {version}'s model made "
+        f"elsewhere are imported with: fixstar gallery import FILE --as "
+        f"{other.partition('@')[0]}@{version}"
     )
 
 
-def without_images(version: str, live: Sequence[str], images: int) -> str:
+def without_images(version: str, live: Sequence[str], images: int, learnt_by: Sequence[str] = ()) -> str:
     """What is missing where there are no labelled images to ask about."""
-    seen = (
-        f"{images:,} labelled images are there, but no two of one class"
-        if images
-        else f"no labelled images were held out when the versions up to {version} were trained"
-    )
+    if learnt_by:
+        seen = f"{_may_have_learnt(learnt_by)}, and {'no two of one class are' if images else 'none is'} left"
+    elif images:
+        seen = f"{images:,} labelled images are there, but no two of one class"
+    else:
+        seen = f"no labelled images were held out when the versions up to {version} were trained"
     return (
         f"{seen}, so nothing shows what {version}'s queries find among vectors of {', '.join(live)}. Give labelled "
         f"images that it was not trained on: fixstar check {version} --data LABELLED_IMAGES. The next training can "
@@ -94,12 +98,23 @@ def without_images(version: str, live: Sequence[str], images: int) -> str:
     )
 
 
-def selected_note(version: str) -> str:
-    """Of held-out images that were looked at before."""
-    return (
-        f"the images held out from {version}'s training also chose its epoch, so its figures are a little too kind; "
-        f"others would be fairer: fixstar check {version} --data LABELLED_IMAGES"
-    )
+def image_notes(version: str, selected: bool, learnt_by: Sequence[str]) -> Iterator[str]:
+    """Of held-out images that were looked at before, and of those that are no longer asked about."""
+    others = f"fixstar check {version} --data LABELLED_IMAGES"
+    if selected:
+        yield (
+            f"the images held out from {version}'s training also chose its epoch, so its figures are a little too "
+            f"kind; others would be fairer: {others}"
+        )
+    if learnt_by:
+        yield (
+            f"{_may_have_learnt(learnt_by)}: those are not asked about. Hold out the same share at every training, or "
+            f"give others: {others}"
+        )
+
+
+def _may_have_learnt(learnt_by: Sequence[str]) -> str:
+    return f"{' and '.join(learnt_by)} held out less than others, and may have learnt images that these held out"
 
 
 def mixture_notes(trial: Trial, tested: CrossTest, folds: Sequence[Fold] = ()) -> Iterator[str]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,24 @@ from numpy.typing import NDArray
 from fixstar.errors import UnknownNameError
 from fixstar.gallery import Gallery
 from fixstar.geometry import carry, short_basis, unit
-from fixstar.lifecycle.catalogue import LABEL
+from fixstar.lifecycle.catalogue import LABEL, ImageStore
 
-__all__ = ["ORDERS", "TRIED", "LabelledQueries", "OldItems", "certainty", "expected_gain", "old_items", "planned_order"]
+__all__ = [
+    "BLIND",
+    "ORDERS",
+    "TRIED",
+    "LabelledQueries",
+    "OldItems",
+    "certainty",
+    "expected_gain",
+    "old_items",
+    "planned_order",
+    "with_images",
+]
 
 ORDERS = ("gain", "classes", "certain", "uncertain", "queried", "oldest", "random")
 TRIED = ("gain", "classes", "certain")
+BLIND = ("queried", "oldest", "random")  # orders that do not look at vectors
 
 NEIGHBOURS = 10
 COMPARED = 4096  # items that every item is compared with, at most
@@ -76,28 +89,56 @@ class LabelledQueries:
 
 
 def old_items(
-    gallery: Gallery, target: str, newer: Collection[str] = (), usage: Mapping[str, int] | None = None
+    gallery: Gallery,
+    target: str,
+    newer: Collection[str] = (),
+    usage: Mapping[str, int] | None = None,
+    vectors: bool = True,
 ) -> OldItems:
-    """The items that a backfill to ``target`` may re-embed: all but those of it and of ``newer`` versions."""
+    """The items that a backfill to ``target`` may re-embed: all but those of it and of ``newer`` versions.
+
+    All ids are in memory, but no payloads; ``vectors=False`` leaves the vectors out, [N, 0], for ``BLIND`` orders.
+    """
     spaces = {space.name: space for space in gallery.versions()}
     basis, width = short_basis(gallery.projection(target)), spaces[target].full_width
     ids: list[str] = []
     labels: list[str] = []
     ages: list[int] = []
-    parts: list[Floats] = [np.zeros((0, spaces[target].width), np.float32)]
+    parts: list[Floats] = [np.zeros((0, spaces[target].width if vectors else 0), np.float32)]
     for age, name in enumerate(spaces):
         if name == target or name in newer:
             continue
-        found = list(gallery.iterate(name))
-        if found:
-            stored = np.stack([item.vector for item in found])
-            parts.append(carry(stored, short_basis(gallery.projection(name)), basis, width).astype(np.float32))
+        own, stored = short_basis(gallery.projection(name)), gallery.iterate(name)
+        while found := list(islice(stored, _BLOCK)):
             ids += [item.id for item in found]
             labels += [str(item.payload.get(LABEL) or "") for item in found]
             ages += [age] * len(found)
+            rows = np.stack([item.vector for item in found])
+            parts.append(carry(rows, own, basis, width).astype(np.float32) if vectors else rows[:, :0])
     known = usage or {}
     counts = np.array([known.get(name, 0) for name in ids], np.float64)
     return OldItems(ids, np.array(ages, np.int64), np.concatenate(parts), labels, counts)
+
+
+def with_images(
+    gallery: Gallery, images: ImageStore, items: OldItems, order: Indices, most: int
+) -> tuple[list[str], int]:
+    """The first ``most`` ids of an order whose images can be found, and how many before them have none.
+
+    No more images are looked for than it takes. What was deleted meanwhile is passed over.
+    """
+    chosen: list[str] = []
+    without = start = 0
+    while start < len(order) and len(chosen) < most:
+        names = [items.ids[row] for row in order[start : start + _BLOCK].tolist()]
+        known = gallery.get(names)
+        for name in names:
+            if name in known and len(chosen) < most:
+                found = images.find(known[name]) is not None
+                chosen += [name] * found
+                without += not found
+        start += len(names)
+    return chosen, without
 
 
 def planned_order(kind: str, items: OldItems, queries: LabelledQueries | None = None, seed: int = 0) -> Indices:

@@ -17,6 +17,7 @@ from fixstar.durable import replace_json
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.models import Encoder
 from fixstar.models.storage import read_card
+from fixstar.scenarios.run_directory import RunDirectory
 
 __all__ = ["Registry"]
 
@@ -112,16 +113,33 @@ class Registry:
         """Add a simplex of ``count`` classes in new dimensions for the versions to come; all that were added so far."""
         if isinstance(count, bool) or count < 2:
             raise InputError(f"a simplex is added for two classes or more, got {count}")
-        card = self.card(self.checked((self.names() or ["v1"])[-1]))
+        if not (names := self.names()):
+            raise InputError(
+                f"{self.path} has no version that could grow yet; train the first with room for all classes to come: "
+                f"fixstar train IMAGES --capacity N -w {self.path}"
+            )
+        card = self.card(names[-1])
         if card["slots"]["capacity"] is None:
             raise InputError(
                 "this classifier has an output for every class and grows by itself; upgrade with more classes"
             )
         if (kind := card["classifier"]["kind"]) != "simplex":
             raise InputError(f"only the simplex grows, and this is a {kind}; train with a larger --capacity instead")
-        added = (*self.growth(), count)
-        replace_json(self.path / "growth.json", {"added": list(added)})
+        run = RunDirectory(self.path)
+        with run.held():  # one that is being trained has begun without it
+            self._refuse_unfinished(run.checkpoint(self.next_number()))
+            added = (*self.growth(), count)
+            replace_json(self.path / "growth.json", {"added": list(added)})
         return added
+
+    def _refuse_unfinished(self, checkpoint: Path) -> None:
+        """Growth changes what the next version is trained with: one that was begun could not go on."""
+        if checkpoint.exists():
+            raise InputError(
+                f"the training of v{self.next_number()} was interrupted and could not go on with more room. Finish it "
+                "first: the same upgrade command goes on. Or give it up: delete "
+                f"{checkpoint}, then grow"
+            )
 
     def retire(self, name: str, live: Mapping[str, int], needed: Mapping[str, str]) -> None:
         """Give up a version's weights and memory; its card stays. Refused while its vectors live or it is needed.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from fixstar.durable import WatchedFile, exclusive, replace_json
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import DeploymentMovedError, InputError, ModelError
 
 __all__ = ["Move", "Rollout"]
 
@@ -55,24 +55,59 @@ class Rollout:
         """All moves, oldest first."""
         return self._moves.content()
 
-    def deploy(self, version: str, reason: str | None = None, by: str = "") -> Move:
-        """Move the pointer to a version."""
-        return self._move(lambda _: (version, "deploy"), reason, by)
+    def deploy(self, version: str, reason: str | None = None, by: str = "", deployed: str | None = None) -> Move:
+        """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters."""
 
-    def rollback(self, reason: str | None = None, by: str = "") -> Move:
-        """Move the pointer back to where it stood before the last deployment that was not rolled back."""
-        return self._move(self._before, reason, by)
+        def target(moves: tuple[Move, ...]) -> tuple[str, Kind]:
+            self._expect(deployed, moves)
+            return version, "deploy"
+
+        return self._move(target, reason, by)
+
+    def rollback(
+        self, reason: str | None = None, by: str = "", deployed: str | None = None, to: str | None = None
+    ) -> Move:
+        """Move the pointer back to where it stood before the last deployment that was not rolled back.
+
+        ``deployed`` is where it must stand now, ``to`` where it must land, if that matters: else it is not moved.
+        """
+
+        def target(moves: tuple[Move, ...]) -> tuple[str, Kind]:
+            self._expect(deployed, moves)
+            back = self._before(moves)
+            if to not in (None, back):
+                raise DeploymentMovedError(
+                    f"a rollback from {self._stood(moves)[-1]} leads to {back}, not to {to}; nothing was moved"
+                )
+            return back, "rollback"
+
+        return self._move(target, reason, by)
+
+    def expect(self, deployed: str | None) -> None:
+        """Refuse where another version is deployed than the one named; None is any."""
+        self._expect(deployed, self.history())
+
+    def left_by(self, move: Move) -> str:
+        """The version that was deployed until a move of the history."""
+        moves = self.history()
+        row = moves.index(move)
+        return moves[row - 1].version if row else self._first
 
     def before(self) -> str | None:
         """Where a rollback would lead; None where there is nothing to go back to."""
         stood = self._stood(self.history())
         return stood[-2] if len(stood) > 1 else None
 
-    def _before(self, moves: tuple[Move, ...]) -> tuple[str, Kind]:
+    def _expect(self, deployed: str | None, moves: tuple[Move, ...]) -> None:
+        now = moves[-1].version if moves else self._first
+        if deployed not in (None, now):
+            raise DeploymentMovedError(f"{now} is deployed now, not {deployed}; nothing was moved")
+
+    def _before(self, moves: tuple[Move, ...]) -> str:
         stood = self._stood(moves)
         if len(stood) < 2:
             raise InputError(f"{stood[-1]} is the first version that was deployed; there is nothing to roll back to")
-        return stood[-2], "rollback"
+        return stood[-2]
 
     def _stood(self, moves: tuple[Move, ...]) -> list[str]:
         """Where the pointer stands, with where it stood before: a rollback takes the last deployment back."""

@@ -3,7 +3,7 @@
 Every answer is of one version, the one that was deployed when it began; a deployment in between changes the next one.
 Where vectors of several versions live, hits are merged by probability, if the version's last check has calibrations for
 all of them; else by cosine. Vectors of a model that was not trained together with it are searched through an adapter,
-where one is in use. Threads may share it.
+where one is in use, or not at all (``reach``). Threads may share it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from fixstar.gallery import Calibration, Gallery, Hit, calibrated_search
 from fixstar.gallery.store import Vectors, Where
 from fixstar.images import ImageSource
 from fixstar.lifecycle.adapter_book import AdapterBook
+from fixstar.lifecycle.adapter_maps import VectorAdapter
 from fixstar.lifecycle.checks import CheckedCalibrations
 from fixstar.lifecycle.embedding import LocalEmbedder, ensure_version
+from fixstar.lifecycle.reach import Reach
 from fixstar.lifecycle.registry import Registry
 from fixstar.lifecycle.rollout import Rollout
 from fixstar.lifecycle.usage import Usage
@@ -32,14 +34,23 @@ __all__ = ["Answer", "Serving"]
 class Answer(NamedTuple):
     """The hits of each query, and the version that made the queries' vectors.
 
-    ``left_out`` are versions with vectors that these queries do not reach: their adapter is another version's.
-    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class.
+    ``left_out`` are versions with vectors that these queries do not reach: made by a model that was not trained
+    together with theirs, and no adapter between the two is in use. Scores are cosines; where ``calibrated``,
+    probabilities that query and item are of one class.
     """
 
     version: str
     hits: list[list[Hit]]
     left_out: tuple[str, ...] = ()
     calibrated: bool = False
+
+
+class _Ways(NamedTuple):
+    """Gallery versions that queries meet as they are, those that they meet through an adapter, and the others."""
+
+    direct: list[str]
+    adapted: dict[str, VectorAdapter]
+    unreached: list[str]
 
 
 class Serving:
@@ -60,7 +71,7 @@ class Serving:
     ) -> None:
         self._registry, self._rollout, self.gallery = registry, rollout, gallery
         self._device, self._keep, self._usage, self._adapters = device, keep, usage, adapters
-        self._checked = CheckedCalibrations(registry.path)
+        self._checked, self._reach = CheckedCalibrations(registry.path), Reach(registry)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._lock, self._loading = threading.Lock(), threading.Lock()
 
@@ -121,61 +132,82 @@ class Serving:
         Where ``calibrations`` apply, and ``calibrate`` does not say otherwise, the most probable ones. Else scores are
         cosines in the space of the version found, and those of different versions are not on one scale.
         """
-        if calibrate and (known := self.calibrations(version)):
-            hits = calibrated_search(self.gallery, version, vectors, known, k, where, exact)
-            answer = Answer(version, hits, calibrated=True)
-        elif self._adapters is None or not (apart := self._adapters.apart()):
-            answer = Answer(version, self.gallery.search(version, vectors, k, where, exact=exact))
-        else:
-            answer = self._search_apart(self._adapters, apart, version, vectors, k, where, exact)
-        if self._usage is not None:
-            self._usage.record(found[0].id for found in answer.hits if found)
+        answer = self._found(version, vectors, k, where, exact, calibrate)
+        self._count(answer)
         return answer
 
+    def _found(
+        self, version: str, vectors: Vectors, k: int, where: Where | None, exact: bool, calibrate: bool
+    ) -> Answer:
+        ways = self._ways(version)
+        calibrations = self._calibrations(version, ways) if calibrate else {}
+        if calibrations:
+            hits = calibrated_search(self.gallery, version, vectors, calibrations, k, where, exact)
+        elif not ways.adapted:
+            among = ways.direct if ways.unreached else None
+            hits = self.gallery.search(version, vectors, k, where, versions=among, exact=exact)
+        else:
+            hits = self._search_adapted(ways, version, vectors, k, where, exact)
+        counts = self.gallery.count() if ways.unreached else {}
+        left_out = tuple(name for name in ways.unreached if counts.get(name))
+        return Answer(version, hits, left_out, calibrated=bool(calibrations))
+
+    def _count(self, answer: Answer) -> None:
+        if self._usage is not None:
+            self._usage.record(found[0].id for found in answer.hits if found)
+
     def calibrations(self, version: str) -> dict[str, Calibration]:
-        """What makes probabilities of the cosines between a version's queries and all vectors there are.
+        """What makes probabilities of the cosines between a version's queries and all vectors that they reach.
 
         Empty where it is not needed, since one version's vectors alone live, or not known: the version's last check
         has none for one that lives, or one has a space of its own. What is deployed comes last: vectors move there
         meanwhile.
         """
+        return self._calibrations(version, self._ways(version))
+
+    def _calibrations(self, version: str, ways: _Ways) -> dict[str, Calibration]:
         known = self._checked.of(version)
         if len(known) < 2:
             return {}
         counts = self.gallery.count()
-        live = {name for name, count in counts.items() if count}
+        live = {name for name, count in counts.items() if count} - set(ways.unreached)
         apart = set() if self._adapters is None else self._adapters.apart()
         if len(live) < 2 or not live <= known.keys() or apart & {version, *live}:
             return {}
         deployed = self._rollout.current()
-        return {name: known[name] for name in sorted(counts, key=lambda name: name == deployed) if name in known}
+        reached = (name for name in counts if name in known and name not in ways.unreached)
+        return {name: known[name] for name in sorted(reached, key=lambda name: name == deployed)}
 
-    def _search_apart(
-        self,
-        adapters: AdapterBook,
-        apart: set[str],
-        version: str,
-        vectors: Vectors,
-        k: int,
-        where: Where | None,
-        exact: bool,
-    ) -> Answer:
-        """Search where some versions have a space of their own: through their adapters, or not at all."""
-        names = [space.name for space in self.gallery.versions()]
-        direct = [name for name in names if name == version or not apart & {name, version}]
-        parts, unreached = [], []
-        for name in names:
-            if name in direct:
-                continue
-            adapter = adapters.find(name, version)
-            if adapter is None:
-                unreached.append(name)
-            elif len(vectors):
-                parts.append(self.gallery.search(name, adapter(vectors), k, where, versions=[name], exact=exact))
-        parts.append(self.gallery.search(version, vectors, k, where, versions=direct, exact=exact))
-        hits = [_best(chain(*found), k) for found in zip(*parts, strict=True)]  # what may move there was searched last
-        counts = self.gallery.count() if unreached else {}
-        return Answer(version, hits, tuple(name for name in unreached if counts.get(name)))
+    def met(self, version: str) -> list[str]:
+        """The gallery versions whose vectors queries of a version meet as they are, without an adapter."""
+        return self._ways(version).direct
+
+    def _ways(self, version: str) -> _Ways:
+        """How queries of a version come to each gallery version."""
+        spaces = self.gallery.versions()
+        met = self._reach.met(version, spaces)
+        apart = set() if self._adapters is None else self._adapters.apart()
+        ways = _Ways([], {}, [])
+        for name in (space.name for space in spaces):
+            if name == version or (name in met and not apart & {name, version}):
+                ways.direct.append(name)
+            elif self._adapters is not None and (adapter := self._adapters.find(name, version)) is not None:
+                ways.adapted[name] = adapter
+            else:
+                ways.unreached.append(name)
+        return ways
+
+    def _search_adapted(
+        self, ways: _Ways, version: str, vectors: Vectors, k: int, where: Where | None, exact: bool
+    ) -> list[list[Hit]]:
+        """Search where some versions have a space of their own: there with what their adapters make of the queries."""
+        parts = [
+            self.gallery.search(name, adapter(vectors), k, where, versions=[name], exact=exact)
+            for name, adapter in ways.adapted.items()
+            if len(vectors)
+        ]
+        parts.append(self.gallery.search(version, vectors, k, where, versions=ways.direct, exact=exact))
+        return [_best(chain(*found), k) for found in zip(*parts, strict=True)]  # what may move there was searched last
 
     def close(self) -> None:
         """Close the gallery, and write down what was counted."""
@@ -186,12 +218,29 @@ class Serving:
     def like(
         self, item: str, k: int = 10, where: Where | None = None, exact: bool = True, calibrate: bool = True
     ) -> Answer:
-        """The nearest items of one that is stored, itself left out, by the vector that it was stored with."""
+        """The nearest items of one that is stored, itself left out, by the vector that it was stored with.
+
+        Refused where nothing connects the model of that vector with the version deployed.
+        """
         known = self.gallery.get([item]).get(item)
         if known is None:
             raise GalleryError(f"the gallery has no item {item!r}")
-        answer = self.search_vectors(known.version, known.vector[None], k + 1, where, exact, calibrate)
-        return answer._replace(hits=[[hit for hit in answer.hits[0] if hit.id != item][:k]])
+        self._demand_reached(item, known.version)
+        answer = self._found(known.version, known.vector[None], k + 1, where, exact, calibrate)
+        answer = answer._replace(hits=[[hit for hit in answer.hits[0] if hit.id != item][:k]])
+        self._count(answer)
+        return answer
+
+    def _demand_reached(self, item: str, version: str) -> None:
+        if not self._registry.names() or (self._adapters is not None and version in self._adapters.apart()):
+            return  # compared with its own kind
+        deployed = self._rollout.current()
+        if version not in {deployed, *self._reach.met(deployed, self.gallery.versions())}:
+            raise GalleryError(
+                f"{item!r} holds a vector of {version}, and nothing connects that model with {deployed}, which is "
+                f"deployed: cosines between the two would mean nothing. Run: fixstar adapt {version} --for {deployed}, "
+                "or see docs/adapters.md on vectors that the same model made elsewhere"
+            )
 
 
 def _best(hits: Iterable[Hit], k: int) -> list[Hit]:

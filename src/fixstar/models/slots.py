@@ -55,11 +55,15 @@ class Slots:
             return Slots(None, {**self.by_class, **{name: start + i for i, name in enumerate(new)}})
         taken = set(self.by_class.values())
         free = [slot for slot in range(self.capacity) if slot not in taken]
+        if len(new) > len(free) and not taken:
+            raise InputError(
+                f"{len(new)} classes do not fit into the capacity K={self.capacity}. Choose a larger one: --capacity "
+                f"N, N at least {len(new)}, and larger if more classes are to come"
+            )
         if len(new) > len(free):
             raise InputError(
                 f"{len(new)} new classes do not fit: {len(free)} of the capacity K={self.capacity} slots are free. "
-                f"Make room with: fixstar grow COUNT, COUNT at least {max(2, len(new) - len(free))}. The first version "
-                "can be given a larger capacity instead"
+                f"Make room with: fixstar grow COUNT, COUNT at least {max(2, len(new) - len(free))}"
             )
         chosen = free[: len(new)] if side == "left" else free[::-1][: len(new)]
         return Slots(self.capacity, {**self.by_class, **dict(zip(new, chosen, strict=True))})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fixstar.data.pixels import PixelSource, ResidentPixels, pixel_source
 from fixstar.data.replay import HeldOut, hold_out
 from fixstar.methods import Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
+from fixstar.scenarios.fingerprint import fingerprint_of
 from fixstar.scenarios.settings import Settings
 from fixstar.scenarios.start import Past, growth_to_come, starting_encoder, weights_digest
 from fixstar.scenarios.validation import Validation
@@ -62,6 +62,7 @@ def train_version(
     world()  # joins the other processes, if any, before a device is touched
     device = local_device(settings.torch_device())
     encoder = starting_encoder(number, images, past, method, settings).to(device)
+    _warn_of_one_class(encoder)
     predecessor, seed = past.predecessor, settings.seed * 1009 + number
     teacher = _teacher(predecessor, encoder).to(device) if predecessor is not None and _needs_teacher(method) else None
     shown = hold_out(
@@ -73,6 +74,7 @@ def train_version(
     )
     batches, readable = _batches(encoder, shown.images, shown.memory, method, settings, number, progress)
     upgrade = _upgrade(encoder, teacher, shown._replace(images=readable), past, method, seed)
+    fingerprint = fingerprint_of(number, images, past, method, settings, validation)
     run = Training(
         encoder=encoder,
         objective=method.objective(upgrade),
@@ -81,7 +83,8 @@ def train_version(
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
         seed=seed,
         checkpoint=checkpoint,
-        fingerprint=_fingerprint(number, images, past, method, settings, validation),
+        fingerprint=fingerprint.whole,
+        fingerprint_parts=fingerprint.parts,
         title=f"training v{number}",
         progress=progress,
         maps=method.maps,
@@ -90,6 +93,16 @@ def train_version(
     log = train(run)
     encoder.about = _about(number, images, past, method, settings, log, validation)
     return Version(number, encoder, tuple(log), readable)
+
+
+def _warn_of_one_class(encoder: Encoder) -> None:
+    """Such a version is trained all the same: classes may follow. Alone it shows nothing, and neither does a check."""
+    if len(encoder.slots) == 1:
+        warnings.warn(
+            f"there is one class only, {encoder.slots.classes[0]!r}: a model learns nothing where there is nothing to "
+            "tell apart. Give one folder a class, or the folder above if this is one class of several",
+            stacklevel=3,
+        )
 
 
 def _teacher(predecessor: Encoder, encoder: Encoder) -> FrozenEncoder:
@@ -164,37 +177,6 @@ def _budget(device: torch.device) -> int | None:
 
 def _shared(source: PixelSource) -> PixelSource:
     return source if isinstance(source, ResidentPixels) or world().size == 1 else SharedPixels(source)
-
-
-def _fingerprint(
-    number: int,
-    images: ImageSet,
-    past: Past,
-    method: Method,
-    settings: Settings,
-    validation: Validation | None,
-) -> str:
-    """A digest of all that the weights depend on."""
-    memory, vectors = past.memory.images, past.old_vectors
-    content = {
-        "previous": None if past.previous is None else weights_digest(past.previous),
-        "replacement": None if past.replacement is None else weights_digest(past.replacement),
-        "pretrained": None if past.pretrained is None else weights_digest(past.pretrained),
-        "old vectors": None if vectors is None else _vectors_digest(vectors),
-        "version": number,
-        "images": images.fingerprint(),
-        "memory": None if memory is None else memory.fingerprint(),
-        "validation": None if validation is None else validation.fingerprint(),
-        "method": [method.name, dict(method.options), method.initialisation],
-        "settings": settings.to_json(),
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _vectors_digest(stored: OldVectors) -> str:
-    digest = hashlib.sha256(json.dumps([stored.classes, stored.vectors.shape, str(stored.vectors.dtype)]).encode())
-    digest.update(stored.vectors.tobytes() + stored.labels.astype("int64").tobytes())
-    return digest.hexdigest()
 
 
 def _selected(log: list[EpochLog]) -> int | None:

@@ -43,10 +43,10 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Added:
-    """What was stored by which version, and what was not."""
+    """What was stored by which version, payloads by id, and what was not."""
 
     version: str
-    ids: list[str]
+    stored: dict[str, dict[str, Any]]
     bad: list[Rejected]
 
 
@@ -92,8 +92,8 @@ async def add_images(context: Context, uploads: Sequence[Upload]) -> Added:
         done = index_items(context.workspace.gallery, version, LocalEmbedder(encoder), items, again=True)
         failed = {one.name: Problem(422, "The image cannot be used", one.reason) for one in done.bad}
         context.metrics.embedded.labels(version, "item").inc(done.added)
-        ids = [upload.id for upload, _ in good if upload.id not in failed]
-        return Added(version, ids, bad + [Rejected(name, problem) for name, problem in failed.items()])
+        stored = {item.id: dict(item.payload) for item in items if item.id not in failed}
+        return Added(version, stored, bad + [Rejected(name, problem) for name, problem in failed.items()])
 
     return await run_in_threadpool(store)
 

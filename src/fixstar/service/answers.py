@@ -61,7 +61,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Job:
-    """Work that goes on after the answer: queued, running, done, failed or cancelled."""
+    """Work that goes on after the answer: queued, running, done, failed or cancelled. ``by`` is who asked for it."""
 
     id: str
     kind: str
@@ -74,6 +74,7 @@ class Job:
     created: str = ""
     started: str | None = None
     ended: str | None = None
+    by: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -119,13 +120,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Move:
-    """One move of the deployment: what, when, by whom, and why without a check."""
+    """One move of the deployment: what, when, by whom, and why without a check.
+
+    Of a rollback also the version that it ``left``, how many vectors no check of ``version`` has looked at
+    (``unchecked``, by the version that made them), and the backfill job that ends because of it (``cancelled``).
+    """
 
     version: str
     kind: str
     when: str
     reason: str | None
     by: str
+    left: str | None = None
+    unchecked: dict[str, int] = field(default_factory=dict)
+    cancelled: str | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fixstar import __version__
 from fixstar.service import health_routes, item_routes, job_routes, lifecycle_routes, search_routes
 from fixstar.service.batching import QueryBatcher
 from fixstar.service.context import Context
+from fixstar.service.error_handlers import add_problem_handlers
 from fixstar.service.intake import Intake
 from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys
@@ -20,8 +21,10 @@ from fixstar.service.limits import BodyLimit, RateLimit, SameOrigin, SecurityHea
 from fixstar.service.metrics import Metrics, Watch
 from fixstar.service.openapi import add_documents
 from fixstar.service.page import mount_page
-from fixstar.service.problems import add_problem_handlers
+from fixstar.service.request_log import RequestLog
+from fixstar.service.route_names import RouteNames
 from fixstar.service.settings import ServiceSettings
+from fixstar.service.wellformed import WellFormed
 from fixstar.workspace import Workspace
 
 __all__ = ["create_app"]
@@ -29,8 +32,13 @@ __all__ = ["create_app"]
 STOP = 20.0  # seconds for jobs to come to a point where they can go on later
 
 
-def create_app(workspace: Workspace, settings: ServiceSettings, keys: Keys | None = None) -> FastAPI:
-    """The service over a workspace. Its gallery is closed when the service stops."""
+def create_app(
+    workspace: Workspace, settings: ServiceSettings, keys: Keys | None = None, held: Jobs | None = None
+) -> FastAPI:
+    """The service over a workspace. Its gallery is closed when the service stops.
+
+    ``held`` are its jobs where they are held already; else the service holds them when it starts.
+    """
     keys = keys or Keys(workspace.path)
     metrics = Metrics()
 
@@ -38,7 +46,7 @@ def create_app(workspace: Workspace, settings: ServiceSettings, keys: Keys | Non
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         intake = Intake(settings)
         batcher = QueryBatcher(workspace, settings, metrics, intake)
-        jobs = Jobs(workspace, settings)
+        jobs = held or Jobs(workspace, settings)
         app.state.context = Context(workspace, settings, keys, intake, batcher, jobs, metrics)
         batcher.start()
         jobs.start()
@@ -60,10 +68,12 @@ def create_app(workspace: Workspace, settings: ServiceSettings, keys: Keys | Non
         redoc_url=None,
         middleware=[
             Middleware(SecurityHeaders),
-            Middleware(Watch, metrics=metrics),
+            Middleware(RequestLog, access=settings.access_log),
+            Middleware(Watch, metrics=metrics, names=RouteNames(lambda: app.openapi()["paths"])),
             Middleware(SameOrigin, settings=settings),
             Middleware(RateLimit, settings=settings, keys=keys),
             Middleware(BodyLimit, settings=settings),
+            Middleware(WellFormed),
         ],
     )
     add_problem_handlers(app)

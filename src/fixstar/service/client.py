@@ -111,10 +111,13 @@ class Client:
         """One item."""
         return record(Item, self._ask("GET", "/v1/item", params={"id": item}))
 
-    def items(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
-        """All items, or those of one version, sorted by id, behind ``after``."""
+    def items(
+        self, version: str | None = None, after: str | None = None, where: Mapping[str, Any] | None = None
+    ) -> Iterator[Item]:
+        """All items, or those of one version or with such a payload, sorted by id, behind ``after``."""
+        filtered = None if where is None else json.dumps(dict(where))
         while True:
-            wanted = {"version": version, "after": after, "limit": _PAGE}
+            wanted = {"version": version, "after": after, "limit": _PAGE, "where": filtered}
             page = self._ask("GET", "/v1/items", params={name: one for name, one in wanted.items() if one is not None})
             yield from (record(Item, one) for one in page["items"])
             after = page["next"]
@@ -143,13 +146,17 @@ class Client:
         """What the gate last found out about a version."""
         return record(Check, self._ask("GET", f"/v1/versions/{_segment(version)}/check"))
 
-    def deploy(self, version: str, force: str | None = None) -> Move:
-        """Let queries and new items use a version; ``force`` is a reason to do without a passed check."""
-        return record(Move, self._ask("POST", "/v1/deploy", json={"version": version, "force": force}))
+    def deploy(self, version: str, force: str | None = None, deployed: str | None = None) -> Move:
+        """Let queries and new items use a version; ``force`` is a reason to do without a passed check.
 
-    def rollback(self) -> Move:
-        """Back to the version deployed before."""
-        return record(Move, self._ask("POST", "/v1/rollback"))
+        ``deployed`` is the version that you believe is deployed: where another one is, nothing is moved (409).
+        """
+        wanted = {"version": version, "force": force, "deployed": deployed}
+        return record(Move, self._ask("POST", "/v1/deploy", json=wanted))
+
+    def rollback(self, deployed: str | None = None, to: str | None = None) -> Move:
+        """Back to the version deployed before; from ``deployed`` and to ``to``, where given, or not at all (409)."""
+        return record(Move, self._ask("POST", "/v1/rollback", json={"deployed": deployed, "to": to}))
 
     def backfill(self, budget: str = "10%", order: str = "auto", rate: float | None = None) -> Job:
         """Embed older items again with the deployed version, in a job."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import Counter
 from typing import Annotated, Literal
 
@@ -31,10 +32,11 @@ class HealthShape(BaseModel):
 
 
 class ReadyShape(BaseModel):
-    """The service can answer queries, by this version."""
+    """The service can answer queries, by this version. ``writes`` is false where the disk has no room for an image."""
 
     status: Literal["ready"] = "ready"
     version: str
+    writes: bool
 
 
 class CallerShape(BaseModel):
@@ -60,23 +62,26 @@ class StatusShape(BaseModel):
     keys: bool
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz() -> HealthShape:
     """Whether the service is alive."""
     return HealthShape()
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=problems(503))
 def readyz(context: Shared) -> ReadyShape:
-    """Whether the gallery opens and the deployed version loads."""
+    """Whether the gallery opens and the deployed version loads, and whether there is room to store images."""
     try:
         version = context.workspace.deployed()
         context.workspace.serving.encoder(version)
         context.workspace.gallery.count()
+        room = shutil.disk_usage(context.workspace.path).free
     except (FixstarError, OSError) as error:
         _log.warning("not ready: %s", error)  # not told: whoever asks here has shown no key
         raise Problem(503, "Not ready", hint="the log of the service says why", Retry_After="5") from error
-    return ReadyShape(version=version)
+    return ReadyShape(version=version, writes=room >= context.settings.upload_bytes)
 
 
 @router.get(

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from itertools import islice
-from typing import Annotated, Any, cast
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from fixstar.gallery import Item
-from fixstar.service.adding import Added, add_images, keep_images, plan_uploads
+from fixstar.service.adding import Added, Upload, add_images, keep_images, plan_uploads
 from fixstar.service.context import Context, Shared
-from fixstar.service.keys import needs
+from fixstar.service.forms import FormRoute
+from fixstar.service.keys import Caller, needs
+from fixstar.service.listing import ItemPage, item_page
 from fixstar.service.problems import Problem
-from fixstar.service.shapes import ItemShape, JobShape, item_shape, job_shape, parse_json, problems
+from fixstar.service.shapes import (
+    ItemShape,
+    JobShape,
+    item_shape,
+    job_shape,
+    parse_filter,
+    parse_json,
+    problems,
+    stored_shape,
+)
 from fixstar.service.thumbnails import SIZES, thumbnail
 
 __all__ = ["ItemId", "find_item", "router"]
 
-router = APIRouter(prefix="/v1", tags=["items"])
+router = APIRouter(prefix="/v1", tags=["items"], route_class=FormRoute)
+
+_LONG = 1 << 16  # characters of JSON; longer ones are read in a thread, so that others are answered meanwhile
 
 READ, WRITE = [Depends(needs("read"))], [Depends(needs("write"))]
 ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=1024, description="The item's id.")]
 Images = Annotated[list[UploadFile], File(description="JPEG, PNG, WebP, GIF, BMP or TIFF.")]
 Payloads = Annotated[str | None, Form(description="A JSON list: one object an image, stored with it.")]
 Ids = Annotated[str | None, Form(description="A JSON list of ids, one an image; made up unless told.")]
-
-
-class ItemPage(BaseModel):
-    """Some items, sorted by id. ``next`` is what to send as ``after`` for the following ones; null at the end."""
-
-    items: list[ItemShape]
-    next: str | None
 
 
 class BadShape(BaseModel):
@@ -72,15 +76,15 @@ def items(
     after: Annotated[str | None, Query(max_length=1024, description="The id to go on behind.")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     version: Annotated[str | None, Query(max_length=256, description="Only vectors of this version.")] = None,
+    where: Annotated[
+        str | None, Query(max_length=8192, description='Only such payloads, as JSON: {"label": "shoes"}.')
+    ] = None,
 ) -> ItemPage:
-    """Page through all items."""
+    """Page through all items. With ``where`` a page ends after 5,000 items that were looked at; ``next`` goes on."""
     gallery = context.workspace.gallery
     if version is not None and version not in (known := [space.name for space in gallery.versions()]):
         raise Problem(404, "There is no such version", f"{version!r}; there are: {', '.join(known)}")
-    with closing(cast(Any, gallery.iterate(version, after))) as source:
-        found: list[Item] = list(islice(cast(Iterator[Item], source), limit + 1))
-    following = found[limit - 1].id if len(found) > limit else None
-    return ItemPage(items=[item_shape(item) for item in found[:limit]], next=following)
+    return item_page(gallery, limit, version, after, parse_filter(where))
 
 
 @router.get("/item", dependencies=READ, responses=problems(404))
@@ -125,12 +129,16 @@ async def put_item(
     payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
 ) -> ItemShape:
     """Store one item, in the place of the one that had this id."""
-    content = {} if payload is None else parse_json("payload", payload)
-    [upload] = plan_uploads([image], [content], [item_id], 1)
+
+    def plan() -> list[Upload]:
+        content = {} if payload is None else parse_json("payload", payload)
+        return plan_uploads([image], [content], [item_id], 1)
+
+    [upload] = await _read(plan, payload)
     added = await add_images(context, [upload])
     if added.bad:
         raise added.bad[0].problem
-    return item_shape(await run_in_threadpool(find_item, context, item_id))
+    return stored_shape(item_id, added.version, added.stored[item_id])  # not read back: another may have written since
 
 
 @router.delete("/item", dependencies=WRITE, responses=problems(404))
@@ -144,17 +152,23 @@ def delete_item(context: Shared, item_id: ItemId) -> DeletedShape:
 @router.post("/items", dependencies=WRITE, responses=problems(413, 415))
 async def add_items(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> AddedShape:
     """Embed and store images with the deployed version before the answer. Those that cannot be used are named."""
-    uploads = plan_uploads(images, _listed("payloads", payloads), _listed("ids", ids), context.settings.images_at_once)
+    uploads = await _planned(images, payloads, ids, context.settings.images_at_once)
     return _told(await add_images(context, uploads))
 
 
-@router.post("/items/async", dependencies=WRITE, status_code=202, responses=problems(413, 415))
-async def add_items_later(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> JobShape:
+@router.post("/items/async", status_code=202, responses=problems(413, 415))
+async def add_items_later(
+    context: Shared,
+    caller: Annotated[Caller, Depends(needs("write"))],
+    images: Images,
+    payloads: Payloads = None,
+    ids: Ids = None,
+) -> JobShape:
     """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
-    uploads = plan_uploads(images, _listed("payloads", payloads), _listed("ids", ids), context.settings.images_a_job)
+    uploads = await _planned(images, payloads, ids, context.settings.images_a_job)
     await run_in_threadpool(context.jobs.require_room, "index")
     kept = await keep_images(context, uploads)
-    return job_shape(await run_in_threadpool(context.jobs.submit, "index", {"items": kept}))
+    return job_shape(await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, caller.name))
 
 
 @router.post("/items/delete", dependencies=WRITE)
@@ -175,6 +189,19 @@ def _absent(name: str) -> Problem:
     return Problem(404, "There is no such item", f"the gallery has no item {name!r}", "see /v1/items")
 
 
+async def _planned(images: list[UploadFile], payloads: str | None, ids: str | None, most: int) -> list[Upload]:
+    """What is to be stored."""
+
+    def plan() -> list[Upload]:
+        return plan_uploads(images, _listed("payloads", payloads), _listed("ids", ids), most)
+
+    return await _read(plan, payloads, ids)
+
+
+async def _read(plan: Callable[[], list[Upload]], *texts: str | None) -> list[Upload]:
+    return plan() if sum(len(text or "") for text in texts) < _LONG else await run_in_threadpool(plan)
+
+
 def _listed(name: str, text: str | None) -> list[Any] | None:
     if text is None:
         return None
@@ -186,4 +213,4 @@ def _listed(name: str, text: str | None) -> list[Any] | None:
 
 def _told(added: Added) -> AddedShape:
     bad = [BadShape(id=one.id, reason=one.problem.detail or one.problem.title) for one in added.bad]
-    return AddedShape(version=added.version, added=added.ids, bad=bad)
+    return AddedShape(version=added.version, added=list(added.stored), bad=bad)

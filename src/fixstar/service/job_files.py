@@ -34,7 +34,7 @@ class Job:
     """Work that goes on after the answer. ``parameters`` are what it needs to go on after a restart.
 
     ``cancelling`` says that it ends at the next batch; ``error`` is the body of a problem; ``attempts`` counts starts
-    that did not come to an end.
+    that did not come to an end; ``by`` is who asked for it, where that is known.
     """
 
     id: str
@@ -51,15 +51,24 @@ class Job:
     ended: str | None = None
     cancelling: bool = False
     attempts: int = 0
+    by: str | None = None
 
     @classmethod
-    def made(cls, kind: Kind, parameters: Mapping[str, Any], total: int | None, message: str) -> Job:
+    def made(
+        cls, kind: Kind, parameters: Mapping[str, Any], total: int | None, message: str, by: str | None = None
+    ) -> Job:
         """A new job. Ids sort by time."""
         when = datetime.now(UTC)
         name = f"{when:%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
-        return cls(
-            name, kind, parameters, total=total, message=message, created=when.isoformat(timespec="milliseconds")
-        )
+        created = when.isoformat(timespec="milliseconds")
+        return cls(name, kind, parameters, total=total, message=message, created=created, by=by)
+
+    def __str__(self) -> str:
+        return f"job {self.id} ({self.kind}, asked for by {self.by or 'nobody known'})"
+
+    def without_items(self) -> Job:
+        """The same without its list of items, which may be long."""
+        return replace(self, parameters={key: value for key, value in self.parameters.items() if key != "items"})
 
     @property
     def has_ended(self) -> bool:
@@ -76,7 +85,7 @@ class JobFiles:
     def save(self, job: Job) -> None:
         """Keep a job as it is now. One that has ended needs no list of items any more."""
         if job.has_ended:
-            job = replace(job, parameters={key: value for key, value in job.parameters.items() if key != "items"})
+            job = job.without_items()
         replace_json(self._path(job.id), {**_FORMAT, **asdict(job)})
 
     def delete(self, name: str) -> None:

@@ -40,4 +40,4 @@ def cancel(context: Shared, name: JobId, caller: Annotated[Caller, Depends(needs
     if kind != "index" and not caller.may("admin"):
         seen = f"{caller.name!r} has the role {caller.role}; ending a {kind} needs admin"
         raise Problem(403, "Your key may not do that", seen)
-    return job_shape(context.jobs.cancel(name))
+    return job_shape(context.jobs.cancel(name, caller.name))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fixstar.errors import DeploymentMovedError
 from fixstar.lifecycle import Backfilled, CatalogueItem, GateRules, check_version
 from fixstar.lifecycle.backfill_plan import PlanFiles
 from fixstar.service.job_files import Job
 from fixstar.workspace import BackfillOptions, Workspace
-from fixstar.workspace.backfilling import PlannedBackfill, plan_backfill
+from fixstar.workspace.backfilling import PlannedBackfill, plan_backfill, required_target
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -95,17 +96,24 @@ def check_work(space: Workspace, handle: Handle) -> Result:
 
 
 def backfill_work(space: Workspace, handle: Handle) -> Result:
-    """Embed older items again with the version that was deployed when the job was asked for."""
+    """Embed older items again with the version that was deployed when the job was asked for, or not at all."""
+    try:
+        return _backfilled(space, handle)
+    except DeploymentMovedError as error:
+        raise StoppedError(str(error), handle.job().result) from error
+
+
+def _backfilled(space: Workspace, handle: Handle) -> Result:
     wanted = handle.job().parameters
-    _still_wanted(space, wanted)
-    options = BackfillOptions(wanted["budget"], wanted["order"], wanted["rate"], stop=handle.stopped)
+    target = required_target(space, wanted["target"])
+    options = BackfillOptions(wanted["budget"], wanted["order"], wanted["rate"], stop=handle.stopped, target=target)
     known = dict(handle.job().result or {})
     if _is_finished(space, wanted):
         return {**known, "left": 0, "stopped": None}
     planned = plan_backfill(space, options, predict="predicted" not in known)
     known |= {} if "predicted" in known else {"predicted": _predicted(planned)}
     plan = planned.plan
-    known |= {"version": plan.target, "planned": len(plan.ids), "old": plan.old}
+    known |= {"version": plan.target, "planned": len(plan.ids), "old": plan.old, "without_image": plan.without_image}
     handle.note(
         save=True,
         parameters={**wanted, "token": plan.token},
@@ -125,11 +133,6 @@ def backfill_work(space: Workspace, handle: Handle) -> Result:
     if result["stopped"]:
         raise StoppedError(result["stopped"], result)
     return result
-
-
-def _still_wanted(space: Workspace, wanted: Mapping[str, Any]) -> None:
-    if (deployed := space.deployed()) != wanted["target"]:
-        raise StoppedError(f"{deployed} is deployed now: nothing is re-embedded with {wanted['target']}")
 
 
 def _is_finished(space: Workspace, wanted: Mapping[str, Any]) -> bool:
@@ -167,6 +170,7 @@ def _told(done: Backfilled, before: Mapping[str, Any]) -> Result:
         "left": done.left,
         "measured": [*before.get("measured", []), *measured],
         "stopped": done.stopped,
+        "seconds": before.get("seconds", 0.0) + done.seconds,
     }
 
 

@@ -18,7 +18,7 @@ from fixstar.errors import FixstarError, InputError
 from fixstar.service.history import History
 from fixstar.service.job_files import KINDS, Job, JobFiles, Kind, now
 from fixstar.service.job_work import WORK, StoppedError
-from fixstar.service.problems import Problem
+from fixstar.service.problems import Problem, full, is_full
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
@@ -27,9 +27,11 @@ __all__ = ["Jobs"]
 LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill"))
 KEPT = 200  # ended jobs that are remembered
 WAITING = 100  # index jobs that may wait
+RETRY = 5.0  # seconds until a job whose beginning could not be written is tried again
 ATTEMPTS = 5  # times that the process may die under a job before it is given up
 
 _log = logging.getLogger("fixstar.service")
+_audit = logging.getLogger("fixstar.audit")
 
 
 class Jobs:
@@ -43,16 +45,23 @@ class Jobs:
         self._changed = threading.Condition()
         self._stopping = True  # until it is started
         self._threads: list[threading.Thread] = []
-        self._held = contextlib.ExitStack()
+        self._held, self._is_held = contextlib.ExitStack(), False
 
-    def start(self) -> None:
-        """Take up what is left of the last time, and wait for more."""
+    def hold(self) -> None:
+        """Be the one who runs the jobs of this workspace, or say that another does. ``start`` does it too."""
+        if self._is_held:
+            return
         try:
             self._held.enter_context(exclusive(self._files.directory))
         except BlockingIOError:
             raise InputError(
                 f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
             ) from None
+        self._is_held = True
+
+    def start(self) -> None:
+        """Take up what is left of the last time, and wait for more."""
+        self.hold()
         remove_leftovers(self._files.directory)
         with self._changed:
             self._stopping = False
@@ -81,23 +90,28 @@ class Jobs:
             _log.warning("a job did not come to a pause in %.0f s; it goes on from its last whole batch", timeout)
             return  # what it may still write must not meet another service
         self._held.close()
+        self._is_held = False
 
     def require_room(self, kind: Kind) -> None:
         """Refuse as ``submit`` would at this moment: before images are kept for a job that will not be taken on."""
         with self._changed:
             self._refuse(kind)
 
-    def submit(self, kind: Kind, parameters: Mapping[str, Any]) -> Job:
-        """Take a job on; it is on disk when this returns. Refused while another of its kind has to be waited for."""
+    def submit(self, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
+        """Take a job on; it is on disk when this returns. Refused while another of its kind has to be waited for.
+
+        ``by`` is who asks for it.
+        """
         if kind not in KINDS:
             raise InputError(f"a job is one of {', '.join(KINDS)}; got {kind!r}")
         items = parameters.get("items")
-        job = Job.made(kind, parameters, None if items is None else len(items), _intention(kind, parameters))
+        job = Job.made(kind, parameters, None if items is None else len(items), _intention(kind, parameters), by)
         with self._changed:
             self._refuse(kind)
             self._files.save(job)
             self._jobs[job.id] = job
             self._changed.notify_all()
+        _audit.info("%s was taken on: %s", job, job.message)
         return job
 
     def _refuse(self, kind: Kind) -> None:
@@ -128,12 +142,13 @@ class Jobs:
         """The newest job of a kind."""
         return next((job for job in self.all() if job.kind == kind), None)
 
-    def cancel(self, name: str) -> Job:
+    def cancel(self, name: str, by: str | None = None) -> Job:
         """End a job: at once where it waits, after its batch where it runs. One that has ended stays as it is."""
         with self._changed:
             job = self.get(name)
             if job.has_ended or job.cancelling:
                 return job
+            _audit.info("%s is cancelled by %s", job, by or "nobody known")
             if job.state == "queued":
                 return self._end(job, state="cancelled", message="cancelled before it began")
             return self._keep(replace(job, cancelling=True, message="ends after this batch"))
@@ -164,7 +179,14 @@ class Jobs:
                 if waiting:
                     job = min(waiting, key=lambda one: one.id)
                     begun = replace(job, state="running", started=job.started or now(), attempts=job.attempts + 1)
-                    return self._keep(begun)
+                    try:
+                        self._files.save(begun)
+                    except OSError as error:  # such as a full disk: it goes on waiting
+                        _log.error("job %s cannot begin, it is tried again: %s", job.id, error)
+                        self._changed.wait(RETRY)
+                        continue
+                    _audit.info("%s begins", begun)
+                    return self._keep(begun, save=False)
                 self._changed.wait()
         return None
 
@@ -197,6 +219,8 @@ class Jobs:
             problem = Problem.of(error)
         elif isinstance(error, Problem):
             problem = error
+        elif is_full(error):
+            problem = full(error)
         else:
             _log.error("job %s failed", name, exc_info=error)
             problem = Problem(500, "Something is wrong in the service", hint="its log says what")
@@ -211,7 +235,10 @@ class Jobs:
 
     def _end(self, job: Job, **changes: Any) -> Job:
         with self._changed:
-            ended = replace(job, ended=now(), **changes)
+            ended = replace(job.without_items(), ended=now(), **changes)
+            why = (ended.error or {}).get("detail") or ended.message
+            level = logging.ERROR if ended.state == "failed" else logging.INFO
+            _audit.log(level, "%s is %s: %s", ended, ended.state, why)
             try:
                 self._keep(ended)
             finally:

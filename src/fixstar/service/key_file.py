@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -26,6 +26,7 @@ Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
 
 _PREFIX = "fxs_"  # so that a key is recognised where it should not be, in a log or a repository
+_LONGEST = 36_500  # days
 _WAIT = 10.0  # seconds for another process that changes the keys
 
 
@@ -43,13 +44,19 @@ class Caller:
 
 @dataclass(frozen=True)
 class Key:
-    """What is kept of a key."""
+    """What is kept of a key. ``expires`` is when it ends by itself; None where it does not."""
 
     name: str
     role: Role
     salt: str
     hash: str
     created: str
+    expires: str | None = None
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it has ended by itself."""
+        return self.expires is not None and datetime.fromisoformat(self.expires) <= datetime.now(UTC)
 
 
 class Keys:
@@ -64,15 +71,19 @@ class Keys:
         """All keys, oldest first. One look at the file's stamp, unless it changed."""
         return self._keys.content()
 
-    def add(self, name: str, role: Role) -> str:
-        """A new key for ``name``; it is shown here and never again."""
+    def add(self, name: str, role: Role, days: float | None = None) -> str:
+        """A new key for ``name``, valid for so many days or until it is removed; it is shown here and never again."""
         if not 0 < len(name) <= 64 or not name.isprintable() or name != name.strip():
             raise InputError(f"a key's name is 1 to 64 printable characters without spaces around them, got {name!r}")
         if role not in ROLES:
             raise UnknownNameError("role", role, ROLES)
+        if days is not None and not 0 < days <= _LONGEST:
+            raise InputError(f"a key is valid for more than 0 and up to {_LONGEST:,} days, got {days:g}")
+        now = datetime.now(UTC)
+        expires = None if days is None else (now + timedelta(days=days)).isoformat(timespec="seconds")
         token = _PREFIX + secrets.token_urlsafe(32)
         salt = secrets.token_hex(16)
-        made = Key(name, role, salt, _hash(salt, token), datetime.now(UTC).isoformat(timespec="seconds"))
+        made = Key(name, role, salt, _hash(salt, token), now.isoformat(timespec="seconds"), expires)
         with self._alone():
             keys = self.all()
             if any(key.name == name for key in keys):
@@ -89,12 +100,17 @@ class Keys:
             self._write(tuple(key for key in keys if key.name != name))
 
     def who(self, token: str) -> Caller | None:
-        """Whose key this is. Compares with every key, in constant time each."""
+        """Whose key this is, if it is valid now."""
+        key = self.find(token)
+        return None if key is None or key.has_expired else Caller(key.name, key.role)
+
+    def find(self, token: str) -> Key | None:
+        """The key, also where it has expired. Compares with every key, in constant time each."""
         given = token.encode("utf-8", "replace")
         found = None
         for key in self.all():
             if hmac.compare_digest(_hash(key.salt, given), key.hash):
-                found = Caller(key.name, key.role)
+                found = key
         return found
 
     @contextmanager
@@ -106,7 +122,7 @@ class Keys:
             raise InputError(f"another process has been changing {self._directory} for {_WAIT:.0f} s") from None
 
     def _write(self, keys: tuple[Key, ...]) -> None:
-        text = json.dumps({"format": "fixstar-keys", "keys": [asdict(key) for key in keys]}, indent=2) + "\n"
+        text = json.dumps({"format": "fixstar-keys", "keys": list(map(_kept, keys))}, indent=2) + "\n"
 
         def write(partial: Path) -> None:
             partial.touch(mode=0o600)
@@ -115,9 +131,15 @@ class Keys:
         replace_file(self._file, write, mode=0o600)
 
 
+def _kept(key: Key) -> dict[str, str]:
+    return {name: value for name, value in asdict(key).items() if value is not None}
+
+
 def _parsed(file: Path) -> tuple[Key, ...]:
     try:
         keys = tuple(Key(**key) for key in json.loads(file.read_text(encoding="utf-8"))["keys"])
+        for key in keys:
+            _ = key.has_expired  # a time that cannot be read is a damage too
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
     if wrong := [key.role for key in keys if key.role not in ROLES]:

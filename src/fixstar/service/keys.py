@@ -16,10 +16,10 @@ from fixstar.service.key_file import ROLES, Caller, Key, Keys, Role
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 
-__all__ = ["LOCAL", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "needs", "presented_key", "unknown"]
+__all__ = ["CALLER", "LOCAL", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "needs", "presented_key", "unknown"]
 
 LOCAL = Caller("local", "admin")
-_CALLER = "fixstar.caller"  # in the request's scope
+CALLER = "fixstar.caller"  # in the request's scope
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "via")  # what proxies add
 
 
@@ -30,7 +30,7 @@ def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
         context = request.app.state.context
         caller = identify(request.scope, request.headers, context.keys, context.settings)
         if caller is None:
-            raise unknown(request.headers)
+            raise unknown(request.headers, context.keys)
         if not caller.may(role):
             raise Problem(
                 403,
@@ -47,14 +47,14 @@ def identify(
     scope: MutableMapping[str, Any], headers: Mapping[str, str], keys: Keys, settings: ServiceSettings
 ) -> Caller | None:
     """Who is calling; None where nobody knows. Looked up once a request: the pace and the route both ask."""
-    if _CALLER not in scope:
+    if CALLER not in scope:
         if keys.all():
             token = presented_key(headers)
-            scope[_CALLER] = None if token is None else keys.who(token)
+            scope[CALLER] = None if token is None else keys.who(token)
         else:
             passed_on = settings.names or any(name in headers for name in _FORWARDED)
-            scope[_CALLER] = LOCAL if settings.loopback and not passed_on and _is_here(scope) else None
-    found: Caller | None = scope[_CALLER]
+            scope[CALLER] = LOCAL if settings.loopback and not passed_on and _is_here(scope) else None
+    found: Caller | None = scope[CALLER]
     return found
 
 
@@ -74,9 +74,14 @@ def _is_here(scope: MutableMapping[str, Any]) -> bool:
         return False
 
 
-def unknown(headers: Mapping[str, str]) -> Problem:
-    """The answer to who is not known."""
-    presented = presented_key(headers) is not None
-    seen = "this key is not known here, or was removed" if presented else "the request carries no key"
+def unknown(headers: Mapping[str, str], keys: Keys) -> Problem:
+    """The answer to who is not known, or is no longer."""
+    token = presented_key(headers)
+    if token is None:
+        seen = "the request carries no key"
+    elif (key := keys.find(token)) is not None and key.has_expired:
+        seen = f"the key of {key.name!r} expired at {key.expires}"
+    else:
+        seen = "this key is not known here, or was removed"
     hint = "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read"
     return Problem(401, "Who are you?", seen, hint, WWW_Authenticate='Bearer realm="fixstar"')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
+from fixstar.errors import DeploymentMovedError
 from fixstar.lifecycle import Move
 from fixstar.lifecycle.backfill_plan import BackfillPlan, PlanFiles
 from fixstar.service import version_routes
-from fixstar.service.context import Shared
+from fixstar.service.context import Context, Shared
+from fixstar.service.job_files import Job
 from fixstar.service.keys import Caller, needs
 from fixstar.service.lifecycle_shapes import (
     BackfillRequest,
@@ -21,12 +25,18 @@ from fixstar.service.lifecycle_shapes import (
     DeployRequest,
     MeasuredShape,
     MoveShape,
+    OutlookShape,
     PredictedShape,
+    RollbackAheadShape,
+    RollbackRequest,
+    RollbackShape,
     SampleShape,
 )
 from fixstar.service.problems import Problem
 from fixstar.service.shapes import JobShape, job_shape, problems
 from fixstar.service.version_routes import existing
+from fixstar.workspace.backfill_outlook import backfill_outlook
+from fixstar.workspace.deploying import unchecked_vectors
 
 __all__ = ["router"]
 
@@ -44,25 +54,79 @@ _audit = logging.getLogger("fixstar.audit")
 def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> MoveShape:
     """Let queries and new items use a version, at once. Asks for a passed check, or for a reason to do without."""
     space = context.workspace
-    if existing(space, wanted.version) == space.deployed():
-        raise Problem(409, "It is deployed already", f"{wanted.version} answers queries")
-    return _noted(space.deploy(wanted.version, wanted.force, by=caller.name))
+    existing(space, wanted.version)
+    with _unless_moved():
+        space.rollout.expect(wanted.deployed)
+        if wanted.version == space.deployed():
+            raise Problem(409, "It is deployed already", f"{wanted.version} answers queries")
+        return MoveShape.model_validate(
+            _noted(space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed))
+        )
 
 
 @_own.post("/rollback", responses=problems(409))
-def rollback(context: Shared, caller: Admin) -> MoveShape:
-    """Back to the version deployed before, at once."""
+def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = None) -> RollbackShape:
+    """Back to the version deployed before, at once. A backfill to another version ends."""
+    space, wanted = context.workspace, wanted or RollbackRequest()
+    with _unless_moved():
+        if space.versions():
+            space.rollout.expect(wanted.deployed)
+        _before(context)
+        job = _backfill_under_way(context)
+        move = _noted(space.rollback(caller.name, wanted.deployed, wanted.to))
+    return RollbackShape(
+        **MoveShape.model_validate(move).model_dump(),
+        left=space.rollout.left_by(move),
+        unchecked=unchecked_vectors(space, move.version),
+        cancelled=_ended_by(job, move.version),
+    )
+
+
+@_own.get("/rollback", dependencies=READ, responses=problems(409))
+def rollback_ahead(context: Shared) -> RollbackAheadShape:
+    """What a rollback would do now. Its ``deployed`` and ``to``, sent with the rollback, make sure that it does."""
+    space, to = context.workspace, _before(context)
+    return RollbackAheadShape(
+        deployed=space.deployed(),
+        to=to,
+        unchecked=unchecked_vectors(space, to),
+        cancelled=_ended_by(_backfill_under_way(context), to),
+    )
+
+
+@contextmanager
+def _unless_moved() -> Iterator[None]:
+    """A deployment that is not where the caller believed is told as a conflict."""
+    try:
+        yield
+    except DeploymentMovedError as error:
+        hint = "see GET /v1/status or /v1/rollback, then decide anew"
+        raise Problem(409, "The deployment has moved", str(error), hint) from error
+
+
+def _before(context: Context) -> str:
+    """Where a rollback leads."""
     space = context.workspace
-    if not space.versions() or space.rollout.before() is None:
+    if not space.versions() or (before := space.rollout.before()) is None:
         raise Problem(409, "There is nothing to roll back to", "no deployment before this one")
-    return _noted(space.rollback(by=caller.name))
+    return before
 
 
-def _noted(move: Move) -> MoveShape:
+def _backfill_under_way(context: Context) -> Job | None:
+    job = context.jobs.latest("backfill")
+    return None if job is None or job.has_ended else job
+
+
+def _ended_by(job: Job | None, version: str) -> str | None:
+    """The id of a backfill that ends when ``version`` is deployed."""
+    return None if job is None or job.parameters["target"] == version else job.id
+
+
+def _noted(move: Move) -> Move:
     _audit.info(
         "%s of %s by %s%s", move.kind, move.version, move.by, f", forced: {move.reason!r}" if move.reason else ""
     )
-    return MoveShape.model_validate(move)
+    return move
 
 
 @_own.get("/deployments", dependencies=READ)
@@ -74,20 +138,24 @@ def deployments(
     return [MoveShape.model_validate(move) for move in moves[:limit]]
 
 
-@_own.post("/backfill", dependencies=ADMIN, status_code=202, responses=problems(404, 409))
-def start_backfill(context: Shared, wanted: BackfillRequest | None = None) -> JobShape:
+@_own.post("/backfill", status_code=202, responses=problems(404, 409))
+def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | None = None) -> JobShape:
     """Embed older items again with the deployed version, in a job, while searches go on.
 
     A plan that was broken off goes on where the same is asked for.
     """
     wanted = wanted or BackfillRequest()
     target = context.workspace.deployed()
-    return job_shape(context.jobs.submit("backfill", {"target": target, **wanted.model_dump()}))
+    if wanted.deployed not in (None, target):
+        seen = f"{target} is deployed now, not {wanted.deployed}; nothing was started"
+        raise Problem(409, "The deployment has moved", seen, "see GET /v1/backfill, then decide anew")
+    settings = wanted.model_dump(exclude={"deployed"})
+    return job_shape(context.jobs.submit("backfill", {"target": target, **settings}, caller.name))
 
 
 @_own.get("/backfill", dependencies=READ)
 def backfill(context: Shared) -> BackfillShape:
-    """The backfill planned last: how far it is, what was predicted and what was measured."""
+    """The backfill planned last: how far it is, what was predicted and measured; and what another could do."""
     job = context.jobs.latest("backfill")
     told = BackfillShape(job=None if job is None else job_shape(job))
     files = PlanFiles(context.workspace.path)
@@ -106,7 +174,18 @@ def backfill(context: Shared) -> BackfillShape:
     if job is not None and job.result is not None:
         told.predicted = None if not job.result.get("predicted") else PredictedShape(**job.result["predicted"])
         told.measured = [MeasuredShape(**point) for point in job.result.get("measured", [])]
+    if context.workspace.versions() and _backfill_under_way(context) is None:
+        told.outlook = OutlookShape.model_validate(backfill_outlook(context.workspace))
+        told.images_a_second = _speed(job, told.outlook.version)
     return told
+
+
+def _speed(job: Job | None, version: str) -> float | None:
+    """Images a second of the last backfill, where it was to this version and embedded any."""
+    result = {} if job is None or job.result is None else job.result
+    if result.get("version") != version or not result.get("done") or not result.get("seconds"):
+        return None
+    return float(result["done"] / result["seconds"])
 
 
 def _stamp(files: PlanFiles) -> tuple[int, int, int] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from fixstar.lifecycle.backfill_plan import BUDGETS
 from fixstar.lifecycle.checks import Outcome
+from fixstar.service.problems import Problem
 from fixstar.service.shapes import JobShape
 
 __all__ = [
@@ -22,7 +25,11 @@ __all__ = [
     "MatrixCellShape",
     "MeasuredShape",
     "MoveShape",
+    "OutlookShape",
     "PredictedShape",
+    "RollbackAheadShape",
+    "RollbackRequest",
+    "RollbackShape",
     "SampleShape",
     "VersionCardShape",
     "VersionShape",
@@ -143,10 +150,21 @@ class CheckRequest(_Asked):
 
 
 class DeployRequest(_Asked):
-    """``force`` is a reason to do without a passed check; it is kept."""
+    """``force`` is a reason to do without a passed check; it is kept.
+
+    ``deployed`` is the version that you believe is deployed: where another one is, nothing is moved (409).
+    """
 
     version: str = Field(max_length=100)
     force: str | None = Field(default=None, max_length=1000)
+    deployed: str | None = Field(default=None, max_length=100)
+
+
+class RollbackRequest(_Asked):
+    """The version that you believe is deployed, and where you want to land: else nothing is moved (409)."""
+
+    deployed: str | None = Field(default=None, max_length=100)
+    to: str | None = Field(default=None, max_length=100)
 
 
 class MoveShape(_Told):
@@ -159,17 +177,53 @@ class MoveShape(_Told):
     by: str
 
 
+class RollbackShape(MoveShape):
+    """A rollback. ``left`` is no longer deployed; vectors that no check of ``version`` has looked at are ``unchecked``.
+
+    They stay and are searched: their number by the version that made them. ``cancelled`` is the job of a backfill to
+    another version, which ends because of this.
+    """
+
+    left: str
+    unchecked: dict[str, int]
+    cancelled: str | None
+
+
+class RollbackAheadShape(BaseModel):
+    """What a rollback would do now: from ``deployed`` to ``to``; ``unchecked`` and ``cancelled`` as in its answer."""
+
+    deployed: str
+    to: str
+    unchecked: dict[str, int]
+    cancelled: str | None
+
+
+_BUDGET = r"^(all|[0-9]{1,12}|(100|[0-9]{1,2}(\.[0-9]{1,4})?)%)$"
+
+
+def _budget(text: str) -> str:
+    """A budget that can be used; the problem says what is allowed, not the expression that it is compared with."""
+    if re.fullmatch(_BUDGET, text) and text.strip("0.%"):  # something is left of what is not nothing
+        return text
+    raise Problem(422, "The request is not as documented", f"body.budget: {BUDGETS}; got {text!r}")
+
+
 class BackfillRequest(_Asked):
     """``budget``: a share of the items with older vectors, their number, or all; ``rate``: items a second at most.
 
-    ``order`` says what comes first; "auto" takes what does best on labelled images.
+    ``order`` says what comes first; "auto" takes what does best on labelled images. ``deployed`` is the version that
+    you believe is deployed, whose vectors replace older ones: where another one is, nothing is started (409).
     """
 
-    budget: str = Field(
-        default="10%", pattern=r"^(all|[0-9]{1,12}|(100|[0-9]{1,2}(\.[0-9]{1,4})?)%)$", examples=["10%", "5000", "all"]
+    budget: Annotated[str, AfterValidator(_budget)] = Field(
+        default="10%",
+        max_length=20,
+        json_schema_extra={"pattern": _BUDGET},
+        examples=["10%", "5000", "all"],
     )
     order: Literal["auto", "gain", "classes", "certain", "uncertain", "queried", "oldest", "random"] = "auto"
     rate: float | None = Field(default=None, gt=0, le=1e6)
+    deployed: str | None = Field(default=None, max_length=100)
 
 
 class PredictedShape(BaseModel):
@@ -189,10 +243,28 @@ class MeasuredShape(BaseModel):
     accuracy: float
 
 
+class OutlookShape(_Told):
+    """What a backfill to ``version``, the deployed one, could do: ``could`` vectors could be re-embedded by it.
+
+    A budget is a share of the ``older`` ones. Vectors of ``newer`` versions are never replaced, and an item keeps its
+    vector where its image is not here: ``without_image`` of the ``looked_at`` first; where that is not all of the older
+    ones, ``could`` is an upper limit.
+    """
+
+    version: str
+    could: int
+    older: int
+    newer: dict[str, int]
+    looked_at: int
+    without_image: int
+
+
 class BackfillShape(BaseModel):
     """The backfill planned last: of ``old`` items ``planned`` are re-embedded, ``position`` are dealt with.
 
-    ``version`` is null where none was planned; ``kept`` counts items that keep their old vectors.
+    ``version`` is null where none was planned; ``kept`` counts items that keep their old vectors. ``outlook`` is what
+    the next one could do, null while one is under way; ``images_a_second`` is what the last one to the deployed version
+    came to, null where none is known.
     """
 
     version: str | None = None
@@ -206,6 +278,8 @@ class BackfillShape(BaseModel):
     predicted: PredictedShape | None = None
     measured: list[MeasuredShape] = Field(default_factory=list)
     job: JobShape | None = None
+    outlook: OutlookShape | None = None
+    images_a_second: float | None = None
 
 
 class SampleShape(_Told):

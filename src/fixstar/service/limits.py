@@ -22,7 +22,7 @@ from fixstar.service.keys import identify, unknown
 from fixstar.service.problems import Problem, problem_response
 from fixstar.service.settings import LOOPBACK, ServiceSettings
 
-__all__ = ["BodyLimit", "RateLimit", "SameOrigin", "SecurityHeaders", "TokenBuckets"]
+__all__ = ["BodyLimit", "RateLimit", "SameOrigin", "SecurityHeaders", "TokenBuckets", "address"]
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -169,7 +169,7 @@ class RateLimit:
         if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in _OPEN:
             headers = Headers(scope=scope)
             if identify(scope, headers, self._keys, self._settings) is None:
-                await problem_response(unknown(headers))(scope, receive, send)
+                await problem_response(unknown(headers, self._keys))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -178,17 +178,17 @@ class RateLimit:
         if path in _FREE or not path.startswith(("/v1", "/metrics")):
             return 0.0
         caller = identify(scope, Headers(scope=scope), self._keys, self._settings)
-        name = f"address {_address(scope)}" if caller is None else f"key {caller.name}"
+        name = f"address {address(scope)}" if caller is None else f"key {caller.name}"
         return self._buckets.take(name, _THUMBNAIL_COST if path == "/v1/item/image" or path.endswith(".png") else 1.0)
 
 
-def _address(scope: Scope) -> str:
+def address(scope: Scope) -> str:
     """The caller's address; of an IPv6 one the /64, which one caller has whole."""
     try:
-        address = ipaddress.ip_address(scope["client"][0])
+        seen = ipaddress.ip_address(scope["client"][0])
     except (KeyError, TypeError, ValueError):
         return "unknown"
-    return str(ipaddress.ip_network(f"{address}/64", strict=False)) if address.version == 6 else str(address)
+    return str(ipaddress.ip_network(f"{seen}/64", strict=False)) if seen.version == 6 else str(seen)
 
 
 class _RefusedError(Exception):

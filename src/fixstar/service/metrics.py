@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fixstar.service.problems import fault_response
+from fixstar.service.route_names import RouteNames
 
 __all__ = ["Metrics", "Watch"]
 
@@ -69,8 +70,8 @@ class Metrics:
 class Watch:
     """Counts and times every request, and answers for faults, so that those are counted too."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, names: RouteNames) -> None:
+        self._app, self._metrics, self._names = app, metrics, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and take note."""
@@ -99,7 +100,7 @@ class Watch:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """By route, not by path: ids and mistyped addresses must not fill the memory of whoever collects this."""
-        route = getattr(scope.get("route"), "path", None) or "other"
+        route = getattr(scope.get("route"), "path", None) or self._names.of(scope["path"]) or "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)

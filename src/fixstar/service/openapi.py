@@ -13,7 +13,7 @@ from fixstar.service.shapes import ProblemShape, problems
 
 __all__ = ["add_documents", "listing"]
 
-_EVERYWHERE = (400, 401, 403, 421, 422, 429, 500, 503)  # what stands before every route may answer
+_EVERYWHERE = (400, 401, 403, 421, 422, 429, 500, 503, 507)  # what stands before every route may answer
 _WITH_BODY = (408, 413)
 _OPEN = ("/healthz", "/readyz")
 _SECURITY = {

@@ -11,10 +11,7 @@ import errno
 import logging
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 
 from fixstar.errors import (
     DataError,
@@ -28,7 +25,7 @@ from fixstar.errors import (
     UnknownNameError,
 )
 
-__all__ = ["Problem", "add_problem_handlers", "fault_response", "problem_response"]
+__all__ = ["Problem", "fault_response", "full", "is_full", "problem_response"]
 
 _log = logging.getLogger("fixstar.service")
 
@@ -61,6 +58,8 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
     @classmethod
     def of(cls, error: FixstarError) -> Problem:
         """The problem that an expected error is."""
+        if is_full(error):
+            return full(error)
         status, title = next((status, title) for kind, status, title in _STATUS if isinstance(error, kind))
         if status not in (500, 503):
             return cls(status, title, str(error))
@@ -68,6 +67,24 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
         if status == 500:
             return cls(status, title, hint="the log of the service says why")
         return cls(status, title, hint="come again; the log of the service says why", Retry_After="5")
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error comes of a full disk, here or under the gallery's server."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if str(getattr(error, "sqlite_errorname", "")) == "SQLITE_FULL" or getattr(error, "sqlstate", None) == "53100":
+            return True
+        error = error.__cause__
+    return False
+
+
+def full(error: BaseException) -> Problem:
+    """The answer where the disk is full. No Retry-After: to come again does not help."""
+    _log.error("the disk is full: %s", error)
+    seen = "there is no room left to store anything; what was stored before is there, and searches go on"
+    return Problem(507, "The disk is full", seen, "the operator has to make room; come again after that, not before")
 
 
 def problem_response(problem: Problem) -> JSONResponse:
@@ -85,31 +102,3 @@ def fault_response(method: str, path: str, error: Exception) -> JSONResponse:
 def _sendable(value: Any) -> Any:
     """Text that may quote a request, without half characters that no answer can carry."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-
-
-def add_problem_handlers(app: FastAPI) -> None:
-    """Let every error of the application be told as a problem."""
-
-    @app.exception_handler(Problem)
-    async def _problem(_: Request, error: Problem) -> JSONResponse:
-        return problem_response(error)
-
-    @app.exception_handler(FixstarError)
-    async def _expected(_: Request, error: FixstarError) -> JSONResponse:
-        return problem_response(Problem.of(error))
-
-    @app.exception_handler(OSError)
-    async def _disk(_: Request, error: OSError) -> JSONResponse:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            raise error
-        return problem_response(Problem.of(GalleryUnavailableError(str(error))))
-
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        seen = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
-        return problem_response(Problem(422, "The request is not as documented", seen, "see /v1/openapi.json"))
-
-    @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> JSONResponse:
-        headers = {name.replace("-", "_"): value for name, value in (error.headers or {}).items()}
-        return problem_response(Problem(error.status_code, str(error.detail), **headers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -13,6 +14,8 @@ import uvicorn
 
 from fixstar.errors import InputError
 from fixstar.service.app import create_app
+from fixstar.service.connections import QUEUE, accepted_at_once, guarded_protocol, most_connections, quiet_accept
+from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -37,9 +40,15 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
         )
     workspace.serving.encoder(workspace.deployed())  # what is missing or damaged is told here
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    most = most_connections()
     with _listening(settings) as listener:
+        jobs = Jobs(workspace, settings)
+        jobs.hold()  # here, where a refusal is still told in one line
         config = uvicorn.Config(
-            create_app(workspace, settings, keys),
+            create_app(workspace, settings, keys, jobs),
+            http=guarded_protocol(most, settings.header_seconds),
+            ws="none",
+            backlog=accepted_at_once(most),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -56,6 +65,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
+        listener.listen(QUEUE)  # two may bind to one port, but only one may listen
     except OSError as error:
         listener.close()
         raise InputError(
@@ -74,7 +84,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer, and say so."""
+        quiet_accept(asyncio.get_running_loop())
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # uvicorn has one number for this and for what is accepted at once
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             address = f"[{host}]" if ":" in host else host

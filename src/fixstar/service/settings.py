@@ -25,6 +25,8 @@ class ServiceSettings:
     names: tuple[str, ...] = ()
     upload_bytes: int = 20 * 2**20  # one image
     request_bytes: int = 256 * 2**20  # one request of several images
+    field_bytes: int = 64 * 2**20  # the payloads, or the ids, of one request: 64 KB an image of a full job
+    header_seconds: float = 20.0  # until the headers of a request have come
     pixels: int = 50_000_000
     decode_seconds: float = 10.0
     images_at_once: int = 64
@@ -34,12 +36,13 @@ class ServiceSettings:
     batch: int = 32  # query images embedded together
     batch_wait: float = 0.004  # how long the first of a batch waits for others
     waiting: int = 256  # queries that may wait for the encoder before new ones are told to come again
+    access_log: bool = False  # one line a request
 
     def __post_init__(self) -> None:
         wrong = [
             f"{name}={value!r} must be above 0"
             for name, value in vars(self).items()
-            if name not in ("host", "batch_wait", "names", "port") and not value > 0
+            if name not in ("access_log", "host", "batch_wait", "names", "port") and not value > 0
         ]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port={self.port!r} must be a port number, 0 to 65535")

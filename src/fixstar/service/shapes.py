@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Literal
 from urllib.parse import quote_plus
 
@@ -27,6 +28,7 @@ __all__ = [
     "parse_json",
     "problems",
     "public_payload",
+    "stored_shape",
     "thumbnail_url",
 ]
 
@@ -76,6 +78,7 @@ class JobShape(BaseModel):
     created: str
     started: str | None = None
     ended: str | None = None
+    by: str | None = Field(None, description="The name of the key that asked for it.")
 
 
 def job_shape(job: object) -> JobShape:
@@ -96,7 +99,12 @@ def hit_shape(hit: Hit) -> HitShape:
 
 def item_shape(item: Item) -> ItemShape:
     """An item as it is told."""
-    return ItemShape(**_told(item.id, item.version, item.payload))
+    return stored_shape(item.id, item.version, item.payload)
+
+
+def stored_shape(name: str, version: str, payload: Payload) -> ItemShape:
+    """An item as it is told, from what was stored."""
+    return ItemShape(**_told(name, version, payload))
 
 
 def _told(name: str, version: str, payload: Payload) -> dict[str, Any]:
@@ -123,10 +131,10 @@ def thumbnail_url(name: str, payload: Payload, size: int = 256) -> str | None:
     return f"/v1/item/image?id={quote_plus(name)}&size={size}&stamp={stamp}"
 
 
-def parse_json(name: str, text: str) -> Any:
-    """A JSON document in a form field or a query parameter."""
+def parse_json(name: str, text: str | bytes) -> Any:
+    """A JSON document in a form field, a query parameter or a body, if every store can hold what it says."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # half a character (a lone surrogate) cannot be stored
     except (ValueError, RecursionError) as error:
         raise Problem(422, "The request is not as documented", f"{name} is not valid JSON: {error}") from error
@@ -137,6 +145,13 @@ def parse_json(name: str, text: str) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text:.40} is larger than any number that can be stored")
+    return value
 
 
 def _depth(value: Any, level: int = 0) -> int:

@@ -15,7 +15,7 @@ from fixstar.errors import FixstarError, ModelError
 from fixstar.lifecycle.checks import Check, CheckedCell, LostAnswer, last_check
 from fixstar.lifecycle.flip_pictures import Shown, flip_picture
 from fixstar.service.context import Context, Shared
-from fixstar.service.keys import needs
+from fixstar.service.keys import Caller, needs
 from fixstar.service.lifecycle_shapes import (
     CheckRequest,
     CheckShape,
@@ -34,7 +34,8 @@ __all__ = ["existing", "router"]
 
 router = APIRouter(prefix="/v1", tags=["versions"])
 
-READ, ADMIN = [Depends(needs("read"))], [Depends(needs("admin"))]
+READ = [Depends(needs("read"))]
+Admin = Annotated[Caller, Depends(needs("admin"))]
 Name = Annotated[str, InPath(max_length=100, description="The version, such as v2.")]
 
 _log = logging.getLogger("fixstar.service")
@@ -72,12 +73,12 @@ def check(context: Shared, name: Name) -> CheckShape:
     return CheckShape.model_validate(_checked(context, name))
 
 
-@router.post("/versions/{name}/check", dependencies=ADMIN, status_code=202, responses=problems(404, 409))
-def start_check(context: Shared, name: Name, wanted: CheckRequest | None = None) -> JobShape:
+@router.post("/versions/{name}/check", status_code=202, responses=problems(404, 409))
+def start_check(context: Shared, name: Name, caller: Admin, wanted: CheckRequest | None = None) -> JobShape:
     """Try a version against all live vectors, on the images held out at training, in a job."""
     existing(context.workspace, name)
     rules = (wanted or CheckRequest()).model_dump()
-    return job_shape(context.jobs.submit("check", {"version": name, **rules}))
+    return job_shape(context.jobs.submit("check", {"version": name, **rules}, caller.name))
 
 
 @router.get("/versions/{name}/flips", dependencies=READ, responses=problems(404))

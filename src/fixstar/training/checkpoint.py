@@ -51,18 +51,25 @@ def save_checkpoint(
     fingerprint: str,
     log: Sequence[Any],
     best: Mapping[str, Tensor] | None = None,
+    parts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write weights, the best weights of an earlier epoch, optimiser state and the log of the epochs so far."""
+    """Write weights, the best weights of an earlier epoch, optimiser state and the log of the epochs so far.
+
+    ``parts`` are digests of the fingerprint's parts, by name: with them a refusal can say what differs.
+    """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
     for number, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     metadata = {"format": _FORMAT, "fingerprint": fingerprint, "log": json.dumps(list(log))}
+    metadata["parts"] = json.dumps(dict(parts or {}))
     replace_file(path, lambda partial: save_file(tensors, partial, metadata))
 
 
-def load_checkpoint(path: Path, model: nn.Module, fingerprint: str) -> Checkpoint:
+def load_checkpoint(
+    path: Path, model: nn.Module, fingerprint: str, parts: Mapping[str, str] | None = None
+) -> Checkpoint:
     """Restore ``model`` in place; an empty checkpoint where there is none."""
     if not path.exists():
         return Checkpoint()
@@ -75,8 +82,9 @@ def load_checkpoint(path: Path, model: nn.Module, fingerprint: str) -> Checkpoin
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a fixstar checkpoint; move it away to train this version anew")
     if metadata.get("fingerprint") != fingerprint:
+        differ = _differing(json.loads(metadata.get("parts", "{}")), parts or {})
         raise CheckpointError(
-            f"{path} was written with other settings or other data; "
+            f"{path} was written with other settings or other data{differ}; "
             "repeat the first command to go on with it, or delete it to train this version anew"
         )
     model.load_state_dict(_under("model.", tensors))
@@ -85,6 +93,12 @@ def load_checkpoint(path: Path, model: nn.Module, fingerprint: str) -> Checkpoin
         number, key = name.split(".", 1)
         state.setdefault(int(number), {})[key] = value
     return Checkpoint(json.loads(metadata["log"]), _under("best.", tensors), state)
+
+
+def _differing(written: Mapping[str, str], asked: Mapping[str, str]) -> str:
+    """The names of the parts that differ, in words; nothing for a checkpoint from before they were kept."""
+    names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]
+    return f" (different now: {', '.join(names)})" if written and asked and names else ""
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

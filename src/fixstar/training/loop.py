@@ -120,7 +120,8 @@ def _run_part(
         if run.checkpoint is not None and due and world().first:
             saved = time.monotonic()
             entries = [asdict(entry) for entry in log]
-            save_checkpoint(run.checkpoint, run.modules(), optimiser, run.fingerprint, entries, best)
+            state = (run.modules(), optimiser, run.fingerprint, entries, best, run.fingerprint_parts)
+            save_checkpoint(run.checkpoint, *state)
 
 
 def _require_same_start(run: Training, parts: Sequence[Part], log: list[EpochLog]) -> None:
@@ -167,7 +168,7 @@ def _optimiser(trained: nn.Module, recipe: Recipe) -> optim.SGD:
 def _resume(run: Training) -> Checkpoint:
     if run.checkpoint is None:
         return Checkpoint()
-    return load_checkpoint(run.checkpoint, run.modules(), run.fingerprint)
+    return load_checkpoint(run.checkpoint, run.modules(), run.fingerprint, run.fingerprint_parts)
 
 
 def _entry(item: dict[str, Any]) -> EpochLog:

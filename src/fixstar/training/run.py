@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ __all__ = ["Part", "Training", "parts_of"]
 class Training:
     """What one version's training works on. ``fingerprint`` guards against resuming with other settings.
 
+    ``fingerprint_parts`` are digests of its parts by name, with which a refusal says what differs.
     ``maps`` gives feature maps to the terms, ``select`` measures the model after each epoch of the stage that makes it,
     to keep the best compatible one.
     """
@@ -34,6 +35,7 @@ class Training:
     seed: int = 0
     checkpoint: Path | None = None
     fingerprint: str = ""
+    fingerprint_parts: Mapping[str, str] = field(default_factory=dict)
     title: str = "training"
     progress: bool = True
     maps: bool = False

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError
 from fixstar.evaluation import nearest
-from fixstar.gallery import Item
-from fixstar.geometry import unit
+from fixstar.gallery import Gallery, Item
+from fixstar.geometry import short_basis, unit
 from fixstar.lifecycle import LocalEmbedder
 from fixstar.lifecycle.adapter_gate import BothSpaces
 from fixstar.lifecycle.adapter_pairs import ClassPairs, paired_by_class
@@ -22,10 +22,18 @@ from fixstar.progress import progress_bar
 if TYPE_CHECKING:
     from fixstar.workspace.workspace import Workspace
 
-__all__ = ["class_pairs", "gallery_sample", "pairs_of_file", "unlike"]
+__all__ = ["Sample", "class_pairs", "gallery_sample", "pairs_of_file", "unlike"]
 
 _BATCH = 256
 _SAME = 1e-6  # below 1: the cosine of two vectors that are one, up to rounding
+_ROUNDING = 0.01  # of a unit vector: how far a full feature, even in half precision, may lie outside its version's span
+
+
+class Sample(NamedTuple):
+    """Vectors by both models, and how many items of the gallery they could have been drawn from."""
+
+    both: BothSpaces
+    of: int
 
 
 def gallery_sample(
@@ -36,13 +44,13 @@ def gallery_sample(
     seed: int,
     progress: bool = True,
     labelled: bool = False,
-) -> BothSpaces:
+) -> Sample:
     """Items of a gallery version whose images can be found, drawn at random, as another version embeds them.
 
     ``labelled`` draws only from those with a label. Images that cannot be read are left out.
     """
     find = space.images.find
-    items = _drawn(
+    items, of = _drawn(
         space, version, lambda i: (_label(i) is not None or not labelled) and find(i) is not None, most, seed
     )
     embedder = LocalEmbedder(space.serving.encoder(queries_by))
@@ -55,11 +63,14 @@ def gallery_sample(
     new = np.concatenate(made)
     old = _vectors(items, _width(space, version))
     read = np.flatnonzero(~np.isnan(new).any(axis=1))
-    return BothSpaces(old, new, [_label(item) for item in items]).take(read)
+    return Sample(BothSpaces(old, new, [_label(item) for item in items]).take(read), of)
 
 
-def pairs_of_file(path: Path, old_width: int, new_width: int, names: tuple[str, str]) -> BothSpaces:
-    """The arrays ``old`` and ``new`` of FILE.npz, row by row of the same image, and ``labels`` if it has them."""
+def pairs_of_file(path: Path, gallery: Gallery, version: str, queries_by: str) -> BothSpaces:
+    """The arrays ``old`` and ``new`` of FILE.npz, row by row of the same image, and ``labels`` if it has them.
+
+    ``old`` are vectors of ``version``, ``new`` of ``queries_by``: as the gallery stores them, or full features.
+    """
     if not path.is_file():
         raise InputError(f"there is no file {path}; pairs are FILE.npz with arrays old and new")
     try:
@@ -70,10 +81,10 @@ def pairs_of_file(path: Path, old_width: int, new_width: int, names: tuple[str, 
     if missing := {"old", "new"} - set(arrays):
         there = ", ".join(arrays) or "none"
         raise DataError(f"{path} lacks {' and '.join(sorted(missing))}; it takes arrays old and new, and has: {there}")
-    old, new = (_checked(arrays[key], key, path) for key in ("old", "new"))
-    for array, key, width, name in ((old, "old", old_width, names[0]), (new, "new", new_width, names[1])):
-        if array.shape[1] != width:
-            raise DataError(f"{path}: {key} has {array.shape[1]} components, vectors of {name} have {width}")
+    old, new = (
+        _as_stored(_checked(arrays[key], key, path), f"{path}: {key}", gallery, name)
+        for key, name in (("old", version), ("new", queries_by))
+    )
     labels: list[str | None] = [None] * len(old)
     if "labels" in arrays:
         labels = [str(label) for label in arrays["labels"].tolist()]
@@ -94,10 +105,31 @@ def _checked(array: NDArray[Any], name: str, path: Path) -> NDArray[np.float32]:
     return rows
 
 
+def _as_stored(rows: NDArray[np.float32], where: str, gallery: Gallery, version: str) -> NDArray[np.float32]:
+    """Unit vectors as the gallery stores them. A full feature is z = Q u, u its short form, so u = Q^T z exactly."""
+    stored = next(one for one in gallery.versions() if one.name == version)
+    seen = rows.shape[1]
+    if seen == stored.width:
+        return rows
+    Q = short_basis(gallery.projection(version))  # [full width, width]
+    if Q is None or seen != len(Q):
+        full = "" if Q is None else f" in the short form (encode(images, form='short')) and {len(Q)} in full"
+        raise DataError(f"{where} has {seen} components, vectors of {version} have {stored.width}{full}")
+    short = rows.astype(np.float64) @ Q
+    outside = np.linalg.norm(rows - short @ Q.T, axis=1)
+    if (far := np.flatnonzero(outside > _ROUNDING)).size:
+        raise DataError(
+            f"{where} has {seen} components as full features of {version} have, but row {far[0]} is none: "
+            f"{outside[far[0]]:.2f} of its length lies where {version} has no features. Make them with {version}"
+        )
+    u: NDArray[np.float32] = unit(short).astype(np.float32)
+    return u
+
+
 def class_pairs(space: Workspace, version: str, queries_by: str, most: int, seed: int) -> ClassPairs:
     """Class means of two gallery versions that have no image in common, by the labels of their items."""
-    old = _drawn(space, version, lambda item: _label(item) is not None, most, seed)
-    new = _drawn(space, queries_by, lambda item: _label(item) is not None, most, seed)
+    old, _ = _drawn(space, version, lambda item: _label(item) is not None, most, seed)
+    new, _ = _drawn(space, queries_by, lambda item: _label(item) is not None, most, seed)
     number = {name: i for i, name in enumerate(sorted({_named(item) for item in [*old, *new]}))}
     if not old or not new:
         raise InputError(
@@ -118,8 +150,10 @@ def unlike(both: BothSpaces, fitted: BothSpaces) -> BothSpaces:
     return both.take(np.flatnonzero(cosines < 1 - _SAME))
 
 
-def _drawn(space: Workspace, version: str, wanted: Callable[[Item], bool], most: int, seed: int) -> list[Item]:
-    """Up to ``most`` of the wanted items, each as likely as any other (reservoir sampling)."""
+def _drawn(
+    space: Workspace, version: str, wanted: Callable[[Item], bool], most: int, seed: int
+) -> tuple[list[Item], int]:
+    """Up to ``most`` of the wanted items, each as likely as any other (reservoir sampling), and how many there are."""
     rng, kept, seen = np.random.default_rng(seed), list[Item](), 0
     for item in space.gallery.iterate(version):
         if not wanted(item):
@@ -129,7 +163,7 @@ def _drawn(space: Workspace, version: str, wanted: Callable[[Item], bool], most:
             kept.append(item)
         elif (place := int(rng.integers(seen))) < most:
             kept[place] = item
-    return kept
+    return kept, seen
 
 
 def _label(item: Item) -> str | None:

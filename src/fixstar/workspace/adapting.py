@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaptOptions", "Adapted", "adapt"]
 
+_LARGER = "Take a larger --sample, of {:,} items that can be used"
 _ENOUGH_CLASSES = 20  # to choose a kind by searching for classes that were not fitted
 
 
@@ -83,12 +84,16 @@ class Adapted:
 
 @dataclass(frozen=True, eq=False)
 class _Material:
-    """What to fit on, in words too, and what to judge by; None where nothing can be measured, ``lacking`` says why."""
+    """What to fit on, in words too, and what to judge by; None where nothing can be measured, ``lacking`` says why.
+
+    ``more`` says how to come by more to judge by.
+    """
 
     words: str
     pairs: BothSpaces | ClassPairs
     held_out: BothSpaces | None
     lacking: str = ""
+    more: str = ""
 
 
 def adapt(space: Workspace, version: str, options: AdaptOptions, progress: bool = True) -> Adapted:
@@ -148,17 +153,23 @@ def _material(space: Workspace, version: str, queries_by: str, options: AdaptOpt
     """Pairs from the file; else from images of the gallery; else class means."""
     seed = options.rules.seed
     if options.pairs is not None:
-        widths = {one.name: one.width for one in space.gallery.versions()}
-        given = pairs_of_file(options.pairs, widths[version], widths[queries_by], (version, queries_by))
+        file, given = options.pairs.name, pairs_of_file(options.pairs, space.gallery, version, queries_by)
         if any(label is not None for label in given.labels):
-            return _divided(given, f"pairs of {options.pairs.name}", options)
+            more = f"Put more images with a label into {file}"
+            return _divided(given, f"pairs of {file}", options, more)
         drawn = gallery_sample(space, version, queries_by, options.sample, seed, progress, labelled=True)
-        words = f"{len(given):,} pairs of {options.pairs.name}"
-        lacking = f"{options.pairs.name} has no labels, and no labelled image of the gallery can be found"
-        return _Material(words, given, unlike(drawn, given) if len(drawn) else None, lacking)
+        more = f"Give {file} the array labels" if drawn.of <= options.sample else _LARGER.format(drawn.of)
+        lacking = f"{file} has no labels, and no labelled image of the gallery can be found"
+        held = unlike(drawn.both, given) if len(drawn.both) else None
+        return _Material(f"{len(given):,} pairs of {file}", given, held, lacking, more)
     drawn = gallery_sample(space, version, queries_by, options.sample, seed, progress)
-    if len(drawn):
-        return _divided(drawn, "items of the gallery", options)
+    if len(drawn.both):
+        all_used = (
+            f"All {drawn.of:,} items of {version} whose image can be found were used: add labels (payload field "
+            "label) or images to others, or give more pairs by both models (--pairs FILE.npz)"
+        )
+        more = all_used if drawn.of <= options.sample else _LARGER.format(drawn.of)
+        return _divided(drawn.both, "items of the gallery", options, more)
     pairs = class_pairs(space, version, queries_by, options.sample, seed)
     if options.applied == "stored":
         pairs = pairs._replace(X=pairs.Y, Y=pairs.X)
@@ -166,12 +177,12 @@ def _material(space: Workspace, version: str, queries_by: str, options: AdaptOpt
     return _Material(words, pairs, None, "Class means alone do not tell: the same images by both models would")
 
 
-def _divided(both: BothSpaces, words: str, options: AdaptOptions) -> _Material:
+def _divided(both: BothSpaces, words: str, options: AdaptOptions, more: str) -> _Material:
     """Most to fit on, the others, with labels, to judge by; an image that is there twice is on one side only."""
     order = np.random.default_rng(options.rules.seed).permutation(len(both))
     out = round(options.held_out * len(both))
     fitted, held = both.take(np.sort(order[out:])), both.take(np.sort(order[:out]))
-    return _Material(f"{len(fitted):,} {words}", fitted, unlike(held, fitted))
+    return _Material(f"{len(fitted):,} {words}", fitted, unlike(held, fitted), more=more)
 
 
 def _fitted(
@@ -209,7 +220,8 @@ def _checked(
     if material.held_out is None:
         check = without_evidence(version, queries_by, material.lacking, options.rules)
     else:
-        check = check_adapter(adapter, material.held_out, version, queries_by, options.applied, options.rules)
+        ends = (version, queries_by, options.applied)
+        check = check_adapter(adapter, material.held_out, *ends, options.rules, material.more)
     about = {"adapter": adapter.kind, "applied": options.applied, "fitted_on": material.words}
     forced = options.force if check.outcome != "pass" else None
     check = replace(check, data={**about, "forced": forced}, when=datetime.now(UTC).isoformat(timespec="seconds"))

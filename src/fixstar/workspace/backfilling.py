@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING
 
 from fixstar.data.image_set import ImageSet
 from fixstar.durable import exclusive
-from fixstar.errors import InputError, UnknownNameError
+from fixstar.errors import DeploymentMovedError, InputError, UnknownNameError
 from fixstar.evaluation import gallery_query_split
-from fixstar.lifecycle import Embedder, LocalEmbedder, held_out_images
+from fixstar.lifecycle import Embedder, LocalEmbedder
 from fixstar.lifecycle.backfill import Backfilled, run_backfill
 from fixstar.lifecycle.backfill_curves import MeasuredPoint, PredictedCurve, gallery_accuracy, predicted_curve
 from fixstar.lifecycle.backfill_plan import BackfillPlan, PlanFiles, budget_items
 from fixstar.lifecycle.cluster import RayEmbedder
-from fixstar.lifecycle.planner import ORDERS, TRIED, LabelledQueries, old_items, planned_order
+from fixstar.lifecycle.held_out import unlearnt_images
+from fixstar.lifecycle.planner import BLIND, ORDERS, TRIED, LabelledQueries, old_items, planned_order, with_images
 from fixstar.lifecycle.usage import Usage
 from fixstar.progress import Advance
+from fixstar.workspace.backfill_outlook import newer_versions, older_counts
 
 if TYPE_CHECKING:
     from fixstar.workspace.workspace import Workspace
 
-__all__ = ["BackfillOptions", "PlannedBackfill", "backfill", "plan_backfill"]
+__all__ = ["BackfillOptions", "PlannedBackfill", "backfill", "plan_backfill", "required_target"]
 
 AUTO = "auto"
 CHECKPOINTS = 4  # measurements along the way, after the first
@@ -37,6 +39,7 @@ class BackfillOptions:
     ``ORDERS``, or "auto": whichever does best at this budget on labelled images; ``rate`` items a second at most.
     ``data`` are labelled images that no version was trained on; without them those are taken that were held out at
     training time. ``cluster`` is the address of a Ray cluster, or "local". ``stop`` is asked between batches.
+    ``target`` is the version that must be deployed, if that matters: else nothing is done (``DeploymentMovedError``).
     """
 
     budget: str = "10%"
@@ -47,6 +50,7 @@ class BackfillOptions:
     workers: int | None = None
     seed: int = 0
     stop: Callable[[], bool] = field(default=lambda: False, compare=False)
+    target: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +72,7 @@ def plan_backfill(space: Workspace, options: BackfillOptions, predict: bool = Tr
 
     With ``predict``, what it will bring, where labelled images tell.
     """
-    target, files = space.deployed(), PlanFiles(space.path)
+    target, files = required_target(space, options.target), PlanFiles(space.path)
     budget_items(options.budget, 0)  # a wrong budget or order is told before anything is computed
     if options.order not in (AUTO, *ORDERS):
         raise UnknownNameError("order", options.order, (AUTO, *ORDERS))
@@ -85,6 +89,13 @@ def plan_backfill(space: Workspace, options: BackfillOptions, predict: bool = Tr
     return PlannedBackfill(plan, files.position(plan), predicted)
 
 
+def required_target(space: Workspace, target: str | None) -> str:
+    """The version that is deployed, if it is the one named; None is any."""
+    if target not in (None, deployed := space.deployed()):
+        raise DeploymentMovedError(f"{deployed} is deployed now: nothing is re-embedded with {target}")
+    return deployed
+
+
 def _is_asked_for(plan: BackfillPlan, target: str, options: BackfillOptions) -> bool:
     return (plan.target, plan.budget) == (target, options.budget) and options.order in (plan.order, AUTO)
 
@@ -93,7 +104,7 @@ def _best_order(
     space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None
 ) -> tuple[BackfillOptions, PredictedCurve | None]:
     """The order that does best on held-out images at the share that the budget means; "gain" where there are none."""
-    old = sum(count for name, count in space.gallery.count().items() if name != target)
+    old = sum(older_counts(space, target, space.gallery.count()).values())
     share = budget_items(options.budget, old) / max(1, old)
     tried = [replace(options, order=order) for order in TRIED]
     curves = [_prediction(space, way, target, held) for way in tried] if held is not None else []
@@ -153,7 +164,8 @@ class _Measurement:
             return
         self._next = (int(self._position / total * CHECKPOINTS) + 1) / CHECKPOINTS
         target, serving = self._plan.target, self._space.serving
-        accuracy = gallery_accuracy(serving.gallery, target, self._queries, serving.calibrations(target))
+        ways = serving.calibrations(target), serving.met(target)
+        accuracy = gallery_accuracy(serving.gallery, target, self._queries, *ways)
         if accuracy is not None:
             self.points.append(MeasuredPoint(self._position / max(1, self._plan.old), accuracy))
 
@@ -170,8 +182,8 @@ def _embedder(space: Workspace, options: BackfillOptions, target: str) -> Iterat
 
 def _new_plan(space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None) -> BackfillPlan:
     space.serving.encoder(target)
-    newer = [name for name in space.versions() if int(name[1:]) > int(target[1:])]
-    items = old_items(space.gallery, target, newer, Usage(space.path).counts())
+    looked_at = options.order not in BLIND
+    items = old_items(space.gallery, target, newer_versions(space, target), Usage(space.path).counts(), looked_at)
     if options.order == "queried" and not items.counts.any():
         raise InputError(
             "nothing is known about what is found most often: no search was counted so far "
@@ -180,9 +192,9 @@ def _new_plan(space: Workspace, options: BackfillOptions, target: str, held: Ima
     queries = None
     if options.order in ("gain", "classes") and held is not None:
         queries = _queries(space, target, _halves(held, options)[0])
-    rows = planned_order(options.order, items, queries, options.seed)
-    chosen = rows[: budget_items(options.budget, len(items))].tolist()
-    return BackfillPlan.made(target, options.order, options.budget, len(items), [items.ids[row] for row in chosen])
+    rows, most = planned_order(options.order, items, queries, options.seed), budget_items(options.budget, len(items))
+    ids, without = with_images(space.gallery, space.images, items, rows, most)
+    return BackfillPlan.made(target, options.order, options.budget, len(items), ids, without)
 
 
 def _held_out(space: Workspace, options: BackfillOptions, target: str) -> ImageSet | None:
@@ -191,7 +203,7 @@ def _held_out(space: Workspace, options: BackfillOptions, target: str) -> ImageS
     if options.data is not None:
         held: ImageSet | None = options.data.load(preprocessing, "skip").images
     else:
-        held = held_out_images(space.path, [*space.registry.retired(), *space.versions()], preprocessing)
+        held = unlearnt_images(space.registry, target, space.live(), preprocessing).images
     return held if held is not None and max(held.counts().values(), default=0) > 1 else None
 
 
@@ -209,7 +221,8 @@ def _queries(space: Workspace, target: str, images: ImageSet) -> LabelledQueries
 def _prediction(space: Workspace, options: BackfillOptions, target: str, held: ImageSet) -> PredictedCurve | None:
     """From the older version that most vectors are of, as searches will merge; None where its weights are not here."""
     counts = {name: count for name, count in space.gallery.count().items() if name != target and count}
-    old = max(counts, key=lambda name: counts[name], default=None)
+    older = older_counts(space, target, counts)
+    old = max(older, key=lambda name: older[name], default=None)
     if old is None or old not in space.versions():
         return None
     checked = space.last_check(target)

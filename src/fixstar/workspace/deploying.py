@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fixstar.errors import GateError, InputError
+from fixstar.errors import GateError, InputError, ModelError
 from fixstar.lifecycle import Move, demand
 from fixstar.lifecycle.adapter_book import demand_adapters
 
 if TYPE_CHECKING:
     from fixstar.workspace.workspace import Workspace
 
-__all__ = ["checked_reason", "deploy"]
+__all__ = ["checked_reason", "deploy", "unchecked_vectors"]
 
 
-def deploy(space: Workspace, version: str, force: str | None, by: str) -> Move:
-    """Move the pointer to a version, if its check, or a reason, allows to."""
+def deploy(space: Workspace, version: str, force: str | None, by: str, deployed: str | None = None) -> Move:
+    """Move the pointer to a version, if its check, or a reason, allows to, and ``deployed`` is where it stands."""
     space.registry.checked(version)
+    space.rollout.expect(deployed)
     force = checked_reason(force, "a deployment")
     if version == space.deployed():
         raise InputError(f"{version} is deployed already")
@@ -29,7 +30,18 @@ def deploy(space: Workspace, version: str, force: str | None, by: str) -> Move:
             f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
             "deploy a version that was trained without one"
         )
-    return space.rollout.deploy(version, force, by)
+    return space.rollout.deploy(version, force, by, deployed)
+
+
+def unchecked_vectors(space: Workspace, version: str) -> dict[str, int]:
+    """Vectors that the queries of a version meet and that its last check has not looked at, by who made them."""
+    try:
+        found = space.last_check(version)
+    except ModelError:  # a damaged check is as good as none, and must not stand before a rollback
+        found = None
+    seen = {version, *(found.against if found is not None else ()), *space.adapters.apart()}
+    met = set(space.met_by(version)) - seen
+    return {name: count for name, count in space.gallery.count().items() if count and name in met}
 
 
 def checked_reason(force: str | None, what: str) -> str | None:

@@ -12,6 +12,8 @@ from fixstar.data.replay import ReplayMemory
 from fixstar.errors import CheckpointError, InputError, ModelError, UnknownNameError
 from fixstar.evaluation.pairs import gallery_query_split
 from fixstar.lifecycle import Registry, keep_held_out, split_off
+from fixstar.lifecycle.held_out import SHARE
+from fixstar.lifecycle.reach import OLD_WIDTH
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
 from fixstar.scenarios import Past, Settings, Validation, Version, train_version
@@ -86,7 +88,10 @@ class VersionTraining:
             )
         past = Past(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors)
         shown, held = split_off(images, hold_out)
-        return self._next(shown, held, past, settings, method, None, progress)
+        about = {SHARE: hold_out if held is not None else 0.0}
+        if old_vectors is not None:
+            about[OLD_WIDTH] = old_vectors.vectors.shape[1]
+        return self._next(shown, held, past, settings, method, None, about, progress)
 
     def upgrade(self, images: ImageSet, options: UpgradeOptions) -> Version:
         """Train the next version; see ``Workspace.upgrade``."""
@@ -112,7 +117,8 @@ class VersionTraining:
         if options.keep_images:
             past = replace(past, memory=ReplayMemory.load(self.run.memory(int(newest[1:]))))
         kept = held if options.keep_images else None
-        return self._next(shown, kept, past, settings, method, validation, options.progress)
+        share = options.hold_out if held is not None else 0.0
+        return self._next(shown, kept, past, settings, method, validation, {SHARE: share}, options.progress)
 
     def newest(self) -> str:
         """The name of the newest version."""
@@ -140,8 +146,10 @@ class VersionTraining:
         settings: Settings,
         method: Method,
         validation: Validation | None,
+        about: dict[str, float],
         progress: bool,
     ) -> Version:
+        """Train the next version; its card says ``about`` too."""
         number = self.registry.next_number()
         shown = past if method.scenario == "lifelong" else replace(past, memory=ReplayMemory(0))
         with self.run.held():
@@ -149,6 +157,7 @@ class VersionTraining:
                 raise CheckpointError(f"another process has just finished v{number} in {self.path}; run again")
             checkpoint = self.run.checkpoint(number)
             version = train_version(number, images, shown, method, settings, checkpoint, progress, validation)
+            version.encoder.about.update(about)
             if held is not None:
                 on_first(lambda: keep_held_out(self.path, f"v{number}", held, version.encoder.preprocessing))
             self.run.finish(number, version.encoder, remember(past.memory, version, settings))

@@ -223,23 +223,24 @@ class Workspace:
         chosen = version or self.newest()
         return check_version(self.registry, chosen, self.met_by(chosen), embed, images, rules, report)
 
-    def deploy(self, version: str, force: str | None = None, by: str = "") -> Move:
+    def deploy(self, version: str, force: str | None = None, by: str = "", deployed: str | None = None) -> Move:
         """Let queries and new items use a version. Asks for a passed check, or for a reason to do without.
 
-        Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries.
+        Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries. Where
+        ``deployed`` is given and another version is deployed now, nothing is moved: ``DeploymentMovedError``.
         """
-        return deploy(self, version, force, by)
+        return deploy(self, version, force, by, deployed)
 
     def adapt(self, version: str, options: AdaptOptions | None = None, progress: bool = True) -> Adapted:
         """Let queries reach vectors of a model that was not trained together with theirs, if the gate allows it."""
         return adapt(self, version, options or AdaptOptions(), progress)
 
-    def rollback(self, by: str = "") -> Move:
-        """Back to the version deployed before, at once."""
+    def rollback(self, by: str = "", deployed: str | None = None, to: str | None = None) -> Move:
+        """Back to the version deployed before, at once: from ``deployed`` and to ``to``, where given, or not at all."""
         self.deployed()
         if (before := self.rollout.before()) is not None:
             self.serving.encoder(self.registry.checked(before))
-        return self.rollout.rollback(by=by)
+        return self.rollout.rollback(None, by, deployed, to)
 
     def plan_backfill(self, options: BackfillOptions | None = None) -> PlannedBackfill:
         """What ``backfill`` would re-embed, and what that will bring, as far as labels tell."""

@@ -1,6 +1,8 @@
 // Backfill: re-embed old vectors with the deployed version, as much as is wanted, and watch it go on.
 import { call } from "./api.js";
+import { budgetItems, budgetProblem, timeWords } from "./budget.js";
 import { curve } from "./curve.js";
+import { confirm } from "./dialogs.js";
 import { byId, el, renew } from "./dom.js";
 import { count, percent, plural } from "./format.js";
 import { cancelButton, progressBar } from "./jobs.js";
@@ -11,6 +13,7 @@ import { badge } from "./tones.js";
 const ORDERS = { auto: "what does best on labelled images", gain: "what gains most", classes: "every class by turns", certain: "the certain ones", uncertain: "the uncertain ones", queried: "those found most often", oldest: "the oldest", random: "any" };
 let started = () => {};
 let shown = ""; // what the form was made for: it is not made anew under the visitor's hands
+let latest = null; // what the service told last
 
 /** `onStart` runs when a job was begun. */
 export function startBackfill(onStart) {
@@ -19,33 +22,42 @@ export function startBackfill(onStart) {
 
 export function showBackfill(state, status) {
   const place = byId("backfill");
-  const old = Object.entries(status.vectors).reduce((sum, [name, number]) => sum + (name === status.deployed ? 0 : number), 0);
-  const busy = state.job?.state === "running" || state.job?.state === "queued";
-  const offered = may("admin") && old > 0 && !busy;
-  const kind = `${status.deployed} ${offered}`;
+  latest = state;
+  const offered = may("admin") && state.outlook?.could > 0; // there is none while a backfill is under way
+  const kind = `${state.outlook?.version} ${offered}`;
   if (shown !== kind || !place.querySelector(".state")) {
     shown = kind;
     renew(place, el("div", { class: "state" }), offered && form());
   }
-  renew(place.querySelector(".state"), summary(status, old), progress(state), chart(state));
+  renew(place.querySelector(".state"), summary(status, state.outlook), progress(state, status.deployed), chart(state));
 }
 
-function summary(status, old) {
-  if (!status.deployed) return el("p", { class: "note" }, "Nothing is deployed yet.");
-  if (!old) return el("p", { class: "note" }, "All vectors are of ", badge(status.deployed), ". There is nothing to re-embed.");
-  return el("p", { class: "note" }, `${plural(old, "vector")} of other versions could be re-embedded with `, badge(status.deployed), ". Searches go on meanwhile.");
+const note = (...words) => el("p", { class: "note" }, ...words);
+
+function summary(status, outlook) {
+  if (!status.deployed) return note("Nothing is deployed yet.");
+  if (!status.items) return note("The gallery is empty: there is nothing to re-embed.");
+  if (!outlook) return null; // one is under way, and tells its own numbers
+  const { version, could, older, newer, looked_at: looked, without_image: bare } = outlook;
+  const some = could ? note(`${looked < older ? "Up to " : ""}${plural(could, "vector")} of older versions could be re-embedded with `, badge(version), ". Searches go on meanwhile.") : null;
+  const others = Object.keys(newer).length || older > 0;
+  const none = could ? null : others ? note("There is nothing to re-embed with ", badge(version), ".") : note("All vectors are of ", badge(version), ". There is nothing to re-embed.");
+  const left = Object.entries(newer).map(([name, number]) => note(`${plural(number, "vector")} of `, badge(name), ` ${number === 1 ? "is newer and stays as it is" : "are newer and stay as they are"}.`));
+  const among = looked < older ? `Of the first ${count(looked)} looked at, ` : "";
+  return [some, none, left, bare ? note(`${among}${plural(bare, "older vector")} ${bare === 1 ? "has" : "have"} no image here, as imported ones mostly, and ${bare === 1 ? "stays as it is" : "stay as they are"}.`) : null].flat();
 }
 
-function progress({ job, version, order, budget, planned, position, kept }) {
+function progress({ job, version, order, budget, planned, position, kept }, deployed) {
   if (job && (job.state === "running" || job.state === "queued")) return el("div", { class: "running" }, progressBar(job), el("p", { class: "note" }, job.message || ""), cancelButton(job, started));
   if (job?.state === "failed") return problemView(job.error ?? { title: "The last backfill failed" }, null, true);
   if (!version) return null;
-  const rest = position < planned ? " Started with the same settings it goes on from there." : "";
+  const over = version !== deployed;
+  const rest = over ? ` It is over: ${deployed} is deployed now.` : position < planned ? " Started with the same settings it goes on from there." : "";
   const old = kept ? ` ${plural(kept, "item")} kept the old vector.` : "";
   return el("p", { class: "note" }, "Last plan: to ", badge(version), `, order ${order}, budget ${budget}; ${count(position)} of ${count(planned)} done.${old}${rest}`);
 }
 
-function chart({ predicted, measured = [] }) {
+function chart({ predicted, measured = [], version }) {
   if (!predicted && measured.length < 2) return null;
   const lines = [];
   if (predicted) {
@@ -53,37 +65,53 @@ function chart({ predicted, measured = [] }) {
     lines.push({ name: "predicted, random order", kind: "random", points: predicted.shares.map((share, i) => [share, predicted.random[i]]) });
   }
   if (measured.length) lines.push({ name: "measured on the gallery", kind: "measured", points: measured.map((point) => [point.share, point.accuracy]) });
-  return el("figure", { class: "chart" }, curve(lines), el("figcaption", { class: "note" }, "Queries that find their class, over the share of old vectors re-embedded.", lastPoint(measured)));
+  return el("figure", { class: "chart" }, curve(lines), el("figcaption", { class: "note" }, `Queries that find their class, over the share of old vectors re-embedded${version ? ` with ${version}` : ""}.`, lastPoint(measured)));
 }
 
 const lastPoint = (measured) => (measured.length ? ` Measured last: ${percent(measured.at(-1).accuracy)} at ${percent(measured.at(-1).share, 0)}.` : "");
 
 function form() {
-  const budget = el("input", { type: "text", id: "budget", value: "10%", required: true, pattern: "all|[0-9]+|[0-9]+(\\.[0-9]+)?%", autocomplete: "off" });
+  const budget = el("input", { type: "text", id: "budget", value: "10%", autocomplete: "off", "aria-describedby": "budget-words", on: { input: () => budget.removeAttribute("aria-invalid") } });
   const order = el("select", { id: "order" }, Object.entries(ORDERS).map(([name, words]) => el("option", { value: name }, `${name}: ${words}`)));
   const rate = el("input", { type: "number", id: "rate", min: "0.1", step: "any", placeholder: "no limit" });
-  const go = el("button", { class: "primary" }, "Start backfill");
   const trouble = el("div", { role: "alert" });
   const submit = async (event) => {
     event.preventDefault();
-    go.disabled = true;
-    trouble.replaceChildren();
-    try {
-      await call("/v1/backfill", { json: { budget: budget.value.trim(), order: order.value, rate: rate.value ? Number(rate.value) : null } });
-      started();
-    } catch (error) {
-      trouble.replaceChildren(problemView(error, null, true));
-    } finally {
-      go.disabled = false;
-    }
+    const wanted = { budget: budget.value.trim().toLowerCase(), order: order.value, rate: rate.value ? Number(rate.value) : null };
+    const wrong = budgetProblem(wanted.budget);
+    trouble.replaceChildren(...(wrong ? [problemView(wrong, null, true)] : []));
+    if (wrong) budget.setAttribute("aria-invalid", "true");
+    if (wrong) return budget.focus();
+    if (await asked(wanted)) started();
   };
   return el(
     "form",
     { class: "backfill-form", on: { submit }, "aria-label": "Start a backfill" },
-    el("label", {}, "Budget", budget, el("small", {}, "10%, 5000 or all")),
+    el("label", {}, "Budget", budget, el("small", { id: "budget-words" }, "10%, 5000 or all")),
     el("label", {}, "First", order),
     el("label", {}, "Images a second", rate),
-    go,
+    el("button", { class: "primary" }, "Start backfill …"),
     trouble,
   );
+}
+
+/** Says what it replaces and costs, and begins on the second press. */
+function asked({ budget, order, rate }) {
+  const { outlook, images_a_second: measured, version, planned, position } = latest;
+  const { version: target, older, could, looked_at: looked } = outlook;
+  const goesOn = version === target && latest.budget === budget && [latest.order, "auto"].includes(order) && position < planned;
+  const number = goesOn ? planned - position : Math.min(could, budgetItems(budget, older));
+  const exact = looked === older; // else some may turn out to have no image
+  return confirm({
+    title: `Re-embed ${exact ? "" : "up to "}${plural(number, "vector")} with ${target}?`,
+    says: [
+      `${goesOn ? "The last plan goes on. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
+      "The old vectors are not kept, and nothing here brings them back: a rollback changes which version answers, not the vectors.",
+      `${plural(number, "image")} ${number === 1 ? "is" : "are"} read and embedded${timeWords(number, rate, measured)}.`,
+      "Searches go on meanwhile. It can be cancelled; what was replaced by then stays so.",
+    ],
+    verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}`,
+    danger: true,
+    act: () => call("/v1/backfill", { json: { budget, order, rate, deployed: target } }),
+  });
 }

@@ -17,6 +17,7 @@ import { rememberVersions } from "./tones.js";
 const SELDOM = 3; // of the looks at a running backfill, every third also counts the vectors
 const watch = new JobWatch(onLook, onEnd);
 let now = null; // the last status
+let backfilling = false; // whether a backfill was under way at the last look at the jobs
 
 export function showBoard() {
   refresh();
@@ -29,26 +30,32 @@ export function hideBoard() {
 
 const actions = {
   check: (version) => acted(() => runCheck(version)),
-  deploy: (version) => acted(() => deploy(version, now)),
-  rollBack: () => acted(() => rollBack(now)),
+  deploy: (version) => acted(() => deploy(version, now, backfilling, refresh)),
+  rollBack: () => acted(() => rollBack(now, refresh)),
 };
 
 startBackfill(async () => {
   watch.poke();
   await panel("backfill", "/v1/backfill", (state) => showBackfill(state, now));
+  keepFocus("backfill");
 });
 
 async function acted(action) {
   try {
     const done = await action();
-    if (!done) return;
+    if (!done) return keepFocus("overview");
     announce(done);
     watch.poke();
     await refresh();
-    if (document.activeElement === document.body) byId("overview").focus(); // the button pressed may be gone
+    keepFocus("overview");
   } catch (error) {
     tellProblem(error);
   }
+}
+
+/** The button that was pressed may be gone: then a place has the focus. */
+function keepFocus(place) {
+  if (document.activeElement === document.body) byId(place).focus();
 }
 
 async function refresh() {
@@ -83,6 +90,7 @@ async function panel(place, path, show) {
 
 async function onLook(jobs, look) {
   showJobs(jobs, () => watch.poke());
+  backfilling = jobs.some((job) => job.kind === "backfill" && (job.state === "running" || job.state === "queued"));
   if (!jobs.some((job) => job.kind === "backfill" && job.state === "running")) return;
   showBackfill(await call("/v1/backfill"), now);
   if (look % SELDOM) return;

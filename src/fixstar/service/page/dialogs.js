@@ -12,6 +12,7 @@ export function confirm({ title, says, reason = null, verb, danger = false, act,
   return new Promise((resolve) => {
     const why = reason && el("textarea", { id: "reason", required: true, maxlength: 500, rows: 3 });
     const go = el("button", { class: danger ? "danger" : "primary" }, verb);
+    const cancel = el("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel");
     const trouble = el("div", { role: "alert" }, problem && problemView(problem, null, true));
     let running = null; // a dialog that is closed while it acts still answers with what came of it
     const submit = async (event) => {
@@ -39,11 +40,11 @@ export function confirm({ title, says, reason = null, verb, danger = false, act,
         el("ul", { class: "says" }, says.map((sentence) => el("li", {}, sentence))),
         why && el("label", {}, reason, why),
         trouble,
-        el("div", { class: "buttons" }, el("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel"), go),
+        el("div", { class: "buttons" }, cancel, go),
       ),
     );
     dialog.onclose = () => resolve(running && running.catch(() => null));
     if (!dialog.open) dialog.showModal();
-    (why ?? go).focus();
+    (why ?? (danger ? cancel : go)).focus(); // what cannot be undone is not done by pressing Enter twice
   });
 }

@@ -10,28 +10,36 @@ const BOTTOM = 26;
 const TOP = 8;
 
 export function showHistory(samples) {
-  const known = samples.filter((sample) => total(sample) > 0);
-  if (!known.length) {
+  const begun = samples.findIndex((sample) => total(sample) > 0);
+  if (begun < 0) {
     renew(byId("history"), el("p", { class: "note" }, "The gallery was empty so far. Its growth is drawn here."));
     return;
   }
+  const known = samples.slice(begun); // what was emptied later is shown so
   const names = [...new Set(known.flatMap((sample) => Object.keys(sample.vectors)))].filter((name) => known.some((sample) => sample.vectors[name] > 0));
   renew(
     byId("history"),
-    el("figure", { class: "chart" }, drawing(known, names), el("figcaption", {}, el("ul", { class: "legend" }, names.map((name) => el("li", {}, badge(name), ` ${percent(share(known.at(-1), name), 0)} now`))))),
+    el("figure", { class: "chart" }, drawing(known, names), el("figcaption", {}, legend(known.at(-1), names))),
     el("details", {}, el("summary", { data: { focus: "history" } }, "As a table"), table(known, names)),
   );
 }
 
 const total = (sample) => Object.values(sample.vectors).reduce((sum, number) => sum + number, 0);
-const share = (sample, name) => (sample.vectors[name] ?? 0) / total(sample);
+const share = (sample, name) => (total(sample) ? (sample.vectors[name] ?? 0) / total(sample) : 0);
+
+function legend(last, names) {
+  const empty = total(last) === 0;
+  const lines = names.map((name) => el("li", {}, badge(name), empty ? "" : ` ${percent(share(last, name), 0)} now`));
+  return [empty && el("p", { class: "note" }, "The gallery is empty now."), el("ul", { class: "legend" }, lines)];
+}
 
 function drawing(samples, names) {
   const first = Date.parse(samples[0].when);
   const last = Math.max(Date.now(), first + 60000, Date.parse(samples.at(-1).when));
   const x = (time) => LEFT + ((time - first) / (last - first)) * (WIDTH - LEFT - 8);
   const y = (value) => TOP + (1 - value) * (HEIGHT - TOP - BOTTOM);
-  const spoken = names.map((name) => `${name}: ${percent(share(samples[0], name), 0)} at first, ${percent(share(samples.at(-1), name), 0)} now`).join("; ");
+  const empty = total(samples.at(-1)) === 0;
+  const spoken = names.map((name) => `${name}: ${percent(share(samples[0], name), 0)} at first${empty ? "" : `, ${percent(share(samples.at(-1), name), 0)} now`}`).join("; ") + (empty ? ". The gallery is empty now" : "");
   const stacked = samples.map(() => 0);
   const areas = names.map((name) => {
     const lower = [...stacked];

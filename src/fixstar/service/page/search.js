@@ -1,26 +1,28 @@
 // The search view: what is asked, and what was found.
 import { address, call } from "./api.js";
 import { byId, el } from "./dom.js";
-import { plural } from "./format.js";
+import { count, plural } from "./format.js";
 import { showEmpty, showItems, showWaiting, startGrid } from "./grid.js";
 import { startIntake } from "./intake.js";
 import { picture } from "./picture.js";
 import { tellProblem } from "./problem.js";
 import { badge } from "./tones.js";
 
-const PAGE = 24; // items of the gallery at a time
+const PAGES = 10; // of the gallery that are looked through at a time for items with a label
 let query = { kind: "none" }; // or { kind: "image", file, preview } or { kind: "like", id }
 let image = null; // the image asked last: going back from "more like this" asks it again
 let under = null; // the request under way
 let after = null; // where the gallery goes on
+let due = 0; // the timer of a refresh
+const UNLABELLED = ["Nothing found with this label", "Take the label away, or write it as it was stored."];
 const idle = { preview: byId("preview").firstElementChild, name: byId("query-name").textContent, note: byId("query-note").textContent };
 
 export function startSearch() {
   startGrid(openLike);
   startIntake(useImage, (words) => tellProblem({ title: words, hint: "Choose a JPEG, PNG, WebP, GIF, BMP or TIFF file." }));
-  byId("controls").addEventListener("submit", (event) => (event.preventDefault(), refresh()));
-  byId("count").addEventListener("change", refresh);
-  byId("label").addEventListener("change", refresh);
+  byId("controls").addEventListener("submit", (event) => (event.preventDefault(), refreshSoon()));
+  byId("count").addEventListener("change", refreshSoon);
+  byId("label").addEventListener("change", refreshSoon);
   byId("more").addEventListener("click", () => browse(true));
   byId("clear").addEventListener("click", () => {
     image = null;
@@ -49,6 +51,12 @@ function useImage(file) {
   else location.hash = "#search"; // the address change shows it
 }
 
+/** Once, where Enter in the label is both a change and a submission. */
+function refreshSoon() {
+  clearTimeout(due);
+  due = setTimeout(refresh, 0);
+}
+
 async function refresh() {
   under?.abort();
   under = new AbortController();
@@ -75,53 +83,78 @@ async function refresh() {
 }
 
 function ask(k, signal) {
-  const label = byId("label").value.trim();
-  const where = label ? JSON.stringify({ label }) : null;
+  const where = labelled();
   if (query.kind === "like") return call(address("/v1/item/similar", { id: query.id, k, where }), { signal });
   const form = new FormData();
   form.append("image", query.file, query.file.name || "image");
   return call(address("/v1/search", { k, where }), { form, signal });
 }
 
-function present({ version, hits, milliseconds, left_out: unreached }) {
-  const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, query vector by `;
+/** The label as a filter, or null. */
+function labelled() {
+  const label = byId("label").value.trim();
+  return label ? JSON.stringify({ label }) : null;
+}
+
+function present({ version, hits, milliseconds, calibrated, left_out: unreached }) {
+  const scores = calibrated ? "scores are probabilities of one class" : "scores are cosines";
+  const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scores}, query vector by `;
   byId("results-note").replaceChildren(took, badge(version), ...leftOut(unreached));
   offerLabels(hits);
-  if (hits.length) showItems(hits);
-  else if (byId("label").value.trim()) showEmpty("Nothing found with this label", "Take the label away, or write it as it was stored.");
+  if (hits.length) showItems(hits, { calibrated });
+  else if (labelled()) showEmpty(...UNLABELLED);
   else showEmpty("Nothing found", "The gallery holds nothing else yet.");
 }
 
 /** Names the versions whose vectors the query does not reach, or says nothing. */
 function leftOut(versions) {
   if (!versions.length) return [];
-  return [" · not searched, their adapter is for another version: ", ...versions.flatMap((name) => [badge(name), " "])];
+  return [" · not searched, no adapter connects them with it: ", ...versions.flatMap((name) => [badge(name), " "])];
 }
 
 async function browse(add) {
+  const { signal } = under;
+  const [limit, where] = [Number(byId("count").value), labelled()];
   if (!add) {
     describe(idle.name, idle.note, idle.preview);
     byId("results-title").textContent = "From the gallery";
     byId("results-note").replaceChildren();
-    showWaiting(12);
+    showWaiting(Math.min(limit, 12));
     after = null;
   }
   try {
-    const page = await call(address("/v1/items", { after, limit: PAGE }), { signal: under?.signal });
-    after = page.next;
+    const { items, looked } = await gather(limit, where, signal);
     byId("more").hidden = after === null;
-    offerLabels(page.items);
-    if (add || page.items.length) {
-      showItems(page.items, add);
-      byId("results-note").replaceChildren(add ? `${plural(page.items.length, "item")} more` : "Pick one to see what is like it.");
-    } else {
-      showEmpty("The gallery is empty", "Fill it with ", el("code", {}, "fixstar index IMAGES"), " and come again.");
-    }
+    offerLabels(items);
+    if (items.length) {
+      showItems(items, { add });
+      byId("results-note").replaceChildren(add ? `${plural(items.length, "item")} more` : "Pick one to see what is like it.");
+    } else if (after !== null) {
+      if (!add) showEmpty("Nothing found with this label so far", "The gallery goes on: show more, or write the label as it was stored.");
+      byId("results-note").replaceChildren(`None among the ${add ? "next" : "first"} ${count(looked)} items`);
+    } else if (add) {
+      byId("results-note").replaceChildren("That was all.");
+    } else if (where) showEmpty(...UNLABELLED);
+    else showEmpty("The gallery is empty", "Fill it with ", el("code", {}, "fixstar index IMAGES"), " and come again.");
   } catch (error) {
     if (error.name === "AbortError") return;
     showEmpty("The gallery cannot be shown", "The message above says what to do.");
     tellProblem(error, () => browse(add));
   }
+}
+
+/** The next items of the gallery. With a label a page may hold few or none, and the following ones are asked for too. */
+async function gather(limit, where, signal) {
+  const items = [];
+  let [next, looked] = [after, 0];
+  for (let page = 0; page < PAGES && items.length < limit && (page === 0 || next !== null); page++) {
+    const answer = await call(address("/v1/items", { after: next, limit: limit - items.length, where }), { signal });
+    items.push(...answer.items);
+    looked += answer.looked_at;
+    next = answer.next;
+  }
+  after = next; // only now: what was aborted has shown nothing
+  return { items, looked };
 }
 
 async function describeItem(id, signal) {

@@ -1,0 +1,193 @@
+"""Moves of the board: what a dialog says is what happens, and what it costs is said before."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from real_service import serving
+from waiting import until
+
+from fixstar.workspace import Workspace
+
+Visit = Callable[..., Any]
+DIALOG = "#confirm[open]"
+
+
+@pytest.fixture
+def upgraded(shop: Path, tmp_path: Path) -> Iterator[str]:
+    """A service of its own: v2 is deployed, and 14 of the 96 vectors are v2's."""
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    with serving(copy) as address:
+        asked(address, "deploy", version="v2")
+        asked(address, "backfill", budget="14", order="oldest")
+        wait_for_jobs(address)
+        yield address
+
+
+def asked(address: str, what: str, **content: Any) -> Any:
+    return httpx.post(f"{address}/v1/{what}", json=content).raise_for_status().json()
+
+
+def told(address: str, what: str) -> Any:
+    return httpx.get(f"{address}/v1/{what}").raise_for_status().json()
+
+
+def wait_for_jobs(address: str) -> None:
+    end = time.monotonic() + 60
+    while any(job["state"] in ("queued", "running") for job in told(address, "jobs")):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def words(page: Any) -> str:
+    text: str = page.wait_for_selector(DIALOG).inner_text()
+    return text
+
+
+def press(page: Any, verb: str) -> None:
+    page.locator("#confirm button", has_text=verb).click()
+
+
+def test_a_rollback_lands_where_its_dialog_said_or_nowhere(upgraded: str, visit: Visit) -> None:
+    asked(upgraded, "deploy", version="v3", force="test")
+    pages = [visit(upgraded, "#versions"), visit(upgraded, "#versions")]
+    for page in pages:
+        page.locator("#roll-back").click()
+        assert "Roll back to v2?" in words(page)
+    first, second = pages
+    press(first, "Roll back to v2")
+    until(first, "document.querySelector('#announce').textContent.startsWith('Rolled back to v2.')")
+    press(second, "Roll back to v2")
+    problem = second.wait_for_selector("#confirm .problem").inner_text()
+    assert "The deployment has moved" in problem
+    assert "v2 is deployed now, not v3" in problem
+    assert told(upgraded, "status")["deployed"] == "v2"
+    until(second, "document.querySelector('#roll-back').textContent.includes('v1')")  # the board shows what is so now
+    second.keyboard.press("Escape")
+    assert second.locator("#announce").inner_text() == ""
+    until(second, "document.activeElement.id === 'overview' || document.activeElement.id === 'roll-back'")
+
+
+def test_a_deployment_that_another_page_overtook_is_not_made(upgraded: str, visit: Visit) -> None:
+    page = visit(upgraded, "#versions")
+    page.locator("article[aria-label='Version v4'] >> text=Deploy …").click()
+    assert "instead of v2" in words(page)
+    asked(upgraded, "deploy", version="v3", force="test")
+    page.fill("#reason", "why not")
+    press(page, "Deploy all the same")
+    assert "v3 is deployed now, not v2" in page.wait_for_selector("#confirm .problem").inner_text()
+    assert told(upgraded, "status")["deployed"] == "v3"
+
+
+def test_after_a_rollback_no_backfill_is_offered_that_would_do_nothing(upgraded: str, visit: Visit) -> None:
+    page = visit(upgraded, "#versions")
+    page.wait_for_selector("#budget")
+    assert "82 vectors of older versions could be re-embedded with v2" in page.locator("#backfill").inner_text()
+    page.locator("#roll-back").click()
+    assert "14 vectors made by v2 are then searched unchecked" in words(page)
+    press(page, "Roll back to v1")
+    until(page, "document.querySelector('#announce').textContent.includes('14 vectors of v2 are searched unchecked')")
+    until(page, "document.querySelector('#backfill').textContent.includes('There is nothing to re-embed with v1')")
+    seen = page.locator("#backfill").inner_text()
+    assert "14 vectors of v2 are newer and stay as they are" in seen
+    assert "Last plan: to v2" in seen
+    assert "It is over: v1 is deployed now." in seen
+    assert "goes on from there" not in seen
+    assert page.locator("#budget").count() == 0
+
+
+def test_imported_vectors_without_images_are_told_and_not_promised(shop: Path, tmp_path: Path, visit: Visit) -> None:
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    with Workspace(copy, "cpu") as space:
+        width = next(one.width for one in space.gallery.versions() if one.name == "v1")
+        space.gallery.create_version("old", width)
+        space.gallery.upsert("old", list("abcde"), np.eye(5, width, dtype=np.float32))
+    with serving(copy) as address:
+        page = visit(address, "#versions")
+        page.wait_for_selector("#backfill .note")
+        seen = page.locator("#backfill").inner_text()
+        assert "There is nothing to re-embed with v1" in seen
+        assert "5 older vectors have no image here" in seen
+        assert page.locator("#budget").count() == 0
+
+
+def test_a_backfill_says_what_it_replaces_and_costs_and_asks(upgraded: str, visit: Visit) -> None:
+    page = visit(upgraded, "#versions")
+    page.fill("#budget", "50%")
+    page.locator("button", has_text="Start backfill").click()
+    says = words(page)
+    assert "Re-embed 41 vectors with v2?" in says
+    assert "41 of 82 older vectors are replaced by ones that v2 makes" in says
+    assert "The old vectors are not kept" in says
+    assert "41 images are read and embedded: about" in says  # the last backfill was measured
+    assert page.evaluate("document.activeElement.textContent") == "Cancel"  # Enter, pressed twice, replaces nothing
+    page.keyboard.press("Escape")
+    page.fill("#rate", "2")
+    page.locator("button", has_text="Start backfill").click()
+    assert "2 a second at most: 21 s or longer" in words(page)
+    page.screenshot(path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-asks.png")
+    assert told(upgraded, "status")["vectors"]["v2"] == 14  # nothing happened so far
+    press(page, "Replace 41 vectors")
+    page.wait_for_selector("#backfill progress", timeout=30_000)
+    assert page.evaluate("document.activeElement.id") == "backfill"  # the focus does not fall off the page
+    page.locator("#roll-back").click()
+    assert "The backfill that is under way ends" in words(page)
+    press(page, "Roll back to v1")
+    until(page, "document.querySelector('#announce').textContent.includes('The backfill ends.')")
+    page.wait_for_selector("#jobs .chip.cancelled", timeout=30_000)
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        ("250%", "“250%” is more than everything"),
+        ("0%", "“0%” is nothing"),
+        ("0", "“0” is nothing"),
+        ("1.5", "no whole number"),
+        ("some", "“some” is neither"),
+        ("", "Nothing is written there"),
+    ],
+)
+def test_a_wrong_budget_is_told_where_it_was_written(site: str, visit: Visit, budget: str, says: str) -> None:
+    page = visit(site)
+    page.route("**/v1/backfill", as_if_there_were_older_ones)
+    page.goto(f"{site}/#versions")
+    page.fill("#budget", budget)
+    page.keyboard.press("Enter")
+    problem = page.wait_for_selector(".backfill-form .problem").inner_text()
+    assert says in problem
+    assert "above 0% and up to 100%" in problem
+    assert page.evaluate("document.activeElement.id") == "budget"
+    assert page.locator("#budget").get_attribute("aria-invalid") == "true"
+    assert not page.locator("#confirm").is_visible()
+
+
+def as_if_there_were_older_ones(route: Any) -> None:
+    answer = route.fetch()
+    outlook = {"version": "v1", "could": 9, "older": 9, "newer": {}, "looked_at": 9, "without_image": 0}
+    route.fulfill(response=answer, json={**answer.json(), "outlook": outlook})
+
+
+def test_an_emptied_gallery_is_drawn_as_empty(shop: Path, tmp_path: Path, visit: Visit) -> None:
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    with serving(copy) as address:
+        told(address, "history")
+        ids = [item["id"] for item in told(address, "items?limit=500")["items"]]
+        asked(address, "items/delete", ids=ids)
+        page = visit(address, "#versions")
+        label = page.wait_for_selector("#history svg[role=img]").get_attribute("aria-label")
+        assert "v1: 100 % at first. The gallery is empty now" in label
+        assert "The gallery is empty now." in page.locator("#history").inner_text()
+        assert "%\xa0now" not in page.locator("#history").inner_text().replace(" ", "\xa0")
+        assert "The gallery is empty: there is nothing to re-embed." in page.locator("#backfill").inner_text()
+        assert "NaN" not in page.locator("#history").inner_html()

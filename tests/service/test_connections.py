@@ -1,0 +1,156 @@
+"""Connections that say nothing neither stop the service nor fill its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from service_clients import picture
+from shops import shop
+
+from fixstar.service.connections import accepted_at_once, most_connections
+from fixstar.service.seldom import Seldom
+
+FILES = 300  # that the process may have open
+HEADERS = 1.0  # seconds
+
+
+class Running(NamedTuple):
+    """A service in a process of its own."""
+
+    port: int
+    log: Path
+
+    def open(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=20)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("connections")
+    space, log = shop(folder / "shop", versions=1), folder / "log"
+    words = ["serve", "-w", str(space.path), "--device", "cpu", "--port", "0", "--header-seconds", str(HEADERS)]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fixstar", *words, "--access-log"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
+        )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+:(\d+)", process.stdout.readline())
+        assert found, log.read_text()
+        yield Running(int(found.group(1)), log)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def closed_after(connection: socket.socket) -> float:
+    """Seconds until the other side closes."""
+    began = time.monotonic()
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return time.monotonic() - began
+
+
+def test_silent_connections_are_closed_and_the_service_answers_on(service: Running) -> None:
+    silent = [service.open() for _ in range(FILES + 20)]
+    answer = service.get("/healthz")  # taken on in place of one that keeps silent
+    assert answer.status_code == 200
+    for connection in silent:
+        closed_after(connection)  # raises where it stays open
+        connection.close()
+    log = service.log.read_text()
+    assert log.count("connections are open") == 1
+    assert "out of system resource" not in log
+    assert len(log) < 10_000
+
+
+@pytest.mark.parametrize("first", [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b""])
+def test_half_the_headers_do_not_keep_a_connection_open(service: Running, first: bytes) -> None:
+    with service.open() as connection:
+        if first:  # then the second request of the connection is the slow one
+            connection.sendall(first)
+            seen = b""
+            while b'"ok"' not in seen:
+                seen += connection.recv(1 << 16)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHo")
+        assert HEADERS / 2 < closed_after(connection) < HEADERS + 4
+
+
+def test_a_body_may_take_longer_than_the_headers(service: Running) -> None:
+    request = httpx.Request("PUT", "http://localhost/v1/item?id=slow", files={"image": picture()})
+    body = request.read()
+    head = [b"PUT /v1/item?id=slow HTTP/1.1", *(name + b": " + value for name, value in request.headers.raw)]
+    with service.open() as connection:
+        connection.sendall(b"\r\n".join([*head, b"Connection: close", b"", body[:50]]))
+        time.sleep(1.5 * HEADERS)
+        connection.sendall(body[50:])
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_the_access_log_has_a_line_a_request_without_ids(service: Running) -> None:
+    service.get("/v1/item?id=secret")
+    seen = [line for line in service.log.read_text().splitlines() if "path=/v1/item " in line and "method=GET" in line]
+    assert len(seen) == 1
+    assert re.search(
+        r'address=127.0.0.1 caller="local" role=admin method=GET path=/v1/item status=404 ms=[\d.]+$', seen[0]
+    )
+    assert "secret" not in service.log.read_text()
+
+
+def test_the_cap_follows_the_limit_of_open_files() -> None:
+    assert most_connections(300) == 118
+    assert most_connections(10) == 8
+    assert most_connections(1 << 20) == 10_000
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert most_connections() == most_connections(allowed)
+    for files in (300, 1024, 1 << 20):  # a few turns of the event loop pass before a connection is counted
+        assert most_connections(files) + 4 * accepted_at_once(most_connections(files)) < files - 64
+
+
+def test_lines_come_at_most_once_in_an_interval_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        seldom = Seldom(logging.getLogger("fixstar.service"), every=0.1)
+        for _ in range(50):
+            seldom.tell("a", "too many of a")
+        seldom.tell("b", "too many of b")
+        await asyncio.sleep(0.25)
+        seldom.tell("b", "too many of b")
+
+    asyncio.run(work())
+    lines = [record.message for record in caplog.records]
+    assert lines == ["too many of a", "too many of b", "too many of a (49 times in the last 0.1 s)", "too many of b"]
+
+
+def test_lines_of_very_many_do_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> int:
+        seldom = Seldom(logging.getLogger("fixstar.service"))
+        for number in range(3000):
+            seldom.tell(str(number), f"line {number}")
+        return len(seldom._held)
+
+    assert asyncio.run(work()) == 1001
+    assert len(caplog.records) == 1001
