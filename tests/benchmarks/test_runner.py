@@ -84,6 +84,20 @@ def test_a_plan_gives_options_to_those_that_have_them() -> None:
         ("market1501/1", {}, "no run measures mAP"),
     ],
 )
+def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
+    changes = {"length": 0.1, "weight_decay": 5e-4, "replay_per_class": 20}
+    hoc, er = plan(benchmark("cifar100-10/7"), ["hoc", "er"], [1], changes=changes)
+    assert hoc.name == "cifar100-10_7__hoc__weight_decay=0.0005__length=0.1__order1__seed0"  # 20 is the usual memory
+    assert er.name == "cifar100-10_7__er__weight_decay=0.0005__order1__seed0"  # its prototypes are learnt
+    settings = hoc.settings()
+    assert (settings.recipe.weight_decay, settings.classifier_options) == (5e-4, {"scale": 0.1})
+    assert er.settings().classifier_options == {}
+    assert "--setting length=0.1 --setting weight_decay=0.0005" in " ".join(hoc.words())
+    for wrong, told in (({"lenght": 1.0}, "did you mean 'length'"), ({"replay_per_class": 2.5}, "whole number")):
+        with pytest.raises(InputError, match=told):
+            plan(benchmark("cifar100-10/7"), ["hoc"], [1], changes=wrong)
+
+
 def test_wrong_requests_are_refused_before_anything_is_trained(
     name: str, words: dict[str, object], message: str
 ) -> None:

@@ -102,6 +102,14 @@ def test_the_table_has_both_protocols_and_marks_the_best(seven: Comparison) -> N
     assert set(rows["cvs"][5:]) == {"—"}
 
 
+def test_changed_settings_are_a_line_of_their_own_with_its_command() -> None:
+    run = Run(SEVEN, "hoc", 1, changes={"length": 0.1, "weight_decay": 5e-4})
+    comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", 1), 0.3), invented(run, 0.4)])
+    assert len(line(comparison, "hoc weight_decay=0.0005 length=0.1").runs) == 1
+    told = "--method hoc --orders 1 --seeds 0 --setting weight_decay=0.0005 --setting length=0.1"
+    assert told in markdown(comparison, [], None)
+
+
 def test_markdown_says_how_it_was_made_and_what_differs(seven: Comparison, tmp_path: Path) -> None:
     text = markdown(seven, [tmp_path / "pictures" / "a.png"], tmp_path)
     assert text.startswith("## cifar100-10/7: CIFAR-100 learnt in 7 tasks")

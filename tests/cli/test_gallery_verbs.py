@@ -330,8 +330,8 @@ class TestGallery:
             back = typed("gallery", "import", tmp_path / file, "--as", name, "-w", path, "--json")
             assert (back.code, back.json) == (0, {"version": name, "items": count})
         for name in ("v1-of-them", "v", "old", "V1", "old@v1"):
-            words = ["gallery", "import", tmp_path / "strangers.npy", "--as", name, "-w", path, "--take-over"]
-            assert typed(*words).code == 0, name
+            taken = typed("gallery", "import", tmp_path / "strangers.npy", "--as", name, "-w", path, "--take-over")
+            assert taken.code == 0, name
         bare = tmp_path / "bare.db"
         open_gallery(bare).close()
         assert typed("gallery", "import", tmp_path / "strangers.npy", "--as", "v1", "--gallery", bare).code == 0

@@ -24,8 +24,9 @@ def exact(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: Sam
     for i in range(len(targets)):
         s = rho * units @ anchors[i]
         related, others = targets == targets[i], torch.arange(len(targets), device=new.device) != i
-        negatives = s.masked_fill(related, 0.0) if same_class == "published" else s
-        counted = negatives[others & ~related] if same_class == "masked" else negatives[others]
+        counted = s[others & ~related] if same_class == "masked" else s[others]
+        if same_class == "published":
+            counted = s.masked_fill(related, 0.0)  # the positive is of its own class
         losses.append(counted.logsumexp(0) - s[i] if len(counted) else 0 * s.sum())
     return torch.stack(losses).mean()
 

@@ -35,7 +35,7 @@ def slow_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_cl
     for i in range(len(targets)):
         total, negatives = 0.0, 0
         for j in range(len(targets)):
-            if j == i:
+            if j == i and same_class != "published":
                 continue
             same = targets[i] == targets[j]
             if same and same_class == "masked":

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.benchmarks.catalogue import Benchmark
-from fixstar.benchmarks.plan import file_stem, method_choice
+from fixstar.benchmarks.plan import changed_settings, file_stem, method_choice
 from fixstar.benchmarks.published import Figure, Row, published
 from fixstar.benchmarks.result import METRICS, RunResult
 from fixstar.evaluation.seeds import Spread, summarise, summarise_matrices
@@ -129,12 +129,13 @@ def _cell(matrix: NDArray[np.float64], name: str) -> float:
 
 
 def _special(benchmark: Benchmark, result: RunResult) -> tuple[str, ...]:
-    """What a run was given in place of the catalogue's: options and capacity."""
+    """What a run was given in place of the catalogue's: options, capacity and settings."""
     usual = method_choice(benchmark, result.method).create().options
     asked = result.settings["method"]["options"]
     words = [f"{key}={value}" for key, value in asked.items() if usual.get(key) != value]
     capacity = result.settings["capacity"]
-    return (*words, *([f"K={capacity}"] if capacity != benchmark.capacity else []))
+    words += [f"K={capacity}"] if capacity != benchmark.capacity else []
+    return (*words, *(f"{key}={value}" for key, value in changed_settings(benchmark, result.settings).items()))
 
 
 def _value(line: Line, protocol: str | None, column: str) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,15 +29,18 @@ from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.scenarios import Settings
 from fixstar.training import Recipe
 
-__all__ = ["Run", "file_stem", "method_choice", "plan"]
+__all__ = ["SETTINGS", "Run", "changed_settings", "file_stem", "method_choice", "plan"]
+
+_RECIPE = ("learning_rate", "weight_decay")
+SETTINGS = (*_RECIPE, "replay_per_class", "length")  # that a run may change; the last is of fixed prototypes
 
 
 @dataclass(frozen=True)
 class Run:
     """One method on one benchmark, in one class order and with one seed.
 
-    ``epochs``, ``capacity`` and ``options`` are what is asked for in place of the catalogue's; None and empty where
-    nothing is.
+    ``epochs``, ``capacity``, ``options`` (of the method) and ``changes`` (of SETTINGS) are what is asked for in place
+    of the catalogue's; None and empty where nothing is.
     """
 
     benchmark: Benchmark
@@ -46,6 +50,7 @@ class Run:
     epochs: int | None = None
     capacity: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in (("class order", self.class_order), ("seed", self.seed)):
@@ -64,8 +69,9 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """The benchmark's recipe, shortened if fewer epochs are asked for."""
-        return self.shortened(self.benchmark.recipe)
+        """The benchmark's recipe, shortened if fewer epochs are asked for, with the changes to it."""
+        changes: dict[str, Any] = {key: value for key, value in self.changes.items() if key in _RECIPE}
+        return replace(self.shortened(self.benchmark.recipe), **changes)
 
     def shortened(self, recipe: Recipe) -> Recipe:
         """A recipe over as many epochs as are asked for, if any are."""
@@ -79,6 +85,7 @@ class Run:
         parts += [f"{key}={_short(value)}" for key, value in asked.items() if usual.get(key) != value]
         if self.capacity not in (None, self.benchmark.capacity):
             parts.append(f"K={self.capacity}")
+        parts += [f"{key}={_short(value)}" for key, value in changed_settings(self.benchmark, self.settings()).items()]
         parts += [f"order{self.class_order}", f"seed{self.seed}"]
         if self.recipe.epochs != self.benchmark.recipe.epochs:
             parts.append(f"e{self.recipe.epochs}")
@@ -87,7 +94,12 @@ class Run:
     def settings(self, device: str = "auto") -> Settings:
         """What the scenario needs beside the tasks and the method."""
         usual = self.benchmark.settings(self.seed, device)
-        return replace(usual, recipe=self.recipe, capacity=self.capacity or usual.capacity)
+        settings = replace(usual, recipe=self.recipe, capacity=self.capacity or usual.capacity)
+        if "replay_per_class" in self.changes:
+            settings = replace(settings, replay_per_class=int(self.changes["replay_per_class"]))
+        if "length" in self.changes:
+            settings = replace(settings, classifier_options={"scale": self.changes["length"]})
+        return settings
 
     def stream(self, data: str | Path) -> TaskStream:
         """The tasks, from the training images below the data folder."""
@@ -102,6 +114,7 @@ class Run:
         words += ["--orders", str(self.class_order), "--seeds", str(self.seed)]
         words += [] if self.epochs is None else ["--epochs", str(self.epochs)]
         words += [] if self.capacity is None else ["--capacity", str(self.capacity)]
+        words += [word for key, value in self.changes.items() for word in ("--setting", f"{key}={value}")]
         return words + [
             word for key, value in self.options.items() for word in ("--option", f"{key}={json.dumps(value)}")
         ]
@@ -116,10 +129,12 @@ def plan(
     epochs: int | None = None,
     capacity: int | None = None,
     options: Mapping[str, Any] | None = None,
+    changes: Mapping[str, float] | None = None,
 ) -> list[Run]:
     """Every method in every class order with every seed; the benchmark's methods and orders where none are named.
 
-    An option goes to the methods that have it, the capacity to those with a fixed classifier: others have none.
+    An option goes to the methods that have it, capacity and length of the prototypes to those with a fixed classifier:
+    others have none.
     """
     if lines := obstacles(benchmark):
         raise InputError(f"{benchmark.name} cannot be run: {'; '.join(lines)}")
@@ -130,15 +145,37 @@ def plan(
         if not any(key in method_choice(benchmark, name).create().options for name in chosen):
             known = sorted({key for name in chosen for key in method_choice(benchmark, name).create().options})
             raise UnknownNameError(f"option of {', '.join(chosen)}", key, known)
+    for key, value in (changes or {}).items():
+        if key not in SETTINGS:
+            raise UnknownNameError("setting", key, SETTINGS)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+        if not number or (key == "replay_per_class" and value != int(value)):
+            kind = "whole number" if key == "replay_per_class" else "number"
+            raise InputError(f"the setting {key} is a {kind} from 0 on, got {value!r}")
     runs = []
     for order, seed, name in itertools.product(chosen_orders, seeds, chosen):
         method = method_choice(benchmark, name).create()
-        room = capacity if CLASSIFIERS[method.classifier].fixed else None
+        fixed = CLASSIFIERS[method.classifier].fixed
         mine = {key: value for key, value in wanted.items() if key in method.options}
-        runs.append(Run(benchmark, name, order, seed, epochs, room, mine))
+        changed = {key: value for key, value in (changes or {}).items() if fixed or key != "length"}
+        runs.append(Run(benchmark, name, order, seed, epochs, capacity if fixed else None, mine, changed))
         runs[-1].create()  # refuses a wrong value before anything is trained
         runs[-1].settings()
     return list({run.name: run for run in runs}.values())
+
+
+def changed_settings(benchmark: Benchmark, settings: Settings | Mapping[str, Any]) -> dict[str, float]:
+    """Which of SETTINGS differ from the benchmark's, with their values."""
+    usual, asked = (
+        _flat(one if isinstance(one, Mapping) else one.to_json()) for one in (benchmark.settings(), settings)
+    )
+    return {key: asked[key] for key in SETTINGS if asked[key] != usual[key]}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, float]:
+    recipe, options = settings["recipe"], settings["classifier_options"]
+    of_recipe = {key: recipe[key] for key in _RECIPE}
+    return {**of_recipe, "replay_per_class": settings["replay_per_class"], "length": options.get("scale", 1.0)}
 
 
 def file_stem(benchmark: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fixstar.benchmarks.catalogue import Benchmark
 from fixstar.benchmarks.comparison import Comparison, Line
+from fixstar.benchmarks.plan import SETTINGS
 from fixstar.benchmarks.published import Figure
 from fixstar.benchmarks.result import RunResult
 from fixstar.evaluation.seeds import format_spread
@@ -176,12 +177,14 @@ def _commands(comparison: Comparison) -> list[str]:
 
 
 def _words(entry: Benchmark, line: Line) -> tuple[str, ...]:
-    options = [word for word in line.special if not word.startswith("K=")]
+    settings = [word for word in line.special if word.partition("=")[0] in SETTINGS]
+    options = [word for word in line.special if not word.startswith("K=") and word not in settings]
     capacity = [word.removeprefix("K=") for word in line.special if word.startswith("K=")]
     epochs = [] if line.epochs == entry.recipe.epochs else [f"--epochs {line.epochs}"]
     orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
     listed = [f"--orders {_listed(orders, ',')}", f"--seeds {_listed(seeds, ',')}"]
-    return (*listed, *epochs, *(f"--capacity {k}" for k in capacity), *(f"--option {word}" for word in options))
+    changed = [f"--capacity {k}" for k in capacity] + [f"--setting {word}" for word in settings]
+    return (*listed, *epochs, *changed, *(f"--option {word}" for word in options))
 
 
 def _pipe_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -40,6 +40,10 @@ def command(
     epochs: Annotated[int | None, typer.Option(help="A shorter recipe; its milestones move in proportion.")] = None,
     capacity: Annotated[int | None, typer.Option(help="K of methods with a fixed classifier.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of the method, such as lam=0.25.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="weight_decay, learning_rate, replay_per_class or length (of prototypes): length=0.1."),
+    ] = None,
     work: Annotated[Path, typer.Option(help="Where unfinished runs live.")] = Path("bench-work"),
     results: Annotated[Path, typer.Option(help="Where results go: one JSON file a run.")] = Path("benchmarks/results"),
     device: Device = "auto",
@@ -62,6 +66,7 @@ def command(
         epochs=epochs,
         capacity=capacity,
         options=dict(_option(text) for text in option or []),
+        changes=dict(_option(text, "--setting", "length=0.1") for text in setting or []),
     )
     folders = Folders(data, work, results)
     if dry_run:
@@ -149,12 +154,12 @@ def _numbers(text: str, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _option(text: str) -> tuple[str, Any]:
+def _option(text: str, option: str = "--option", example: str = "lam=0.25") -> tuple[str, Any]:
     from fixstar.errors import InputError
 
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise InputError(f"--option is written NAME=VALUE, such as lam=0.25; got {text!r}")
+        raise InputError(f"{option} is written NAME=VALUE, such as {example}; got {text!r}")
     try:
         return key, json.loads(value)
     except ValueError:

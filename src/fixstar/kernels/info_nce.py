@@ -53,7 +53,7 @@ def _anchors() -> Any:
         if SAME_CLASS == "masked":
             counted &= foreign
         elif SAME_CLASS == "published":
-            candidates = tl.where(foreign, s, 0.0)
+            counted, candidates = (j < images)[None, :] & (i < images)[:, None], tl.where(foreign, s, 0.0)
         else:  # kept
             moving = counted
         some = tl.max(counted.to(tl.int32), axis=1) > 0

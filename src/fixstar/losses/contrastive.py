@@ -26,9 +26,9 @@ def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_c
     not in the denominator. ``new`` and ``old`` are [B, d], ``targets`` [B].
 
     Other images of the anchor's class are left out of the denominator (``same_class="masked"``), or stay in it with
-    similarity 0, as the published code has it (``"published"``), or stay as they are, as eq. 4 is printed (``"kept"``).
-    An anchor without any negative adds nothing. On a GPU, where ``old`` wants no gradient, two kernels do it all,
-    whose gradient cannot be differentiated again.
+    similarity 0, and so does the positive, as the published code has it (``"published"``), or stay as they are, as
+    eq. 4 is printed (``"kept"``). An anchor without anything in its denominator adds nothing. On a GPU, where ``old``
+    wants no gradient, two kernels do it all, whose gradient cannot be differentiated again.
     """
     if suits(new, old):
         return fused_info_nce(new, old, targets, rho, same_class)
@@ -42,7 +42,7 @@ def _info_nce_by_torch(new: Tensor, old: Tensor, targets: Tensor, rho: float, sa
     if same_class == "masked":
         excluded, candidates = itself | related, similarity
     elif same_class == "published":
-        excluded, candidates = itself, similarity.masked_fill(related, 0.0)
+        excluded, candidates = torch.zeros_like(itself), similarity.masked_fill(related | itself, 0.0)
     elif same_class == "kept":
         excluded, candidates = itself, similarity
     else:
