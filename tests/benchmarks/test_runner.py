@@ -72,18 +72,6 @@ def test_a_plan_gives_options_to_those_that_have_them() -> None:
     assert {run.method for run in everything} == set(benchmark("cifar100-10/7").methods)
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "message"),
-    [
-        ("cifar100-10/7", {"methods": ["hco"]}, "did you mean 'hoc'"),
-        ("cifar100-10/7", {"methods": ["er"], "options": {"lam": 0.5}}, "option of er"),
-        ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}, "0 <= lam <= 1"),
-        ("cifar100-10/7", {"methods": ["hoc"], "epochs": 0}, "epochs=0"),
-        ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}, "from 0 on"),
-        ("cifar100r-10/7", {}, "not cosine"),
-        ("market1501/1", {}, "no run measures mAP"),
-    ],
-)
 def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
     changes = {"length": 0.1, "weight_decay": 5e-4, "replay_per_class": 20}
     hoc, er = plan(benchmark("cifar100-10/7"), ["hoc", "er"], [1], changes=changes)
@@ -98,6 +86,18 @@ def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
             plan(benchmark("cifar100-10/7"), ["hoc"], [1], changes=wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("cifar100-10/7", {"methods": ["hco"]}, "did you mean 'hoc'"),
+        ("cifar100-10/7", {"methods": ["er"], "options": {"lam": 0.5}}, "option of er"),
+        ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}, "0 <= lam <= 1"),
+        ("cifar100-10/7", {"methods": ["hoc"], "epochs": 0}, "epochs=0"),
+        ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}, "from 0 on"),
+        ("cifar100r-10/7", {}, "not cosine"),
+        ("market1501/1", {}, "no run measures mAP"),
+    ],
+)
 def test_wrong_requests_are_refused_before_anything_is_trained(
     name: str, words: dict[str, object], message: str
 ) -> None:
