@@ -152,7 +152,7 @@ class Registry:
             if live.get(name):
                 raise InputError(
                     f"{live[name]:,} vectors of {name} live in the gallery; re-embed them first "
-                    "(fixstar backfill --budget all), or delete them"
+                    f"(fixstar backfill --budget all), or delete them (fixstar gallery delete --version {name})"
                 )
             if name in needed:
                 raise InputError(f"{name} cannot be retired: {needed[name]}")

@@ -44,7 +44,7 @@ router = APIRouter()
 router.include_router(version_routes.router)
 _own = APIRouter(prefix="/v1", tags=["lifecycle"])
 
-READ, ADMIN = [Depends(needs("read"))], [Depends(needs("admin"))]
+READ = [Depends(needs("read"))]
 Admin = Annotated[Caller, Depends(needs("admin"))]
 
 _audit = logging.getLogger("fixstar.audit")
