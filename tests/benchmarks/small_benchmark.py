@@ -32,7 +32,12 @@ SEARCH = Benchmark(
     note="Too small to mean anything.",
 )
 VERIFICATION = replace(
-    SEARCH, name="small-pairs/3", protocols=("verification",), query_split="test", pairs=(20, 20), scenario="retraining"
+    SEARCH,
+    name="small-pairs/3",
+    protocols=("verification", "verification-published"),
+    query_split="test",
+    pairs=(20, 20),
+    scenario="retraining",
 )
 
 

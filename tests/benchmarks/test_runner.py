@@ -68,7 +68,7 @@ def test_a_plan_gives_options_to_those_that_have_them() -> None:
     assert {run.capacity for run in runs if run.method == "hoc"} == {1000}
     assert {(run.capacity, len(run.options)) for run in runs if run.method == "er"} == {(None, 0)}
     everything = plan(benchmark("cifar100-10/7"))
-    assert {run.class_order for run in everything} == {0, 1, 2}
+    assert {run.class_order for run in everything} == {1, 2, 3}
     assert {run.method for run in everything} == set(benchmark("cifar100-10/7").methods)
 
 
@@ -173,8 +173,9 @@ def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path
     entry = replace(VERIFICATION, methods={"cores": MethodChoice("cores")})
     result = run_benchmark(Run(entry, "cores", epochs=1), data, tmp_path, "cpu", progress=False)
     images = Searched.open(entry, data)
-    pairs = images.pairs
+    pairs, drawn = images.pairs, images.drawn
     assert pairs is not None
+    assert drawn is not None
     assert images.queries is images.gallery
     folder = next(tmp_path.iterdir()) / "run" / "versions"
     full = [Encoder.load(folder / f"v{t}").encode(images.gallery.images) for t in (1, 2, 3)]
@@ -183,6 +184,9 @@ def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path
             scores = (full[t][pairs.first] * full[k][pairs.second]).sum(axis=1)
             expected = kfold_accuracy(scores, pairs.same, 10).mean
             assert result.matrix("verification")[t, k] == pytest.approx(expected, abs=0.026)  # one pair of 40
+            scores = (full[t][drawn.first] * full[k][drawn.second]).sum(axis=1)
+            expected = kfold_accuracy(scores, drawn.same, 10, stratified=False).mean
+            assert result.matrix("verification-published")[t, k] == pytest.approx(expected, abs=0.026)
 
 
 def test_a_stopped_run_goes_on_and_embeds_nothing_twice(

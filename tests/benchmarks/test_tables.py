@@ -59,6 +59,9 @@ def seven() -> Comparison:
     return compare(SEVEN, runs)
 
 
+ORDERS = [*((name, 1) for name in ("er", "cvs", "fd", "lce-er")), ("fan", 2), ("bct-er", 2), ("hoc", 2)]
+
+
 def line(comparison: Comparison, label: str) -> Line:
     (found,) = [line for line in comparison.lines if line.label == label]
     return found
@@ -106,24 +109,61 @@ def test_changed_settings_are_a_line_of_their_own_with_its_command() -> None:
     run = Run(SEVEN, "hoc", 1, changes={"length": 0.1, "weight_decay": 5e-4})
     comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", 1), 0.3), invented(run, 0.4)])
     assert len(line(comparison, "hoc weight_decay=0.0005 length=0.1").runs) == 1
-    told = "--method hoc --orders 1 --seeds 0 --setting weight_decay=0.0005 --setting length=0.1"
+    told = "--method hoc --orders 1 --seeds 1 --setting weight_decay=0.0005 --setting length=0.1"
     assert told in markdown(comparison, [], None)
 
 
 def test_markdown_says_how_it_was_made_and_what_differs(seven: Comparison, tmp_path: Path) -> None:
     text = markdown(seven, [tmp_path / "pictures" / "a.png"], tmp_path)
     assert text.startswith("## cifar100-10/7: CIFAR-100 learnt in 7 tasks")
-    assert "fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 1,2 --seeds 0\n" in text
-    assert "--method er --orders 1 --seeds 0 --epochs 40" in text
-    assert "--method hoc --orders 1 --seeds 0 --capacity 1000 --option lam=0.25" in text
+    assert "fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 2 --seeds 1\n" in text
+    assert "--method er --orders 1 --seeds 1 --epochs 40" in text
+    assert "--method hoc --orders 1 --seeds 1 --capacity 1000 --option lam=0.25" in text
     assert "![a](pictures/a.png)" in text
     assert "4 runs, 100 s each on average (invented)" in text
     differs = "\n".join(what_differs(seven))
     assert "The class order is not stated." in differs
     assert "Epochs a version: 40 in place of 70" in differs
     assert "hoc: lam=0.25, K=1000 in place of the paper's" in differs
-    assert "class orders (1, 2) and seeds (0) for hoc" in differs
+    assert "ours are means over class orders (1) and seeds (0); class orders (1, 2) and seeds (0) for hoc." in differs
     assert "Not run here: fan, bct-er, lce-er, advbct-er, cvs, fd." in differs
+
+
+def test_the_datasets_own_order_is_one_order_and_not_averaged_with_draws() -> None:
+    comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", order), 0.3 + 0.1 * order) for order in (0, 1, 2)])
+    assert len(line(comparison, "hoc").runs) == 2
+    own = line(comparison, "hoc, own class order")
+    assert [run.class_order for run in own.runs] == [0]
+    assert own.ours["template"]["AA"].mean < line(comparison, "hoc").ours["template"]["AA"].mean
+    assert "--method hoc --order 0 --seeds 1" in markdown(comparison)
+    asked = benchmark("cifar100-10-upgrades/9:order=alphabetical")  # where it is the one asked for: nothing to say
+    assert asked.orders == (None,)
+    assert line(compare(asked, [invented(Run(asked, "cores"), 0.6, ("verification",))]), "cores").runs
+
+
+def test_runs_from_before_a_protocol_was_there_stay_in_the_table(tmp_path: Path) -> None:
+    entry = benchmark("cifar100-10-verification/3")
+    both = ("verification", "verification-published")
+    runs = [invented(Run(entry, "fd", 1), 0.5, both[:1]), invented(Run(entry, "fd", 2), 0.6, both)]
+    comparison = compare(entry, [*runs, invented(Run(entry, "er", 1), 0.4, both[:1])])
+    fd = line(comparison, "fd")
+    assert fd.ours["verification"]["AA"].mean < fd.ours["verification-published"]["AA"].mean
+    assert np.allclose(fd.matrices["verification-published"], runs[1].matrix("verification-published"), equal_nan=True)
+    head, body = table_of(comparison, ["AC"])
+    assert head[-2:] == ["verification: AC", "verification-published: AC"]
+    assert {row[0]: row[-1] for row in body}["er"] == "—"
+    assert len(draw(comparison, tmp_path)) == 6
+
+
+def test_settings_of_a_method_stand_in_one_sentence() -> None:
+    runs = [Run(SEVEN, "hoc", 1, options={"lam": lam}) for lam in (0.2, 0.3)]
+    comparison = compare(SEVEN, [invented(run, 0.3) for run in (*runs, Run(SEVEN, "hoc", 1), Run(SEVEN, "er", 1))])
+    assert "hoc: lam=0.2; lam=0.3 in place of the paper's." in what_differs(comparison)
+    runs_of_two = compare(SEVEN, [invented(Run(SEVEN, name, order), 0.3) for name, order in ORDERS])
+    assert any(
+        sentence.endswith("(1) and seeds (0); class orders (2) and seeds (0) for fan, bct-er and hoc.")
+        for sentence in what_differs(runs_of_two)
+    )
 
 
 def test_commands_of_the_text_plan_the_same_runs(seven: Comparison) -> None:
@@ -150,7 +190,7 @@ def test_commands_of_the_text_plan_the_same_runs(seven: Comparison) -> None:
 
 def test_two_tasks_of_cl2r_compare_single_cells_and_count_the_marks() -> None:
     entry = benchmark("cifar100-10-verification/2")
-    comparison = compare(entry, [invented(Run(entry, "fd"), 0.6, ("verification",))])
+    comparison = compare(entry, [invented(Run(entry, "fd", 1), 0.6, ("verification",))])
     assert comparison.printed_columns == ("AC", "BC", "FC", "C[2,1]", "C[2,2]")
     fd = line(comparison, "fd")
     assert fd.printed is not None
@@ -185,6 +225,18 @@ def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     assert stems == ["matrices", "AA", "BC"]
     assert all(Image.open(path).format == "PNG" for path in drawn)
     assert draw(compare(entry, []), tmp_path / "none") == []
+
+
+def test_more_curves_than_colours_are_drawn_in_a_panel_a_method(tmp_path: Path) -> None:
+    special = [Run(SEVEN, "hoc", 1, options={"lam": lam / 100}) for lam in range(11, 17)]
+    runs = [invented(run, 0.3) for run in (*special, Run(SEVEN, "er", 1), Run(SEVEN, "fan", 1))]
+    few, many = tmp_path / "few", tmp_path / "many"
+    draw(compare(SEVEN, runs), few)
+    draw(compare(SEVEN, [*runs, invented(Run(SEVEN, "cvs", 1), 0.3)]), many)
+    name = "cifar100-10_7__AA__template.png"
+    plane, panels = Image.open(few / name), Image.open(many / name)
+    assert panels.width > plane.width  # three panels beside each other, and a row below
+    assert panels.height > plane.height
 
 
 def test_a_section_takes_the_place_of_the_one_before_and_leaves_the_rest() -> None:

@@ -85,7 +85,7 @@ def test_jobs_run_apart_and_one_that_fails_stops_no_other(
 def test_after_kill_9_the_same_command_ends_with_the_same_figures(
     data: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    words = ["run", "small/3", "--method", "hoc", "--orders", "2", "--epochs", "12"]
+    words = ["run", "small/3", "--method", "hoc", "--order", "2", "--epochs", "12"]
     cut = places(data, tmp_path / "cut")
     folder = tmp_path / "cut" / "work" / "small_3__hoc__order2__seed0__e12"
     command = [sys.executable, "-m", "fixstar", "bench", *words, *map(str, cut)]
@@ -109,14 +109,14 @@ def test_after_kill_9_the_same_command_ends_with_the_same_figures(
 
 
 def test_the_table_shows_ours_and_writes_text_and_pictures(data: Path, tmp_path: Path) -> None:
-    words = ["--method", "er", "--epochs", "1", "--seeds", "5", "--orders"]
-    for order in ("0", "1"):
+    words = ["--method", "er", "--epochs", "1", "--seed", "5", "--order"]
+    for order in ("2", "1"):
         assert bench("run", "small/3", *words, order, *places(data, tmp_path)).exit_code == 0
     where: list[str | Path] = ["--results", tmp_path / "results"]
     written: list[str | Path] = ["--markdown", tmp_path / "small.md", "--pictures", tmp_path / "pictures"]
     shown = bench("table", "small/3", *where, *written)
     assert shown.exit_code == 0, shown.output
-    assert "class orders (0, 1) and seeds (5)" in " ".join(shown.output.split())
+    assert "class orders (1, 2) and seeds (5)" in " ".join(shown.output.split())
     text = (tmp_path / "small.md").read_text()
     assert bench("table", "small/3", *where, *written).exit_code == 0
     assert (tmp_path / "small.md").read_text() == text  # in the place of the section before
@@ -160,7 +160,9 @@ def test_the_list_says_what_can_be_run_and_what_is_missing(data: Path, tmp_path:
     ("words", "message"),
     [
         (["run", "cifar100-10/8"], "did you mean"),
-        (["run", "small/3", "--orders", "one"], "--orders takes whole numbers"),
+        (["run", "small/3", "--orders", "one"], "--orders is how many, a whole number from 1 on, such as 3; got 'one'"),
+        (["run", "small/3", "--seeds", "0"], "--seeds is how many, a whole number from 1 on"),
+        (["run", "small/3", "--orders", "0,2"], "for certain ones type --order 0 --order 2"),
         (["run", "small/3", "--method", "hoc", "--option", "lam"], "NAME=VALUE"),
         (["run", "small/3", "--data", "nowhere"], "small100 is not complete"),
         (["table", "small"], "unknown benchmark"),
@@ -170,6 +172,22 @@ def test_mistakes_say_what_to_do(words: list[str], message: str) -> None:
     result = bench(*words)
     assert result.exit_code == 1
     assert message in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "planned"),
+    [
+        ([], ["order1__seed0", "order2__seed0", "order3__seed0"]),
+        (["--orders", "2"], ["order1__seed0", "order2__seed0"]),
+        (["--order", "0"], ["order0__seed0"]),
+        (["--orders", "1", "--order", "0", "--order", "1"], ["order1__seed0", "order0__seed0"]),
+        (["--order", "4", "--seeds", "2"], ["order4__seed0", "order4__seed1"]),
+        (["--order", "4", "--seed", "7", "--seed", "2"], ["order4__seed7", "order4__seed2"]),
+    ],
+)
+def test_orders_and_seeds_are_asked_for_by_number_or_one_by_one(words: list[str], planned: list[str]) -> None:
+    shown = bench("run", "cifar100-10/7", "--method", "er", *words, "--dry-run")
+    assert [line.split()[-1].removeprefix("cifar100-10_7__er__") for line in shown.output.splitlines()] == planned
 
 
 @pytest.mark.parametrize("verb", ["list", "run", "table"])

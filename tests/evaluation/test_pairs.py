@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError
-from fixstar.evaluation.pairs import Pairs, Split, gallery_query_split, sample_pairs
+from fixstar.evaluation.pairs import Pairs, Split, draw_pairs, gallery_query_split, sample_pairs
 
 Array = NDArray[Any]
 
@@ -69,6 +69,27 @@ def test_every_pair_is_equally_likely_in_either_order() -> None:
         expected = runs / possible
         chi_squared = sum((count - expected) ** 2 / expected for count in counts.values())
         assert chi_squared < 2.5 * possible  # beyond the 0.1 % point
+
+
+def test_drawn_pairs_are_those_of_a_slow_loop_in_the_order_of_drawing() -> None:
+    """Two images at a time from the same stream of numbers; a kind that is full takes no more."""
+    labels = np.random.default_rng(3).integers(7, size=60)
+    pairs = draw_pairs(labels, genuine=30, impostor=50, seed=5)
+    rng, room, rows = np.random.default_rng(5), {True: 30, False: 50}, []
+    for a, b in rng.integers(60, size=(800, 2)):
+        same = bool(labels[a] == labels[b])
+        if room[same]:
+            room[same] -= 1
+            rows.append((a, b, same))
+    assert [tuple(row) for row in zip(pairs.first, pairs.second, pairs.same, strict=True)] == rows
+    assert pairs.same[-10:].all()  # impostors are more frequent, so they are full first
+    assert not pairs.same[:40].all()
+
+
+def test_drawing_goes_on_until_a_rare_kind_is_full() -> None:
+    pairs = draw_pairs(np.arange(4000), genuine=40, impostor=1)  # genuine here is an image with itself: 1 of 4000
+    assert pairs.same.sum() == 40
+    assert len(pairs) == 41
 
 
 def test_pairs_of_the_cifar_10_test_images() -> None:
@@ -191,6 +212,8 @@ ROWS = np.array([0, 1])
         (lambda: sample_pairs(np.array([0.5, 1.0]), 1, 1), "one integer an image"),
         (lambda: sample_pairs(ROWS[:0], 1, 1), "not empty"),
         (lambda: sample_pairs(ROWS, 0, 1), "at least one genuine pair, got 0"),
+        (lambda: draw_pairs(ROWS, 0, 1), "got 0 genuine and 1 impostors"),
+        (lambda: draw_pairs(np.array([3, 3, 3]), 1, 1), "these are all of one"),
         (lambda: gallery_query_split(ROWS, 1.0), "between 0 and 1; got 1"),
         (lambda: gallery_query_split(ROWS, 0.0), "between 0 and 1; got 0"),
         (lambda: Pairs(ROWS, ROWS[:1], np.array([True, False])), "2 first, 1 second and 2 same"),

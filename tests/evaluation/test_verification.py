@@ -15,7 +15,7 @@ from sklearn.metrics import roc_curve
 from sklearn.metrics.pairwise import cosine_similarity
 
 from fixstar.errors import InputError
-from fixstar.evaluation.pairs import Pairs, sample_pairs
+from fixstar.evaluation.pairs import Pairs, draw_pairs, sample_pairs
 from fixstar.evaluation.search import templates
 from fixstar.evaluation.verification import (
     kfold_accuracy,
@@ -92,11 +92,11 @@ def test_tied_impostors_are_refused_together_in_every_precision(kind: type[np.fl
     assert (scores >= threshold_at_far(scores, same, 0.5)).tolist() == [False, False, False, False, True, False]
 
 
-def slow_folds(scores: Array, same: Array, folds: int) -> tuple[list[float], list[float]]:
+def slow_folds(scores: Array, same: Array, folds: int, stratified: bool = True) -> tuple[list[float], list[float]]:
     """The same text as the docstring, one pair at a time."""
     fold_of = {}
-    for kind in (True, False):
-        members = [i for i in range(len(same)) if same[i] == kind]
+    for kind in (True, False) if stratified else (None,):
+        members = [i for i in range(len(same)) if kind is None or same[i] == kind]
         for place, i in enumerate(members):
             fold_of[i] = place * folds // len(members)
     accuracies, thresholds = [], []
@@ -136,6 +136,28 @@ def test_ten_folds_of_many_pairs_agree_with_a_slow_loop() -> None:
     assert 0.6 < result.mean < 0.9
     assert result.right.shape == (300,)
     assert result.right.mean() == pytest.approx(result.mean, abs=0.01)  # folds differ by two pairs at most
+
+
+@given(scored_pairs(least=4), st.integers(2, 4))
+@settings(max_examples=60, deadline=None)
+def test_folds_of_the_list_as_it_stands_agree_with_a_slow_loop(scored: tuple[Array, Array], folds: int) -> None:
+    scores, same = scored
+    result = kfold_accuracy(scores, same, folds, stratified=False)
+    accuracies, thresholds = slow_folds(scores, same, folds, stratified=False)
+    assert result.accuracies.tolist() == accuracies
+    assert result.thresholds.tolist() == thresholds
+
+
+def test_folds_as_drawn_are_too_low_and_far_below_a_half_for_scores_that_say_nothing() -> None:
+    """Why table 1 of CoReS can print 0.12 for models that know nothing of each other."""
+    labels = np.random.default_rng(0).permutation(np.arange(10_000) % 10)
+    pairs = draw_pairs(labels)
+    noise = np.random.default_rng(1).normal(size=6000)
+    assert kfold_accuracy(noise, pairs.same).mean == pytest.approx(0.5, abs=0.03)
+    assert kfold_accuracy(noise, pairs.same, stratified=False).mean < 0.15
+    good = noise + 1.2 * pairs.same  # an accuracy of about 0.72
+    assert kfold_accuracy(good, pairs.same).mean == pytest.approx(0.72, abs=0.02)
+    assert kfold_accuracy(good, pairs.same, stratified=False).mean < kfold_accuracy(good, pairs.same).mean - 0.03
 
 
 def test_the_order_of_lfw_gives_the_folds_of_lfw() -> None:

@@ -43,11 +43,14 @@ class Printed:
 class Line:
     """One method with one set of options: our runs, the paper's figures, or both.
 
-    ``special`` says what differs from the catalogue. ``ours`` and ``matrices`` are by protocol.
+    ``special`` says what differs from the catalogue. ``own_order`` marks runs in the dataset's own class order where
+    the catalogue asks for shuffled ones: it is one order and no draw, so it is not averaged with them. ``ours`` and
+    ``matrices`` are by protocol.
     """
 
     method: str
     special: tuple[str, ...] = ()
+    own_order: bool = False
     epochs: int | None = None
     runs: tuple[RunResult, ...] = ()
     ours: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class Line:
     @property
     def label(self) -> str:
         """The method and what is special about it."""
-        return " ".join([self.method, *self.special])
+        return " ".join([self.method, *self.special]) + (", own class order" if self.own_order else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +94,11 @@ def read_results(benchmark: Benchmark, folder: str | Path) -> list[RunResult]:
 def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
     """Sum up the runs and set them beside the published figures; published methods without a run are kept."""
     theirs = _printed(benchmark)
-    groups: dict[tuple[str, tuple[str, ...], int], list[RunResult]] = {}
+    shuffled = any(benchmark.orders)
+    groups: dict[tuple[str, tuple[str, ...], bool, int], list[RunResult]] = {}
     for result in results:
-        groups.setdefault((result.method, _special(benchmark, result), result.epochs), []).append(result)
+        key = (result.method, _special(benchmark, result), shuffled and result.class_order == 0, result.epochs)
+        groups.setdefault(key, []).append(result)
     columns = [*METRICS, *sorted({name for entry in theirs.values() for name in entry.values if name.startswith("C[")})]
     order = {name: place for place, name in enumerate([*theirs, *benchmark.methods])}
     lines = [
@@ -108,6 +113,7 @@ def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
 def _line(
     method: str,
     special: tuple[str, ...],
+    own_order: bool,
     epochs: int,
     runs: Sequence[RunResult],
     printed: Printed | None,
@@ -115,12 +121,13 @@ def _line(
 ) -> Line:
     cells = [name for name in columns if name not in METRICS]
     ours, matrices = {}, {}
-    for protocol in runs[0].protocols:
-        matrices[protocol] = summarise_matrices([run.matrix(protocol) for run in runs]).mean
+    for protocol in dict.fromkeys(name for run in runs for name in run.protocols):
+        judged = [run for run in runs if protocol in run.protocols]  # older runs may not have been judged by all
+        matrices[protocol] = summarise_matrices([run.matrix(protocol) for run in judged]).mean
         ours[protocol] = summarise(
-            [{**run.metrics(protocol), **{name: _cell(run.matrix(protocol), name) for name in cells}} for run in runs]
+            [{**run.metrics(protocol), **{name: _cell(run.matrix(protocol), name) for name in cells}} for run in judged]
         )
-    return Line(method, special, epochs, tuple(runs), ours, matrices, printed)
+    return Line(method, special, own_order, epochs, tuple(runs), ours, matrices, printed)
 
 
 def _cell(matrix: NDArray[np.float64], name: str) -> float:

@@ -111,7 +111,7 @@ class Run:
     def words(self) -> list[str]:
         """What to type after ``fixstar bench run`` for this run alone."""
         words = [self.benchmark.name, "--method", self.method]
-        words += ["--orders", str(self.class_order), "--seeds", str(self.seed)]
+        words += ["--order", str(self.class_order), "--seed", str(self.seed)]
         words += [] if self.epochs is None else ["--epochs", str(self.epochs)]
         words += [] if self.capacity is None else ["--capacity", str(self.capacity)]
         words += [word for key, value in self.changes.items() for word in ("--setting", f"{key}={value}")]

@@ -9,7 +9,7 @@ from fixstar.benchmarks.datasets import Dataset, dataset
 
 __all__ = ["MEASURED", "datasets_of", "missing_data", "obstacles", "require_data"]
 
-MEASURED = ("template", "image", "verification")
+MEASURED = ("template", "image", "verification", "verification-published")
 """The protocols that a run can be judged by."""
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fixstar.benchmarks.catalogue import Benchmark
 from fixstar.benchmarks.datasets import dataset
 from fixstar.data import ImageSet
-from fixstar.evaluation import VersionFeatures
-from fixstar.evaluation.measures import cross_test_by
-from fixstar.evaluation.pairs import Pairs, sample_pairs
+from fixstar.evaluation import VersionFeatures, draw_pairs, kfold_accuracy, sample_pairs
+from fixstar.evaluation.measures import cross_test_by, cross_test_scores
+from fixstar.evaluation.pairs import Pairs
 
 __all__ = ["PAIRS_SEED", "Searched"]
 
@@ -23,11 +23,16 @@ PAIRS_SEED = 0  # the same pairs in every run
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """Queries and gallery, one and the same set for verification, and the ``pairs`` drawn from it."""
+    """Queries and gallery, one and the same set for verification, and the ``pairs`` drawn from it.
+
+    ``drawn`` are pairs in the order in which published code draws them, for "verification-published": cut into folds as
+    they stand, they give figures that can be compared with those of CoReS and CL2R.
+    """
 
     queries: ImageSet
     gallery: ImageSet
     pairs: Pairs | None = None
+    drawn: Pairs | None = None
 
     @classmethod
     def open(cls, benchmark: Benchmark, data: str | Path) -> Searched:
@@ -36,10 +41,10 @@ class Searched:
         gallery = source.open(data, benchmark.gallery_split)
         same = benchmark.query_split == benchmark.gallery_split
         queries = gallery if same else source.open(data, benchmark.query_split)
-        drawn = None
-        if benchmark.pairs is not None:
-            drawn = sample_pairs(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED)
-        return cls(queries, gallery, drawn)
+        if benchmark.pairs is None:
+            return cls(queries, gallery)
+        pairs, drawn = (draw(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED) for draw in (sample_pairs, draw_pairs))
+        return cls(queries, gallery, pairs, drawn)
 
     @property
     def images(self) -> int:
@@ -50,5 +55,13 @@ class Searched:
         self, versions: Sequence[VersionFeatures], protocol: str, device: str | None = None
     ) -> NDArray[np.float64]:
         """C[t, k] for t >= k, NaN above; in verification the first image of a pair is by t, the second by k."""
+        if protocol == "verification-published" and self.drawn is not None:
+            return self._published(versions, self.drawn)
         labels = self.queries.labels, self.gallery.labels
         return cross_test_by(protocol, versions, *labels, pairs=self.pairs, device=device).matrix
+
+    def _published(self, versions: Sequence[VersionFeatures], pairs: Pairs) -> NDArray[np.float64]:
+        matrix = np.full((len(versions), len(versions)), np.nan)
+        for cell, scores in cross_test_scores(versions, pairs).items():
+            matrix[cell] = kfold_accuracy(scores, pairs.same, stratified=False).mean
+        return matrix

@@ -105,22 +105,31 @@ def what_differs(comparison: Comparison) -> list[str]:
     whole = entry.recipe.epochs
     shorter = sorted({line.epochs for line in lines if line.epochs is not None} - {whole})
     found += [f"Epochs a version: {epochs} in place of {whole}, milestones in proportion." for epochs in shorter]
-    found += [f"{line.method}: {', '.join(line.special)} in place of the paper's." for line in lines if line.special]
+    found += _settings(lines)
     found += _about_figures(comparison)
     absent = list(dict.fromkeys(line.method for line in comparison.lines if not line.runs))
     found += [f"Not run here: {', '.join(absent)}."] if absent else []
     return list(dict.fromkeys(found)) or ["Nothing that is known."]
 
 
+def _settings(lines: Sequence[Line]) -> list[str]:
+    """What was set in place of the paper's, one sentence a method."""
+    by_method: dict[str, list[str]] = {}
+    for line in lines:
+        words = by_method.setdefault(line.method, [])
+        if line.special and (asked := ", ".join(line.special)) not in words:
+            words.append(asked)
+    return [f"{method}: {'; '.join(words)} in place of the paper's." for method, words in by_method.items() if words]
+
+
 def _means_over(lines: Sequence[Line]) -> str:
-    """The class orders and seeds of every line, lines with the same ones together."""
+    """The class orders and seeds that most lines have, and then those of the others, by their labels."""
     groups: dict[str, list[str]] = {}
     for line in lines:
         orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
         groups.setdefault(f"class orders ({_listed(orders)}) and seeds ({_listed(seeds)})", []).append(line.label)
-    if len(groups) == 1:
-        return next(iter(groups))
-    return ", ".join(f"{what} for {' and '.join(labels)}" for what, labels in groups.items())
+    usual, *others = sorted(groups, key=lambda what: -len(groups[what]))
+    return "; ".join([usual, *(f"{what} for {_and(groups[what])}" for what in others)])
 
 
 def _about_figures(comparison: Comparison) -> list[str]:
@@ -182,9 +191,16 @@ def _words(entry: Benchmark, line: Line) -> tuple[str, ...]:
     capacity = [word.removeprefix("K=") for word in line.special if word.startswith("K=")]
     epochs = [] if line.epochs == entry.recipe.epochs else [f"--epochs {line.epochs}"]
     orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
-    listed = [f"--orders {_listed(orders, ',')}", f"--seeds {_listed(seeds, ',')}"]
+    listed = [*_asked("order", orders, first=1), *_asked("seed", seeds, first=0)]
     changed = [f"--capacity {k}" for k in capacity] + [f"--setting {word}" for word in settings]
     return (*listed, *epochs, *changed, *(f"--option {word}" for word in options))
+
+
+def _asked(what: str, numbers: set[int], first: int) -> list[str]:
+    """Orders or seeds as ``bench run`` takes them: how many, where they are the first ones, or one by one."""
+    if numbers == set(range(first, first + len(numbers))):
+        return [f"--{what}s {len(numbers)}"]
+    return [f"--{what} {number}" for number in sorted(numbers)]
 
 
 def _pipe_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -192,8 +208,12 @@ def _pipe_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
 
 
-def _listed(numbers: set[int], between: str = ", ") -> str:
-    return between.join(str(number) for number in sorted(numbers))
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _listed(numbers: set[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))
 
 
 def _relative(path: Path, beside: Path | None) -> str:

@@ -14,7 +14,7 @@ app = typer.Typer(
     help="The papers' experiments: list them, run them, set ours beside theirs.",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    epilog="Example:  fixstar bench list   |   fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 1,2,3",
+    epilog="Example:  fixstar bench list   |   fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 3",
 )
 
 for verb in (bench_list, bench_run, bench_table):

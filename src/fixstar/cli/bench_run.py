@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ __all__ = ["EXAMPLES", "NAME", "command"]
 
 NAME = "run"
 EXAMPLES = (
-    "Examples:  fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 1,2,3 --jobs 4   |   "
+    "Examples:  fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 3 --jobs 4   |   "
     "fixstar bench run cifar100-10/16 --data DATA --method hoc --option lam=0.25 --capacity 1000 --epochs 40"
 )
 
@@ -33,9 +34,15 @@ def command(
         list[str] | None, typer.Option(help="May be given several times; all of the benchmark's if not given.")
     ] = None,
     orders: Annotated[
-        str | None, typer.Option(help="Class orders by commas: 0 is the dataset's own, others are seeds.")
+        str | None, typer.Option(metavar="N", help="How many shuffled class orders: 3 is orders 1, 2 and 3.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds of the training, by commas.")] = "0",
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="How many seeds of the training: 3 is seeds 0, 1 and 2.")
+    ] = None,
+    order: Annotated[
+        list[int] | None, typer.Option(min=0, help="This class order; 0 is the dataset's own. Several times for more.")
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(min=0, help="This seed. Several times for more.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     epochs: Annotated[int | None, typer.Option(help="A shorter recipe; its milestones move in proportion.")] = None,
     capacity: Annotated[int | None, typer.Option(help="K of methods with a fixed classifier.")] = None,
@@ -61,8 +68,8 @@ def command(
     runs = plan(
         entry,
         method or [],
-        None if orders is None else _numbers(orders, "--orders"),
-        _numbers(seeds, "--seeds"),
+        _chosen("order", orders, order, first=1),
+        _chosen("seed", seeds, seed, first=0) or [0],
         epochs=epochs,
         capacity=capacity,
         options=dict(_option(text) for text in option or []),
@@ -145,13 +152,17 @@ def _print_plan(runs: list[Run], folders: Folders, as_json: bool) -> None:
         print(f"{row['state']:<20} {row['run']}")
 
 
-def _numbers(text: str, option: str) -> list[int]:
+def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -> list[int] | None:
+    """The orders or seeds that were asked for by their number and by name; None where none was."""
     from fixstar.errors import InputError
 
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() for part in parts):
-        raise InputError(f"{option} takes whole numbers from 0 on, by commas, such as 1,2,3; got {text!r}")
-    return [int(part) for part in parts]
+    if count is None:
+        return named or None
+    if not count.isdigit() or int(count) < 1:
+        listed = " ".join(f"--{what} {part}" for part in re.findall(r"\d+", count))
+        certain = f"; for certain ones type {listed}" if "," in count and listed else ""
+        raise InputError(f"--{what}s is how many, a whole number from 1 on, such as 3; got {count!r}{certain}")
+    return [*range(first, first + int(count)), *(named or [])]
 
 
 def _option(text: str, option: str = "--option", example: str = "lam=0.25") -> tuple[str, Any]:

@@ -27,7 +27,8 @@ from fixstar.evaluation.identification import cmc, open_set_hits, rank_hits, tpi
 from fixstar.evaluation.knn import knn_accuracy, knn_classes, knn_hits
 from fixstar.evaluation.measures import MEASURES, cross_test_by, cross_test_cmc, cross_test_scores
 from fixstar.evaluation.mixed import mixed_gallery_search, mixed_nearest
-from fixstar.evaluation.pairs import Pairs, Split, gallery_query_split, sample_pairs
+from fixstar.evaluation.pairs import Pairs, Split, draw_pairs, gallery_query_split, sample_pairs
+from fixstar.evaluation.panels import accuracy_panels
 from fixstar.evaluation.pictures import compatibility_heat_map, side_by_side
 from fixstar.evaluation.report import LostQuery, RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.retrieval import MeanAveragePrecision, average_precisions, mean_average_precision
@@ -68,6 +69,7 @@ __all__ = [
     "VersionFeatures",
     "absolute_gain",
     "accuracy_curves",
+    "accuracy_panels",
     "average_accuracy",
     "average_compatibility",
     "average_compatibility_accuracy",
@@ -84,6 +86,7 @@ __all__ = [
     "cross_test_by",
     "cross_test_cmc",
     "cross_test_scores",
+    "draw_pairs",
     "flips",
     "format_spread",
     "forward_compatibility",

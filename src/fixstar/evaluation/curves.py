@@ -69,7 +69,7 @@ def accuracy_curves(
     ``replacements`` are the versions, counted from 1, that came from a replaced model (figures 6 and 8 of HOC): each
     has a dashed vertical line. ``metric`` names the vertical axis.
     """
-    lines = {name: _checked(name, values) for name, values in series.items()}
+    lines = {name: checked_series(name, values) for name, values in series.items()}
     if not lines:
         raise InputError("accuracy_curves needs at least one method: {name: fractions, one a version}")
     T = max(map(len, lines.values()))
@@ -79,7 +79,7 @@ def accuracy_curves(
     for version in replacements:
         axes.axvline(version, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1, gid="replacement")
     for number, (name, values) in enumerate(lines.items()):
-        _line(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
+        draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
     axes.set_xlim(0.6, T + 0.4)
     axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
     return _finished(figure, axes, path, "dashed: the model was replaced" if replacements else "")
@@ -111,7 +111,7 @@ def backfill_curves(
             axes.fill_between(shares, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         for accuracy, style in zip(tests.get(name, ()), ((0, (1, 2)), (0, (6, 3))), strict=False):
             axes.axhline(100 * accuracy, color=colour, linewidth=1.2, linestyle=style, zorder=1, gid="self-test")
-        _line(axes, shares, 100 * curve.accuracy[order], name, number)
+        draw_curve(axes, shares, 100 * curve.accuracy[order], name, number)
     axes.set_xlim(-2, 102)
     return _finished(figure, axes, path, "dotted: old self-test   dashed: new self-test" if tests else "")
 
@@ -128,19 +128,20 @@ def roc_curves(
     figure, axes = _figure(title, "false accept rate", "true accept rate (%)", len(curves))
     lowest = 1.0
     for number, (name, (far, tar)) in enumerate(curves.items()):
-        x, y = (_checked(name, values) for values in (far, tar))
+        x, y = (checked_series(name, values) for values in (far, tar))
         if x.shape != y.shape:
             raise InputError(f"the ROC of {name!r} needs as many FAR as TAR; got {len(x)} and {len(y)}")
         shown = x >= LOWEST_FAR
         lowest = min(lowest, float(x[shown].min(initial=1.0)))
         marks = max(1, int(shown.sum()) // 6)
-        _line(axes, x[shown], 100 * y[shown], name, number, drawstyle="steps-post", markevery=marks)
+        draw_curve(axes, x[shown], 100 * y[shown], name, number, drawstyle="steps-post", markevery=marks)
     axes.set(xscale="log", xlim=(lowest * 0.9, 1.1))
     axes.minorticks_off()
     return _finished(figure, axes, path, "")
 
 
-def _checked(name: str, values: ArrayLike) -> Floats:
+def checked_series(name: str, values: ArrayLike) -> Floats:
+    """The values of a curve as an array of fractions, or an error that names the curve."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
         raise InputError(f"{name!r} needs a list of fractions, not empty; got shape {array.shape}")
@@ -157,11 +158,7 @@ def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
     height = HEIGHT + above + below - 1.0
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
     axes = figure.add_axes((0.72 / WIDTH, below / height, (WIDTH - 0.92) / WIDTH, (height - above - below) / height))
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(RULE)
-    axes.grid(axis="y", color=RULE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=TEXT, labelcolor=GREY)
+    style_axes(axes)
     axes.set_xlabel(x, size=TEXT, color=GREY)
     axes.set_ylabel(y, size=TEXT, color=GREY)
     head = figure.text(0.22 / WIDTH, 1 - 0.16 / height, title, size=TITLE, color=INK, weight="bold", va="top")
@@ -169,24 +166,39 @@ def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _line(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any) -> None:
-    again = number >= len(COLOURS)  # colours come a second time: dashed
+def style_axes(axes: Axes) -> None:
+    """Grey horizontal rules and nothing else around the plane."""
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(RULE)
+    axes.grid(axis="y", color=RULE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=TEXT, labelcolor=GREY)
+
+
+def draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any) -> None:
+    """The curve of this number: its colour and its marker; dashed where the colours come a second time."""
+    again = number >= len(COLOURS)
     look: dict[str, Any] = {"linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 0}
     look |= ({"linestyle": (0, (4, 2))} if again else {}) | style
     look |= {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
     axes.plot(x, y, label=name, gid="curve", **look)
 
 
+def draw_legend(figure: Figure, axes: Axes, place: tuple[float, float], **style: Any) -> None:
+    """The names of the axes' curves at a place of the figure."""
+    lines = [line for line in axes.lines if line.get_gid() == "curve"]
+    names = [str(line.get_label()) for line in lines]
+    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT, "labelcolor": INK}
+    look |= {"borderaxespad": 0, "borderpad": 0} | style
+    legend = figure.legend(lines, names, bbox_to_anchor=place, **look)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar in a name is a dollar
+
+
 def _finished(figure: Figure, axes: Axes, path: str | Path | None, note: str) -> Figure:
     """The legend below, in two columns, and beside it a note on the other lines; then the file."""
     height = figure.get_size_inches()[1]
-    lines = [line for line in axes.lines if line.get_gid() == "curve"]
-    names = [str(line.get_label()) for line in lines]
-    place = (0.72 / WIDTH, 0.08 / height)
-    look = {"frameon": False, "fontsize": TEXT, "labelcolor": INK, "borderaxespad": 0, "borderpad": 0}
-    legend = figure.legend(lines, names, loc="lower left", bbox_to_anchor=place, ncols=2, **look)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a dollar in a name is a dollar
+    draw_legend(figure, axes, (0.72 / WIDTH, 0.08 / height), loc="lower left", ncols=2)
     figure.text(1 - 0.2 / WIDTH, 1 - 0.2 / height, note, size=TEXT - 1, color=GREY, ha="right", va="top")
     if path is not None:
         figure.savefig(path, dpi=DPI)

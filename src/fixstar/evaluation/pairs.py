@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, InputError
 
-__all__ = ["Pairs", "Split", "gallery_query_split", "sample_pairs"]
+__all__ = ["Pairs", "Split", "draw_pairs", "gallery_query_split", "sample_pairs"]
 
 Labels = NDArray[np.integer[Any]]
 Rows = NDArray[np.int64]
@@ -109,6 +109,29 @@ def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed
     turned = rng.random(both.shape[1]) < 0.5
     first, second = np.where(turned, both[::-1], both)
     return Pairs(first, second, classes[first] == classes[second])
+
+
+def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> Pairs:
+    """Draw two images at a time until both kinds are full, in the order of drawing, as the code of CoReS and CL2R does.
+
+    Most draws are impostors, so these are full first and the end of the list is genuine pairs alone: cut into folds as
+    it stands, it gives figures to compare with theirs. An image may be paired with itself, and a pair may come twice.
+
+    >>> draw_pairs(np.arange(100) % 10, genuine=40, impostor=40).same[-20:].all()
+    np.True_
+    """
+    classes = _classes(labels)
+    if min(genuine, impostor) < 1:
+        raise InputError(f"ask for at least one pair of each kind, got {genuine} genuine and {impostor} impostors")
+    if len(np.unique(classes)) < 2:
+        raise InputError("impostor pairs need images of two classes; these are all of one")
+    rng = np.random.default_rng(seed)
+    drawn, same = np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=np.bool_)
+    while min(same.sum() - genuine, (~same).sum() - impostor) < 0:
+        drawn = np.concatenate([drawn, rng.integers(len(classes), size=(10 * (genuine + impostor), 2))])
+        same = classes[drawn[:, 0]] == classes[drawn[:, 1]]
+    kept = np.where(same, np.cumsum(same) <= genuine, np.cumsum(~same) <= impostor)
+    return Pairs(drawn[kept, 0], drawn[kept, 1], same[kept])
 
 
 def gallery_query_split(labels: Labels, share: float = 0.5, seed: int = 0) -> Split:

@@ -149,7 +149,7 @@ class Benchmark:
     pairs: tuple[int, int] | None = None
     optimiser: Optimiser = "sgd"
     schedule: Schedule = "steps"
-    orders: tuple[int | None, ...] = (None, 1, 2)
+    orders: tuple[int | None, ...] = (1, 2, 3)
     paper_runs: int = 1
     replacements: tuple[Replacement, ...] = ()
     ablations: Ablations = field(default_factory=dict)
