@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from fixstar.benchmarks import catalogue
+from fixstar.benchmarks.comparison import compare, read_results
 from fixstar.benchmarks.runner import Progress
 from fixstar.cli import app
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import small_benchmark
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +165,7 @@ def test_the_list_says_what_can_be_run_and_what_is_missing(data: Path, tmp_path:
     [
         (["run", "cifar100-10/8"], "did you mean"),
         (["run", "small/3", "--orders", "one"], "--orders is how many, a whole number from 1 on, such as 3; got 'one'"),
+        (["run", "small/3", "--orders", "²"], "--orders is how many, a whole number from 1 on"),
         (["run", "small/3", "--seeds", "0"], "--seeds is how many, a whole number from 1 on"),
         (["run", "small/3", "--orders", "0,2"], "for certain ones type --order 0 --order 2"),
         (["run", "small/3", "--method", "hoc", "--option", "lam"], "NAME=VALUE"),
@@ -172,6 +177,21 @@ def test_mistakes_say_what_to_do(words: list[str], message: str) -> None:
     result = bench(*words)
     assert result.exit_code == 1
     assert message in str(result.exception)
+
+
+def test_a_result_from_before_a_protocol_was_there_is_kept_and_told(data: Path, tmp_path: Path) -> None:
+    words = ["run", "small-pairs/3", "--method", "itm", "--order", "1", "--epochs", "1", *places(data, tmp_path)]
+    assert bench(*words).exit_code == 0
+    assert "not by" not in bench(*words, "--dry-run").output
+    (path,) = (tmp_path / "results").glob("*.json")
+    result = json.loads(path.read_text())
+    del result["protocols"]["verification-published"]
+    path.write_text(json.dumps(result))
+    assert "done, not by verification-published" in bench(*words, "--dry-run").output
+    again = bench(*words)
+    assert again.exit_code == 0
+    assert f"was not judged by verification-published, which is newer: remove {path} to run it again" in again.output
+    assert json.loads(path.read_text()) == result
 
 
 @pytest.mark.parametrize(
@@ -193,3 +213,17 @@ def test_orders_and_seeds_are_asked_for_by_number_or_one_by_one(words: list[str]
 @pytest.mark.parametrize("verb", ["list", "run", "table"])
 def test_every_verb_has_help_with_an_example(verb: str) -> None:
     assert f"fixstar bench {verb}" in " ".join(bench(verb, "--help").output.split("Example")[-1].split())
+
+
+@pytest.mark.parametrize("columns", [80, 100, 240])
+def test_no_window_is_too_narrow_for_names_and_figures(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    listed, table = bench("list").output, bench("table", "cifar100-10/7", "--results", RESULTS).output
+    assert "…" not in listed + table
+    assert all(name in listed.split() for name in catalogue())
+    benchmark = catalogue()["cifar100-10/7"]
+    lines = [line for line in compare(benchmark, read_results(benchmark, RESULTS)).lines if line.runs]
+    assert len(lines) > 8
+    for line in lines:
+        assert f"{100 * line.ours['image']['AA'].mean:.2f}" in table
+    assert table.count("advbct-er ") == (2 if columns == 240 else 5)  # main, beside; or paper, template, image of each

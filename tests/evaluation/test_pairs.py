@@ -86,10 +86,17 @@ def test_drawn_pairs_are_those_of_a_slow_loop_in_the_order_of_drawing() -> None:
     assert not pairs.same[:40].all()
 
 
-def test_drawing_goes_on_until_a_rare_kind_is_full() -> None:
-    pairs = draw_pairs(np.arange(4000), genuine=40, impostor=1)  # genuine here is an image with itself: 1 of 4000
-    assert pairs.same.sum() == 40
-    assert len(pairs) == 41
+def test_drawing_goes_on_until_a_rare_kind_is_full_and_keeps_the_order() -> None:
+    """A genuine pair is an image with itself here, 1 draw of 500: several rounds of 410 draws are needed."""
+    pairs = draw_pairs(np.arange(500), genuine=40, impostor=1, seed=8)
+    rng = np.random.default_rng(8)
+    expected: list[tuple[int, int]] = []
+    while sum(a == b for a, b in expected) < 40:
+        for a, b in rng.integers(500, size=(410, 2)):
+            if (a == b and sum(x == y for x, y in expected) < 40) or (a != b and all(x == y for x, y in expected)):
+                expected.append((a, b))
+    assert list(zip(pairs.first, pairs.second, strict=True)) == expected
+    assert pairs.same.tolist() == [a == b for a, b in expected]
 
 
 def test_pairs_of_the_cifar_10_test_images() -> None:
@@ -183,15 +190,24 @@ def test_a_damaged_file_is_named_and_never_read_wrongly(tmp_path: Path) -> None:
         else:
             assert (read.first.tolist(), read.second.tolist(), read.same.tolist()) == ([0, 5], [2, 1], [True, False])
     assert len(refused) > len(whole) / 2
-    assert all("pairs.npz" in text and "sample_pairs(...).save('pairs.npz')" in text for text in refused)
+    remedies = "sample_pairs(...).save('pairs.npz')", "Name another file"  # where the name of an array is damaged
+    assert all("pairs.npz" in text and any(remedy in text for remedy in remedies) for text in refused)
 
 
 def test_other_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         Pairs.load(tmp_path / "none.npz")
     gallery_query_split(np.array([0, 0, 1, 1])).save(tmp_path / "split.npz")
-    with pytest.raises(DataError, match="holds gallery, queries, not first, same, second"):
+    with pytest.raises(DataError, match=r"holds a split into gallery and queries, not pairs.*--pairs-file") as refused:
         Pairs.load(tmp_path / "split.npz")
+    assert "save(" not in str(refused.value)  # that would write over a good file
+    assert f"--split-file {tmp_path / 'split.npz'}" in str(refused.value)
+    np.savez(tmp_path / "vectors.npz", vectors=np.eye(2))
+    with pytest.raises(DataError, match=r"holds vectors, not a split.* Name another file with --split-file"):
+        Split.load(tmp_path / "vectors.npz")
+    np.savez(tmp_path / "empty.npz")
+    with pytest.raises(DataError, match="holds nothing, not pairs"):
+        Pairs.load(tmp_path / "empty.npz")
     np.save(tmp_path / "bare.npy", np.arange(3))
     with pytest.raises(DataError, match="one bare array"):
         Split.load(tmp_path / "bare.npy")

@@ -37,16 +37,24 @@ def test_every_method_has_a_plane_with_its_curves_and_the_others_behind() -> Non
     low, high = figure.axes[0].get_ylim()
     assert low < 10 < 60 < high
     assert [axes.get_ylabel() for axes in figure.axes] == ["BC (%)", "", "", "BC (%)"]
+    assert {axes.get_xlabel() for axes in figure.axes} == {"version"}
+    words = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    assert not any(text.get_parse_math() for text in words)  # a dollar in a name is a dollar
     assert [[text.get_text() for text in legend.get_texts()] for legend in figure.legends] == [
         list(members) for members in GROUPS.values()
     ]
 
 
-def test_nothing_overlaps_and_nothing_is_cut_off() -> None:
-    many = {f"method {number}": {f"setting {number}-{i}": [0.1, 0.2] for i in range(1 + number)} for number in range(8)}
-    figure = accuracy_panels(many, title="Eight methods")
+@pytest.mark.parametrize("methods", [1, 8])
+@pytest.mark.parametrize("name", ["setting", "a setting with lam=0.2, rho=10, K=1000 and more (own class order)"])
+def test_nothing_overlaps_and_nothing_is_cut_off(name: str, methods: int) -> None:
+    many = {f"method {number}": {f"{name} {number}-{i}": [0.1, 0.2] for i in range(1 + number)} for number in range(8)}
+    groups = many if methods == 8 else {"method 0": many["method 0"]}
+    figure = accuracy_panels(groups, title="Eight methods, by nearest image, in three class orders")
     figure.canvas.draw()
-    boxes = [axes.get_window_extent() for axes in figure.axes] + [box.get_window_extent() for box in figure.legends]
+    planes = [axes.get_tightbbox() for axes in figure.axes]  # with their titles, labels and numbers
+    boxes = [*filter(None, planes), *(box.get_window_extent() for box in (*figure.legends, *figure.texts))]
+    assert len(boxes) == 2 * len(groups) + 1
     for place, box in enumerate(boxes):
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1

@@ -148,6 +148,16 @@ def test_folds_of_the_list_as_it_stands_agree_with_a_slow_loop(scored: tuple[Arr
     assert result.thresholds.tolist() == thresholds
 
 
+def test_folds_of_the_list_as_it_stands_may_hold_one_kind_alone() -> None:
+    same = np.array([True] * 3 + [False] * 97)
+    scores = np.where(same, 0.4, np.linspace(0.1, 0.5, 100))
+    result = kfold_accuracy(scores, same, 10, stratified=False)
+    assert result.accuracies[0] == 0.7  # the rest holds no genuine pair: its threshold, over 0.5, accepts none here
+    assert result.thresholds[0] > 0.5
+    with pytest.raises(InputError, match="each fold needs a pair: 2 to 100 folds here, got 101"):
+        kfold_accuracy(scores, same, 101, stratified=False)
+
+
 def test_folds_as_drawn_are_too_low_and_far_below_a_half_for_scores_that_say_nothing() -> None:
     """Why table 1 of CoReS can print 0.12 for models that know nothing of each other."""
     labels = np.random.default_rng(0).permutation(np.arange(10_000) % 10)

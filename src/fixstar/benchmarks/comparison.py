@@ -43,14 +43,14 @@ class Printed:
 class Line:
     """One method with one set of options: our runs, the paper's figures, or both.
 
-    ``special`` says what differs from the catalogue. ``own_order`` marks runs in the dataset's own class order where
-    the catalogue asks for shuffled ones: it is one order and no draw, so it is not averaged with them. ``ours`` and
+    ``special`` says what differs from the catalogue. The dataset's own class order is one order and no draw, so it is
+    not averaged with shuffled ones: ``orders`` names the kind where it is not the catalogue's. ``ours`` and
     ``matrices`` are by protocol.
     """
 
     method: str
     special: tuple[str, ...] = ()
-    own_order: bool = False
+    orders: str = ""
     epochs: int | None = None
     runs: tuple[RunResult, ...] = ()
     ours: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Line:
     @property
     def label(self) -> str:
         """The method and what is special about it."""
-        return " ".join([self.method, *self.special]) + (", own class order" if self.own_order else "")
+        return " ".join([self.method, *self.special, *([f"({self.orders})"] if self.orders else [])])
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +80,13 @@ class Comparison:
     def is_best(self, line: Line, protocol: str | None, column: str) -> bool:
         """Whether a line has the highest mean of ours, or of the papers' figures (``protocol`` None), in a column.
 
-        Several may; where all are equal there is no best.
+        Several may; where all are equal there is no best. Of ours only the lines with the most runs are compared: one
+        lucky run is not better than the mean of three.
         """
-        values = [value for other in self.lines if (value := _value(other, protocol, column)) is not None]
-        return len(set(values)) > 1 and _value(line, protocol, column) == max(values)
+        most = max(len(other.runs) for other in self.lines)
+        lines = [other for other in self.lines if protocol is None or len(other.runs) == most]
+        values = [value for other in lines if (value := _value(other, protocol, column)) is not None]
+        return line in lines and len(set(values)) > 1 and _value(line, protocol, column) == max(values)
 
 
 def read_results(benchmark: Benchmark, folder: str | Path) -> list[RunResult]:
@@ -94,10 +97,9 @@ def read_results(benchmark: Benchmark, folder: str | Path) -> list[RunResult]:
 def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
     """Sum up the runs and set them beside the published figures; published methods without a run are kept."""
     theirs = _printed(benchmark)
-    shuffled = any(benchmark.orders)
-    groups: dict[tuple[str, tuple[str, ...], bool, int], list[RunResult]] = {}
+    groups: dict[tuple[str, tuple[str, ...], str, int], list[RunResult]] = {}
     for result in results:
-        key = (result.method, _special(benchmark, result), shuffled and result.class_order == 0, result.epochs)
+        key = (result.method, _special(benchmark, result), _orders(benchmark, result), result.epochs)
         groups.setdefault(key, []).append(result)
     columns = [*METRICS, *sorted({name for entry in theirs.values() for name in entry.values if name.startswith("C[")})]
     order = {name: place for place, name in enumerate([*theirs, *benchmark.methods])}
@@ -113,7 +115,7 @@ def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
 def _line(
     method: str,
     special: tuple[str, ...],
-    own_order: bool,
+    orders: str,
     epochs: int,
     runs: Sequence[RunResult],
     printed: Printed | None,
@@ -127,7 +129,7 @@ def _line(
         ours[protocol] = summarise(
             [{**run.metrics(protocol), **{name: _cell(run.matrix(protocol), name) for name in cells}} for run in judged]
         )
-    return Line(method, special, own_order, epochs, tuple(runs), ours, matrices, printed)
+    return Line(method, special, orders, epochs, tuple(runs), ours, matrices, printed)
 
 
 def _cell(matrix: NDArray[np.float64], name: str) -> float:
@@ -143,6 +145,13 @@ def _special(benchmark: Benchmark, result: RunResult) -> tuple[str, ...]:
     capacity = result.settings["capacity"]
     words += [f"K={capacity}"] if capacity != benchmark.capacity else []
     return (*words, *(f"{key}={value}" for key, value in changed_settings(benchmark, result.settings).items()))
+
+
+def _orders(benchmark: Benchmark, result: RunResult) -> str:
+    """The kind of a run's class order, where it is not the kind that the catalogue asks for."""
+    if bool(result.class_order) == any(benchmark.orders):
+        return ""
+    return "shuffled classes" if result.class_order else "own class order"
 
 
 def _value(line: Line, protocol: str | None, column: str) -> float | None:

@@ -32,6 +32,12 @@ class Folders:
         """The file of a finished run."""
         return self.results / f"{run.name}.json"
 
+    def not_judged(self, run: Run) -> list[str]:
+        """The benchmark's protocols that a finished run lacks: they are newer than its result."""
+        path = self.result(run)
+        known = RunResult.load(path).protocols if path.exists() else run.benchmark.protocols
+        return [protocol for protocol in run.benchmark.protocols if protocol not in known]
+
     def log(self, run: Run) -> Path:
         """What a run printed."""
         return self.work / run.name / "log.txt"

@@ -19,7 +19,7 @@ def obstacles(benchmark: Benchmark) -> list[str]:
     lines += [f"no run measures {protocol}" for protocol in benchmark.protocols if protocol not in MEASURED]
     if benchmark.scenario == "replacing":
         lines.append("no run trains the models that take over")
-    if "verification" in benchmark.protocols and benchmark.pairs is None:
+    if benchmark.pairs is None and any(protocol.startswith("verification") for protocol in benchmark.protocols):
         lines.append(f"no reader for the pairs of {dataset(benchmark.evaluation).title}")
     return lines
 

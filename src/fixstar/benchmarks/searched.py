@@ -25,8 +25,9 @@ PAIRS_SEED = 0  # the same pairs in every run
 class Searched:
     """Queries and gallery, one and the same set for verification, and the ``pairs`` drawn from it.
 
-    ``drawn`` are pairs in the order in which published code draws them, for "verification-published": cut into folds as
-    they stand, they give figures that can be compared with those of CoReS and CL2R.
+    ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published": they
+    are cut into folds as they stand, which is what sets its figures apart from ours. Two things stay ours: the images
+    are normalised as in training (theirs by CIFAR-10's own figures), and equal accuracies are not compatible.
     """
 
     queries: ImageSet

@@ -106,6 +106,7 @@ def what_differs(comparison: Comparison) -> list[str]:
     shorter = sorted({line.epochs for line in lines if line.epochs is not None} - {whole})
     found += [f"Epochs a version: {epochs} in place of {whole}, milestones in proportion." for epochs in shorter]
     found += _settings(lines)
+    found += _not_judged(comparison, lines)
     found += _about_figures(comparison)
     absent = list(dict.fromkeys(line.method for line in comparison.lines if not line.runs))
     found += [f"Not run here: {', '.join(absent)}."] if absent else []
@@ -120,6 +121,16 @@ def _settings(lines: Sequence[Line]) -> list[str]:
         if line.special and (asked := ", ".join(line.special)) not in words:
             words.append(asked)
     return [f"{method}: {'; '.join(words)} in place of the paper's." for method, words in by_method.items() if words]
+
+
+def _not_judged(comparison: Comparison, lines: Sequence[Line]) -> list[str]:
+    """Which runs lack a protocol, because it was not measured yet when they were made."""
+    found = []
+    for protocol in comparison.benchmark.protocols:
+        lacking = {line.label: sum(protocol not in run.protocols for run in line.runs) for line in lines}
+        words = [f"{count} of {label}" for label, count in lacking.items() if count]
+        found += [f"Runs that were not judged by {protocol}: {', '.join(words)}."] if words else []
+    return found
 
 
 def _means_over(lines: Sequence[Line]) -> str:
@@ -168,6 +179,8 @@ def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
         words.append(f"{len(runs)} runs, {seconds:,.0f} s each on average ({', '.join(devices)}).")
         words.append("Runs side by side take longer each.")
         words.append("± is the deviation of a single run.")
+        if len({len(line.runs) for line in comparison.lines if line.runs}) > 1:
+            words.append("Of ours, the lines with the most runs are compared for the best.")
     return " ".join(words)
 
 

@@ -31,7 +31,7 @@ def command(
         print_json(shown) if as_json else _print_whole(shown)
         return
     rows = [_row(entry, data) for entry in catalogue().values()]
-    print_json(rows) if as_json else _print_rows(rows)
+    print_json(rows) if as_json else _print_rows(rows, data)
 
 
 def _row(entry: Benchmark, data: Path) -> dict[str, Any]:
@@ -75,17 +75,23 @@ def _whole(entry: Benchmark, data: Path) -> dict[str, Any]:
     }
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
+def _print_rows(rows: list[dict[str, Any]], data: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("benchmark", "what", "printed in", "protocols", "tasks", "here", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("benchmark", no_wrap=True)  # it is what is typed next
+    for head in ("what", "printed in", "protocols", "tasks", "here"):
+        table.add_column(head, overflow="fold")
     for row in rows:
         sources, protocols = "; ".join(row["sources"]), ", ".join(row["protocols"])
         table.add_row(row["name"], row["what"], sources, protocols, str(row["tasks"]), _state(row))
     console = Console()
     console.print(table)
-    console.print(f"{sum(row['ready'] for row in rows)} of {len(rows)} are ready. All of one: fixstar bench list NAME")
+    ready = sum(row["ready"] for row in rows)
+    print(
+        f"{ready} of {len(rows)} are ready with the data in {data} (--data FOLDER). All of one: fixstar bench list NAME"
+    )
 
 
 def _state(row: dict[str, Any]) -> str:

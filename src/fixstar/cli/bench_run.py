@@ -81,6 +81,10 @@ def command(
         return
     if not all(folders.result(run).exists() for run in runs):
         require_data(entry, data)
+    for run in runs:
+        if lacking := folders.not_judged(run):
+            how = f"remove {folders.result(run)} to run it again"
+            _say(f"{run.name} is done, but it was not judged by {', '.join(lacking)}, which is newer: {how}")
     if len(runs) == 1:
         _run_here(runs[0], folders, device, as_json)
     else:
@@ -144,7 +148,8 @@ def _print_plan(runs: list[Run], folders: Folders, as_json: bool) -> None:
     for run in runs:
         finished = len(folders.progress(run).versions)
         half = f"{finished} of {run.benchmark.tasks.count} versions" if finished else "to do"
-        rows.append({"run": run.name, "state": "done" if folders.result(run).exists() else half})
+        done = f"done{''.join(f', not by {name}' for name in folders.not_judged(run))}"
+        rows.append({"run": run.name, "state": done if folders.result(run).exists() else half})
     if as_json:
         print_json(rows)
         return
@@ -158,8 +163,8 @@ def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -
 
     if count is None:
         return named or None
-    if not count.isdigit() or int(count) < 1:
-        listed = " ".join(f"--{what} {part}" for part in re.findall(r"\d+", count))
+    if not (count.isascii() and count.isdecimal()) or int(count) < 1:
+        listed = " ".join(f"--{what} {part}" for part in re.findall(r"[0-9]+", count))
         certain = f"; for certain ones type {listed}" if "," in count and listed else ""
         raise InputError(f"--{what}s is how many, a whole number from 1 on, such as 3; got {count!r}{certain}")
     return [*range(first, first + int(count)), *(named or [])]

@@ -11,6 +11,9 @@ import typer
 from fixstar.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from fixstar.benchmarks.comparison import Comparison, Line
 
 __all__ = ["EXAMPLES", "NAME", "command"]
@@ -99,21 +102,43 @@ def _line(line: Line) -> dict[str, Any]:
 
 def _print(comparison: Comparison, drawn: list[Path]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from fixstar.benchmarks.table_text import parts_of, table_of, what_differs
 
     console = Console()
     console.print(f"{comparison.benchmark.name}: {comparison.benchmark.title}", style="bold")
     for columns in parts_of(comparison):
-        head, body = table_of(comparison, columns, ("[bold]", "[/bold]"))
-        table = Table(*(name.replace(": ", "\n") for name in head), box=None, pad_edge=False)
-        for row in body:
-            table.add_row(*row)
-        console.print(table)
+        for table in _tables(*table_of(comparison, columns, ("[bold]", "[/bold]")), console):
+            console.print(table)
     for line in what_differs(comparison):
         console.print(f"- {line}", highlight=False)
     if not any(line.runs for line in comparison.lines):
         console.print(f"Nothing was run yet. Next: fixstar bench run {comparison.benchmark.name} --data DATA")
     for path in drawn:
         console.print(str(path), highlight=False)
+
+
+def _tables(head: list[str], body: list[list[str]], console: Console) -> list[Table]:
+    """One table, or where the window is too narrow for its figures one for the paper's and one for each protocol."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def table_with(places: list[int]) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for place in places:
+            table.add_column(head[place].replace(": ", "\n"), no_wrap=place > 0, min_width=needed[place] * (place > 0))
+        for row in body:
+            table.add_row(*(row[place] for place in places))
+        return table
+
+    columns = zip(*(row for row in body), strict=True)
+    titles = [max(map(len, name.split(": "))) for name in head]
+    widest = (max(Text.from_markup(cell).cell_len for cell in column) for column in columns)
+    needed = [max(pair) for pair in zip(titles, widest, strict=True)]
+    if sum(needed) + 2 * (len(head) - 1) <= console.width:
+        return [table_with(list(range(len(head))))]
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(head[3:], start=3):  # after the method, its runs and epochs
+        groups.setdefault(name.partition(":")[0], []).append(place)
+    first, *others = groups.values()
+    return [table_with([0, 1, 2, *first]), *(table_with([0, *places]) for places in others)]

@@ -25,6 +25,11 @@ Labels = NDArray[np.integer[Any]]
 Rows = NDArray[np.int64]
 T = TypeVar("T", bound="Pairs | Split")
 
+_CONTENTS = {  # the arrays of a file: what they are, and the option of fixstar evaluate that takes them
+    frozenset({"first", "second", "same"}): ("pairs", "--pairs-file"),
+    frozenset({"gallery", "queries"}): ("a split into gallery and queries", "--split-file"),
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
@@ -125,13 +130,15 @@ def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: 
         raise InputError(f"ask for at least one pair of each kind, got {genuine} genuine and {impostor} impostors")
     if len(np.unique(classes)) < 2:
         raise InputError("impostor pairs need images of two classes; these are all of one")
-    rng = np.random.default_rng(seed)
-    drawn, same = np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=np.bool_)
-    while min(same.sum() - genuine, (~same).sum() - impostor) < 0:
-        drawn = np.concatenate([drawn, rng.integers(len(classes), size=(10 * (genuine + impostor), 2))])
+    rng, room, parts = np.random.default_rng(seed), {True: genuine, False: impostor}, []
+    while any(room.values()):
+        drawn = rng.integers(len(classes), size=(10 * (genuine + impostor), 2))
         same = classes[drawn[:, 0]] == classes[drawn[:, 1]]
-    kept = np.where(same, np.cumsum(same) <= genuine, np.cumsum(~same) <= impostor)
-    return Pairs(drawn[kept, 0], drawn[kept, 1], same[kept])
+        kept = np.where(same, np.cumsum(same) <= room[True], np.cumsum(~same) <= room[False])
+        room = {kind: count - int((same[kept] == kind).sum()) for kind, count in room.items()}
+        parts.append(drawn[kept])
+    first, second = np.concatenate(parts).T
+    return Pairs(first, second, classes[first] == classes[second])
 
 
 def gallery_query_split(labels: Labels, share: float = 0.5, seed: int = 0) -> Split:
@@ -196,7 +203,13 @@ def _save(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def _load(kind: type[T], path: Path, maker: str) -> T:
-    remedy = f"Make it again with {maker}(...).save({path.name!r})"
+    expected = frozenset(kind.__dataclass_fields__)
+    again = f"{maker}(...).save({path.name!r})"
+    remedy = (
+        f"If it held {_CONTENTS[expected][0]}, delete it: fixstar evaluate makes it again, and so does {again}"
+        if path.exists()
+        else f"Make it with {again}"
+    )
     try:
         with path.open("rb") as file:
             arrays = _read_arrays(file)
@@ -204,14 +217,21 @@ def _load(kind: type[T], path: Path, maker: str) -> T:
         raise DataError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from error
     except (ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged, or no .npz file: {error}. {remedy}") from error
-    expected = set(kind.__dataclass_fields__)
     if arrays.keys() != expected:
-        seen = ", ".join(sorted(arrays)) or "nothing"
-        raise DataError(f"{path} holds {seen}, not {', '.join(sorted(expected))}. {remedy}")
+        raise DataError(_other_content(path, expected, frozenset(arrays)))
     try:
         return kind(**arrays)
     except InputError as error:
         raise DataError(f"{path} is damaged: {error}. {remedy}") from error
+
+
+def _other_content(path: Path, expected: frozenset[str], seen: frozenset[str]) -> str:
+    """What is said of a good file of something else, which nobody should be told to replace."""
+    wanted, option = _CONTENTS[expected]
+    held, its_option = _CONTENTS.get(seen, (", ".join(sorted(seen)) or "nothing", ""))
+    whole = f"{path} holds {held}, not {wanted}. Name another file with {option}; one that is missing is made"
+    protocol = " --protocol verification" if its_option == "--pairs-file" else ""
+    return f"{whole}. This one goes with{protocol} {its_option} {path}" if its_option else whole
 
 
 def _read_arrays(file: IO[bytes]) -> dict[str, Any]:

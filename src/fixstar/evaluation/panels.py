@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["accuracy_panels"]
 
 COLUMNS = 3
-SIDE, TALL = 3.1, 1.75  # inches: a panel with its margin, and its plane
-LEFT, TOP, HEAD, FOOT = 0.62, 0.55, 0.34, 0.34  # inches: left of all, above all, above a plane, below it
+SIDE, TALL = 3.1, 1.75  # inches: a panel with its margin, at least, and its plane
+LEFT, TOP, HEAD, FOOT = 0.62, 0.55, 0.34, 0.44  # inches: left of all, above all, above a plane, below it
 ENTRY = 0.18  # inches: a line of a legend
+LETTER, CAPITAL = 0.073, 0.12  # inches: of a legend, and of the title, on average and a little more
 BEHIND = "#d3d9df"  # curves of the other groups
 
 
@@ -48,14 +49,16 @@ def accuracy_panels(
         raise InputError("accuracy_panels needs at least one curve a group: {method: {name: fractions, one a version}}")
     rows = [list(series)[start : start + COLUMNS] for start in range(0, len(series), COLUMNS)]
     heights = [HEAD + TALL + FOOT + ENTRY * max(len(series[group]) for group in row) for row in rows]
-    width, top = LEFT + SIDE * len(rows[0]), TOP + sum(heights)
+    longest = max(len(name) for of in series.values() for name in of)
+    side = max(SIDE, 0.6 + LETTER * longest, (0.3 + CAPITAL * len(title) - LEFT) / len(rows[0]))
+    width, top = LEFT + side * len(rows[0]), TOP + sum(heights)
     figure = Figure(figsize=(width, top), dpi=DPI, facecolor="white")
     head = figure.text(0.22 / width, 1 - 0.16 / top, title, size=TITLE, color=INK, weight="bold", va="top")
     head.set_parse_math(False)
     top -= TOP
     for row, tall in zip(rows, heights, strict=True):
         for column, group in enumerate(row):
-            axes = _panel(figure, LEFT + SIDE * column, top - HEAD - TALL, group, series)
+            axes = _panel(figure, (LEFT + side * column, top - HEAD - TALL, side - 0.35), group, series)
             axes.set_ylabel("" if column else f"{metric} (%)", size=TEXT, color=GREY)
         top -= tall
     if path is not None:
@@ -63,11 +66,15 @@ def accuracy_panels(
     return figure
 
 
-def _panel(figure: Figure, left: float, bottom: float, group: str, series: Mapping[str, Mapping[str, Floats]]) -> Axes:
-    """The plane of one group with its legend below; its lower left corner is given in inches."""
+def _panel(
+    figure: Figure, place: tuple[float, float, float], group: str, series: Mapping[str, Mapping[str, Floats]]
+) -> Axes:
+    """The plane of one group with its legend below; its lower left corner and its width are given in inches."""
+    left, bottom, wide = place
     width, height = figure.get_size_inches()
-    axes = figure.add_axes((left / width, bottom / height, (SIDE - 0.35) / width, TALL / height))
+    axes = figure.add_axes((left / width, bottom / height, wide / width, TALL / height))
     style_axes(axes)
+    axes.set_xlabel("version", size=TEXT - 1, color=GREY, labelpad=1)
     curves = [values for of in series.values() for values in of.values()]
     axes.set(xlim=(0.6, max(map(len, curves)) + 0.4), ylim=_limits(curves))
     axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
@@ -76,8 +83,8 @@ def _panel(figure: Figure, left: float, bottom: float, group: str, series: Mappi
         axes.plot(np.arange(1, len(values) + 1), 100 * values, color=BEHIND, linewidth=1.0, zorder=1, gid="other")
     for number, (name, values) in enumerate(series[group].items()):
         draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
-    place = (left / width, (bottom - FOOT) / height)
-    draw_legend(figure, axes, place, loc="upper left", fontsize=TEXT - 1, labelspacing=0.25)
+    below = (left / width, (bottom - FOOT) / height)
+    draw_legend(figure, axes, below, loc="upper left", fontsize=TEXT - 1, labelspacing=0.25)
     return axes
 
 

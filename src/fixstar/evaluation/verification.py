@@ -99,11 +99,10 @@ def kfold_accuracy(scores: Floats, same: Same, folds: int = 10, *, stratified: b
     (1.0, array([0.45, 0.55]))
     """
     values, genuine = _checked(scores, same)
-    fewest = min(genuine.sum(), (~genuine).sum())
+    fewest = min(genuine.sum(), (~genuine).sum()) if stratified else len(values)
     if not 2 <= folds <= fewest:
-        raise InputError(
-            f"each fold needs a genuine and an impostor pair: 2 to {fewest} folds here, got {folds}. Draw more pairs"
-        )
+        needs = "a genuine and an impostor pair" if stratified else "a pair"
+        raise InputError(f"each fold needs {needs}: 2 to {fewest} folds here, got {folds}. Draw more pairs")
     fold = np.empty(len(values), dtype=np.int64)
     for kind in (genuine, ~genuine) if stratified else (np.ones_like(genuine),):
         count = int(kind.sum())
