@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from fixstar.data import Augmentation, ImageSet, class_order, concatenate, from_
 from fixstar.data.formats import omniglot_folder
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
 from fixstar.durable import replace_json
+from fixstar.errors import DataError, FixstarError
 from fixstar.evaluation import CrossTest, VersionFeatures, cross_test, verdicts
 from fixstar.images import Preprocessing
 from fixstar.lifecycle.adapter_pairs import agreement, paired_by_class
@@ -77,6 +79,9 @@ def glyphs(seed: int) -> Images:
 
 
 def omniglot(folder: Path, seed: int) -> Images:
+    parts = ("images_background", "images_evaluation")
+    if missing := [part for part in parts if not (folder / part).is_dir()]:
+        raise DataError(f"{folder} has no {' and no '.join(missing)}; give Omniglot's folder, which holds both")
     learnt = omniglot_folder(folder / "images_background").load(INPUTS).images
     other = omniglot_folder(folder / "images_evaluation").load(INPUTS).images
     names = class_order(learnt.classes, seed)
@@ -225,4 +230,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FixstarError as error:
+        sys.exit(f"adapters.py: {error}")

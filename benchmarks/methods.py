@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from fixstar.data import Augmentation, ImageSet, TaskStream, class_order, class_stream, sample_stream
 from fixstar.data.formats import omniglot_folder
 from fixstar.durable import replace_json
+from fixstar.errors import DataError, FixstarError
 from fixstar.evaluation import cross_test
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, create_method
@@ -55,6 +57,13 @@ def settings(epochs: int, seed: int) -> Settings:
         replay_per_class=5,
         seed=seed,
     )
+
+
+def require_omniglot(folder: Path) -> None:
+    """Refuse another folder at once, before the runs are handed out."""
+    parts = ("images_background", "images_evaluation")
+    if missing := [part for part in parts if not (folder / part).is_dir()]:
+        raise DataError(f"{folder} has no {' and no '.join(missing)}; give Omniglot's folder, which holds both")
 
 
 def learnt(folder: Path, order: int) -> ImageSet:
@@ -143,6 +152,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/methods_omniglot.json"))
     parser.add_argument("--docs", type=Path, help="write the tables into this page")
     options = parser.parse_args()
+    require_omniglot(options.data)
     results: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
     plan = plan_of(options, results)
     with ProcessPoolExecutor(options.jobs) as pool, progress_bar("methods", len(plan), "runs") as advance:
@@ -164,4 +174,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FixstarError as error:
+        sys.exit(f"methods.py: {error}")

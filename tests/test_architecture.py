@@ -181,8 +181,8 @@ EXPORTED = {
         *("Terms", "Upgrade", "create_method"),
     ],
     "fixstar.gallery": [
-        *("Calibration", "Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "QdrantGallery", "SqliteGallery"),
-        "VersionSpace",
+        *("Calibration", "Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "PostgresGallery", "QdrantGallery"),
+        *("SqliteGallery", "VersionSpace"),
         *("calibrated_search", "copy_gallery", "export_version", "fit_calibration", "import_version"),
         *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),
     ],

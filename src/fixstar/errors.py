@@ -9,8 +9,9 @@
     ├── ModelError            a saved model is damaged, foreign or does not fit
     ├── CheckpointError       a run cannot be resumed from what is on disk
     ├── GalleryError          vectors that a gallery cannot take or find
+    │   ├── DamagedItemError  one stored item cannot be read; carries its id and version
     │   └── GalleryUnavailableError   its file or server does not do its part: full, busy, away, damaged
-    ├── GateError             an upgrade that was not shown to be compatible
+    ├── GateError             an upgrade that was not shown to be compatible, a backfill that would lose
     └── MissingExtraError     an optional dependency is not installed    (also an ImportError)
 
 A message says what was seen, what is allowed, and what to type next. Catch ``FixstarError`` to catch all of them.
@@ -23,6 +24,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CheckpointError",
+    "DamagedItemError",
     "DataError",
     "DeploymentMovedError",
     "FixstarError",
@@ -51,10 +53,17 @@ class UnknownNameError(InputError):
     >>> raise UnknownNameError("method", "hco", ["er", "hoc"])
     Traceback (most recent call last):
     fixstar.errors.UnknownNameError: unknown method 'hco'; did you mean 'hoc'? Known: er, hoc
+
+    >>> raise UnknownNameError("version", "v1", [], "Train the first with: fixstar train IMAGES")
+    Traceback (most recent call last):
+    fixstar.errors.UnknownNameError: unknown version 'v1': there is none yet. Train the first with: fixstar train IMAGES
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = sorted(known)
+        if not known:
+            super().__init__(f"unknown {kind} {name!r}: there is none yet{hint and '. ' + hint}")
+            return
         close = difflib.get_close_matches(name, known, n=1)
         guess = f"; did you mean {close[0]!r}?" if close else "."
         super().__init__(f"unknown {kind} {name!r}{guess} Known: {', '.join(known)}{hint and '. ' + hint}")
@@ -89,16 +98,31 @@ class GalleryError(FixstarError):
     """Vectors that a gallery cannot take or find."""
 
 
+class DamagedItemError(GalleryError):
+    """One stored item cannot be read. ``item`` is its id, ``version`` who made its vector, ``reason`` what is wrong."""
+
+    def __init__(self, item: str, version: str | None, reason: str) -> None:
+        super().__init__(
+            f"{item!r} of version {version!r}: {reason}; delete it (fixstar gallery delete ID) and store it again, or "
+            "restore the gallery from a copy"
+        )
+        self.item = item
+        self.version = version
+        self.reason = reason
+
+
 class GalleryUnavailableError(GalleryError):
     """The file or the server of a gallery does not do its part: no room, busy, not reachable, damaged."""
 
 
 class GateError(FixstarError):
-    """An upgrade that was not shown to be compatible, and may not be deployed without a reason."""
+    """An upgrade that was not shown to be compatible, or a backfill that is predicted to lose: not by itself."""
 
 
 class MissingExtraError(FixstarError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f'{purpose} needs {package}. Install it with: pip install "fixstar[{extra}]"')
+        super().__init__(
+            f'{purpose} needs {package}. In the directory of fixstar\'s source: pip install -e ".[{extra}]"'
+        )

@@ -67,6 +67,15 @@ def answer(*words: str | Path, code: int = 0) -> Any:
     return json.loads(fixstar("check", *words, "--json", code=code))
 
 
+def test_no_word_and_no_figure_of_the_table_is_cut_at_80_columns(space: Path, shop: Path) -> None:
+    words = ["check", "v3", "-w", str(space), "--data", str(shop / "more"), "--no-report"]
+    wide, narrow = (CliRunner().invoke(app, words, env={"COLUMNS": columns}).stdout for columns in ("200", "80"))
+    assert "incompatible" in wide
+    assert "…" not in narrow
+    table = next(line for line in wide.splitlines() if "incompatible" in line)
+    assert table.split() in [line.split() for line in narrow.splitlines()]
+
+
 def test_the_first_version_passes_on_what_training_held_out(space: Path) -> None:
     found = answer("v1", "-w", space)
     images = held_out_images(space, ["v1"], Encoder.load(space / "versions" / "v1").preprocessing)

@@ -77,6 +77,17 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     assert typed("rollback", "-w", path, "--json").json["kind"] == "rollback"
 
 
+def test_a_rollback_does_not_speak_of_vectors_that_are_not_searched(path: Path, tmp_path: Path) -> None:
+    with Workspace(path) as space:
+        width = space.registry.encoder("v1").feature_dim
+    np.savez(tmp_path / "other.npz", ids=np.array(["a", "b"]), vectors=np.eye(2, width, dtype=np.float32))
+    assert typed("gallery", "import", tmp_path / "other.npz", "--as", "other", "-w", path).code == 0
+    typed("deploy", "v2", "--force", "test", "-w", path)
+    back = typed("rollback", "-w", path)
+    assert back.code == 0, back.err
+    assert "other" not in back.out
+
+
 def test_a_rollback_can_be_held_to_where_it_leads(path: Path) -> None:
     typed("deploy", "v2", "-w", path)
     typed("deploy", "v3", "--force", "test", "-w", path)
@@ -164,7 +175,7 @@ def test_room_for_more_classes(path: Path) -> None:
     assert typed("grow", "5", "-w", path, "--json").json == {"added": [10, 5], "capacity": 23, "classes": 3}
     few = typed("grow", "1", "-w", path)
     assert (few.code, few.out) == (1, "")
-    assert typed("grow", "--json", "-w", path).code == 2  # how many is missing
+    assert typed("grow", "--json", "-w", path).code == 64  # how many is missing
     assert typed("slots", "-w", path, "--json").json["added"] == [10, 5]
 
 
@@ -209,7 +220,8 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     assert not (path / "versions" / "v2").exists()
     again = typed("retire", "--unused", "-w", path)
     assert "retired: none" in again.out
-    assert "kept v1: 24 vectors of v1 live" in again.out
+    assert "kept v1: it is deployed" in again.out
+    assert "24 vectors of v1 live" in again.out
     status = typed("status", "-w", path, "--json").json
     assert (status["versions"], status["retired"]) == (["v1", "v3"], ["v2"])
     gone = typed("deploy", "v2", "-w", path)

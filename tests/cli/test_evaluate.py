@@ -28,9 +28,10 @@ from fixstar.evaluation import (
 QUERY_LABELS, GALLERY_LABELS = np.arange(200) % 5, np.arange(100) % 5
 
 
-def fixstar(*words: str | Path) -> str:
+def fixstar(*words: str | Path, columns: int = 200) -> str:
     """Standard output; expected errors come out as they were raised."""
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"}, catch_exceptions=False)
+    environment = {"COLUMNS": str(columns)}
+    result = CliRunner().invoke(app, [str(word) for word in words], env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -217,6 +218,43 @@ def test_a_workspace_with_a_report_and_a_kept_split(shop: Path, tmp_path: Path) 
         assert answer(*words)["answers"] == 10
 
 
+def test_images_of_one_class_are_refused(shop: Path) -> None:
+    """All of one class are found by any model: 100 % everywhere would read as perfect."""
+    (shop / "one").mkdir()
+    (shop / "one" / "v").symlink_to(shop / "held-out" / "v")
+    with pytest.raises(FixstarError, match=r"one class only, 'v'.*two classes or more"):
+        fixstar("evaluate", shop / "one", "-w", shop / "space")
+
+
+def test_a_file_of_pairs_is_no_split(shop: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.npz"
+    words: list[str | Path] = [shop / "held-out", "-w", shop / "space"]
+    answer(*words, "--protocol", "verification", "--pairs-file", path)
+    kept = path.read_bytes()
+    with pytest.raises(
+        FixstarError, match=r"holds pairs, not a split.*--protocol verification --pairs-file"
+    ) as refused:
+        answer(*words, "--split-file", path)
+    assert "save(" not in str(refused.value)
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize(("columns", "blocks"), [(20, 7), (40, 7), (80, 4)])
+@pytest.mark.usefixtures("files")
+def test_no_name_and_no_figure_is_cut_in_a_narrow_terminal(columns: int, blocks: int) -> None:
+    names = [f"v{number}-of-the-shop" for number in range(1, 8)]
+    words = [word for name in names for word in ("--features", f"{name}=old.npz")]
+    shown = fixstar("evaluate", *words, "--labels", "labels.npz", columns=columns)
+    table = shown[: shown.index("AC ")]
+    wide = fixstar("evaluate", *words, "--labels", "labels.npz")
+    assert "…" not in shown
+    assert table.count("%") == wide[: wide.index("AC ")].count("%") == 28
+    assert all(table.count(f"gallery {name}") == 1 for name in names)
+    lines = [line.rstrip() for line in table.splitlines()]
+    assert max(map(len, lines)) <= max(columns, len("v1-of-the-shop  gallery v1-of-the-shop"))
+    assert sum(line.startswith("queries by") for line in lines) == blocks
+
+
 def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -> None:
     words: list[str | Path] = [
         shop / "held-out",
@@ -242,13 +280,27 @@ def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -
         (["--features", "old.npz"], "'old.npz' is not NAME=FILE.npz"),
         (["--features", "a=old.npz", "--split-file", "s.npz"], "--split-file divides images"),
         (["--features", "a=old-q.npy,old-g.npy"], "say what the images show"),
-        (["--features", "a=old.npz"], "it needs query_labels and gallery_labels"),
+        (["--features", "a=old.npz"], "it needs query_labels and gallery_labels.*--labels FILE.npz"),
         (["--features", "a=old.npz", "--features", "a=new.npz", "--labels", "labels.npz"], "its own name"),
         (["--features", "a=old.npz", "--labels", "labels.npz", "--report", "out"], "a report needs two versions"),
         (["--features", "a=old.npz", "--features", "b=new.npz", "--report", "old.npz"], "is a file"),
         (["--features", "a=old.npz", "--protocol", "rank"], "unknown protocol 'rank'"),
         (["--features", "a=old.npz", "--confidence", "95"], "confidence is a fraction"),
-        (["--features", "a=old.npz", "--labels", "gl.npy,ql.npy"], "100"),
+        (
+            ["--features", "a=old.npz", "--labels", "gl.npy,ql.npy"],
+            r"version 'a' \(old.npz\) has 200 query images, and gl.npy,ql.npy has 100 query labels",
+        ),
+        (
+            ["--features", "a=old.npz", "--features", "b=short.npz", "--labels", "labels.npz"],
+            r"version 'b' \(short.npz\) has 9 query images, and labels.npz has 200 query labels",
+        ),
+        (
+            ["--features", "a=old.npz", "--features", "b=flat.npz", "--labels", "labels.npz"],
+            r"version 'b' \(flat.npz\) has 9 gallery images, and labels.npz has 100 gallery labels",
+        ),
+        (["--features", "a=old.npz", "--labels", "one.npz"], "one class only, 'hat': every answer would be right"),
+        (["--features", "a=old.npz", "--labels", "labels.npz", "--pairs-file", "p.npz"], "Add --protocol verification"),
+        (["photos", "--protocol", "verification", "--split-file", "s.npz"], "Keep those with --pairs-file"),
         (["--features", "a=old.npz", "--labels", "few.npz", "--protocol", "verification"], "needs 10 pairs"),
         (["--features", "a=old.npz", "--labels", "labels.npz", "--protocol", "verification", "--seed", "-1"], "from 0"),
     ],
@@ -256,6 +308,9 @@ def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -
 @pytest.mark.usefixtures("files")
 def test_mistakes_are_named(words: list[str], message: str) -> None:
     np.savez("few.npz", query_labels=np.arange(200), gallery_labels=200 + np.arange(100))
+    np.savez("one.npz", query_labels=np.full(200, "hat"), gallery_labels=np.full(100, "hat"))
+    np.savez("short.npz", queries=np.ones((9, 6)), gallery=np.ones((100, 6)))
+    np.savez("flat.npz", queries=np.ones((200, 6)), gallery=np.ones((9, 6)))
     with pytest.raises(FixstarError, match=message):
         fixstar("evaluate", *words)
 

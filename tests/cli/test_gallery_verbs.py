@@ -253,7 +253,7 @@ class TestGallery:
     def test_files_that_cannot_come_in_or_go_out(self, full: Path, tmp_path: Path) -> None:
         (tmp_path / "torn.npz").write_bytes(b"PK no archive")
         refusals: list[tuple[list[str | Path], str]] = [
-            (["export", "v9", tmp_path / "v9.npz"], "no version 'v9'"),
+            (["export", "v9", tmp_path / "v9.npz"], "no version 'v9' (it has: v1)\n"),
             (["export", "v1", tmp_path / "v1.txt"], "v1.txt"),
             (["import", tmp_path / "absent.npz", "--as", "old"], "absent.npz"),
             (["import", tmp_path / "torn.npz", "--as", "old"], "torn.npz"),
@@ -398,7 +398,7 @@ class TestGallery:
 
 
 def test_help_of_every_verb_shows_an_example() -> None:
-    for words in (["index"], ["search"], ["adapt"], ["gallery", "export"], ["gallery", "move"]):
+    for words in (["index"], ["search"], ["adapt"], ["gallery", "export"], ["gallery", "move"], ["gallery", "use"]):
         assert f"fixstar {' '.join(words)}" in typed(*words, "--help").out.replace("\n", " "), words
 
 
@@ -438,16 +438,31 @@ def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Pa
     assert (full / names[3]).is_file()  # kept a moment ago: its item may be on its way
 
 
+def test_damaged_items_are_told_and_can_be_deleted(full: Path) -> None:
+    first, second, third = ids(full)[:3]
+    with closing(sqlite3.connect(full / "gallery.db")) as file, file:
+        file.execute("UPDATE items SET payload = 'torn' WHERE id IN (?, ?)", (first, third))
+    wrong = typed("gallery", "verify", "-w", full)
+    assert wrong.code == 1
+    assert [line.split("'")[1] for line in wrong.out.splitlines()] == [first, third]
+    done = typed("gallery", "delete", first, "absent", second, third, "-w", full, "--json")
+    assert done.json == {"deleted": 3, "items": 6, "unknown": ["absent"]}
+    assert typed("gallery", "verify", "-w", full).code == 0
+
+
 def test_items_are_deleted_by_id_and_by_version(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ids(full)[:2]
     told = typed("gallery", "delete", first, "absent", "-w", full)
-    assert told.out.startswith("1 items deleted; the gallery holds 8"), told.err
+    assert told.out == "1 items deleted; the gallery holds 8\nNot in the gallery: absent\n", told.err
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{second}\n\n"))
-    assert typed("gallery", "delete", "-", "-w", full, "--json").json == {"deleted": 1, "items": 7}
+    assert typed("gallery", "delete", "-", "-w", full, "--json").json == {"deleted": 1, "items": 7, "unknown": []}
+    none = typed("gallery", "delete", *(f"nope/{i}" for i in range(30)), "-w", full)
+    assert (none.code, none.out.count("nope/"), none.out.endswith("nope/19 and 10 more\n")) == (0, 20, True)
+    assert typed("gallery", "delete", "x", "y", "x", "-w", full, "--json").json["unknown"] == ["x", "y"]
     for words, why in (
         (["delete"], "say which items"),
         (["delete", "x", "--version", "v1"], "not both"),
-        (["delete", "--version", "v9", "--yes"], "v9"),
+        (["delete", "--version", "v9", "--yes"], "no version 'v9' (it has: v1)\n"),
         (["delete", "--version", "v1"], "Delete all 7 items of v1? Say so with --yes"),
     ):
         refused = typed("gallery", *words, "-w", full)

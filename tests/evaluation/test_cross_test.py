@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from fixstar import geometry
@@ -181,6 +182,37 @@ def test_progress_is_reported_after_every_cell() -> None:
     versions = [make_pair(seed, 15, 6)[1] for seed in (1, 2)]
     cross_test(versions, QUERY_LABELS, GALLERY_LABELS, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("which", ["queries", "gallery"])
+def test_rows_without_a_direction_are_refused_by_number(which: str) -> None:
+    """Their cosines would all be zero, and ties go to the first image: hits that nobody earned."""
+    rows = np.eye(4, dtype=np.float32)
+    rows[1], rows[3] = 0, 1e-20
+    with pytest.raises(InputError, match=rf"{which} of version 'v2': 2 of 4 rows are zero .* first is row 1"):
+        replace(VersionFeatures("v2", np.eye(4), np.eye(4)), **{which: rows})  # type: ignore[arg-type]
+
+
+def test_a_query_that_an_older_space_cannot_hold_is_no_mistake() -> None:
+    """It is carried there as zero, and finds nothing but by chance."""
+    v1, v2 = VersionFeatures("v1", np.eye(2), np.eye(2)), VersionFeatures("v2", np.eye(3)[1:], np.eye(3)[:2])
+    labels = np.array([1, 7])
+    assert cross_test([v1, v2], labels, np.array([0, 1]), "image", shared_components=True).matrix[1, 0] == 0.5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    version = VersionFeatures("v1", np.eye(2), np.eye(2))
+    labels = np.array([0, 1])
+    with pytest.raises(InputError, match=r"device 'cuda' cannot be used here .*Try auto or cpu"):
+        cross_test([version], labels, labels, device="cuda")
+    assert cross_test([version], labels, labels, device="auto").matrix[0, 0] == 1
+
+
+def test_another_measure_is_led_to_its_function() -> None:
+    version, labels = VersionFeatures("v1", np.eye(2), np.eye(2)), np.array([0, 1])
+    with pytest.raises(UnknownNameError, match=r"Known: image, template\. Other measures.*cross_test_by\(\"rank5\""):
+        cross_test([version], labels, labels, protocol="rank5")
 
 
 def test_wrong_input_is_named() -> None:

@@ -80,3 +80,7 @@ def test_the_most_probable_come_first() -> None:
     assert [hit.id for hit in hits] == ["a", "b"]
     assert [hit.score for hit in hits] == pytest.approx([1 / (1 + np.exp(-1)), 0.5], abs=1e-6)
     assert calibrated_search(gallery, "v1", query, calibrations, k=1)[0] == hits[:1]
+    (only,) = calibrated_search(gallery, "v1", query, {"v2": Calibration(10, -8)})
+    assert [hit.id for hit in only] == ["b"]  # v1 has no calibration: it is not searched
+    with pytest.raises(InputError, match="none would be searched"):
+        calibrated_search(gallery, "v1", query, {})

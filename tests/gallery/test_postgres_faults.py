@@ -179,7 +179,10 @@ def test_a_fork_makes_connections_of_its_own() -> None:
         ("postgresql://me:sesame?x@127.0.0.1:1/db", "cannot connect"),
         ("postgresql://me:sesame?x@127.0.0.1:1/db?gallery=shop", "not understood"),
         ("postgresql://me:sesame@host:port/db", "not understood"),
-        ("postgresql://me:sesame@host/db?sesame=1", "not understood"),
+        ("postgresql://me:sesame@host/db?galery=x", "a parameter 'galery' .* did you mean 'gallery'.* sslmode"),
+        ("postgresql://me:sesame@host/db?zzz=x", r"a parameter 'zzz' that is not known\. Known: gallery, application"),
+        ("postgresql://me:x@y?sesame=1@host/db", "not understood"),
+        ("postgresql://me:x@host/db?sesame=1@host/db", "not understood"),
         ("postgres://127.0.0.1:1/db?password=sesame&connect_timeout=sesame", "cannot connect"),
         ("mysql://me:sesame@host/db", "no gallery"),
     ],
@@ -190,6 +193,23 @@ def test_wrong_addresses_are_told_without_the_password(url: str, told: str) -> N
     assert "sesame" not in "".join(traceback.format_exception_only(caught.value))
     assert caught.value.__cause__ is None  # nor in what a traceback prints above it
     assert "sesame" not in repr(parse_address("postgresql://me:sesame@host/db"))
+
+
+def test_what_the_server_says_stands_in_brackets() -> None:
+    with pytest.raises(GalleryError, match=r"\(.*that socket\?\); check that the server runs"):
+        open_gallery("postgresql:///db?host=/nowhere")
+
+
+def test_a_lost_vector_is_told_and_the_others_are_read() -> None:
+    server, name = shared_server(), fresh_url().rpartition("=")[2]
+    with PostgresGallery(server.url(name)) as gallery:
+        gallery.create_version("v1", 3)
+        gallery.upsert("v1", ["a", "b", "c", "d"], vectors(4, 3))
+        server.execute(f"DELETE FROM {name}.vectors_1 WHERE number IN (2, 3)")
+        lost = [f"{item!r} of version 'v1': the vector is missing" for item in ("b", "c")]
+        assert verify_gallery(gallery) == lost
+        with pytest.raises(GalleryError, match="'b' of version 'v1': the vector is missing"):
+            gallery.get(["a", "b"])
 
 
 def test_a_server_that_refuses() -> None:
@@ -266,5 +286,5 @@ def test_a_full_disk_and_a_missing_driver_are_told(monkeypatch: pytest.MonkeyPat
     assert "no room left" in told
     assert "sesame" not in told
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingExtraError, match=r"fixstar\[postgres\]"):
+    with pytest.raises(MissingExtraError, match=r"\[postgres\]"):
         open_gallery("postgresql://me@host/db")

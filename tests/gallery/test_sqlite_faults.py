@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_gallery_contract import vectors
 
-from fixstar.errors import GalleryError
+from fixstar.errors import DamagedItemError, GalleryError
 from fixstar.gallery import SqliteGallery, verify_gallery
 
 
@@ -209,7 +210,10 @@ def test_removals_that_were_forgotten_lead_to_a_fresh_start(tmp_path: Path, monk
         ("UPDATE items SET vector = substr(vector, 1, 8) WHERE id = '005'", "'005' .* 2 numbers"),
         ("UPDATE items SET vector = zeroblob(256) WHERE id = '006'", "'006' .* length 0"),
         ("UPDATE versions SET items = 7", "counts {'v1': 7} items and holds {'v1': 100}"),
-        ("UPDATE items SET payload = '{' WHERE id = '007'", "a payload is damaged"),
+        ("UPDATE items SET payload = '{' WHERE id = '007'", "'007' of version 'v1': the payload is damaged"),
+        ("UPDATE items SET payload = '[1]' WHERE id = '007'", "'007' .* no JSON object"),
+        ("UPDATE items SET payload = CAST(x'7bff7d' AS TEXT) WHERE id = '008'", "'008' .* payload .*codec"),
+        ("UPDATE items SET vector = substr(vector, 1, 7) WHERE id = '009'", "'009' .*7 bytes"),
     ],
 )
 def test_verifying_finds_what_others_did_to_the_file(tmp_path: Path, change: str, told: str) -> None:
@@ -220,15 +224,32 @@ def test_verifying_finds_what_others_did_to_the_file(tmp_path: Path, change: str
         db.execute(change)
     db.close()
     with SqliteGallery(path) as gallery:
-        if "payload" in told:
-            with pytest.raises(GalleryError, match=told):
-                verify_gallery(gallery)
-        else:
-            assert len(problems := verify_gallery(gallery)) == 1
-            assert re.search(told, problems[0])
-        if "substr" in change:
+        assert len(problems := verify_gallery(gallery)) == 1
+        assert re.search(told, problems[0])
+        if "'005'" in change:
             with pytest.raises(GalleryError, match="'005' is damaged"):
                 gallery.search("v1", vectors(1, 64))
+
+
+def test_every_damaged_item_is_told_and_can_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made(tmp_path / "g.db", items=700)  # three pages of iterate
+    wrong = ("000", "010", "011", "255", "256", "699")
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "UPDATE items SET payload = 'torn' WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(wrong),)
+        )
+        db.execute("UPDATE items SET vector = zeroblob(256) WHERE id = '300'")
+    db.close()
+    with SqliteGallery(path) as gallery:
+        problems = verify_gallery(gallery)
+        assert [problem.split("'")[1] for problem in problems] == sorted([*wrong, "300"])
+        with pytest.raises(DamagedItemError, match=r"'010' of version 'v1'.*fixstar gallery delete") as caught:
+            gallery.get(["009", "010"])
+        assert (caught.value.item, caught.value.version) == ("010", "v1")
+        monkeypatch.setattr("fixstar.gallery.verification._TOLD", 2)
+        assert [*problems[:2], "and 5 more items"] == verify_gallery(gallery)
+        assert gallery.delete([*wrong, "300"]) == 7
+        assert verify_gallery(gallery) == []
 
 
 def test_verifying_finds_a_damaged_page(tmp_path: Path) -> None:

@@ -53,14 +53,20 @@ def test_a_gallery_moves_between_stores(tmp_path: Path, there_and_back: bool) ->
         assert [(hit.id, hit.score) for hit in copied.search("short", query, k=20)[0]] == hits
 
 
-def test_copying_onto_another_kind_of_version_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "width", "projection", "told"),
+    [
+        ("v1", 4, None, "its vectors have 4 numbers, these 3"),
+        ("v1", 3, np.eye(9, 3), "its vectors are short forms, these full features"),
+        ("short", 3, None, "its vectors are full features, these short forms"),
+        ("short", 3, np.eye(9, 3), f"short forms stand for features of 9 numbers, these for {len(P)}"),
+        ("short", 3, P + 1, "of the same width, under different projections"),
+    ],
+)
+def test_copying_onto_another_kind_of_version_is_refused(name: str, width: int, projection: Any, told: str) -> None:
     target = MemoryGallery()
-    target.create_version("v1", 4)
-    with pytest.raises(GalleryError, match="of another kind"):
-        copy_gallery(example(MemoryGallery()), target)
-    target = MemoryGallery()
-    target.create_version("short", 3, P + 1)
-    with pytest.raises(GalleryError, match="of another kind"):
+    target.create_version(name, width, projection)
+    with pytest.raises(GalleryError, match=f"{name!r} of another kind: .*{told}"):
         copy_gallery(example(MemoryGallery()), target)
 
 

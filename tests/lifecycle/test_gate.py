@@ -14,7 +14,8 @@ from fixstar.evaluation import VersionFeatures, cross_test, paired_bootstrap
 from fixstar.evaluation.evidence import Difference
 from fixstar.evaluation.trial import Trial
 from fixstar.lifecycle.checks import LostAnswer, demand, last_check, save_check
-from fixstar.lifecycle.gate import GateRules, _highest_rate, needed_queries, run_check
+from fixstar.lifecycle.evidence_needed import needed_queries
+from fixstar.lifecycle.gate import GateRules, _highest_rate, run_check
 
 CLASSES = 10
 
@@ -90,6 +91,27 @@ def test_so_many_queries_as_it_names_do_decide() -> None:
     assert needed is not None
     assert tried(needed // 200 - 2) == "missing evidence"
     assert tried(needed // 200 + 2) == "pass"
+
+
+def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
+    old, new = version("v1", range(20), 1000), version("v2", range(500, 520), 1000)  # 20 lost, 20 won
+    check = run_check(trial(old, new))
+    assert "gains and losses balance exactly: more of the same would not show a gain" in check.reasons[0]
+    named = float(check.reasons[0].split("these queries show that: fixstar check v2 --tolerance ")[1])
+    assert run_check(trial(old, new), GateRules(tolerance=named)).outcome == "pass"
+    assert run_check(trial(old, new), GateRules(tolerance=named - 0.01)).outcome == "missing evidence"
+
+    few = run_check(trial(version("v1", range(4), 28), version("v2", range(14, 18), 28)))
+    assert few.cells[0].low < -0.05  # no tolerance that somebody may mean is shown to be kept
+    assert "show that: fixstar" not in few.reasons[0]
+    needed = int(few.reasons[0].split("points, about ")[1].split(" queries")[0].replace(",", ""))
+    by_hand = 28 * (few.cells[0].low / 0.01) ** 2
+    assert by_hand <= needed < by_hand * 1.1
+    assert few.reasons[0].endswith("fixstar check v2 --tolerance 0.01 --data LABELLED_IMAGES")
+
+    worse = run_check(trial(version("v1", [], 28), version("v2", range(4), 28)))  # a point would not do
+    assert worse.outcome == "missing evidence"
+    assert "--tolerance" not in worse.reasons[0]
 
 
 def test_needed_queries_by_hand() -> None:

@@ -41,6 +41,13 @@ def test_the_control_is_possible_but_never_recommended() -> None:
     assert advice.recommended is None
 
 
+def test_what_was_given_is_not_asked_for() -> None:
+    assert "otherwise keep the old vectors too and take bct-vectors" in advise(parse_needs("all-images"), ALL).reason
+    given = advise(parse_needs("all-images,old-vectors"), ALL)
+    assert given.recommended == "cores"
+    assert given.reason.endswith("otherwise take bct-vectors")
+
+
 def test_unknown_words_are_told() -> None:
     with pytest.raises(InputError, match="old-classifier"):
         parse_needs("old-modle")

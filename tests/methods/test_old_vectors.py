@@ -63,7 +63,7 @@ def test_without_stored_vectors_it_is_plain_training() -> None:
 
 def test_a_successor_without_an_image_of_an_old_class_is_refused() -> None:
     """It would be trained plainly, and its vectors would meet none of the old ones."""
-    with pytest.raises(ModelError, match="Add images of old classes"):
+    with pytest.raises(ModelError, match=r"makes them again, of .*classes: a, b, c\. Add images of old classes"):
         terms(create_method("bct-vectors"))
 
 
@@ -71,7 +71,10 @@ def test_no_class_in_common_is_told_and_so_is_a_class_without_vectors() -> None:
     upgrade, _ = situation(create_method("bct-vectors"))
     empty = OldVectors(np.ones((2, 6)), np.array([1, 1]), ("a", "elsewhere"))
     for stored in (foreign(("x", "y")), empty):
-        with pytest.raises(ModelError, match=r"no class of the images \(a, b, c, .*name the classes alike"):
+        names = "x, y" if stored is not empty else "elsewhere"
+        with pytest.raises(
+            ModelError, match=rf"no class of the images \(a, b, .*\) has .*; these have: {names}\. .*classes alike"
+        ):
             create_method("bct-vectors").objective(replace(upgrade, old_vectors=stored))
 
 

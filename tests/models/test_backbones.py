@@ -8,6 +8,7 @@ import logging
 import re
 import shutil
 import sys
+import warnings
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from fixstar.errors import InputError, MissingExtraError, ModelError, UnknownNameError
 from fixstar.images import Preprocessing
-from fixstar.models.backbones import BACKBONES, Backbone, backbone_names, create_backbone, resnet
+from fixstar.models.backbones import BACKBONES, Backbone, backbone_names, create_backbone, hf_loading, resnet
 from fixstar.models.backbones.cifar_resnet import widen
 from fixstar.models.backbones.hf_inputs import hf_inputs
 from fixstar.models.backbones.resnet import ResNet
@@ -487,7 +488,7 @@ def test_hub_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_missing_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "fixstar\[backbones\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install -e "\.\[backbones\]"'):
         create_backbone("hf:vit")
 
 
@@ -585,3 +586,15 @@ def test_preprocessing_of_a_folder_without_one_or_with_a_broken_one(tmp_path: Pa
         (tmp_path / "preprocessor_config.json").write_text(text)
         with pytest.raises(ModelError, match=r"preprocessor_config\.json is unusable"):
             hf_inputs(_Config(), tmp_path)
+
+
+def test_a_bare_architecture_warns_that_its_weights_are_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name reads like that of a trained model; somebody who gives its sizes, or says so, knows."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(hf_loading, "_from_config", lambda _, config: config)  # the default sizes take seconds
+    with pytest.warns(UserWarning, match=r"hf:vit names an architecture.*random weights"):
+        hf_loading.load_model("vit", None, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hf_loading.load_model("vit", False, None)
+        hf_loading.load_model("vit", None, TRANSFORMER)

@@ -67,9 +67,10 @@ def test_a_polytope_never_changes(kind: str) -> None:
 def test_mistakes_are_told(kind: str) -> None:
     least = SMALLEST[kind]
     assert create_classifier(kind, capacity=least).outputs == least
-    for options in ({"capacity": least - 1}, {"capacity": 8, "scale": 0.0}):
-        with pytest.raises(InputError, match=f"a {kind} needs capacity >= {least}"):
-            create_classifier(kind, **options)
+    with pytest.raises(InputError, match=f"^a {kind} needs capacity >= {least}, got capacity={least - 1}$"):
+        create_classifier(kind, capacity=least - 1)
+    with pytest.raises(InputError, match=f"^a {kind} needs scale > 0, got scale=0.0$"):
+        create_classifier(kind, capacity=8, scale=0.0)
 
 
 @pytest.mark.parametrize("kind", DENSE)

@@ -14,7 +14,7 @@ def test_left_and_right_never_meet() -> None:
     assert slots.classes == ("a", "b", "c", "y", "x")
 
 
-@given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=6), st.sampled_from(["left", "right"]))
+@given(st.lists(st.lists(st.text(max_size=3), max_size=4, unique=True), max_size=6), st.sampled_from(["left", "right"]))
 def test_a_class_keeps_its_slot_for_ever(groups: list[list[str]], side: str) -> None:
     slots = Slots(30)
     for group in groups:
@@ -27,6 +27,22 @@ def test_a_class_keeps_its_slot_for_ever(groups: list[list[str]], side: str) -> 
 def test_a_full_simplex_says_so() -> None:
     with pytest.raises(InputError, match="2 new classes do not fit: 1 of the capacity K=3"):
         Slots(3).assign(["a", "b"]).assign(["c", "d"])
+
+
+def test_what_to_do_is_said_for_both_the_command_line_and_python() -> None:
+    with pytest.raises(InputError, match=r"--capacity N, in Python capacity=N, N at least 4"):
+        Slots(3).assign(["a", "b", "c", "d"])
+    with pytest.raises(InputError, match=r"fixstar grow COUNT, .* Python: encoder\.grow\(COUNT\), or later=.*grown="):
+        Slots(3).assign(["a", "b"]).assign(["c", "d"])
+
+
+@pytest.mark.parametrize("capacity", [None, 5])
+def test_a_class_named_twice_and_an_unknown_side_are_refused(capacity: int | None) -> None:
+    with pytest.raises(InputError, match=r"every class is named once; named more often: 'a'$"):
+        Slots(capacity).assign(["a", "a", "b"])
+    with pytest.raises(UnknownNameError, match=r"unknown side 'rigth'; did you mean 'right'\? Known: left, right"):
+        Slots(capacity).assign(["a"], "rigth")  # type: ignore[arg-type]
+    assert Slots(capacity).assign(["a"]).assign(["a", "b"]).classes == ("a", "b")  # known already is no mistake
 
 
 def test_without_a_capacity_slots_grow() -> None:

@@ -20,7 +20,7 @@ from shops import passed, shop
 
 from fixstar.errors import FixstarError, InputError
 from fixstar.service.app import create_app
-from fixstar.service.client import Client, ServiceError
+from fixstar.service.client import Client, ImagesLeftOutError, ServiceError
 from fixstar.service.keys import Keys
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -86,7 +86,7 @@ def test_a_vector_is_searched_for(asking: Client, space: Workspace) -> None:
 
 
 def test_lists_without_ids_and_what_does_not_fit(asking: Client) -> None:
-    added = asking.add([picture(1), b"no image"], [{"label": "bag"}, {}])
+    added = asking.add([picture(1), b"no image"], [{"label": "bag"}, {}], leave_out=True)
     assert len(added.added) == len(added.bad) == 1
     assert asking.item(added.added[0]).label == "bag"
     assert "first bytes" in added.bad[0].reason
@@ -96,6 +96,20 @@ def test_lists_without_ids_and_what_does_not_fit(asking: Client) -> None:
         asking.add({"a": picture(1)}, {"b": {}})
     with pytest.raises(InputError, match="cannot be read"):
         asking.search("no/such/file.png")
+
+
+def test_images_that_cannot_be_used_are_not_overlooked(asking: Client, tmp_path: Path) -> None:
+    path = tmp_path / "broken.png"
+    path.write_bytes(b"no image")
+    with pytest.raises(ImagesLeftOutError, match=r"1 of 2 images.*other 1 are stored.*image 1 \(broken.png\)") as some:
+        asking.add([picture(1), path])
+    [bad] = some.value.bad
+    assert (bad.index, bad.file, some.value.status) == (1, "broken.png", 200)
+    assert [item.id for item in asking.items()] == list(some.value.added)
+    with pytest.raises(ImagesLeftOutError, match="nothing was stored") as none:
+        asking.add({"a": path, "b": b""}, leave_out=True)
+    assert (none.value.added, [one.id for one in none.value.bad], none.value.status) == ((), ["a", "b"], 415)
+    assert isinstance(none.value, ServiceError)
 
 
 def test_all_items_come_page_after_page(asking: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,51 @@ def test_bad_images_are_named_and_the_others_stored(http: TestClient, space: Wor
     answer = posted(http, picture(1), b"no image", picture(2)[:-40], ids=["good", "text", "cut"]).json()
     assert answer["added"] == ["good"]
     assert [bad["id"] for bad in answer["bad"]] == ["text", "cut"]
-    assert all(bad["reason"] for bad in answer["bad"])
+    assert [bad["index"] for bad in answer["bad"]] == [1, 2]
     assert space.gallery.count() == {"v1": 1}
+
+
+def test_bad_images_without_ids_are_told_by_place_and_file_name(http: TestClient) -> None:
+    files = [("images", (name, data)) for name, data in (("a.png", picture(1)), ("b.png", b"text"), ("c.png", b""))]
+    answer = http.post("/v1/items", files=files).json()
+    first, second = answer["bad"]
+    assert (first["index"], first["file"], second["index"], second["file"]) == (1, "b.png", 2, "c.png")
+    assert first["reason"].startswith("Not an image of a known format: its first bytes are not those of a JPEG")
+    assert "the file is empty" in second["reason"]
+    assert len(answer["added"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "status"),
+    [
+        ([b"text"], 415),
+        ([b"text", b"", b"more text"], 415),
+        ([picture(2)[:-40]], 422),
+        ([picture(2, (200, 200))], 413),
+        ([b"text", picture(2)[:-40]], 422),
+    ],
+)
+def test_where_every_image_is_bad_the_answer_is_an_error(space: Workspace, images: list[bytes], status: int) -> None:
+    with client(space, upload_bytes=50_000) as http:
+        answer = posted(http, *images)
+    told = answer.json()
+    assert answer.status_code == told["status"] == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert [bad["index"] for bad in told["bad"]] == list(range(len(images)))
+    assert "nothing was stored" in told["detail"]
+    assert told["hint"]
+    assert not sum(space.gallery.count().values())
+
+
+def test_a_file_name_with_half_a_character_is_told_without_it(http: TestClient) -> None:
+    parts = [
+        b'--x\r\nContent-Disposition: form-data; name="images"; filename="' + name + b'"\r\n\r\n' + data + b"\r\n"
+        for name, data in ((b"+2AA-", b"text"), (b"a", picture(1)))  # UTF-7, which can write it
+    ]
+    headers = {"content-type": "multipart/form-data; boundary=x; charset=utf-7"}
+    answer = http.post("/v1/items", content=b"".join(parts) + b"--x--\r\n", headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()["bad"][0]["index"] == 0
 
 
 def test_ids_are_made_up_so_that_nothing_is_overwritten(http: TestClient, space: Workspace) -> None:
@@ -80,7 +124,8 @@ def test_ids_are_made_up_so_that_nothing_is_overwritten(http: TestClient, space:
 )
 def test_lists_that_do_not_fit_store_nothing(http: TestClient, space: Workspace, lists: dict[str, Any]) -> None:
     answer = posted(http, picture(1), picture(2), **lists)
-    assert answer.status_code in (400, 422)
+    assert answer.status_code == 422
+    assert answer.json()["hint"]
     assert answer.headers["content-type"] == "application/problem+json"
     assert not sum(space.gallery.count().values())
     assert not (space.path / "images").exists()
@@ -177,7 +222,19 @@ def test_later_means_on_disk_now_and_a_job(http: TestClient, space: Workspace) -
     assert len(list((space.path / "images").rglob("*.png"))) == 2
     refused = posted(http, picture(3), b"text", where="/v1/items/async")
     assert refused.status_code == 415
-    assert "image 1" in refused.json()["detail"]
+    assert "image 1 (passwd" in refused.json()["detail"].replace("../../etc/", "")
+
+
+def test_a_job_tells_bad_images_by_place_and_file_name(http: TestClient) -> None:
+    files = [("images", (name, data)) for name, data in (("a.png", picture(1)), ("cut.png", picture(2)[:-40]))]
+    job = http.post("/v1/items/async", files=files).json()
+    end = time.monotonic() + 20
+    while (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"] != "done":
+        assert time.monotonic() < end, seen
+        time.sleep(0.02)
+    [bad] = seen["result"]["bad"]
+    assert (bad["index"], bad["file"], seen["result"]["added"]) == (1, "cut.png", 1)
+    assert bad["reason"]
 
 
 def test_images_for_a_job_that_is_refused_are_not_kept(

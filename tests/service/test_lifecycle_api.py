@@ -220,8 +220,8 @@ def test_deploy_and_rollback_are_written_down_with_their_caller(
         kept = {name: back[name] for name in moved}
         assert http.get("/v1/deployments", headers=reader).json() == [kept, moved]
         assert http.get("/v1/deployments?limit=1", headers=reader).json() == [kept]
-    assert "deploy of v2 by ann, forced: 'a fire'" in caplog.text
-    assert "rollback of v1 by ann" in caplog.text
+    assert "deploy from v1 to v2 by ann, forced: 'a fire'" in caplog.text
+    assert "rollback from v2 to v1 by ann" in caplog.text
 
 
 ROLES: list[Any] = [("ann", "admin"), ("bob", "read")]

@@ -167,6 +167,8 @@ def test_a_failed_run_leaves_no_checkpoint_in_the_way_of_the_next(tmp_path: Path
 def test_recipes_check_themselves_and_scale() -> None:
     with pytest.raises(InputError, match=r"epochs=0.*batch_size=1"):
         Recipe(epochs=0, batch_size=1)
+    with pytest.raises(InputError, match=r"^epochs=-3 must be at least 1$"):
+        Recipe().shortened(-3)
     assert [Recipe().shortened(7).rate(epoch) for epoch in (4, 5, 6)] == pytest.approx([0.1, 0.01, 0.001])
     there_and_back = Recipe().shortened(1).shortened(70)
     assert [there_and_back.rate(e) for e in range(70)] == pytest.approx([Recipe().rate(e) for e in range(70)])

@@ -37,12 +37,14 @@ from fixstar.cli import (
 )
 from fixstar.cli.hints import completed, workspace_of
 from fixstar.cli.one_voice import one_voice, process_rank
+from fixstar.cli.usage import Verbs
 from fixstar.errors import FixstarError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="fixstar",
+    cls=Verbs,
     help="Upgrade your image-embedding model, keep your gallery.",
     no_args_is_help=True,
     add_completion=False,
@@ -112,4 +114,4 @@ def _stopped(*_: object) -> NoReturn:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"fixstar: {message}", file=sys.stderr)
+    print(f"fixstar: warning: {message}", file=sys.stderr)

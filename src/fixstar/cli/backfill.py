@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fixstar.lifecycle.backfill_curves import MeasuredPoint, PredictedCurve
     from fixstar.workspace.backfilling import PlannedBackfill
 
-__all__ = ["EXAMPLES", "NAME", "command"]
+__all__ = ["EXAMPLES", "NAME", "command", "shown_shares"]
 
 NAME = "backfill"
 EXAMPLES = (
@@ -42,32 +42,39 @@ def command(
         Path | None, typer.Option(help="Labelled images that were not trained on; else those held out at training.")
     ] = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Say what it would bring; embed nothing.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also where it is predicted to lower the accuracy.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Embed on a Ray cluster: its address, auto, or local.")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Embed items of older versions again with the deployed one. Searches go on; the same command resumes.
 
-    First says what it will bring, by labelled images. An item whose image is gone keeps its old vector.
+    First says what it will bring, by labelled images; stops where that is a loss. Items without an image stay as they
+    are.
     """
     from fixstar.data import open_images
     from fixstar.lifecycle.backfill import Pace
     from fixstar.lifecycle.backfill_curves import draw_curves
     from fixstar.progress import progress_bar
     from fixstar.workspace import BackfillOptions, Workspace
+    from fixstar.workspace.planned_backfill import demand_gain
 
     Pace(rate)  # an impossible one is refused, also where nothing is left to do
     with Workspace(workspace, device) as space:
         labelled = None if data is None else open_images(data)
-        options = BackfillOptions(budget, order, rate, labelled, cluster)
+        options = BackfillOptions(budget, order, rate, labelled, cluster, anyway=anyway)
         planned = space.plan_backfill(options)
         picture = space.path / "state" / "backfill" / "curve.png"
         if planned.predicted is not None:
             draw_curves(picture, planned.predicted)
         if not as_json:
             _show_plan(planned, picture)
+            if planned.loses and plan_only:
+                print("This plan is predicted to lower the accuracy: take a larger budget, or leave all as it is")
         done = None
         if not plan_only and planned.plan.ids:
+            if not anyway:
+                demand_gain(planned)
             with progress_bar("re-embedding", len(planned.plan.ids), "items", show=not as_json) as advance:
                 done = space.backfill(options, advance)
             if planned.predicted is not None or done.measured:
@@ -107,16 +114,23 @@ def _table(predicted: PredictedCurve, share: float) -> None:
     from rich.table import Table
 
     table = Table("re-embedded", f"order: {predicted.order}", "random order", box=None, pad_edge=False)
-    for part in sorted({*predicted.planned.shares.tolist(), share}):
+    for part in shown_shares(predicted.planned.shares.tolist(), share):
         planned, random = predicted.at(part)
         mark = "  <- this plan" if part == share else ""
-        table.add_row(f"{part:.0%}", f"{planned:.1%}{mark}", f"{random:.1%}")
+        table.add_row(f"{100 * part:.3g}%", f"{planned:.1%}{mark}", f"{random:.1%}")
     console = Console()
     asked, judged = predicted.images
     console.print(f"Predicted accuracy, {judged:,} held-out queries on {asked:,} held-out images:", highlight=False)
     console.print(table)
-    if predicted.at(share)[0] < predicted.planned.accuracy[0]:
-        console.print("This plan is predicted to lower the accuracy: take a larger budget, or leave all as it is")
+
+
+def shown_shares(measured: list[float], share: float) -> list[float]:
+    """The rows of the table: the plan's share takes the place of one that reads the same; none at all always stays.
+
+    >>> shown_shares([0.0, 0.05, 0.1, 0.2], 0.098)
+    [0.0, 0.05, 0.098, 0.2]
+    """
+    return sorted({share, *(part for part in measured if not part or abs(part - share) >= 0.005)})
 
 
 def _show_done(done: Backfilled, picture: Path | None) -> None:

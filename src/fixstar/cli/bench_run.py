@@ -81,14 +81,18 @@ def command(
         return
     if not all(folders.result(run).exists() for run in runs):
         require_data(entry, data)
-    for run in runs:
-        if lacking := folders.not_judged(run):
-            how = f"remove {folders.result(run)} to run it again"
-            _say(f"{run.name} is done, but it was not judged by {', '.join(lacking)}, which is newer: {how}")
+    _tell_not_judged(runs, folders)
     if len(runs) == 1:
         _run_here(runs[0], folders, device, as_json)
     else:
         _run_apart(runs, folders, jobs, device, mps, as_json)
+
+
+def _tell_not_judged(runs: list[Run], folders: Folders) -> None:
+    for run in runs:
+        if lacking := folders.not_judged(run):
+            how = f"remove {folders.result(run)} to run it again"
+            _say(f"{run.name} is done, but it was not judged by {', '.join(lacking)}, which is newer: {how}")
 
 
 def _run_here(run: Run, folders: Folders, device: str, as_json: bool) -> None:

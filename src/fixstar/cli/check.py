@@ -79,13 +79,13 @@ def _print(check: Check, workspace: Path, given: Given) -> None:
     if check.report is not None:
         print(f"Report: {workspace / check.report}")
     deploy = f"fixstar deploy {check.version} -w {workspace}"
-    again = f"fixstar check {check.version} -w {workspace} --data LABELLED_IMAGES"
     print(
         {
             "pass": f"PASS: {check.version} may be deployed" + (f". Next: {deploy}" if check.cells else ""),
             "refuse": f"REFUSED: {check.version} would lose what the gallery finds now. Train it otherwise (fixstar "
             f'upgrade --help), or deploy with a reason: {deploy} --force "REASON"',
-            "missing evidence": f"MISSING EVIDENCE: {check.version} is neither passed nor refused. Next: {again}",
+            "missing evidence": f"MISSING EVIDENCE: {check.version} is neither passed nor refused. Next: what the "
+            "reasons above say would decide",
         }[check.outcome]
     )
 
@@ -99,10 +99,11 @@ def _print_cells(check: Check) -> None:
     if check.self_test is None:
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("gallery", "its own queries", f"queries by {check.version}", "difference", "from", "to"):
-        table.add_column(name, justify="left" if name == "gallery" else "right")
-    for name in ("lost", "won", "verdict"):
-        table.add_column(name, justify="left" if name == "verdict" else "right")
+    table.add_column("gallery", no_wrap=True)
+    for name in ("its own queries", f"queries by {check.version}"):  # where there is little room, these headings break
+        table.add_column(name, justify="right")
+    for name in ("difference", "from", "to", "lost", "won", "verdict"):
+        table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
     styles = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}
     for cell in check.cells:
         table.add_row(

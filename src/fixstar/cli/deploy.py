@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fixstar.cli.operator import operator_name
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 
 __all__ = ["EXAMPLES", "NAME", "command"]
@@ -28,7 +29,7 @@ def command(
     from fixstar.workspace import Workspace
 
     with Workspace(workspace, "cpu") as space:
-        move, counts = space.deploy(version, force), space.gallery.count()
+        move, counts = space.deploy(version, force, by=operator_name()), space.gallery.count()
         unreached = counts.keys() - space.serving.met(version) - space.adapters.reached(version)
     if as_json:
         print_json(asdict(move))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Evidence = Mapping[tuple[int, int], Difference]
 
-__all__ = ["EXAMPLES", "NAME", "command"]
+__all__ = ["EXAMPLES", "NAME", "PICTURES", "command"]
 
 NAME = "evaluate"
 EXAMPLES = (
@@ -81,15 +81,14 @@ def command(
 
     A cross-test is compatible, incompatible (x) or not decided (?), by paired bootstrap over the queries.
     """
-    from fixstar.cli.evaluation_input import from_files
+    from fixstar.cli.evaluation_input import from_files, require_two_classes
     from fixstar.evaluation import compatibility_heat_map, cross_test_by, verdicts
-    from fixstar.evaluation.measures import check_measure
     from fixstar.evaluation.report import needed_resamples
     from fixstar.evaluation.trial import searchable, trial_of_images
 
-    check_measure(protocol)
     resamples = needed_resamples(confidence)
     _check_source(data, features, labels, shared_components, split_file)
+    _check_kept(protocol, split_file, pairs_file)
     if features:
         _check_outputs(picture, report, len(features))
         given = from_files(features, labels, protocol, seed, pairs_file, shared_components)
@@ -98,16 +97,16 @@ def command(
         from fixstar.workspace import Workspace
 
         space = Workspace(workspace)
-        first = space.encoder(space.newest())
         _check_outputs(picture, report, len(space.versions()))
-        images = searchable(open_images(data or Path(), split), first.preprocessing, bad_images)
+        inputs = space.encoder(space.newest()).preprocessing
+        images = searchable(open_images(data or Path(), split), inputs, bad_images)
+        require_two_classes(images.classes, str(data))
         embed = partial(space.features, device=device, progress=not as_json)
         given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
     result = cross_test_by(protocol, *given.images, pairs=given.pairs, shared_components=given.shared_components)
     clusters = given.answered(protocol) if by_class else None
-    evidence: Evidence = {}
-    if len(result.names) > 1:
-        evidence = verdicts(result, confidence=confidence, resamples=resamples, clusters=clusters)
+    judged = partial(verdicts, confidence=confidence, resamples=resamples, clusters=clusters)
+    evidence: Evidence = judged(result) if len(result.names) > 1 else {}
     if picture is not None:
         compatibility_heat_map(result.matrix, list(result.names), f"by {protocol}", picture, evidence)
     if report is not None:
@@ -115,7 +114,7 @@ def command(
     if as_json:
         print_json(_numbers(result, evidence, confidence, by_class))
     else:
-        _print_matrix(result, evidence, confidence)
+        _print(result, evidence, confidence)
         if report is not None:
             print(f"Report: {report / 'report.html'}")
 
@@ -134,6 +133,24 @@ def _check_source(
     if not features and data is None:
         raise InputError(
             "say what to measure: fixstar evaluate LABELLED_IMAGES -w WORKSPACE, or --features; see --help"
+        )
+
+
+def _check_kept(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
+    """A file that this protocol would neither read nor write is refused: its user believes that it is kept."""
+    from fixstar.errors import InputError
+    from fixstar.evaluation.measures import check_measure
+
+    check_measure(protocol)
+    if pairs_file is not None and protocol != "verification":
+        raise InputError(
+            f"--pairs-file {pairs_file} keeps the pairs of verification, and --protocol {protocol} draws none. Add "
+            "--protocol verification, or leave it out"
+        )
+    if split_file is not None and protocol == "verification":
+        raise InputError(
+            f"--split-file {split_file} keeps a split into gallery and queries, and verification takes pairs from all "
+            "images. Keep those with --pairs-file PAIRS.npz, or leave it out"
         )
 
 
@@ -172,23 +189,17 @@ def _numbers(result: CrossTest, evidence: Evidence, confidence: float, by_class:
     return found
 
 
-def _print_matrix(result: CrossTest, evidence: Evidence, confidence: float) -> None:
+def _print(result: CrossTest, evidence: Evidence, confidence: float) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from fixstar.cli.matrix_table import print_matrix
     from fixstar.evaluation import cell_evidence, compatible_cells
-    from fixstar.evaluation.report_words import MARKS, verdict_sentences
+    from fixstar.evaluation.report_words import verdict_sentences
 
-    table = Table("queries by", *(f"gallery {name}" for name in result.names), box=None, pad_edge=False)
-    styles = {"": "", "x": " [red]x[/red]", "?": " [yellow]?[/yellow]"}
-    for t, name in enumerate(result.names):
-        cells = [f"{result.matrix[t, k]:.1%}" for k in range(t + 1)]
-        marks = [styles[MARKS[evidence[t, k].verdict]] if k < t else "" for k in range(t + 1)]
-        table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
-    console = Console()
-    console.print(table)
+    print_matrix(result, evidence)
     if not evidence:
         return
+    console = Console()
     console.print("  ".join(f"{key} {value:.3f}" for key, value in result.summary().items()))
     answers = f"{len(next(iter(result.hits.values()))):,} {'pairs' if result.protocol == 'verification' else 'queries'}"
     passed, counted = int(compatible_cells(result.matrix).sum()), cell_evidence(evidence)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fixstar.errors import InputError
-from fixstar.evaluation.feature_files import read_features, read_labels
+from fixstar.errors import DataError, InputError
+from fixstar.evaluation.cross_test import VersionFeatures
+from fixstar.evaluation.feature_files import LabelFile, read_features, read_labels
 from fixstar.evaluation.trial import Trial, counted, kept_pairs, with_vectors
 
-__all__ = ["from_files"]
+__all__ = ["from_files", "require_two_classes"]
 
 
 def from_files(
@@ -29,8 +30,11 @@ def from_files(
     if labels is None and not named[0][1].endswith(".npz"):
         raise InputError("say what the images show: --labels QUERY_LABELS.npy,GALLERY_LABELS.npy, or one .npz file")
     known = read_labels(labels or named[0][1])
+    for version, (_, files) in zip(versions, named, strict=True):
+        _require_labels(version, files, known, labels or named[0][1])
     facts = {"Gallery": counted(known.gallery), "Features": seen}
     if protocol != "verification":
+        require_two_classes(sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery")
         return Trial(versions, known.queries, known.gallery, known.classes, facts, shared_components=shared)
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)
     truth = known.queries if same else np.concatenate([known.queries, known.gallery])
@@ -39,6 +43,27 @@ def from_files(
     pairs, how = kept_pairs(truth, pairs_file, seed)
     facts = {"Images": counted(truth), "Pairs drawn": how, "Features": seen}
     return Trial(both, truth, truth, known.classes, facts, pairs, shared_components=shared)
+
+
+def require_two_classes(classes: Sequence[str], what: str) -> None:
+    """Among images of one class every answer is right, by any model: that would read as perfect."""
+    if len(classes) == 1:
+        raise InputError(
+            f"{what} has one class only, {classes[0]!r}: every answer would be right, whatever the model. Give images "
+            "of two classes or more: one folder a class, or the folder above if this is one class of several"
+        )
+
+
+def _require_labels(version: VersionFeatures, files: str, known: LabelFile, label_files: str) -> None:
+    for which, vectors, truth in (
+        ("query", version.queries, known.queries),
+        ("gallery", version.gallery, known.gallery),
+    ):
+        if len(vectors) != len(truth):
+            raise DataError(
+                f"version {version.name!r} ({files}) has {len(vectors)} {which} images, and {label_files} has "
+                f"{len(truth)} {which} labels. Every version embeds the same images in the same order"
+            )
 
 
 def _named(word: str) -> tuple[str, str]:

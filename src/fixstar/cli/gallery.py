@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fixstar.cli import gallery_files, gallery_images, gallery_items, gallery_state
+from fixstar.cli import gallery_files, gallery_images, gallery_items, gallery_place, gallery_state
 
 __all__ = ["NAME", "app"]
 
@@ -17,6 +17,6 @@ app = typer.Typer(
     epilog="Example:  fixstar gallery stats -w shop   |   fixstar gallery move postgresql://host/db -w shop",
 )
 
-for module in (gallery_state, gallery_items, gallery_files, gallery_images):
+for module in (gallery_state, gallery_items, gallery_files, gallery_place, gallery_images):
     for name, example in module.EXAMPLES.items():
         app.command(name, epilog=example)(module.COMMANDS[name])

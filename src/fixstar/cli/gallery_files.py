@@ -1,4 +1,4 @@
-"""fixstar gallery export, import, move."""
+"""fixstar gallery export, import."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from fixstar.cli.gallery_state import GalleryAddress, opened
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 from fixstar.errors import InputError
 
-__all__ = ["COMMANDS", "EXAMPLES", "export_vectors", "import_vectors", "move"]
+__all__ = ["COMMANDS", "EXAMPLES", "OWN_NAME", "export_vectors", "import_vectors"]
 
-_OWN_NAME = re.compile(r"v[0-9]+")  # what a workspace calls its versions
+OWN_NAME = re.compile(r"v[0-9]+")  # what a workspace calls its versions
 EXAMPLES = {
     "export": "Examples:  fixstar gallery export v1 v1.npz -w shop   |   fixstar gallery export v1 v1.parquet",
     "import": "Examples:  fixstar gallery import old.parquet --as old-system -w shop   |   "
     "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding",
-    "move": "Example:  fixstar gallery move postgresql://host/db?gallery=shop -w shop",
 }
 
 
@@ -81,7 +80,7 @@ def _origin(workspace: Path, name: str) -> str | None:
 
     None for vectors of other systems, and where the workspace has no such version.
     """
-    if _OWN_NAME.fullmatch(name) is None:
+    if OWN_NAME.fullmatch(name) is None:
         return None
     kept, retired = workspace / "versions" / name / "card.json", workspace / "retired" / f"{name}.json"
     try:  # the card alone: reading it as the registry does would take torch
@@ -93,7 +92,7 @@ def _origin(workspace: Path, name: str) -> str | None:
 
 def _demand_own(workspace: Path, name: str, file: Path, origin: str | None) -> None:
     """Refuse vectors under a name that the workspace gives itself, unless they are what that name stands for."""
-    if _OWN_NAME.fullmatch(name) is None or (origin is not None and origin == _origin(workspace, name)):
+    if OWN_NAME.fullmatch(name) is None or (origin is not None and origin == _origin(workspace, name)):
         return
     if origin is None:
         seen = f"{file} does not say that it holds {name} of this workspace"
@@ -107,41 +106,4 @@ def _demand_own(workspace: Path, name: str, file: Path, origin: str | None) -> N
     )
 
 
-def move(
-    target: Annotated[str, typer.Argument(help="Where the gallery shall be: a file, or a server's URL.")],
-    workspace: WorkspacePath = Path(),
-    gallery: GalleryAddress = None,
-    as_json: AsJson = False,
-) -> None:
-    """Copy a gallery to another store; a workspace then uses the new one. The old one stays as it is.
-
-    Stop whoever writes first. An interrupted move is repeated with the same command.
-    """
-    from fixstar.gallery import copy_gallery, open_gallery
-    from fixstar.progress import progress_bar
-    from fixstar.workspace.files import gallery_url, set_gallery
-
-    source = gallery or gallery_url(workspace)
-    if target == ":memory:":
-        raise InputError("a gallery in memory is gone with the command; name a file, or a server's URL")
-    target = target if "://" in target else str(Path(target).absolute())
-    if source == target or ("://" not in source and Path(source).resolve() == Path(target).resolve()):
-        raise InputError(f"the gallery is at {target} already")
-    with opened(workspace, gallery) as old, open_gallery(target) as new:
-        total = sum(old.count().values())
-        with progress_bar("copying", total, "items", show=not as_json) as advance:
-            count = copy_gallery(old, new, advance)
-        if (there := {n: c for n, c in new.count().items() if c}) != {n: c for n, c in old.count().items() if c}:
-            raise InputError(
-                f"the target now counts {there}, the source {old.count()}: somebody wrote meanwhile, or the target was "
-                "not empty. Nothing was switched over; run again when nobody writes"
-            )
-    if gallery is None:
-        set_gallery(workspace, target)
-    if as_json:
-        print_json({"items": count, "from": source, "to": target})
-        return
-    print(f"{count:,} items copied to {target}" + ("" if gallery else "; the workspace uses it from now on"))
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"export": export_vectors, "import": import_vectors, "move": move}
+COMMANDS: dict[str, Callable[..., None]] = {"export": export_vectors, "import": import_vectors}

@@ -32,9 +32,13 @@ GalleryAddress = Annotated[
 def opened(workspace: Path, address: str | None, read_only: bool = False) -> Iterator[Gallery]:
     """The gallery meant: the one at the address, or the workspace's."""
     from fixstar.gallery import open_gallery
-    from fixstar.workspace.files import gallery_url
+    from fixstar.workspace.files import open_workspace_gallery
 
-    with open_gallery(address or gallery_url(workspace), create=address is None, read_only=read_only) as gallery:
+    if address is None:
+        chosen = open_workspace_gallery(workspace, read_only)
+    else:
+        chosen = open_gallery(address, create=False, read_only=read_only)
+    with chosen as gallery:
         yield gallery
 
 

@@ -96,4 +96,7 @@ def _report(done: Indexed, total: int, workspace: Path, as_json: bool) -> None:
         f"{done.added:,} items embedded with {done.version}, {done.unchanged:,} unchanged, "
         f"{len(done.bad):,} could not be read. The gallery holds {total:,}"
     )
-    print(f"Next: fixstar search IMAGE -w {workspace}")
+    if done.added or done.unchanged:
+        print(f"Next: fixstar search IMAGE -w {workspace}")
+    elif done.bad:
+        print("Next: mend or replace the images that are named above, then run the same command again")

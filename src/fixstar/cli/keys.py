@@ -32,12 +32,15 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is printed once; only its hash is kept."""
-    key = _keys(workspace).add(name, cast("Role", role), days)
+    keys = _keys(workspace)
+    key = keys.add(name, cast("Role", role), days)
+    kept = keys.find(key)
     if as_json:
-        print_json({"name": name, "role": role, "key": key})
+        print_json({"name": name, "role": role, "key": key, "expires": kept and kept.expires})
         return
     print(key)
-    print("This key is not shown again. Send it as: Authorization: Bearer KEY", file=sys.stderr)
+    end = "" if kept is None else f" It {_end(kept)}."
+    print(f"This key is not shown again.{end} Send it as: Authorization: Bearer KEY", file=sys.stderr)
 
 
 @app.command("list", epilog="Example:  fixstar keys list -w shop")

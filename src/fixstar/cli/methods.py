@@ -59,7 +59,10 @@ def _print(methods: list[Method]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("method", "what it does", "scenario", "needs", "cost", "source", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", "what it does", "scenario", "needs", "cost", "source"):
+        # A name is typed as it stands here: it is never cut, and words only where nothing else is left.
+        table.add_column(column, no_wrap=column in ("method", "scenario", "cost"), overflow="fold")
     for m in methods:
         table.add_row(m.name, m.summary, m.scenario, ", ".join(sorted(m.needs)), f"{m.cost:.2f}", m.source)
     console = Console()

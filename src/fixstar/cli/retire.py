@@ -37,7 +37,7 @@ def command(
             except FixstarError as error:
                 if version is not None:
                     raise
-                kept[name] = str(error)
+                kept[name] = str(error).removeprefix(f"{name} cannot be retired: ")
     if as_json:
         print_json({"retired": retired, "kept": kept})
         return

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fixstar.cli.operator import operator_name
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 
 __all__ = ["EXAMPLES", "NAME", "command"]
@@ -28,7 +29,7 @@ def command(
     from fixstar.workspace.deploying import unchecked_vectors
 
     with Workspace(workspace, "cpu") as space:
-        move = space.rollback(to=to)
+        move = space.rollback(by=operator_name(), to=to)
         left, unchecked = space.rollout.left_by(move), unchecked_vectors(space, move.version)
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked})

@@ -11,7 +11,7 @@ from fixstar.cli.options import AsJson, WorkspacePath, print_json
 if TYPE_CHECKING:
     from fixstar.workspace import Status, Workspace
 
-__all__ = ["EXAMPLES", "NAME", "command"]
+__all__ = ["EXAMPLES", "NAME", "command", "unfinished"]
 
 NAME = "status"
 EXAMPLES = "Examples:  fixstar status -w shop   |   fixstar status -w shop --json"
@@ -29,12 +29,18 @@ def command(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
             _print(space, status)
 
 
+def unfinished(version: str) -> str:
+    """Of a version whose training has left a checkpoint and no result."""
+    return f"The training of {version} is under way, or was interrupted: then the same command goes on with it"
+
+
 def _print(space: Workspace, status: Status) -> None:
     from rich.console import Console
     from rich.table import Table
 
     if not status.versions:
-        print(f"{status.path}: no version yet. Next: fixstar train IMAGES -w {status.path}")
+        following = unfinished(status.training) if status.training else f"Next: fixstar train IMAGES -w {status.path}"
+        print(f"{status.path}: no version yet. {following}")
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("version", "from", "method", "backbone", "classes", "check", "vectors", ""):
@@ -61,4 +67,4 @@ def _print(space: Workspace, status: Status) -> None:
         if status.vectors.get(name):
             print(f"vectors of {name} are reached through an adapter by queries of: {', '.join(reached_by) or 'none'}")
     if status.training:
-        print(f"{status.training} is being trained, or was interrupted: the same command goes on with it")
+        print(unfinished(status.training))

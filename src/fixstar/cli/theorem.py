@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fixstar.cli.evaluate import PICTURES
 from fixstar.cli.options import AsJson, print_json
 from fixstar.errors import InputError
 
@@ -24,7 +25,7 @@ def command(
     samples: Annotated[int, typer.Option(help="Pairs of features drawn in each dimension.")] = 40_000,
     old_angle: Annotated[float, typer.Option(help="How wide a class is before the upgrade, in degrees.")] = 45.0,
     new_angle: Annotated[float, typer.Option(help="And after it; the theorem assumes no wider.")] = 30.0,
-    out: Annotated[Path, typer.Option(help="Write the picture to this PNG.")] = Path("theorem.png"),
+    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("theorem.png"),
     seed: Annotated[int, typer.Option(help="Another seed, other features.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -34,14 +35,42 @@ def command(
 
     from fixstar.evaluation.theorem import check_theorem, draw_theorem
 
+    _require_degrees("--old-angle", old_angle)
+    _require_degrees("--new-angle", new_angle)
+    picture = _picture(out)
     checks = check_theorem(_whole_numbers(dimensions), radians(old_angle), radians(new_angle), samples, seed)
-    title = f"Classes narrow from {old_angle:g} to {new_angle:g} degrees around prototypes that stay"
-    draw_theorem(checks, out, title)
+    assumed = new_angle <= old_angle
+    change = "narrow" if assumed else "widen"
+    title = f"Classes {change} from {old_angle:g} to {new_angle:g} degrees around prototypes that stay"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    draw_theorem(checks, picture, title)
     if as_json:
-        angles = {"old_angle": old_angle, "new_angle": new_angle, "samples": samples}
-        print_json({**angles, "picture": str(out), "dimensions": [asdict(check) for check in checks]})
-    else:
-        _show(checks, out)
+        angles = {"old_angle": old_angle, "new_angle": new_angle, "assumption_met": assumed, "samples": samples}
+        print_json({**angles, "picture": str(picture), "dimensions": [asdict(check) for check in checks]})
+        return
+    _show(checks)
+    if not assumed:
+        print(
+            f"\nThe theorem assumes that classes get no wider. From {old_angle:g} to {new_angle:g} degrees they do: "
+            "what is violated here says nothing against it."
+        )
+    print(f"\nPicture: {picture}")
+
+
+def _require_degrees(option: str, angle: float) -> None:
+    if not 0 < angle <= 180:
+        raise InputError(f"{option} {angle:g}: a class is wider than 0 and at most 180 degrees wide, like {option} 45")
+
+
+def _picture(out: Path) -> Path:
+    """Where the picture will be: a name without an ending gets .png, as it would from matplotlib."""
+    path = out if out.suffix else out.with_name(f"{out.name}.png")
+    for place in (out, path):
+        if place.is_dir():
+            raise InputError(f"--out {place} is a folder; name a file, like --out {place / 'theorem.png'}")
+    if path.suffix.lower() not in PICTURES:
+        raise InputError(f"--out {out} must end in one of {', '.join(PICTURES)}")
+    return path
 
 
 def _whole_numbers(words: str) -> list[int]:
@@ -51,7 +80,7 @@ def _whole_numbers(words: str) -> list[int]:
         raise InputError(f"--dimensions takes whole numbers with commas between, like 10,100; got {words!r}") from None
 
 
-def _show(checks: list[DimensionCheck], out: Path) -> None:
+def _show(checks: list[DimensionCheck]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -62,6 +91,4 @@ def _show(checks: list[DimensionCheck], out: Path) -> None:
             kept, exact = f"{case.margin:+.5f}±{case.error:.5f}", f"{case.exact_margin:+.5f}"
             row = (f"{case.old:.4f}", f"{case.cross:.4f}", kept, exact, verdicts[case.holds])
             table.add_row(str(check.dimension), name, *row)
-    console = Console()
-    console.print(table, highlight=False)
-    console.print(f"\nPicture: {out}", highlight=False)
+    Console().print(table, highlight=False)

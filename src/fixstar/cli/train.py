@@ -46,7 +46,7 @@ def command(
     replay: Annotated[int, typer.Option(help="Images a class kept for later upgrades; 0 keeps none.")] = 20,
     hold_out: HoldOut = None,
     flip: Annotated[bool, typer.Option(help="Flip images left to right at random; off for text.")] = True,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same weights, on as many CPU threads.")] = 0,
     bad_images: BadImages = "refuse",
     device: Device = "auto",
     as_json: AsJson = False,

@@ -49,8 +49,10 @@ class Batches:
         self, lanes: list[Lane], batch_size: int, augmentation: Augmentation, seed: int, views: int = 1
     ) -> None:
         total = sum(len(lane.source) for lane in lanes)
-        if batch_size < 2 or total < 2 or not 1 <= len(lanes) <= 2:
-            raise InputError(f"batches need at least 2 images and one or two lanes, got {total} and {len(lanes)}")
+        if total < 2:
+            raise InputError(f"training needs at least 2 images that can be read, got {total}")
+        if batch_size < 2 or not 1 <= len(lanes) <= 2:
+            raise InputError(f"a batch holds at least 2 images of one or two lanes, got {batch_size} of {len(lanes)}")
         self._lanes, self._augmentation, self._seed, self._views = lanes, augmentation, seed, views
         self.batch_size = min(batch_size, total)
         self.per_epoch = total // self.batch_size

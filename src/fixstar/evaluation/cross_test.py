@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility
-from fixstar.evaluation.search import PROTOCOLS, searcher
+from fixstar.evaluation.search import PROTOCOLS, refuse_zero_rows, searcher
 
 __all__ = ["CrossTest", "VersionFeatures", "cross_test"]
 
@@ -58,6 +58,8 @@ class VersionFeatures:
             )
         if self.parts and sum(self.parts) != self.width:
             raise InputError(f"version {self.name!r}: parts {self.parts} do not make a feature of width {self.width}")
+        for which in ("queries", "gallery"):
+            refuse_zero_rows(getattr(self, which), f"{which} of version {self.name!r}")
 
     @property
     def width(self) -> int:
@@ -107,7 +109,7 @@ def cross_test(
 
     A version with ``adapt`` moves the stored galleries of all older versions, as adapted so far, into its own space
     before its row is measured; its queries meet them there directly. Cells t < k use the gallery as version k made it.
-    ``device`` names a torch device to search on, such as "cuda"; without one, NumPy searches.
+    ``device`` names a torch device to search on, such as "cuda", or "auto"; without one, NumPy searches.
 
     >>> features = np.eye(2)
     >>> old, new = VersionFeatures("v1", features, features), VersionFeatures("v2", features, features)
@@ -164,9 +166,15 @@ def _adapted(stored: list[_Stored], version: VersionFeatures, find: Callable[[Fl
     return moved
 
 
+_OTHER_MEASURES = (
+    'Other measures (rank5, knn10, map, map100, verification): cross_test_by("rank5", versions, query_labels, '
+    "gallery_labels)"
+)
+
+
 def _check(versions: Sequence[VersionFeatures], protocol: str, shared_components: bool, upper: bool) -> None:
     if protocol not in PROTOCOLS:
-        raise UnknownNameError("protocol", protocol, PROTOCOLS)
+        raise UnknownNameError("protocol", protocol, PROTOCOLS, _OTHER_MEASURES)
     if not versions:
         raise InputError("a cross-test needs at least one version")
     names = [version.name for version in versions]

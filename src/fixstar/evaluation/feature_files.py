@@ -29,6 +29,8 @@ __all__ = ["LabelFile", "read_features", "read_labelled_vectors", "read_labels"]
 Array = NDArray[Any]
 Labels = NDArray[np.int64]
 
+_GIVE_LABELS = ". Say what the images show: --labels FILE.npz or --labels QUERY_LABELS.npy,GALLERY_LABELS.npy"
+
 
 class LabelFile(NamedTuple):
     """The classes of the queries [N] and of the gallery [M], and the name that each number stands for."""
@@ -76,7 +78,7 @@ def _require_features(array: Array, where: str) -> None:
 
 def read_labels(files: str) -> LabelFile:
     """The labels, from ``FILE.npz`` or ``QUERY_LABELS.npy,GALLERY_LABELS.npy``."""
-    arrays = _read(files, ("query_labels", "gallery_labels"), others=True)
+    arrays = _read(files, ("query_labels", "gallery_labels"), others=True, remedy=_GIVE_LABELS)
     pair = [arrays["query_labels"], arrays["gallery_labels"]]
     for array, which in zip(pair, ("query", "gallery"), strict=True):
         if array.ndim != 1 or array.dtype.kind not in "iuU" or not len(array):
@@ -94,7 +96,9 @@ def read_labels(files: str) -> LabelFile:
     return LabelFile(queries, gallery, classes)
 
 
-def _read(files: str, names: Sequence[str], optional: Sequence[str] = (), others: bool = False) -> dict[str, Array]:
+def _read(
+    files: str, names: Sequence[str], optional: Sequence[str] = (), others: bool = False, remedy: str = ""
+) -> dict[str, Array]:
     """The named arrays of one .npz file, or of as many .npy files with commas between."""
     if files.endswith(".npz"):
         arrays = _load(Path(files))
@@ -103,7 +107,7 @@ def _read(files: str, names: Sequence[str], optional: Sequence[str] = (), others
         missing = [name for name in names if name not in arrays]
         odd = [name for name in arrays if name not in (*names, *optional)]
         if missing or (odd and not others and set(odd) - {"query_labels", "gallery_labels"}):
-            raise DataError(f"{files} holds {', '.join(arrays) or 'nothing'}; it needs {' and '.join(names)}")
+            raise DataError(f"{files} holds {', '.join(arrays) or 'nothing'}; it needs {' and '.join(names)}{remedy}")
         return {name: arrays[name] for name in (*names, *optional) if name in arrays}
     paths = files.split(",")
     if len(paths) != len(names) or not all(path.endswith(".npy") for path in paths):

@@ -24,6 +24,7 @@ __all__ = [
     "checked_labels",
     "image_search",
     "nearest",
+    "refuse_zero_rows",
     "searcher",
     "template_search",
     "templates",
@@ -36,6 +37,7 @@ Hits = NDArray[np.bool_]
 
 BLOCK = 2048  # 2048 x 2048 float32: 16 MiB
 _TILE = 64
+_NO_LENGTH = 1e-12  # below it ``geometry.unit`` does not make a row one long
 
 
 def image_search(
@@ -136,7 +138,9 @@ class _Searcher:
 def _on(features: NDArray[np.float32], device: str | None) -> Any:
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(features)).to(device)
+    from fixstar.models.device import resolve_device
+
+    return torch.from_numpy(np.ascontiguousarray(features)).to(resolve_device(device or "cpu"))
 
 
 def _nearest_on_device(q: Any, g: Any, cells: int = 1 << 28) -> NDArray[np.int64]:
@@ -229,6 +233,22 @@ def unit_features(features: Floats, whose: str) -> NDArray[np.float32]:
     if not np.isfinite(array).all():
         raise InputError(f"{whose} features hold NaN or infinity; the model that made them is broken")
     return geometry.unit(array)
+
+
+def refuse_zero_rows(features: Floats, whose: str) -> None:
+    """Refuse features [N, d] of which a row is zero: it has no direction, and every cosine with it would be made up.
+
+    For what a model made; a query that was carried into another version's space may rightly be zero there.
+    """
+    array = np.asarray(features)
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
+        return  # ``unit_features`` says so, in its own words
+    largest = np.maximum(array.max(axis=1), -array.min(axis=1))
+    if wrong := np.flatnonzero(largest < _NO_LENGTH).tolist():
+        raise InputError(
+            f"{whose}: {len(wrong)} of {len(array)} rows are zero and have no direction, the first is row {wrong[0]}. "
+            "Embed those images again, or leave them out of every version"
+        )
 
 
 def _check_widths(q: Floats, g: Floats) -> None:

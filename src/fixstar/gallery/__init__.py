@@ -5,6 +5,7 @@ from fixstar.gallery.calibration import Calibration, calibrated_search, fit_cali
 from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.opening import open_gallery
+from fixstar.gallery.postgres.gallery import PostgresGallery
 from fixstar.gallery.qdrant.gallery import QdrantGallery
 from fixstar.gallery.sqlite.gallery import SqliteGallery
 from fixstar.gallery.store import Gallery, Hit, IndexState, Item, VersionSpace
@@ -18,6 +19,7 @@ __all__ = [
     "IndexState",
     "Item",
     "MemoryGallery",
+    "PostgresGallery",
     "QdrantGallery",
     "SqliteGallery",
     "VersionSpace",

@@ -149,8 +149,7 @@ def checked_version(version: str, known: Iterable[str]) -> str:
 
 def unknown_version(version: object, known: Iterable[str]) -> GalleryError:
     """What to say about a version that the gallery does not have."""
-    names = ", ".join(known) or "none yet"
-    return GalleryError(f"the gallery has no version {version!r} (it has: {names}); create_version it first")
+    return GalleryError(f"the gallery has no version {version!r} (it has: {', '.join(known) or 'none yet'})")
 
 
 def checked_k(k: int) -> int:

@@ -97,11 +97,13 @@ def calibrated_search(
 ) -> list[list[Hit]]:
     """The k items of each query that are most probably of its class; the score is that probability.
 
-    ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Each
-    version gives its k nearest, so none that belongs among the best is missing; with ``exact=False`` an index may be
-    asked for them. Versions are searched in the order given: an item that moves from one to a later one meanwhile is
-    found, once.
+    ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Items
+    of versions without one are not found: no probability of theirs is known. Each version searched gives its k nearest,
+    so none that belongs among the best is missing; with ``exact=False`` an index may be asked for them. Versions are
+    searched in the order given: an item that moves from one to a later one meanwhile is found, once.
     """
+    if not calibrations:
+        raise InputError("no version has a calibration, so none would be searched; fit one with fit_calibration")
     found = {name: gallery.search(version, queries, k, where, versions=[name], exact=exact) for name in calibrations}
     return [_merged([hits[i] for hits in found.values()], calibrations, k) for i in range(len(queries))]
 

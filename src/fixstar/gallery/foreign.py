@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError, MissingExtraError
 from fixstar.gallery.postgres.address import parse_address
+from fixstar.gallery.postgres.connection import without_password
 from fixstar.gallery.qdrant.address import parse_qdrant_address
 from fixstar.gallery.qdrant.server import PAGE, connect, qdrant_translated
 from fixstar.gallery.store import Payload
@@ -169,15 +170,17 @@ class _PostgresTable:
             vector_text=sql.Literal(self._vector),
             table_text=sql.Literal(".".join('"' + part.replace('"', '""') + '"' for part in self._table)),
         )
+        address = parse_address(self._url)
         try:
             with (
-                psycopg.connect(parse_address(self._url).conninfo) as connection,
+                psycopg.connect(address.conninfo) as connection,
                 connection.cursor("fixstar_import") as cursor,
             ):
                 cursor.itersize = PAGE
                 yield from cursor.execute(with_names)
         except psycopg.Error as error:
-            raise DataError(f"{self.name} cannot be read: {str(error).strip().splitlines()[0]}") from error
+            told = without_password(str(error).strip().splitlines()[0], address)
+            raise DataError(f"{self.name} cannot be read: {told}") from None  # whose text may hold the password
 
 
 def _block(rows: list[Any]) -> Block:

@@ -148,11 +148,24 @@ def _refuse_held(gallery: Gallery, version: str, source: VectorSource) -> None:
 def _make_version(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> None:
     """Create a version, or see that the one of this name is the same."""
     if not made_or_same(gallery, name, width, projection):
-        widths = {space.name: space.width for space in gallery.versions()}
         raise GalleryError(
-            f"the gallery has a version {name!r} of another kind ({widths[name]} wide, this one {width}); "
-            "versions never change, choose another name"
+            f"the gallery has a version {name!r} of another kind: {_difference(gallery, name, width, projection)}. "
+            "Versions never change: choose another name, or another gallery"
         )
+
+
+def _difference(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> str:
+    """How a version's space differs from this one, in words."""
+    there = next(space.width for space in gallery.versions() if space.name == name)
+    if there != width:
+        return f"its vectors have {there} numbers, these {width}"
+    kept = gallery.projection(name)
+    if kept is None or projection is None:
+        kinds = ["full features" if matrix is None else "short forms" for matrix in (kept, projection)]
+        return f"its vectors are {kinds[0]}, these {kinds[1]}"
+    if kept.shape != projection.shape:
+        return f"its short forms stand for features of {len(kept)} numbers, these for {len(projection)}"
+    return "both hold short forms of the same width, under different projections: another model made them"
 
 
 def made_or_same(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> bool:

@@ -14,8 +14,9 @@ from fixstar.evaluation.trial import Trial
 from fixstar.lifecycle.adapter_maps import VectorAdapter
 from fixstar.lifecycle.adapter_use import Applied, adapter_cross_test
 from fixstar.lifecycle.checks import Check, CheckedCell, Outcome
-from fixstar.lifecycle.gate import GateRules, needed_queries, tried_cell
-from fixstar.lifecycle.gate_words import cell_sentence
+from fixstar.lifecycle.evidence_needed import needed_queries, way_out
+from fixstar.lifecycle.gate import GateRules, tried_cell
+from fixstar.lifecycle.gate_words import cell_sentence, tolerance_sentence
 
 __all__ = ["BothSpaces", "check_adapter", "without_evidence"]
 
@@ -116,10 +117,12 @@ def _one_space(
 
 def _to_decide(judged: Difference, cell: CheckedCell, version: str, queries: int, rules: GateRules, more: str) -> str:
     """How much evidence would decide, and what to type."""
-    lose = f"say how much may be lost: fixstar adapt {version} --tolerance {2 * rules.tolerance or 0.01:g}"
     needed = needed_queries(judged, queries, rules.confidence, rules.tolerance)
+    way = way_out(judged, queries, rules.confidence, rules.tolerance)
+    lose = tolerance_sentence(f"fixstar adapt {version}", cell, queries, way)
     if needed is None:
         seen = "balance exactly" if cell.differing else "do not occur"
-        return f"Among {queries:,} queries gains and losses {seen}; {lose}"
-    seen = f"If it stays so, about {needed:,} queries would decide; there were {queries:,}"
-    return f"{seen}. {more}, or {lose}"
+        told = [f"Among {queries:,} queries gains and losses {seen}: more of the same would not show a gain"]
+    else:
+        told = [f"If it stays so, about {needed:,} queries would decide; there were {queries:,}", more]
+    return ". ".join(filter(None, [*told, lose]))

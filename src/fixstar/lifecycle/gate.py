@@ -27,6 +27,7 @@ from fixstar.images import Preprocessing
 from fixstar.lifecycle import gate_words
 from fixstar.lifecycle.calibrating import tried_calibrations, tried_curve
 from fixstar.lifecycle.checks import Check, CheckedCell, LostAnswer, Outcome, save_check
+from fixstar.lifecycle.evidence_needed import least_differing, needed_queries, way_out
 from fixstar.lifecycle.flip_pictures import forget_flips, keep_flips
 from fixstar.lifecycle.held_out import unlearnt_images
 from fixstar.lifecycle.registry import Registry
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.evaluation import CrossTest, VersionFeatures
 
-__all__ = ["GateRules", "check_version", "needed_queries", "run_check", "tried_cell"]
+__all__ = ["GateRules", "check_version", "run_check", "tried_cell"]
 
 Features = Callable[["ImageSet", "ImageSet", Sequence[str]], "Sequence[VersionFeatures]"]
 """The vectors that the named versions make of query and of gallery images."""
@@ -154,31 +155,6 @@ def tried_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> tup
     return _cell(trial, tested, k, found, judged), judged
 
 
-def needed_queries(found: Difference, queries: int, confidence: float, tolerance: float = 0.0) -> int | None:
-    """About how many queries would decide, if the difference stays what it is: rounded up to two digits.
-
-    An interval narrows with the square root of the queries, hence n (half width / distance from -tolerance)^2. Where
-    almost none differ its width falls with the queries themselves, and enough of them must differ. None where no
-    number would do.
-
-    >>> needed_queries(Difference(0.02, -0.02, 0.06, "not decided", 30), 200, 0.95)
-    800
-    """
-    distance = found.mean + tolerance
-    half = found.mean - found.low if distance > 0 else found.high - found.mean
-    if not distance or (not found.differing and not tolerance):
-        return None
-    least = _least_differing(confidence)
-    if found.differing >= least:
-        needed = queries * (half / distance) ** 2
-    elif tolerance:
-        needed = queries * half / abs(distance)
-    else:
-        needed = queries * least / found.differing
-    unit = int(10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1))
-    return max(queries + 1, math.ceil(round(needed / unit, 9)) * unit)
-
-
 def _as_searched(trial: Trial) -> Trial:
     """A gallery is searched as it is: without what a version has to move old vectors into its own space."""
     return replace(trial, versions=[replace(version, adapt=None) for version in trial.versions])
@@ -204,8 +180,13 @@ def _cell_reason(
     evidence = gate_words.cell_sentence(version, cell, rules.confidence, cells, rules.tolerance)
     if judged.verdict != "not decided":
         return evidence
-    needed = needed_queries(judged, queries, rules.shared(cells), rules.tolerance)
-    return f"{evidence}. {gate_words.needed_sentence(version, cell, queries, needed, rules.tolerance)}"
+    each, command, more = rules.shared(cells), f"fixstar check {version}", " --data LABELLED_IMAGES"
+    needed = needed_queries(judged, queries, each, rules.tolerance)
+    told = [gate_words.needed_sentence(cell, queries, needed, command + more)]
+    if needed is None or not rules.tolerance:
+        way = way_out(judged, queries, each, rules.tolerance)
+        told.append(gate_words.tolerance_sentence(command, cell, queries, way, more))
+    return ". ".join([evidence, *filter(None, told)])
 
 
 def _judged(tested: CrossTest, k: int, found: Flips, rules: GateRules) -> Difference:
@@ -219,17 +200,12 @@ def _judged(tested: CrossTest, k: int, found: Flips, rules: GateRules) -> Differ
     outcomes = tested.hits[newest, k], tested.hits[k, k]
     measured = paired_bootstrap(*outcomes, confidence=each, resamples=needed_resamples(each), seed=rules.seed)
     low, high = measured.low, measured.high
-    if measured.differing < _least_differing(each):
+    if measured.differing < least_differing(each):
         low = min(low, -_highest_rate(len(found.negative), found.queries, each))
         high = max(high, _highest_rate(len(found.positive), found.queries, each))
     if low > -rules.tolerance:
         return replace(measured, low=low, high=high, verdict="compatible")
     return replace(measured, low=low, high=high, verdict="incompatible" if high <= -rules.tolerance else "not decided")
-
-
-def _least_differing(confidence: float) -> int:
-    """So many differing queries, all of one mind, are evidence: n coins agree with probability 2^(1-n)."""
-    return math.ceil(1 - math.log2(1 - confidence) - 1e-9)
 
 
 def _highest_rate(seen: int, of: int, confidence: float) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fixstar.evaluation.report_words import percent, points
 from fixstar.lifecycle.calibrating import LEAST, Fold, tried_curve
 from fixstar.lifecycle.checks import Check, CheckedCell
+from fixstar.lifecycle.evidence_needed import WayOut
 
 if TYPE_CHECKING:
     from fixstar.evaluation import CrossTest
@@ -22,6 +23,7 @@ __all__ = [
     "image_notes",
     "mixture_notes",
     "needed_sentence",
+    "tolerance_sentence",
     "without_images",
 ]
 
@@ -45,19 +47,28 @@ def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int
     )
 
 
-def needed_sentence(version: str, cell: CheckedCell, queries: int, needed: int | None, tolerance: float) -> str:
-    """How much evidence would decide a cell, and what to type."""
+def needed_sentence(cell: CheckedCell, queries: int, needed: int | None, more: str) -> str:
+    """How much evidence would decide a cell; ``more`` is the command that takes it."""
     if needed is None:
         seen = "balance exactly" if cell.differing else "do not occur"
-        return (
-            f"Among {queries:,} queries gains and losses {seen}, so more of the same would not decide. If that is good "
-            f"enough, say how much may be lost: fixstar check {version} --tolerance {2 * tolerance or 0.01:g}"
-        )
-    more = f"fixstar check {version} --data LABELLED_IMAGES"
-    either = "" if tolerance else f"; or say how much may be lost: fixstar check {version} --tolerance 0.01"
+        return f"Among {queries:,} queries gains and losses {seen}: more of the same would not show a gain"
     return (
         f"If it stays so, about {needed:,} queries would decide; there were {queries:,}. Half of each class is the "
-        f"gallery: give about {2 * needed:,} labelled images with {more}{either}"
+        f"gallery: give about {2 * needed:,} labelled images with {more}"
+    )
+
+
+def tolerance_sentence(command: str, cell: CheckedCell, queries: int, way: WayOut | None, more: str = "") -> str:
+    """What it takes where a small loss is allowed; empty where that does not help. ``more`` gives ``command`` more."""
+    if way is None:
+        return ""
+    allowed = f"If it is enough to lose less than {percent(way.tolerance)[:-2]} points"
+    if way.needed is None:
+        return f"{allowed}, these queries show that: {command} --tolerance {way.tolerance:g}"
+    return (
+        f"{allowed}, about {way.needed:,} queries ({2 * way.needed:,} labelled images) would show that; these "
+        f"{queries:,} leave a loss of {percent(-cell.low)[:-2]} points open: {command} --tolerance "
+        f"{way.tolerance:g}{more}"
     )
 
 

@@ -141,7 +141,7 @@ class Registry:
                 f"{checkpoint}, then grow"
             )
 
-    def retire(self, name: str, live: Mapping[str, int], needed: Mapping[str, str]) -> None:
+    def retire(self, name: str, live: Mapping[str, int], needed: Mapping[str, str], deployed: str) -> None:
         """Give up a version's weights and memory; its card stays. Refused while its vectors live or it is needed.
 
         ``live`` counts vectors by version, ``needed`` says of versions why they must stay.
@@ -149,16 +149,27 @@ class Registry:
         tombstone = self.path / "retired" / f"{name}.json"
         if not (tombstone.is_file() and self.directory(name).is_dir()):  # else an earlier call was killed half way
             self.checked(name)
+            reasons = [needed[name]] if name in needed else []
             if live.get(name):
-                raise InputError(
-                    f"{live[name]:,} vectors of {name} live in the gallery; re-embed them first "
-                    f"(fixstar backfill --budget all), or delete them (fixstar gallery delete --version {name})"
-                )
-            if name in needed:
-                raise InputError(f"{name} cannot be retired: {needed[name]}")
+                reasons.append(f"{live[name]:,} vectors of {name} live in the gallery. {_to_be_rid_of(name, deployed)}")
+            if reasons:
+                raise InputError(f"{name} cannot be retired: {'. Besides, '.join(reasons)}")
             replace_json(tombstone, self.card(name))
         (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
+
+
+def _to_be_rid_of(name: str, deployed: str) -> str:
+    """How the vectors of a version go. A backfill replaces those older than the version deployed, no others."""
+    delete = f"or delete these items: fixstar gallery delete --version {name}"
+    if int(deployed[1:]) > int(name[1:]):
+        return f"Re-embed them (fixstar backfill --budget all), {delete}"
+    if deployed == name:
+        return f"Re-embed them once a newer version is deployed (fixstar backfill --budget all), {delete}"
+    return (
+        f"A backfill to {deployed}, which is deployed, never replaces newer vectors: deploy {name} again "
+        f"(fixstar deploy {name}), {delete}"
+    )
 
 
 def _numbers(paths: Any) -> set[int]:

@@ -25,7 +25,7 @@ _PREFERENCES: tuple[tuple[str, str], ...] = (
     (
         "cores",
         "prototypes stay fixed, so retraining from scratch meets the old vectors, if the old model was trained against "
-        "the same fixed classifier; otherwise keep the old vectors too and take bct-vectors",
+        "the same fixed classifier; otherwise {keep_vectors}take bct-vectors",
     ),
     ("bct-er", "the old classifier judges the new features, and a few images of each old class are enough"),
     (
@@ -66,6 +66,7 @@ def advise(have: Iterable[Need], methods: Mapping[str, Method]) -> Advice:
     possible = tuple(name for name, method in methods.items() if method.needs <= has)
     for name, reason in _PREFERENCES:
         if name in possible:
-            return Advice(possible, name, reason)
+            keep = "" if "bct-vectors" in possible else "keep the old vectors too and "
+            return Advice(possible, name, reason.format(keep_vectors=keep))
     missing = "keep the old vectors with their classes, or the old model and some images of every class"
     return Advice(possible, None, f"nothing that keeps old vectors useful is possible with that; {missing}")

@@ -9,6 +9,7 @@ A new feature that is wider than the old one shares its first components with it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -78,10 +79,7 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
     encoder = upgrade.encoder
     known = () if stored is None else tuple(c for i, c in enumerate(stored.classes) if (stored.labels == i).any())
     if stored is None or not set(known) & set(encoder.slots.classes):
-        raise ModelError(
-            f"no class of the images ({', '.join(upgrade.images.classes[:3])}, ...) has stored vectors "
-            f"({', '.join(known[:3]) or 'none'}, ...). Add images of old classes, and name the classes alike"
-        )
+        raise ModelError(_nothing_in_common(upgrade, known))
     width = stored.vectors.shape[1]
     if encoder.feature_dim < width:
         raise ModelError(
@@ -101,6 +99,23 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
         return {"ce": step.new.cross_entropy(step.targets), "influence": lam * cross_entropy(answers, own, own >= 0)}
 
     return Objective(terms)
+
+
+def _nothing_in_common(upgrade: Upgrade, known: tuple[str, ...]) -> str:
+    """What to say where no image is of a class with stored vectors, ``known``."""
+    why = f"no class of the images ({_some(upgrade.images.classes)}) has stored vectors"
+    if known:
+        return f"{why}; these have: {_some(known)}. Add images of such old classes, and name the classes alike"
+    return (
+        f"{why}. An upgrade makes them again, of images of the previous version's classes: "
+        f"{_some(upgrade.old_classes)}. Add images of old classes, some of each that is to stay "
+        "comparable, and name the classes alike"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and whether there are more."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:

@@ -18,5 +18,6 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"device {name!r} cannot be used here ({reason}). Try auto, cpu, cuda or cuda:0") from None
+        usable = "auto, cpu, cuda or cuda:0" if torch.cuda.is_available() else "auto or cpu: there is no CUDA device"
+        raise InputError(f"device {name!r} cannot be used here ({reason}). Try {usable}") from None
     return device

@@ -31,10 +31,10 @@ class FixedClassifier(Classifier, ABC):
 
     def __init__(self, capacity: int, scale: float = 1.0) -> None:
         super().__init__()
-        if capacity < self.smallest or not scale > 0:
-            raise InputError(
-                f"a {self.kind} needs capacity >= {self.smallest} and scale > 0, got capacity={capacity}, scale={scale}"
-            )
+        if capacity < self.smallest:
+            raise InputError(f"a {self.kind} needs capacity >= {self.smallest}, got capacity={capacity}")
+        if not scale > 0:
+            raise InputError(f"a {self.kind} needs scale > 0, got scale={scale}")
         self.feature_dim, self.outputs, self.scale = self.width(capacity), capacity, float(scale)
         self.options = {"capacity": capacity, "scale": float(scale)}
 

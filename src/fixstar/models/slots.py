@@ -7,9 +7,10 @@ one slot to two classes. The map is data and is saved with the model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from fixstar.errors import InputError, ModelError, UnknownNameError
 
@@ -48,8 +49,11 @@ class Slots:
         return tuple(sorted(self.by_class, key=self.by_class.__getitem__))
 
     def assign(self, names: Iterable[str], side: Side = "left") -> Slots:
-        """The map with a slot for each of ``names``; classes that own one keep it."""
-        new = [name for name in dict.fromkeys(names) if name not in self.by_class]
+        """The map with a slot for each of ``names``; classes that own one keep it. Each is named once."""
+        names = _named_once(names)
+        if side not in get_args(Side):
+            raise UnknownNameError("side", side, get_args(Side), "Slots are taken from there")
+        new = [name for name in names if name not in self.by_class]
         if self.capacity is None:
             start = len(self.by_class)
             return Slots(None, {**self.by_class, **{name: start + i for i, name in enumerate(new)}})
@@ -58,12 +62,13 @@ class Slots:
         if len(new) > len(free) and not taken:
             raise InputError(
                 f"{len(new)} classes do not fit into the capacity K={self.capacity}. Choose a larger one: --capacity "
-                f"N, N at least {len(new)}, and larger if more classes are to come"
+                f"N, in Python capacity=N, N at least {len(new)}, and larger if more classes are to come"
             )
         if len(new) > len(free):
             raise InputError(
                 f"{len(new)} new classes do not fit: {len(free)} of the capacity K={self.capacity} slots are free. "
-                f"Make room with: fixstar grow COUNT, COUNT at least {max(2, len(new) - len(free))}"
+                f"Make room with: fixstar grow COUNT, COUNT at least {max(2, len(new) - len(free))}. In Python: "
+                "encoder.grow(COUNT), or later={VERSION: replace(settings, grown=(*settings.grown, COUNT))} of a run"
             )
         chosen = free[: len(new)] if side == "left" else free[::-1][: len(new)]
         return Slots(self.capacity, {**self.by_class, **dict(zip(new, chosen, strict=True))})
@@ -102,3 +107,11 @@ class Slots:
             if name not in self.by_class:
                 raise UnknownNameError("class", name, list(self.by_class)[:20])
         return [self.by_class[name] for name in names]
+
+
+def _named_once(names: Iterable[str]) -> list[str]:
+    """The names as a list; one that comes twice is most likely a mistake about which class is which."""
+    given = list(names)
+    if twice := [name for name, count in Counter(given).items() if count > 1]:
+        raise InputError(f"every class is named once; named more often: {', '.join(map(repr, twice[:5]))}")
+    return given

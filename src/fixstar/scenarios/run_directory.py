@@ -1,6 +1,7 @@
 """A run on disk: what it was started with, its finished versions, its memory, and where it stands.
 
-run.json                     method, settings and data; a restart with others is refused
+run.json                     method, settings and data; a restart with others is refused, but for the
+                             ``later`` settings of versions that are not finished
 versions/v1, v2, ...         finished encoders, never rewritten
 memory/v1.safetensors, ...   the replay memory after each version
 checkpoint-vN.safetensors    the version being trained, after its last whole epoch
@@ -39,7 +40,11 @@ class RunDirectory:
         on_first(lambda: run._begin(json.loads(json.dumps(description))))  # as it will read back: lists for tuples
         return run
 
-    def _begin(self, description: dict[str, Any]) -> None:
+    def renew(self, description: dict[str, Any]) -> None:
+        """Write down what the run goes on with, while it is held: versions to come may have got other settings."""
+        on_first(lambda: self._begin(json.loads(json.dumps(description)), renew=True))
+
+    def _begin(self, description: dict[str, Any], renew: bool = False) -> None:
         record = self.path / "run.json"
         if not record.exists():
             if not is_vacant(self.path):
@@ -50,11 +55,20 @@ class RunDirectory:
             started = json.loads(record.read_text())
         except ValueError as error:
             raise CheckpointError(f"{record} is not valid JSON ({error}); choose another directory") from error
-        if changed := _differences(started, description):
+        if changed := _differences(self._bound(started), self._bound(description)):
             raise CheckpointError(
                 f"{self.path} was started with other settings ({'; '.join(changed[:6])}). "
                 "Repeat the first command to go on with it, or choose another directory"
+                f"{_growth_hint(changed)}"
             )
+        if renew and started != description:
+            replace_json(record, description)
+
+    def _bound(self, description: dict[str, Any]) -> dict[str, Any]:
+        """A description without the ``later`` settings of versions that are not finished: those may still change."""
+        later = description.get("later") or {}
+        finished = {number: settings for number, settings in later.items() if self.version(int(number)).exists()}
+        return {**description, "later": finished}
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -98,6 +112,13 @@ class RunDirectory:
     def finished(self, number: int) -> bool:
         """Whether version ``number`` is complete."""
         return bool(from_first(self.version(number).exists))
+
+
+def _growth_hint(changed: list[str]) -> str:
+    """What to type where somebody wanted the next version grown, and changed the settings of all of them."""
+    if not any(line.startswith("settings.grown ") for line in changed):
+        return ""
+    return ". To grow from version N on, keep the settings and give later={N: replace(settings, grown=...)}"
 
 
 def _differences(started: Any, asked: Any, prefix: str = "") -> list[str]:

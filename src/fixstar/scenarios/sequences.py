@@ -36,9 +36,16 @@ def lifelong(
     settings: Settings,
     directory: str | Path | None = None,
     progress: bool = True,
+    *,
+    later: Mapping[int, Settings] | None = None,
 ) -> Iterator[Version]:
-    """CL2R: each version goes on from the last one's weights, with the task's images and a replay memory."""
-    return _sequence("lifelong", stream, method, settings, directory, progress)
+    """CL2R: each version goes on from the last one's weights, with the task's images and a replay memory.
+
+    ``later`` are settings to use from a version on, such as ``{4: replace(settings, grown=(500,))}`` where v4 needs
+    room for more classes. Model and memory stay those of ``settings``.
+    """
+    given = _Given(later=_checked_later("lifelong", stream, method, settings, later))
+    return _sequence("lifelong", stream, method, settings, directory, progress, given)
 
 
 def retraining(
@@ -56,15 +63,11 @@ def retraining(
 
     A ``pretrained`` model is where every version starts that does not go on from the last one (CoReS, section 6.3).
     ``validation`` selects the best compatible epoch of each upgrade (eq. 11). ``later`` are settings to use from a
-    version on, such as another backbone (section 6.6); with BCT its feature must not become narrower.
+    version on: with room for more classes, as in ``lifelong``, or, where each version starts anew, with another
+    backbone (section 6.6); with BCT its feature must not become narrower.
     """
-    later = later or {}
-    if later and method.initialisation == "previous":
-        raise InputError(
-            f"method {method.name!r} goes on from the last weights, so its settings cannot change along the way; "
-            "choose one that starts each version anew"
-        )
-    given = _Given(pretrained=pretrained, validation=validation, later=later)
+    chosen = _checked_later("retraining", stream, method, settings, later)
+    given = _Given(pretrained=pretrained, validation=validation, later=chosen)
     return _sequence("retraining", stream, method, settings, directory, progress, given)
 
 
@@ -74,9 +77,12 @@ def run_scenario(
     settings: Settings,
     directory: str | Path | None = None,
     progress: bool = True,
+    *,
+    later: Mapping[int, Settings] | None = None,
 ) -> Iterator[Version]:
-    """The scenario that the method's paper trains it in."""
-    return _sequence(method.scenario, stream, method, settings, directory, progress)
+    """The scenario that the method's paper trains it in: ``lifelong`` or ``retraining``, which explain ``later``."""
+    given = _Given(later=_checked_later(method.scenario, stream, method, settings, later))
+    return _sequence(method.scenario, stream, method, settings, directory, progress, given)
 
 
 def replacing(
@@ -86,17 +92,47 @@ def replacing(
     replacements: Mapping[int, Encoder],
     directory: str | Path | None = None,
     progress: bool = True,
+    *,
+    later: Mapping[int, Settings] | None = None,
 ) -> Iterator[Version]:
     """IAM-CL2R: lifelong, but at given tasks a better pre-trained model takes the place of the fine-tuned one.
 
     ``replacements`` are the models by the number of the task that they are first fine-tuned on; 1 is the model to begin
     with. They may differ in architecture. A replacement becomes the teacher (HOC, section 5.3). Give its
-    classes slots from the left and set ``Settings(side="right")``, so that no slot has two owners.
+    classes slots from the left and set ``Settings(side="right")``, so that no slot has two owners. ``later`` is that of
+    ``lifelong``.
     """
     unknown = sorted(set(replacements) - {task.number for task in stream})
     if unknown:
         raise InputError(f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(stream)}")
-    return _sequence("lifelong", stream, method, settings, directory, progress, _Given(replacements))
+    given = _Given(replacements, later=_checked_later("lifelong", stream, method, settings, later))
+    return _sequence("lifelong", stream, method, settings, directory, progress, given)
+
+
+_OF_THE_MODEL = ("backbone", "backbone_options", "classifier_options", "capacity", "preprocessing")
+_OF_THE_MEMORY = ("replay_per_class", "selection")
+
+
+def _checked_later(
+    scenario: str, stream: TaskStream, method: Method, settings: Settings, later: Mapping[int, Settings] | None
+) -> Mapping[int, Settings]:
+    """``later``, refused where it names no version that is still to come, or changes what goes on from the last one."""
+    later = later or {}
+    if odd := sorted(set(later) - {task.number for task in stream if task.number > 1}):
+        raise InputError(
+            f"later={{{odd[0]}: ...}} names no version that follows another: v1 is trained with the settings "
+            f"themselves, and the tasks are 1 to {len(stream)}"
+        )
+    kept: tuple[str, ...] = _OF_THE_MODEL if method.initialisation == "previous" else ()
+    kept += _OF_THE_MEMORY if scenario == "lifelong" else ()
+    for number, changed in later.items():
+        if moved := [name for name in kept if getattr(changed, name) != getattr(settings, name)]:
+            raise InputError(
+                f"later={{{number}: ...}} changes {', '.join(moved)}: a {scenario} run of {method.name!r} goes on with "
+                "the last version's model and memory. Change the others (grown, recipe, ...), or choose a method that "
+                "starts each version anew"
+            )
+    return later
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +173,7 @@ def _sequence(
         return
     run = RunDirectory.open(directory, _description(scenario, stream, method, settings, given))
     with run.held():
+        run.renew(_description(scenario, stream, method, settings, given))
         yield from _versions(scenario, stream, method, settings, run, progress, given)
 
 
@@ -163,7 +200,7 @@ def _versions(
             mine = given.settings(task.number, settings)
             version = train_version(task.number, images, past, method, mine, checkpoint, progress, given.validation)
             if lifelong_learning:
-                memory = remember(memory, version, settings)
+                memory = remember(memory, version, mine)
             if run is not None:
                 run.finish(task.number, version.encoder, memory)
         previous = version.encoder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -28,8 +29,8 @@ class Settings:
 
     ``capacity`` is K, the number of classes a simplex has room for: take it large, it costs O(K). ``grown`` are the
     capacities of the simplices added since: a version that lacks the last of them gets them before its classes get
-    slots. ``preprocessing`` replaces the backbone's own. New classes take their slots from ``side``. ``device="auto"``
-    takes a GPU if there is one.
+    slots, so a run grows by ``later`` settings (``lifelong``). ``preprocessing`` replaces the backbone's own. New
+    classes take their slots from ``side``. ``device="auto"`` takes a GPU if there is one.
     """
 
     backbone: str = "resnet32"
@@ -51,11 +52,18 @@ class Settings:
         wrong = [
             f"{name}={value!r} must be {rule}"
             for name, value, rule, right in (
+                ("capacity", self.capacity, "a whole number of at least 2", _whole(self.capacity, 2)),
                 ("bad_images", self.bad_images, "one of refuse, skip", self.bad_images in ("refuse", "skip")),
                 ("selection", self.selection, "one of random, herding", self.selection in ("random", "herding")),
-                ("replay_per_class", self.replay_per_class, "at least 0", self.replay_per_class >= 0),
-                ("seed", self.seed, "at least 0", self.seed >= 0),
-                ("grown", self.grown, "capacities of at least 2", all(extra >= 2 for extra in self.grown)),
+                ("side", self.side, "one of left, right", self.side in ("left", "right")),
+                (
+                    "replay_per_class",
+                    self.replay_per_class,
+                    "a whole number of at least 0",
+                    _whole(self.replay_per_class, 0),
+                ),
+                ("seed", self.seed, "a whole number of at least 0", _whole(self.seed, 0)),
+                ("grown", self.grown, "capacities of at least 2", all(_whole(extra, 2) for extra in self.grown)),
             )
             if not right
         ]
@@ -115,3 +123,7 @@ class Settings:
                 "grown": tuple(content.get("grown", ())),
             }
         )
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, Integral) and int(value) >= least

@@ -6,38 +6,50 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import UploadFile
 from fastapi.concurrency import run_in_threadpool
 
+from fixstar.errors import GalleryError
 from fixstar.gallery.arguments import checked_ids
 from fixstar.images.reading import Pixels
 from fixstar.lifecycle import CatalogueItem, LocalEmbedder, index_items
 from fixstar.lifecycle.catalogue import IMAGE, STAMP
 from fixstar.models import Encoder
 from fixstar.service.context import Context
-from fixstar.service.intake import read_upload
+from fixstar.service.intake import read_upload, unusable
 from fixstar.service.problems import Problem
 
-__all__ = ["Added", "Rejected", "Upload", "add_images", "keep_images", "plan_uploads"]
+__all__ = ["EXAMPLES", "Added", "Rejected", "Upload", "add_images", "keep_images", "nothing_added", "plan_uploads"]
 
+EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}  # of the form's fields, for one image
 _LONGEST_ID = 1024
+_LONGEST_NAME = 255
 
 
-class Upload(NamedTuple):
-    """An image with the id and the payload that it is to have."""
+@dataclass(frozen=True)
+class Upload:
+    """An image with the id and the payload that it is to have, and its place among those that came with it."""
 
     id: str
     payload: dict[str, Any]
     file: UploadFile
+    index: int
+
+    @property
+    def name(self) -> str | None:
+        """The file name that was sent, as a label for people; it never becomes a path."""
+        return self.file.filename and self.file.filename.encode("utf-8", "replace").decode()[:_LONGEST_NAME]
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """An image that was left out, and why."""
+    """An image that was left out: which one, and why."""
 
     id: str
+    index: int
+    file: str | None
     problem: Problem
 
 
@@ -60,23 +72,33 @@ def plan_uploads(
         )
     for name, given in (("payloads", payloads), ("ids", ids)):
         if given is not None and len(given) != len(images):
-            raise _wrong(f"{len(given)} {name} for {len(images)} images; one an image is needed")
-    names = [uuid.uuid4().hex for _ in images] if ids is None else checked_ids(list(ids))
-    if too_long := [name for name in names if len(name) > _LONGEST_ID]:
-        raise _wrong(f"an id has up to {_LONGEST_ID} characters, got {len(too_long[0])}")
+            seen = f"{len(given)} {name} for {len(images)} images; one an image is needed"
+            raise _wrong(seen, f"send as many as images, in their order, such as {EXAMPLES[name]}")
+    names = [uuid.uuid4().hex for _ in images] if ids is None else _checked_ids(ids)
     contents = [{} for _ in images] if payloads is None else [_checked(content) for content in payloads]
-    return list(map(Upload, names, contents, images))
+    return list(map(Upload, names, contents, images, range(len(images))))
+
+
+def _checked_ids(ids: Sequence[Any]) -> list[str]:
+    try:
+        names = checked_ids(list(ids))
+    except GalleryError as error:
+        raise _wrong(str(error), f"send such as {EXAMPLES['ids']}") from error
+    if too_long := [name for name in names if len(name) > _LONGEST_ID]:
+        raise _wrong(f"an id has up to {_LONGEST_ID} characters, got {len(too_long[0])}", "send a shorter one")
+    return names
 
 
 def _checked(payload: Any) -> dict[str, Any]:
     if not isinstance(payload, dict):
-        raise _wrong(f"a payload is a JSON object, got {payload!r:.80}")
+        raise _wrong(f"a payload is a JSON object, got {payload!r:.80}", 'send such as {"label": "shoes"}')
     if reserved := {IMAGE, STAMP} & payload.keys():
-        raise _wrong(f"the payload field {min(reserved)!r} says where the image is kept, and is filled in here")
+        seen = f"the payload field {min(reserved)!r} says where the image is kept, and is filled in here"
+        raise _wrong(seen, "give the field another name")
     return payload
 
 
-def _wrong(detail: str, hint: str = "see /v1/docs") -> Problem:
+def _wrong(detail: str, hint: str) -> Problem:
     return Problem(422, "The request is not as documented", detail, hint)
 
 
@@ -85,17 +107,35 @@ async def add_images(context: Context, uploads: Sequence[Upload]) -> Added:
     version, encoder = await run_in_threadpool(_deployed, context)
     read = await asyncio.gather(*(_read(context, upload, encoder) for upload in uploads))
     good = [(upload, item) for upload, item in zip(uploads, read, strict=True) if not isinstance(item, Problem)]
-    bad = [Rejected(upload.id, item) for upload, item in zip(uploads, read, strict=True) if isinstance(item, Problem)]
+    bad = {upload.id: item for upload, item in zip(uploads, read, strict=True) if isinstance(item, Problem)}
 
     def store() -> Added:
         items = [CatalogueItem(upload.id, pixels, {**upload.payload, **kept}) for upload, (pixels, kept) in good]
         done = index_items(context.workspace.gallery, version, LocalEmbedder(encoder), items, again=True)
-        failed = {one.name: Problem(422, "The image cannot be used", one.reason) for one in done.bad}
+        failed = {one.name: unusable(one.reason) for one in done.bad}
         context.metrics.embedded.labels(version, "item").inc(done.added)
         stored = {item.id: dict(item.payload) for item in items if item.id not in failed}
-        return Added(version, stored, bad + [Rejected(name, problem) for name, problem in failed.items()])
+        why = bad | failed
+        rejected = [Rejected(one.id, one.index, one.name, why[one.id]) for one in uploads if one.id in why]
+        return Added(version, stored, rejected)
 
     return await run_in_threadpool(store)
+
+
+def nothing_added(bad: Sequence[Rejected], told: list[dict[str, Any]]) -> Problem:
+    """The answer where no image could be used: the status that they all have, else 422. ``told`` names each."""
+    first, statuses = bad[0], {one.problem.status for one in bad}
+    seen = f"nothing was stored, of {len(bad)} sent; {_which(first)}: {first.problem.detail}"
+    hint = first.problem.hint if len(statuses) == 1 else "see bad for what to do about each"
+    problem = Problem(min(statuses) if len(statuses) == 1 else 422, "No image can be used", seen, hint)
+    problem.more = {"bad": told}
+    return problem
+
+
+def _which(image: Upload | Rejected) -> str:
+    """Which of the images that came together, for people."""
+    name = image.name if isinstance(image, Upload) else image.file
+    return f"image {image.index}" + (f" ({name})" if name else "")
 
 
 def _deployed(context: Context) -> tuple[str, Encoder]:
@@ -116,15 +156,16 @@ async def _read(context: Context, upload: Upload, encoder: Encoder) -> tuple[Pix
 async def keep_images(context: Context, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
     """Keep images on disk for a job: id, where the image is, and payload of each. Refuses all where one is no image."""
     suffixes = []
-    for number, upload in enumerate(uploads):
+    for upload in uploads:
         try:
             suffixes.append(await context.intake.check(await read_upload(upload.file, context.settings)))
         except Problem as problem:
-            problem.detail = f"image {number} ({upload.id}): {problem.detail}; nothing was stored"
+            problem.detail = f"{_which(upload)}: {problem.detail}; nothing was stored"
             raise
     items = []
     for upload, suffix in zip(uploads, suffixes, strict=True):
         await upload.file.seek(0)
         kept = await run_in_threadpool(context.workspace.images.keep, await upload.file.read(), suffix)
-        items.append({"id": upload.id, "image": kept[IMAGE], "payload": {**upload.payload, **kept}})
+        payload = {**upload.payload, **kept}
+        items.append({"id": upload.id, "image": kept[IMAGE], "payload": payload, "file": upload.name})
     return items

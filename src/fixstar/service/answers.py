@@ -44,10 +44,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Bad:
-    """An image that was left out."""
+    """An image that was left out: ``index`` is its place among those sent, from 0, ``file`` the name sent with it."""
 
     id: str
     reason: str
+    index: int | None = None
+    file: str | None = None
+
+    @property
+    def called(self) -> str:
+        """Which one it is, for people."""
+        place = self.id if self.index is None else f"image {self.index}"
+        return f"{place} ({self.file})" if self.file else place
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,7 @@ def record(kind: type[Record], content: Mapping[str, Any], **parts: Any) -> Reco
     """A record from JSON; fields that a newer service adds are passed over.
 
     >>> record(Bad, {"id": "a", "reason": "no image", "since": "later"})
-    Bad(id='a', reason='no image')
+    Bad(id='a', reason='no image', index=None, file=None)
     """
     names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     known = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in names}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from fixstar import __version__
@@ -21,6 +21,7 @@ from fixstar.service.limits import BodyLimit, RateLimit, SameOrigin, SecurityHea
 from fixstar.service.metrics import Metrics, Watch
 from fixstar.service.openapi import add_documents
 from fixstar.service.page import mount_page
+from fixstar.service.parameters import known_parameters
 from fixstar.service.request_log import RequestLog
 from fixstar.service.route_names import RouteNames
 from fixstar.service.settings import ServiceSettings
@@ -78,7 +79,7 @@ def create_app(
     )
     add_problem_handlers(app)
     for routes in (health_routes, search_routes, item_routes, lifecycle_routes, job_routes):
-        app.include_router(routes.router)
+        app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     add_documents(app)
     mount_page(app)
     return app

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fixstar.errors import FixstarError, InputError, MissingExtraError
+from fixstar.errors import InputError, MissingExtraError
 from fixstar.service.answers import Added, Bad, Check, Found, Hit, Item, Job, Move, Status, Version, record
+from fixstar.service.client_errors import ImagesLeftOutError, ServiceError
 
 if TYPE_CHECKING:
     import httpx
@@ -25,18 +26,10 @@ if TYPE_CHECKING:
 
     Picture = str | Path | bytes | Image.Image
 
-__all__ = ["Client", "ServiceError"]
+__all__ = ["Client", "ImagesLeftOutError", "ServiceError"]
 
 _AGAIN = (429, 503)
 _PAGE = 500
-
-
-class ServiceError(FixstarError):
-    """The service did not do it. ``status`` is that of HTTP; None where it could not be reached."""
-
-    def __init__(self, title: str, detail: str = "", hint: str = "", status: int | None = None) -> None:
-        super().__init__(". ".join(part for part in (": ".join(filter(None, (title, detail))), hint) if part))
-        self.title, self.detail, self.hint, self.status = title, detail, hint, status
 
 
 class Client:
@@ -67,7 +60,7 @@ class Client:
 
     def search(self, image: Picture, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True) -> Found:
         """The items nearest to an image: a path, the bytes of a file, or a PIL image."""
-        files = {"image": ("image", _content(image))}
+        files = {"image": (_file_name(image), _content(image))}
         return _found(self._ask("POST", "/v1/search", again=True, files=files, params=_options(k, where, exact)))
 
     def search_vector(
@@ -78,7 +71,10 @@ class Client:
         where: Mapping[str, Any] | None = None,
         exact: bool = True,
     ) -> Found:
-        """The items nearest to a vector that a version made, the deployed one unless told."""
+        """The items nearest to a vector that a version made, the deployed one unless told.
+
+        It is the short form, which galleries store: ``encoder.encode(images, form="short")``.
+        """
         numbers = [float(number) for number in vector]
         query = {"vector": numbers, "version": version, "k": k, "where": where, "exact": exact}
         return _found(self._ask("POST", "/v1/search/vector", again=True, json=query))
@@ -93,10 +89,18 @@ class Client:
         self,
         images: Mapping[str, Picture] | Sequence[Picture],
         payloads: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]] | None = None,
+        leave_out: bool = False,
     ) -> Added:
-        """Store images, by id or with ids made up by the service; on disk when this returns."""
+        """Store images, by id or with ids made up by the service; on disk when this returns.
+
+        ``ImagesLeftOutError`` where some cannot be used: the others are stored. With ``leave_out`` those are named in
+        the answer's ``bad`` instead; where none at all can be used it is an error in any case.
+        """
         answer = self._ask("POST", "/v1/items", again=isinstance(images, Mapping), **_upload(images, payloads))
-        return record(Added, answer, bad=tuple(record(Bad, one) for one in answer["bad"]))
+        added = record(Added, answer, bad=_bad(answer))
+        if added.bad and not leave_out:
+            raise ImagesLeftOutError(added.added, added.bad)
+        return added
 
     def add_later(
         self,
@@ -226,8 +230,14 @@ def _answered(answer: httpx.Response) -> Any:
     if answer.is_success and content is not None:
         return content
     told = content if isinstance(content, dict) else {}
+    if bad := _bad(told):
+        raise ImagesLeftOutError((), bad, answer.status_code)
     title = told.get("title") or f"The answer was {answer.status_code}, and not of a fixstar service"
     raise ServiceError(title, told.get("detail", ""), told.get("hint", ""), answer.status_code)
+
+
+def _bad(told: Mapping[str, Any]) -> tuple[Bad, ...]:
+    return tuple(record(Bad, one) for one in told.get("bad", ()))
 
 
 def _pause(answer: httpx.Response) -> float:
@@ -258,7 +268,12 @@ def _upload(images: Any, payloads: Any) -> dict[str, Any]:
     if payloads is not None:
         data["payloads"] = json.dumps(list(payloads))
     pictures = images.values() if isinstance(images, Mapping) else images
-    return {"files": [("images", ("image", _content(one))) for one in pictures], "data": data}
+    return {"files": [("images", (_file_name(one), _content(one))) for one in pictures], "data": data}
+
+
+def _file_name(image: Picture) -> str:
+    """What the service calls an image by that it cannot use."""
+    return Path(image).name if isinstance(image, (str, Path)) else "image"
 
 
 def _content(image: Picture) -> bytes:

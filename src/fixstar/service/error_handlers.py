@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from fixstar.errors import FixstarError, GalleryUnavailableError
+from fixstar.service.parameters import operation
 from fixstar.service.problems import Problem, full, is_full, problem_response
 
 __all__ = ["add_problem_handlers", "framework_problem"]
@@ -43,15 +44,33 @@ def add_problem_handlers(app: FastAPI) -> None:
         return problem_response(_disk_problem(error))
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         seen = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
-        return problem_response(Problem(422, _WRONG, seen, "see /v1/openapi.json"))
+        return problem_response(Problem(422, _WRONG, seen, _validation_hint(request, error)))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, OSError):  # the files of a form found no room
             return problem_response(_disk_problem(error.__cause__))
         return problem_response(framework_problem(request.method, request.url.path, error))
+
+
+def _validation_hint(request: Request, error: RequestValidationError) -> str:
+    """What to send instead: mostly the body is of another kind than asked for."""
+    kind = request.headers.get("content-type", "")
+    whole = any(tuple(one["loc"]) == ("body",) for one in error.errors())
+    if whole and "json" not in kind.lower():
+        return "send JSON with the header content-type: application/json (curl: -H 'content-type: application/json')"
+    if whole:
+        return "send a JSON object; see /v1/docs for its fields"
+    if any(one["loc"][0] == "body" for one in error.errors()) and _takes_form(request) and "multipart" not in kind:
+        return "send multipart/form-data, as curl -F does; see /v1/docs"
+    return "see /v1/docs for what this takes, /v1/openapi.json for its limits"
+
+
+def _takes_form(request: Request) -> bool:
+    body = operation(request).get("requestBody", {})
+    return "multipart/form-data" in body.get("content", {})
 
 
 def _disk_problem(error: OSError) -> Problem:

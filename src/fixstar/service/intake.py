@@ -20,9 +20,9 @@ from fixstar.errors import ImageError
 from fixstar.images import Preprocessing, read_pixels
 from fixstar.images.reading import Pixels
 from fixstar.service.problems import Problem
-from fixstar.service.settings import ServiceSettings
+from fixstar.service.settings import SMALLER, ServiceSettings
 
-__all__ = ["Intake", "Read", "check_image", "image_kind", "read_upload"]
+__all__ = ["Intake", "Read", "check_image", "image_kind", "read_upload", "unusable"]
 
 _MAGIC: Final = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -34,6 +34,8 @@ _MAGIC: Final = (
     (b"MM\0*", "TIFF"),
 )
 _SUFFIX: Final = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "TIFF": ".tiff", "WEBP": ".webp"}
+
+_KINDS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 
 Result = TypeVar("Result")
 
@@ -59,25 +61,27 @@ def check_image(data: bytes, settings: ServiceSettings) -> str:
         raise _too_large(len(data), settings)
     kind = image_kind(data)
     if kind is None:
-        seen = "empty" if not data else "its first bytes are of none of these"
-        raise Problem(415, "Not an image of a known format", seen, "send JPEG, PNG, WebP, GIF, BMP or TIFF")
+        seen = "the file is empty" if not data else f"its first bytes are not those of a {_KINDS} file"
+        raise Problem(415, "Not an image of a known format", seen, f"send {_KINDS}")
     try:
         with Image.open(io.BytesIO(data), formats=(kind,)) as image:
             width, height = image.size
     except Exception as error:  # a decoder fed foreign bytes raises anything
-        raise _unusable(f"its header is damaged, or claims too much ({type(error).__name__})") from error
+        raise unusable(f"its header is damaged, or claims too much ({type(error).__name__})") from error
     if not 0 < width * height <= settings.pixels:
-        raise _unusable(f"{width} x {height} pixels; 1 to {settings.pixels:,} are allowed. It was not decoded")
+        seen = f"{width} x {height} pixels; 1 to {settings.pixels:,} are allowed. It was not decoded"
+        raise unusable(seen, "scale it down; the operator may allow more megapixels with: fixstar serve --pixels")
     return _SUFFIX[kind]
 
 
 def _too_large(size: int, settings: ServiceSettings) -> Problem:
     seen = f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed"
-    return Problem(413, "The image is too large", seen, "send a smaller version")
+    return Problem(413, "The image is too large", seen, SMALLER)
 
 
-def _unusable(detail: str) -> Problem:
-    return Problem(422, "The image cannot be used", detail, "open it in an image editor and save it again")
+def unusable(detail: str, hint: str = "open it in an image editor and save it again") -> Problem:
+    """The answer to an image that is of an allowed format, and still of no use."""
+    return Problem(422, "The image cannot be used", detail, hint)
 
 
 class Read(NamedTuple):
@@ -110,7 +114,7 @@ class Intake:
             try:
                 return Read(read_pixels(data, wanted, self._settings.pixels), wanted, suffix)
             except ImageError as error:
-                raise _unusable(error.reason) from error
+                raise unusable(error.reason) from error
 
         return await self._in_time(work)
 
@@ -123,7 +127,7 @@ class Intake:
             async with asyncio.timeout(self._settings.decode_seconds):
                 return await asyncio.shield(running)
         except TimeoutError:
-            raise _unusable(f"decoding it took more than {self._settings.decode_seconds:g} s") from None
+            raise unusable(f"decoding it took more than {self._settings.decode_seconds:g} s") from None
 
     def _leave(self, running: asyncio.Future[Result]) -> None:
         self._free.release()

@@ -10,15 +10,17 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from fixstar.gallery import Item
-from fixstar.service.adding import Added, Upload, add_images, keep_images, plan_uploads
+from fixstar.service.adding import EXAMPLES, Upload, add_images, keep_images, nothing_added, plan_uploads
 from fixstar.service.context import Context, Shared
 from fixstar.service.forms import FormRoute
 from fixstar.service.keys import Caller, needs
 from fixstar.service.listing import ItemPage, item_page
 from fixstar.service.problems import Problem
 from fixstar.service.shapes import (
+    BadShape,
     ItemShape,
     JobShape,
+    NothingAddedShape,
     item_shape,
     job_shape,
     parse_filter,
@@ -41,15 +43,8 @@ Payloads = Annotated[str | None, Form(description="A JSON list: one object an im
 Ids = Annotated[str | None, Form(description="A JSON list of ids, one an image; made up unless told.")]
 
 
-class BadShape(BaseModel):
-    """An image that was left out."""
-
-    id: str
-    reason: str
-
-
 class AddedShape(BaseModel):
-    """What was stored, by which version, and what was not."""
+    """What was stored, by which version, and what was not: the others are stored all the same."""
 
     version: str
     added: list[str]
@@ -83,7 +78,8 @@ def items(
     """Page through all items. With ``where`` a page ends after 5,000 items that were looked at; ``next`` goes on."""
     gallery = context.workspace.gallery
     if version is not None and version not in (known := [space.name for space in gallery.versions()]):
-        raise Problem(404, "There is no such version", f"{version!r}; there are: {', '.join(known)}")
+        hint = f"there are: {', '.join(known) or 'none yet'}"
+        raise Problem(404, "There is no such version", f"the gallery has no vectors of {version!r}", hint)
     return item_page(gallery, limit, version, after, parse_filter(where))
 
 
@@ -149,11 +145,18 @@ def delete_item(context: Shared, item_id: ItemId) -> DeletedShape:
     return DeletedShape(deleted=1)
 
 
-@router.post("/items", dependencies=WRITE, responses=problems(413, 415))
+@router.post("/items", dependencies=WRITE, responses=problems(413, 415, 422, shape=NothingAddedShape))
 async def add_items(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> AddedShape:
-    """Embed and store images with the deployed version before the answer. Those that cannot be used are named."""
+    """Embed and store images with the deployed version before the answer. Those that cannot be used are named.
+
+    Where none can be used the answer is a problem, which names them too.
+    """
     uploads = await _planned(images, payloads, ids, context.settings.images_at_once)
-    return _told(await add_images(context, uploads))
+    added = await add_images(context, uploads)
+    bad = [BadShape(id=one.id, index=one.index, file=one.file, reason=one.problem.sentence()) for one in added.bad]
+    if bad and not added.stored:
+        raise nothing_added(added.bad, [one.model_dump() for one in bad])
+    return AddedShape(version=added.version, added=list(added.stored), bad=bad)
 
 
 @router.post("/items/async", status_code=202, responses=problems(413, 415))
@@ -207,10 +210,6 @@ def _listed(name: str, text: str | None) -> list[Any] | None:
         return None
     content = parse_json(name, text)
     if not isinstance(content, list):
-        raise Problem(422, "The request is not as documented", f"{name} is a JSON list, one entry an image")
+        seen = f"{name} is a JSON list, one entry an image; got {text:.80}"
+        raise Problem(422, "The request is not as documented", seen, f"send such as {EXAMPLES[name]}")
     return content
-
-
-def _told(added: Added) -> AddedShape:
-    bad = [BadShape(id=one.id, reason=one.problem.detail or one.problem.title) for one in added.bad]
-    return AddedShape(version=added.version, added=list(added.stored), bad=bad)

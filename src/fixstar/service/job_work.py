@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fixstar.errors import DeploymentMovedError
+from fixstar.images import BadImage
 from fixstar.lifecycle import Backfilled, CatalogueItem, GateRules, check_version
 from fixstar.lifecycle.backfill_plan import PlanFiles
 from fixstar.service.job_files import Job
@@ -59,7 +60,7 @@ def index_work(space: Workspace, handle: Handle) -> Result:
             raise StoppedError(f"{done:,} of {len(items):,} items were dealt with", result)
         batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in items[done:][:BATCH]]
         stored = space.index(batch, again=True)  # again: a payload may be new where the image is not
-        bad = [{"id": one.name, "reason": one.reason} for one in stored.bad]
+        bad = [_bad(one, done, items[done:][:BATCH]) for one in stored.bad]
         versions = dict(result["versions"])
         versions[stored.version] = versions.get(stored.version, 0) + stored.added
         result = {
@@ -71,6 +72,12 @@ def index_work(space: Workspace, handle: Handle) -> Result:
         done += len(batch)
         handle.note(save=True, done=done, result=result)
     return result
+
+
+def _bad(image: BadImage, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
+    """An image that was left out, as ``POST /v1/items`` tells it. Jobs of older releases know no file names."""
+    row = next(number for number, one in enumerate(batch) if one["id"] == image.name)
+    return {"id": image.name, "index": before + row, "file": batch[row].get("file"), "reason": image.reason}
 
 
 def check_work(space: Workspace, handle: Handle) -> Result:

@@ -18,7 +18,7 @@ from fixstar.errors import FixstarError, InputError
 from fixstar.service.history import History
 from fixstar.service.job_files import KINDS, Job, JobFiles, Kind, now
 from fixstar.service.job_work import WORK, StoppedError
-from fixstar.service.problems import Problem, full, is_full
+from fixstar.service.problems import Problem, fault, full, is_full
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
@@ -223,7 +223,7 @@ class Jobs:
             problem = full(error)
         else:
             _log.error("job %s failed", name, exc_info=error)
-            problem = Problem(500, "Something is wrong in the service", hint="its log says what")
+            problem = fault()
         self._end(self.get(name), state="failed", error=problem.body(), message=problem.title)
 
     def _keep(self, job: Job, save: bool = True) -> Job:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from fixstar.errors import DeploymentMovedError
+from fixstar.errors import DeploymentMovedError, GateError
 from fixstar.lifecycle import Move
 from fixstar.lifecycle.backfill_plan import BackfillPlan, PlanFiles
 from fixstar.service import version_routes
@@ -58,10 +58,13 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> MoveShape:
     with _unless_moved():
         space.rollout.expect(wanted.deployed)
         if wanted.version == space.deployed():
-            raise Problem(409, "It is deployed already", f"{wanted.version} answers queries")
-        return MoveShape.model_validate(
-            _noted(space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed))
-        )
+            seen = f"{wanted.version} answers queries"
+            raise Problem(409, "It is deployed already", seen, "there is nothing to do; see /v1/status")
+        try:
+            move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed)
+        except GateError as error:
+            raise _not_shown(error) from error
+        return MoveShape.model_validate(_noted(context, move))
 
 
 @_own.post("/rollback", responses=problems(409))
@@ -73,7 +76,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
             space.rollout.expect(wanted.deployed)
         _before(context)
         job = _backfill_under_way(context)
-        move = _noted(space.rollback(caller.name, wanted.deployed, wanted.to))
+        move = _noted(context, space.rollback(caller.name, wanted.deployed, wanted.to))
     return RollbackShape(
         **MoveShape.model_validate(move).model_dump(),
         left=space.rollout.left_by(move),
@@ -104,11 +107,20 @@ def _unless_moved() -> Iterator[None]:
         raise Problem(409, "The deployment has moved", str(error), hint) from error
 
 
+def _not_shown(error: GateError) -> Problem:
+    """The answer to a deployment that the gate refuses, and what to send, where a reason would do."""
+    problem = Problem.of(error)
+    if '"force"' in problem.detail:
+        problem.hint = 'let it pass a check, or send "force": "REASON" with the deployment; the reason is kept'
+    return problem
+
+
 def _before(context: Context) -> str:
     """Where a rollback leads."""
     space = context.workspace
     if not space.versions() or (before := space.rollout.before()) is None:
-        raise Problem(409, "There is nothing to roll back to", "no deployment before this one")
+        seen = "no deployment before this one"
+        raise Problem(409, "There is nothing to roll back to", seen, "name the version you want: POST /v1/deploy")
     return before
 
 
@@ -122,10 +134,10 @@ def _ended_by(job: Job | None, version: str) -> str | None:
     return None if job is None or job.parameters["target"] == version else job.id
 
 
-def _noted(move: Move) -> Move:
-    _audit.info(
-        "%s of %s by %s%s", move.kind, move.version, move.by, f", forced: {move.reason!r}" if move.reason else ""
-    )
+def _noted(context: Context, move: Move) -> Move:
+    left = context.workspace.rollout.left_by(move)
+    forced = f", forced: {move.reason!r}" if move.reason else ""
+    _audit.info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, forced)
     return move
 
 

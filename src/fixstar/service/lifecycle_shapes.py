@@ -205,7 +205,8 @@ def _budget(text: str) -> str:
     """A budget that can be used; the problem says what is allowed, not the expression that it is compared with."""
     if re.fullmatch(_BUDGET, text) and text.strip("0.%"):  # something is left of what is not nothing
         return text
-    raise Problem(422, "The request is not as documented", f"body.budget: {BUDGETS}; got {text!r}")
+    seen = f"body.budget: {BUDGETS}; got {text!r}"
+    raise Problem(422, "The request is not as documented", seen, 'send such as {"budget": "10%"}')
 
 
 class BackfillRequest(_Asked):

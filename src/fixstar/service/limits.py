@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fixstar.service.key_file import Keys
 from fixstar.service.keys import identify, unknown
 from fixstar.service.problems import Problem, problem_response
-from fixstar.service.settings import LOOPBACK, ServiceSettings
+from fixstar.service.settings import LOOPBACK, SMALLER, ServiceSettings
 
 __all__ = ["BodyLimit", "RateLimit", "SameOrigin", "SecurityHeaders", "TokenBuckets", "address"]
 
@@ -207,13 +207,28 @@ class BodyLimit:
             return self._settings.request_bytes + _AROUND
         return (self._settings.upload_bytes if path in _ONE_IMAGE else 0) + _AROUND
 
+    def too_large(self, path: str) -> Problem:
+        """What is told of a body that is larger: the limit of an image, and of what comes beside it."""
+        beside = f"{_AROUND:,} bytes beside"
+        if path in _ONE_IMAGE:
+            seen, hint = (
+                f"this takes one image of up to {self._settings.upload_bytes:,} bytes, and {beside} it",
+                SMALLER,
+            )
+        elif path in _IMAGES:
+            seen = f"one request takes images of up to {self._settings.request_bytes:,} bytes in all, and {beside} them"
+            hint = "send fewer images in one request, or smaller ones"
+        else:
+            seen, hint = f"this takes up to {_AROUND:,} bytes, and no image", "send it in several requests"
+        return Problem(413, "Too large", seen, hint)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the body while it comes in."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         most, length = self.allowed(scope["path"]), Headers(scope=scope).get("content-length", "0")
-        too_large = Problem(413, "Too large", f"this takes up to {most:,} bytes", "send smaller images, or fewer")
+        too_large = self.too_large(scope["path"])
         if length.isascii() and length.isdigit() and int(length) > most:
             await _drain(receive, most)
             await problem_response(too_large)(scope, receive, send)
@@ -226,7 +241,8 @@ class BodyLimit:
                 async with asyncio.timeout(None if whole else self._idle):
                     message = await receive()
             except TimeoutError:
-                problem = Problem(408, "The request stopped coming", f"nothing came for {self._idle:.0f} s")
+                stopped = f"nothing came for {self._idle:.0f} s"
+                problem = Problem(408, "The request stopped coming", stopped, "send it again, without a pause")
                 raise _RefusedError from None
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from fixstar.service.shapes import ProblemShape, problems
+from fixstar.service.shapes import NothingAddedShape, ProblemShape, problems
 
 __all__ = ["add_documents", "listing"]
 
@@ -42,12 +42,15 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     """The document with problems and keys written into each operation."""
     parts = document.setdefault("components", {})
     schemas = parts.setdefault("schemas", {})
-    schemas["ProblemShape"] = ProblemShape.model_json_schema()
+    for shape in (ProblemShape, NothingAddedShape):
+        schemas[shape.__name__] = shape.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schemas[shape.__name__].pop("$defs", {})
     parts["securitySchemes"] = _SECURITY
     for path, operations in document["paths"].items():
         for operation in operations.values():
             answers = operation["responses"]
-            answers.pop("422", None)  # FastAPI's own shape, which is never sent
+            if "HTTPValidationError" in str(answers.get("422")):  # FastAPI's own shape, which is never sent
+                del answers["422"]
             for status in (*_EVERYWHERE, *(_WITH_BODY if "requestBody" in operation else ())):
                 answers.setdefault(str(status), problems(status)[status])
             if path not in _OPEN:

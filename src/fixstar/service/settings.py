@@ -9,6 +9,7 @@ from fixstar.errors import InputError
 
 __all__ = ["ServiceSettings"]
 
+SMALLER = "send a smaller version; the operator may allow more megabytes with: fixstar serve --upload"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 

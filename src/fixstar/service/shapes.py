@@ -9,6 +9,7 @@ from urllib.parse import quote_plus
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fixstar.errors import GalleryError
 from fixstar.gallery import Hit, Item
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.store import Payload, Where
@@ -16,9 +17,11 @@ from fixstar.lifecycle.catalogue import IMAGE, LABEL, STAMP
 from fixstar.service.problems import Problem
 
 __all__ = [
+    "BadShape",
     "HitShape",
     "ItemShape",
     "JobShape",
+    "NothingAddedShape",
     "ProblemShape",
     "check_filter",
     "hit_shape",
@@ -33,6 +36,8 @@ __all__ = [
 ]
 
 _HIDDEN = (IMAGE, STAMP)  # they lead to files of this machine
+_WRONG = "The request is not as documented"
+_WHERE = 'write a filter such as {"label": "shoes"}, {"price": {"lt": 50}} or {"sold": {"exists": false}}'
 _DEEP = 20  # levels of lists and maps that a request may nest
 
 
@@ -44,6 +49,21 @@ class ProblemShape(BaseModel):
     status: int
     detail: str = ""
     hint: str = ""
+
+
+class BadShape(BaseModel):
+    """An image that was left out: its place among the images sent, from 0, the file name sent with it, and why."""
+
+    id: str
+    index: int
+    file: str | None
+    reason: str
+
+
+class NothingAddedShape(ProblemShape):
+    """No image could be used: ``bad`` names each."""
+
+    bad: list[BadShape] = Field(default_factory=list)
 
 
 class ItemShape(BaseModel):
@@ -86,9 +106,9 @@ def job_shape(job: object) -> JobShape:
     return JobShape.model_validate(job)
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int, shape: type[ProblemShape] = ProblemShape) -> dict[int | str, dict[str, Any]]:
     """For ``responses=`` of a route: these answers are problems."""
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemShape"}}}
+    content = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}}
     return {status: {"description": "A problem", "content": content} for status in statuses}
 
 
@@ -137,9 +157,10 @@ def parse_json(name: str, text: str | bytes) -> Any:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # half a character (a lone surrogate) cannot be stored
     except (ValueError, RecursionError) as error:
-        raise Problem(422, "The request is not as documented", f"{name} is not valid JSON: {error}") from error
+        hint = _WHERE if name == "where" else "let a JSON library write it, with numbers below 1.8e308"
+        raise Problem(422, _WRONG, f"{name} is not valid JSON: {error}", f"it must be JSON: {hint}") from error
     if _depth(value) > _DEEP:
-        raise Problem(422, "The request is not as documented", f"{name} is nested deeper than {_DEEP} levels")
+        raise Problem(422, _WRONG, f"{name} is nested deeper than {_DEEP} levels", "send it flatter")
     return value
 
 
@@ -172,8 +193,11 @@ def parse_filter(text: str | None) -> Where | None:
 
 def check_filter(where: Where) -> None:
     """Refuse a wrong filter now: later it would meet the queries of others. And one that asks for hidden fields."""
-    payload_test(where)
-    filter_key(where)
+    try:
+        payload_test(where)
+        filter_key(where)
+    except GalleryError as error:
+        raise Problem(422, _WRONG, f"where: {error}", _WHERE) from error
     if hidden := [field for field in _HIDDEN if field in where]:
         seen = f"where: the field {hidden[0]!r} says where files are, and cannot be asked for"
-        raise Problem(422, "The request is not as documented", seen)
+        raise Problem(422, _WRONG, seen, "filter by other payload fields")

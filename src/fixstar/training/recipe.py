@@ -59,6 +59,8 @@ class Recipe:
 
     def shortened(self, epochs: int) -> Recipe:
         """The same recipe over fewer or more epochs, its milestones moved in proportion (rounded only when used)."""
+        if epochs < 1:  # before the milestones move: they would be complained of too
+            raise InputError(f"epochs={epochs} must be at least 1")
         milestones = tuple(round(milestone * epochs / self.epochs, 9) for milestone in self.milestones)
         return replace(self, epochs=epochs, milestones=milestones)
 

@@ -21,6 +21,7 @@ from fixstar.lifecycle.planner import BLIND, ORDERS, TRIED, LabelledQueries, old
 from fixstar.lifecycle.usage import Usage
 from fixstar.progress import Advance
 from fixstar.workspace.backfill_outlook import newer_versions, older_counts
+from fixstar.workspace.planned_backfill import PlannedBackfill, demand_gain
 
 if TYPE_CHECKING:
     from fixstar.workspace.workspace import Workspace
@@ -40,6 +41,7 @@ class BackfillOptions:
     ``data`` are labelled images that no version was trained on; without them those are taken that were held out at
     training time. ``cluster`` is the address of a Ray cluster, or "local". ``stop`` is asked between batches.
     ``target`` is the version that must be deployed, if that matters: else nothing is done (``DeploymentMovedError``).
+    ``anyway`` lets ``backfill`` make a plan and run it though it is predicted to lower the accuracy.
     """
 
     budget: str = "10%"
@@ -51,42 +53,57 @@ class BackfillOptions:
     seed: int = 0
     stop: Callable[[], bool] = field(default=lambda: False, compare=False)
     target: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedBackfill:
-    """A plan, how many of its items have been dealt with, and what it will bring; None where no labels tell."""
-
-    plan: BackfillPlan
-    position: int
-    predicted: PredictedCurve | None
-
-    @property
-    def share(self) -> float:
-        """The plan's share of the items with older vectors."""
-        return len(self.plan.ids) / max(1, self.plan.old)
+    anyway: bool = False
 
 
 def plan_backfill(space: Workspace, options: BackfillOptions, predict: bool = True) -> PlannedBackfill:
     """The plan under way, if it asks for the same and is not done; else a new one in its place.
 
-    With ``predict``, what it will bring, where labelled images tell.
+    With ``predict``, what it will bring, where labelled images tell. Whoever lets it run may ask ``demand_gain`` first.
     """
-    target, files = required_target(space, options.target), PlanFiles(space.path)
-    budget_items(options.budget, 0)  # a wrong budget or order is told before anything is computed
+    target = _checked(space, options)
+    held = _held_out(space, options, target)
+    planned = _under_way(space, options, target)
+    if planned is None:
+        planned = _made(space, options, target, held)
+        _save(PlanFiles(space.path), planned.plan)
+    return _foretold(space, planned, options, held) if predict else planned
+
+
+def _checked(space: Workspace, options: BackfillOptions) -> str:
+    """The version to re-embed with. A wrong budget or order is told before anything is computed."""
+    target = required_target(space, options.target)
+    budget_items(options.budget, 0)
     if options.order not in (AUTO, *ORDERS):
         raise UnknownNameError("order", options.order, (AUTO, *ORDERS))
-    held = _held_out(space, options, target)
-    plan, predicted = files.plan(), None
-    under_way = plan is not None and files.position(plan) < len(plan.ids)
-    if plan is None or not under_way or not _is_asked_for(plan, target, options):
-        if options.order == AUTO:
-            options, predicted = _best_order(space, options, target, held)
-        plan = _new_plan(space, options, target, held)
-        _save(files, plan)
-    if predict and predicted is None and held is not None:
-        predicted = _prediction(space, replace(options, order=plan.order), target, held)
-    return PlannedBackfill(plan, files.position(plan), predicted)
+    return target
+
+
+def _under_way(space: Workspace, options: BackfillOptions, target: str) -> PlannedBackfill | None:
+    """The plan on disk, if it asks for the same and is not done."""
+    files = PlanFiles(space.path)
+    plan = files.plan()
+    if plan is None or files.position(plan) >= len(plan.ids) or not _is_asked_for(plan, target, options):
+        return None
+    return PlannedBackfill(plan, files.position(plan), None)
+
+
+def _made(space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None) -> PlannedBackfill:
+    """A new plan, not saved yet; with what it will bring where that was needed to choose the order."""
+    predicted = None
+    if options.order == AUTO:
+        options, predicted = _best_order(space, options, target, held)
+    return PlannedBackfill(_new_plan(space, options, target, held), 0, predicted)
+
+
+def _foretold(
+    space: Workspace, planned: PlannedBackfill, options: BackfillOptions, held: ImageSet | None
+) -> PlannedBackfill:
+    """The plan with what it will bring, where labelled images tell."""
+    if planned.predicted is not None or held is None:
+        return planned
+    options = replace(options, order=planned.plan.order)
+    return replace(planned, predicted=_prediction(space, options, planned.plan.target, held))
 
 
 def required_target(space: Workspace, target: str | None) -> str:
@@ -113,10 +130,19 @@ def _best_order(
 
 
 def backfill(space: Workspace, options: BackfillOptions, progress: Advance | None = None) -> Backfilled:
-    """Re-embed what the plan says; the same call goes on after an interruption. See ``run_backfill``."""
-    planned = plan_backfill(space, options, predict=False)
-    plan, target = planned.plan, planned.plan.target
+    """Re-embed what the plan says; the same call goes on after an interruption. See ``run_backfill``.
+
+    Where there is no plan yet nobody has seen what it will bring: one that loses is refused, unless ``anyway``.
+    """
+    target = _checked(space, options)
     held = _held_out(space, options, target)
+    planned = _under_way(space, options, target)
+    if planned is None:
+        planned = _made(space, options, target, held)
+        if not options.anyway and planned.plan.ids:
+            demand_gain(_foretold(space, planned, options, held))
+        _save(PlanFiles(space.path), planned.plan)
+    plan = planned.plan
     measure = _Measurement(space, plan, None if held is None else _queries(space, target, _halves(held, options)[1]))
 
     def advance(count: int = 1, note: str | None = None) -> None:
@@ -186,8 +212,8 @@ def _new_plan(space: Workspace, options: BackfillOptions, target: str, held: Ima
     items = old_items(space.gallery, target, newer_versions(space, target), Usage(space.path).counts(), looked_at)
     if options.order == "queried" and not items.counts.any():
         raise InputError(
-            "nothing is known about what is found most often: no search was counted so far "
-            "(Workspace(..., record_usage=True) counts them). Take another order"
+            "nothing is known about what is found most often: no search was counted so far (fixstar serve counts them, "
+            "and Workspace(..., record_usage=True) in Python). Take another order"
         )
     queries = None
     if options.order in ("gain", "classes") and held is not None:

@@ -11,7 +11,7 @@ from fixstar.lifecycle.adapter_book import demand_adapters
 if TYPE_CHECKING:
     from fixstar.workspace.workspace import Workspace
 
-__all__ = ["checked_reason", "deploy", "unchecked_vectors"]
+__all__ = ["checked_reason", "deploy", "needed_versions", "unchecked_vectors"]
 
 
 def deploy(space: Workspace, version: str, force: str | None, by: str, deployed: str | None = None) -> Move:
@@ -40,8 +40,19 @@ def unchecked_vectors(space: Workspace, version: str) -> dict[str, int]:
     except ModelError:  # a damaged check is as good as none, and must not stand before a rollback
         found = None
     seen = {version, *(found.against if found is not None else ()), *space.adapters.apart()}
-    met = set(space.met_by(version)) - seen
+    met = set(space.met_by(version)).intersection(space.serving.met(version)) - seen
     return {name: count for name, count in space.gallery.count().items() if count and name in met}
+
+
+def needed_versions(space: Workspace) -> dict[str, str]:
+    """The versions whose weights must stay, each with why, and until when."""
+    deployed = space.deployed()
+    needed = {space.newest(): "the next upgrade starts from it. It can go once there is a newer version"}
+    if (before := space.rollout.before()) is not None:
+        needed[before] = (
+            f"a rollback from {deployed} leads to it. It can go once a version newer than {deployed} is deployed"
+        )
+    return {**needed, deployed: "it is deployed. It can go once two others have been deployed after it"}
 
 
 def checked_reason(force: str | None, what: str) -> str | None:

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fixstar.durable import is_vacant, replace_json
-from fixstar.errors import InputError
+from fixstar.errors import GalleryUnavailableError, InputError
 
-__all__ = ["create_mark", "gallery_url", "read_mark", "set_gallery"]
+if TYPE_CHECKING:
+    from fixstar.gallery import Gallery
+
+__all__ = ["create_mark", "gallery_url", "open_workspace_gallery", "read_mark", "refuse_secret", "set_gallery"]
 
 MARK = {"format": "fixstar-workspace", "format_version": 1}
 GALLERY = "gallery.db"
@@ -27,10 +31,8 @@ GALLERY = "gallery.db"
 def create_mark(path: Path, gallery: str | None) -> None:
     """Make a directory a workspace; one that is a workspace already stays as it is, other content is refused."""
     if (path / "workspace.json").exists():
-        if gallery is not None and read_mark(path).get("gallery", GALLERY) != gallery:
-            raise InputError(
-                f"{path} is a workspace already, with its gallery at {read_mark(path).get('gallery', GALLERY)}"
-            )
+        if gallery is not None and (there := read_mark(path).get("gallery", GALLERY)) != gallery:
+            raise InputError(f"{path} is a workspace already, with its gallery at {_shown(there)}")
         return
     if not is_vacant(path):
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
@@ -44,6 +46,8 @@ def read_mark(path: Path) -> dict[str, str]:
     """What workspace.json says, checked."""
     mark = path / "workspace.json"
     if not mark.is_file():
+        if path == Path():  # most likely the option was forgotten
+            raise InputError(". is not a workspace; name yours with -w WORKSPACE, or make one: fixstar init WORKSPACE")
         raise InputError(f"{path} is not a workspace; make one with: fixstar init {path}")
     try:
         content = json.loads(mark.read_text())
@@ -51,7 +55,8 @@ def read_mark(path: Path) -> dict[str, str]:
         raise InputError(f"{mark} is not valid JSON ({error}); restore it from a copy") from error
     known = isinstance(content, dict) and {key: content.get(key) for key in MARK} == MARK
     if not known or not isinstance(content.get("gallery", ""), str):
-        raise InputError(f"{mark} is not of a workspace that this fixstar can open (found {content})")
+        found = {key: content.get(key) for key in MARK} if isinstance(content, dict) else type(content).__name__
+        raise InputError(f"{mark} is not of a workspace that this fixstar can open (found {found})")
     return dict(content)
 
 
@@ -62,8 +67,7 @@ def set_gallery(path: Path, url: str) -> None:
 
 
 def _mark_with_gallery(path: Path, url: str) -> None:
-    if _has_password(url):
-        raise InputError("a password does not belong into workspace.json; put it into ~/.pgpass or PGPASSWORD")
+    refuse_secret(url)
     replace_json(path / "workspace.json", {**MARK, "gallery": url})
 
 
@@ -73,5 +77,34 @@ def gallery_url(path: Path) -> str:
     return url if "://" in url or url == ":memory:" else str(path / url)
 
 
-def _has_password(url: str) -> bool:
-    return "://" in url and ":" in url.partition("://")[2].partition("@")[0] and "@" in url
+def open_workspace_gallery(path: Path, read_only: bool = False) -> Gallery:
+    """The gallery of a workspace. Where its server is away, the error says how to use a copy of it instead."""
+    from fixstar.gallery import open_gallery
+
+    url = gallery_url(path)
+    try:
+        return open_gallery(url, read_only=read_only)
+    except GalleryUnavailableError as error:
+        if "://" not in url:
+            raise
+        raise GalleryUnavailableError(
+            f"{error}. If it stays away and another copy is there, such as the file it was moved from, let the "
+            "workspace use that: fixstar gallery use ADDRESS"
+        ) from error
+
+
+def refuse_secret(url: str) -> None:
+    """Refuse an address that holds a password or a key: workspace.json is copied and shown around."""
+    from fixstar.gallery.address_secrets import has_secret
+
+    if has_secret(url):
+        raise InputError(
+            "a password does not belong into workspace.json: put it into ~/.pgpass or PGPASSWORD (a key of Qdrant into "
+            "QDRANT_API_KEY), and give the address without it"
+        )
+
+
+def _shown(url: str) -> str:
+    from fixstar.gallery.address_secrets import without_secret
+
+    return without_secret(url)

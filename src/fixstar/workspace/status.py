@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fixstar.gallery import Gallery
+from fixstar.gallery.address_secrets import without_secret
 from fixstar.lifecycle import Registry, Rollout, last_check
 from fixstar.lifecycle.adapter_book import AdapterBook
 
@@ -44,7 +45,7 @@ def read_status(registry: Registry, rollout: Rollout, gallery: Gallery, url: str
         tuple(names),
         tuple(registry.retired()),
         gallery.count(),
-        url,
+        without_secret(url),
         checks,
         f"v{registry.next_number()}" if training else None,
         reached,

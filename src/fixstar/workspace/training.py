@@ -152,6 +152,7 @@ class VersionTraining:
         """Train the next version; its card says ``about`` too."""
         number = self.registry.next_number()
         shown = past if method.scenario == "lifelong" else replace(past, memory=ReplayMemory(0))
+        _refuse_too_few(images, shown)
         with self.run.held():
             if self.run.finished(number):
                 raise CheckpointError(f"another process has just finished v{number} in {self.path}; run again")
@@ -162,6 +163,18 @@ class VersionTraining:
                 on_first(lambda: keep_held_out(self.path, f"v{number}", held, version.encoder.preprocessing))
             self.run.finish(number, version.encoder, remember(past.memory, version, settings))
         return version
+
+
+def _refuse_too_few(images: ImageSet, past: Past) -> None:
+    """Before anything else is said: one image makes no batch. Replayed ones count."""
+    replayed = len(past.memory.images or ())
+    if (seen := len(images) + replayed) < 2:
+        kinds = sum(count > 0 for count in images.counts().values())
+        raise InputError(
+            f"{seen} image{'s' * (seen != 1)} of {kinds} class{'es' * (kinds != 1)} to train on: it takes at least 2 "
+            "images, and 2 classes for anything to be learnt. Give a folder with one folder a class, or a list (.csv "
+            "with the columns path and label)"
+        )
 
 
 def _is_done(

@@ -11,7 +11,7 @@ from types import TracebackType
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
-from fixstar.gallery import Gallery, open_gallery
+from fixstar.gallery import Gallery
 from fixstar.gallery.store import Where
 from fixstar.images import ImageSource
 from fixstar.lifecycle import (
@@ -41,8 +41,8 @@ from fixstar.progress import Advance
 from fixstar.scenarios import Settings, Version, version_features
 from fixstar.workspace.adapting import Adapted, AdaptOptions, adapt
 from fixstar.workspace.backfilling import BackfillOptions, PlannedBackfill, backfill, plan_backfill
-from fixstar.workspace.deploying import deploy
-from fixstar.workspace.files import create_mark, gallery_url, read_mark
+from fixstar.workspace.deploying import deploy, needed_versions
+from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
 from fixstar.workspace.status import Status, read_status
 from fixstar.workspace.training import UpgradeOptions, VersionTraining
 
@@ -130,11 +130,7 @@ class Workspace:
 
     def retire(self, name: str) -> None:
         """Give up a version's weights, once no vector of it lives and nothing needs it. Its card stays."""
-        needed = {self.newest(): "the next upgrade starts from it"}
-        if (before := self.rollout.before()) is not None:
-            needed[before] = "a rollback leads to it"
-        needed[self.deployed()] = "it is deployed"
-        self.registry.retire(name, self.gallery.count(), needed)
+        self.registry.retire(name, self.gallery.count(), needed_versions(self), self.deployed())
 
     # --- gallery
 
@@ -149,7 +145,7 @@ class Workspace:
         with self._opening:
             if self._serving is None:
                 device = str(resolve_device(self.device))
-                store = open_gallery(gallery_url(self.path))
+                store = open_workspace_gallery(self.path)
                 self._serving = Serving(self.registry, self.rollout, store, device, 3, self.usage, self.adapters)
             return self._serving
 

@@ -11,7 +11,7 @@ from fixstar.data.formats.folder import IMAGE_EXTENSIONS, class_folders, find_im
 from fixstar.data.formats.idx import find_idx, idx_images
 from fixstar.data.formats.listing import image_list
 from fixstar.data.formats.omniglot import PARTS, is_omniglot, omniglot_folder
-from fixstar.data.formats.places import check_split, existing_folder, shortened
+from fixstar.data.formats.places import check_split, does_not_exist, shortened
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import DataError
 
@@ -27,6 +27,10 @@ __all__ = [
     "open_images",
 ]
 
+_FORMS = (
+    "labelled images: a folder with one folder a class, a list (.csv with the columns path and label), or the folder "
+    "of CIFAR, idx or Omniglot files"
+)
 _SPLITS = ("test", "train", "val", "valid", "validation")
 
 
@@ -44,7 +48,10 @@ def open_images(path: str | Path, split: str = "train") -> ImageSet:
     root = Path(path)
     if root.is_file() and root.suffix.lower() == ".csv":
         return _open_list(root, split)
-    existing_folder(root)
+    if not root.is_dir():
+        raise DataError(
+            f"{root} is a file, and no list; give {_FORMS}" if root.exists() else does_not_exist(root, _FORMS)
+        )
     datasets = [name for name, layout in _DATASETS.items() if layout.recognise(root)]
     if len(datasets) > 1:
         raise DataError(f"{root}: more than one dataset ({', '.join(datasets)}); give the folder of the one you mean")

@@ -7,9 +7,14 @@ from pathlib import Path
 
 from fixstar.errors import DataError, UnknownNameError
 
-__all__ = ["check_split", "existing_folder", "shortened", "this_or_inside"]
+__all__ = ["check_split", "does_not_exist", "existing_folder", "shortened", "this_or_inside"]
 
 _SHOWN = 10
+
+
+def does_not_exist(path: Path, forms: str) -> str:
+    """What is said of a path where nothing is; ``forms`` are what may be given instead."""
+    return f"{path} does not exist; give {forms}"
 
 
 def existing_folder(path: str | Path) -> Path:

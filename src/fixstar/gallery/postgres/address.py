@@ -6,6 +6,8 @@ never holds the password, nor anything that may be a part of one.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -40,10 +42,27 @@ def parse_address(url: str) -> Address:
     names = [unquote(part.removeprefix("gallery=")) for part in parts if part.startswith("gallery=")]
     rest = [part for part in parts if not part.startswith("gallery=")]
     schema = _checked_schema(names[-1] if names else DEFAULT)
+    if "@" not in query:  # else it may be a part of the password, which is not shown
+        _check_names([unquote(part.partition("=")[0]) for part in rest])
     settings = _settings(head + ("?" + "&".join(rest) if rest else ""))
     host, port, database = (settings.get(name, "") for name in ("host", "port", "dbname"))
     place = f"{host or 'the default host'}{port and ':' + port}/{database or 'the default database'}"
     return Address(_conninfo(settings), schema, f"gallery {schema!r} at {place}", settings.get("password", ""))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse parameters that neither a gallery nor libpq knows."""
+    from psycopg.pq import Conninfo
+
+    known = ["gallery", *sorted(option.keyword.decode() for option in Conninfo.get_defaults())]
+    for name in names:
+        if name not in known and name != "ssl":  # ssl=true is JDBC's word for sslmode=require, which libpq takes too
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"; did you mean {close[0]!r}?" if close else "."
+            raise GalleryError(
+                f"the address of the PostgreSQL gallery has a parameter {name!r} that is not known{guess} Known: "
+                f"{', '.join(known)}"
+            )
 
 
 def _settings(url: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ __all__ = [
     "meaning",
     "require_driver",
     "translated",
+    "without_password",
 ]
 
 READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one snapshot: an item that moves is seen exactly once
@@ -59,7 +60,7 @@ def connect(address: Address, wait: float) -> Database:
                 time.sleep(_PAUSE)
                 continue
             raise GalleryUnavailableError(
-                f"cannot connect to {address.shown}: {_without_password(told, address)}. Check that the server runs "
+                f"cannot connect to {address.shown} ({without_password(told, address)}); check that the server runs "
                 "and accepts this user, and the address"
             ) from None
 
@@ -202,7 +203,7 @@ def meaning(error: Exception, address: Address) -> str:
     """What an error of the server means for the gallery."""
     code = str(getattr(error, "sqlstate", None) or "")
     diagnosis = getattr(error, "diag", None)
-    told = _without_password((diagnosis and diagnosis.message_primary) or str(error), address)
+    told = without_password((diagnosis and diagnosis.message_primary) or str(error), address)
     if (not code and _is_operational(error)) or code.startswith(_LOST):
         return f"the connection to {address.shown} was lost ({told}); nothing of this call was kept. Try again"
     return _MEANINGS.get(code, "{shown}: {error}").format(shown=address.shown, error=told)
@@ -226,6 +227,7 @@ def translated(address: Address) -> Iterator[None]:
         raise kind(meaning(error, address)) from error
 
 
-def _without_password(text: str, address: Address) -> str:
+def without_password(text: str, address: Address) -> str:
+    """What the driver said, in one line."""
     line = " ".join(text.split()).rstrip(".")
     return line.replace(address.password, "***") if address.password else line

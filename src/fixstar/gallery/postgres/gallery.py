@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +32,14 @@ from fixstar.gallery.postgres.search import Found, Request, merged, nearest
 from fixstar.gallery.postgres.statements import (
     NumberedVersion,
     all_versions,
+    as_item,
     find_version,
     lock_writing,
-    read_items,
+    read_rows,
     remove_items,
     write_items,
 )
 from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PostgresGallery"]
 
@@ -117,7 +114,7 @@ class PostgresGallery:
             last = lock_writing(db, len(items))
             number, space = find_version(db, version)
             rows = checked_vectors(vectors, space.width, version)
-            now = {item.id: item for item in read_items(db, "id = ANY (%s)", [[item.id for item in items]])}
+            now = {row[0]: as_item(row) for row in read_rows(db, "id = ANY (%s)", [[item.id for item in items]])}
             same, contents = replaceable(items, now, len(rows), payloads)
             names = [items[row].id for row in same]
             texts = payload_texts(names, len(same), contents)
@@ -137,7 +134,7 @@ class PostgresGallery:
         """The items of these ids, as far as there are any."""
         names = checked_ids(ids, distinct=False)
         with self._pool.transaction(READ) as db:
-            found = {item.id: item for item in read_items(db, "id = ANY (%s)", [names])}
+            found = {row[0]: as_item(row) for row in read_rows(db, "id = ANY (%s)", [names])}
         return {name: found[name] for name in names if name in found}
 
     def search(
@@ -218,11 +215,11 @@ class PostgresGallery:
         narrowed, first = ("", []) if number is None else ("version = %s AND ", [number])
         while True:
             with self._pool.transaction(READ) as db:
-                page = read_items(db, f"{narrowed}id > %s ORDER BY id LIMIT {_PAGE}", [*first, after])
+                page = read_rows(db, f"{narrowed}id > %s ORDER BY id LIMIT {_PAGE}", [*first, after])
             if not page:
                 return
-            yield from page
-            after = page[-1].id
+            yield from map(as_item, page)
+            after = page[-1][0]
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError
+from fixstar.errors import DamagedItemError
 from fixstar.gallery.arguments import unknown_version
-from fixstar.gallery.matrix import parsed
 from fixstar.gallery.postgres.vectors import copy_vectors, read_vectors
 from fixstar.gallery.store import Item, VersionSpace
 
@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NumberedVersion",
+    "Row",
     "all_versions",
+    "as_item",
     "find_version",
     "lock_writing",
-    "read_items",
+    "read_rows",
     "remove_items",
     "write_items",
 ]
+
+
+Row = tuple[str, str, NDArray[np.float32] | None, str]  # id, version, vector if it is there, payload
 
 
 class NumberedVersion(NamedTuple):
@@ -56,8 +61,8 @@ def find_version(db: Database, name: str) -> NumberedVersion:
     return known[name]
 
 
-def read_items(db: Database, condition: str, values: Sequence[Any]) -> list[Item]:
-    """Items that meet a condition."""
+def read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]:
+    """Items that meet a condition, as they are stored: a damaged one does not keep the others from being read."""
     rows = db.execute(f"SELECT id, version, number, payload::text FROM items WHERE {condition}", values).fetchall()
     vectors: dict[int, NDArray[np.float32]] = {}
     names: dict[int, str] = {}
@@ -67,9 +72,18 @@ def read_items(db: Database, condition: str, values: Sequence[Any]) -> list[Item
             text = f"SELECT number, vector_send(vector) FROM vectors_{number} WHERE number = ANY (%s)"
             found = db.execute(text, (wanted,), binary=True).fetchall()
             vectors |= zip((row[0] for row in found), read_vectors([row[1] for row in found], space.width), strict=True)
-    if damaged := [row[0] for row in rows if row[2] not in vectors]:
-        raise GalleryError(f"the vector of {damaged[0]!r} is missing; restore the gallery from a copy")
-    return [Item(item, names[version], vectors[number], parsed(text)) for item, version, number, text in rows]
+    return [(item, names[version], vectors.get(number), text) for item, version, number, text in rows]
+
+
+def as_item(row: Row) -> Item:
+    """A stored row as an item, or what is wrong with it."""
+    name, version, vector, text = row
+    if vector is None:
+        raise DamagedItemError(name, version, "the vector is missing")
+    try:
+        return Item(name, version, vector, json.loads(text))
+    except ValueError as error:
+        raise DamagedItemError(name, version, f"the payload is damaged ({error})") from error
 
 
 def remove_items(db: Database, names: list[str]) -> int:

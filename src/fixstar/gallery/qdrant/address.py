@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from fixstar.errors import GalleryError
+from fixstar.gallery.address_secrets import without_secret
 
 __all__ = ["QDRANT_SCHEMES", "QdrantAddress", "parse_qdrant_address"]
 
@@ -36,7 +37,7 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
     >>> parse_qdrant_address("qdrant://localhost?prefix=shop&replicas=2").server
     'http://localhost:6333'
     """
-    parts = urlsplit(url)
+    parts, shown = urlsplit(url), without_secret(url)
     form = f"write {parts.scheme}://host:6333?prefix=shop&api_key_env={_KEY}"
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "@" in parts.netloc or "api_key" in given:
@@ -44,23 +45,23 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
     try:
         host, port = parts.hostname, parts.port or 6333
     except ValueError as error:
-        raise GalleryError(f"{url}: {error}; {form}") from error
+        raise GalleryError(f"{shown}: {error}; {form}") from error
     if not host or parts.path.strip("/"):
-        raise GalleryError(f"{url} names no Qdrant server; {form}")
+        raise GalleryError(f"{shown} names no Qdrant server; {form}")
     known = ("prefix", "api_key_env", *_NUMBERS)
     if unknown := given.keys() - set(known):
-        raise GalleryError(f"{url}: no option {sorted(unknown)[0]!r}; take {', '.join(known)}")
-    options: dict[str, Any] = {name: _number(url, name, given[name]) for name in _NUMBERS if name in given}
+        raise GalleryError(f"{shown}: no option {sorted(unknown)[0]!r}; take {', '.join(known)}")
+    options: dict[str, Any] = {name: _number(shown, name, given[name]) for name in _NUMBERS if name in given}
     options["api_key"] = _key(given.get("api_key_env"))
     if "prefix" in given:
         options["prefix"] = given["prefix"]
-    shown = f"[{host}]" if ":" in host else host
-    return QdrantAddress(f"{QDRANT_SCHEMES[parts.scheme]}://{shown}:{port}", options)
+    place = f"[{host}]" if ":" in host else host
+    return QdrantAddress(f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}", options)
 
 
-def _number(url: str, name: str, text: str) -> int:
+def _number(shown: str, name: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise GalleryError(f"{url}: {name} is a number, at least 1; got {text!r}")
+        raise GalleryError(f"{shown}: {name} is a number, at least 1; got {text!r}")
     return int(text)
 
 

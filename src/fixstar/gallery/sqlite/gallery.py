@@ -33,9 +33,10 @@ from fixstar.gallery.index_keeper import IndexKeeper
 from fixstar.gallery.sqlite.file import Session, connect, is_writable, prepare, translated
 from fixstar.gallery.sqlite.matrices import StoredMatrices
 from fixstar.gallery.sqlite.statements import (
+    as_item,
     find_version,
     items_of,
-    read_items,
+    read_rows,
     remove_items,
     version_names,
     write_items,
@@ -178,11 +179,11 @@ class SqliteGallery:
         narrowed, first = ("", ()) if number is None else ("version = ? AND ", (number,))
         while True:
             with self._reading() as db:
-                page = read_items(db, f"{narrowed}id > ? ORDER BY id LIMIT {_PAGE}", (*first, after))
+                page = read_rows(db, f"{narrowed}id > ? ORDER BY id LIMIT {_PAGE}", (*first, after))
             if not page:
                 return
-            yield from page
-            after = page[-1].id
+            yield from map(as_item, page)
+            after = page[-1][0]
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fixstar.errors import DamagedItemError
 from fixstar.gallery.arguments import unknown_version
-from fixstar.gallery.matrix import parsed
 from fixstar.gallery.store import Item
 
-__all__ = ["find_version", "items_of", "read_items", "remove_items", "version_names", "write_items"]
+__all__ = ["Row", "as_item", "find_version", "items_of", "read_rows", "remove_items", "version_names", "write_items"]
+
+Row = tuple[str, str | None, bytes, bytes]  # id, version, vector, payload
 
 REMOVED_KEPT = 100_000  # a process that missed more reads everything anew
 
@@ -32,14 +34,26 @@ def find_version(db: sqlite3.Connection, name: str) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def read_items(db: sqlite3.Connection, condition: str, values: Sequence[object]) -> list[Item]:
-    """Items that meet a condition."""
-    rows = db.execute(
-        "SELECT id, (SELECT name FROM versions WHERE versions.number = items.version), vector, payload "
-        f"FROM items WHERE {condition}",
+def read_rows(db: sqlite3.Connection, condition: str, values: Sequence[object]) -> list[Row]:
+    """Items that meet a condition, as they are stored: a damaged one does not keep the others from being read."""
+    return db.execute(
+        "SELECT id, (SELECT name FROM versions WHERE versions.number = items.version), CAST(vector AS BLOB), "
+        f"CAST(payload AS BLOB) FROM items WHERE {condition}",
         values,
-    )
-    return [Item(i, v, np.frombuffer(blob, "<f4").astype(np.float32), parsed(text)) for i, v, blob, text in rows]
+    ).fetchall()
+
+
+def as_item(row: Row) -> Item:
+    """A stored row as an item, or what is wrong with it."""
+    name, version, vector, payload = row
+    if version is None:
+        raise DamagedItemError(name, version, "it belongs to no version of this gallery")
+    if len(vector) % 4:
+        raise DamagedItemError(name, version, f"the vector is damaged ({len(vector)} bytes are no whole numbers)")
+    try:
+        return Item(name, version, np.frombuffer(vector, "<f4").astype(np.float32), json.loads(payload.decode()))
+    except ValueError as error:
+        raise DamagedItemError(name, version, f"the payload is damaged ({error})") from error
 
 
 def remove_items(db: sqlite3.Connection, names: list[str]) -> int:
@@ -63,8 +77,8 @@ def remove_items(db: sqlite3.Connection, names: list[str]) -> int:
 def items_of(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Item]:
     """The items of these ids, as far as there are any."""
     wanted = json.dumps(list(names), ensure_ascii=False)
-    found = read_items(db, "id IN (SELECT value FROM json_each(?))", (wanted,))
-    return {item.id: item for item in found}
+    rows = read_rows(db, "id IN (SELECT value FROM json_each(?))", (wanted,))
+    return {row[0]: as_item(row) for row in rows}
 
 
 def write_items(

@@ -36,7 +36,8 @@ def hf_backbone(
 
     ``source`` is a folder written by ``save_pretrained``, a name on the Hugging Face hub, or an architecture
     (``"dinov2"``, ``"convnext"``, ...: the ``model_type`` of a config), which ``config`` changes from its defaults.
-    Folders and hub names bring their weights unless ``pretrained=False``; architectures start from random ones.
+    Folders and hub names bring their weights unless ``pretrained=False``; architectures start from random ones, and
+    one without a ``config`` warns of it unless ``pretrained=False``.
 
     ``pooling="auto"`` takes the model's own pooled output, else its CLS token, else the mean over patches or pixels.
     ``preprocessing`` (``Preprocessing.to_json``) replaces what the model's ``preprocessor_config.json`` says.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,9 +47,21 @@ def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | No
     with _quiet(transformers):
         if bare:
             model_config = _bare_config(transformers, source, config or {})
+            if config is None and pretrained is None:
+                _warn_of_random_weights(source)
             return Loaded(_from_config(transformers, model_config), model_config)
         weights = pretrained is None or pretrained
         return _from_folder(transformers, _folder(transformers, source, weights), weights)
+
+
+def _warn_of_random_weights(source: str) -> None:
+    """The bare name reads like that of a trained model; who gives sizes, or ``pretrained=False``, knows better."""
+    warnings.warn(
+        f"hf:{source} names an architecture, not a trained model: it gets the default sizes of transformers and random "
+        "weights. For trained weights name a folder or a hub model, such as hf:facebook/dinov2-small; pretrained=False "
+        "says that random ones are meant",
+        stacklevel=5,
+    )
 
 
 def _import_transformers() -> Any:

@@ -1,0 +1,31 @@
+"""What the client raises. Needs neither torch nor a web framework."""
+
+from __future__ import annotations
+
+from fixstar.errors import FixstarError
+from fixstar.service.answers import Bad
+
+__all__ = ["ImagesLeftOutError", "ServiceError"]
+
+_NAMED = 5  # images that a message names
+
+
+class ServiceError(FixstarError):
+    """The service did not do it. ``status`` is that of HTTP; None where it could not be reached."""
+
+    def __init__(self, title: str, detail: str = "", hint: str = "", status: int | None = None) -> None:
+        super().__init__(". ".join(part for part in (": ".join(filter(None, (title, detail))), hint) if part))
+        self.title, self.detail, self.hint, self.status = title, detail, hint, status
+
+
+class ImagesLeftOutError(ServiceError):
+    """Images cannot be used: ``bad`` names them with why. ``added`` are the ids of the others, which are stored."""
+
+    def __init__(self, added: tuple[str, ...], bad: tuple[Bad, ...], status: int | None = 200) -> None:
+        named = "; ".join(f"{one.called}: {one.reason}" for one in bad[:_NAMED])
+        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        stored = f"the other {len(added):,} are stored" if added else "nothing was stored"
+        hint = "send these anew; add(..., leave_out=True) names them in its answer instead" if added else ""
+        title = f"{len(bad):,} of {len(added) + len(bad):,} images cannot be used, {stored}"
+        super().__init__(title, named + more, hint, status)
+        self.added, self.bad = added, bad

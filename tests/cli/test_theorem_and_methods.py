@@ -1,0 +1,75 @@
+"""fixstar theorem and fixstar methods: where the picture goes, what the angles are, names that can be typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fixstar.cli import app
+from fixstar.errors import FixstarError
+from fixstar.methods import METHODS
+
+QUICK = ["theorem", "--dimensions", "10", "--samples", "400"]
+
+
+def fixstar(*words: str) -> str:
+    """Standard output in a terminal of 80 columns; expected errors come out as they were raised."""
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "80"}, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("out", "written"), [("pic", "pic.png"), ("new/folder/x.png", "new/folder/x.png"), ("x.SVG", "x.SVG")]
+)
+def test_the_path_that_is_told_is_the_file_that_is_there(
+    out: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"Picture: {written}\n" in fixstar(*QUICK, "--out", out)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")] == [written]
+    assert json.loads(fixstar(*QUICK, "--out", out, "--json"))["picture"] == written
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "taken"], "--out taken is a folder; name a file, like --out taken/theorem.png"),
+        (["--out", "also"], "--out also.png is a folder"),
+        (["--out", "x.jpeg2"], "--out x.jpeg2 must end in one of .pdf, .png, .svg"),
+        (["--old-angle", "200"], "--old-angle 200: .* at most 180 degrees"),
+        (["--new-angle", "0"], "--new-angle 0: a class is wider than 0"),
+        (["--new-angle", "nan"], "--new-angle nan"),
+    ],
+)
+def test_mistakes_are_named_in_the_users_words(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "also.png").mkdir()
+    with pytest.raises(FixstarError, match=message) as refused:
+        fixstar(*QUICK, *words)
+    assert "radians" not in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["also.png", "taken"]
+
+
+def test_classes_that_widen_do_not_meet_the_assumption(tmp_path: Path) -> None:
+    words = [*QUICK, "--out", str(tmp_path / "x.png")]
+    wider = fixstar(*words, "--new-angle", "60")
+    assert "violated" in wider
+    assert "The theorem assumes that classes get no wider. From 45 to 60 degrees they do" in wider
+    assert "assumes" not in fixstar(*words)
+    assert json.loads(fixstar(*words, "--new-angle", "45.1", "--json"))["assumption_met"] is False
+    assert json.loads(fixstar(*words, "--new-angle", "45", "--json"))["assumption_met"] is True
+
+
+def test_every_method_is_named_whole_at_80_columns() -> None:
+    shown = fixstar("methods")
+    assert "…" not in shown
+    first_words = {line.split(" ")[0] for line in shown.splitlines()}
+    assert set(METHODS) <= first_words
+    assert "discriminator" in shown  # the longest word of a summary

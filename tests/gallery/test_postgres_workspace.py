@@ -1,0 +1,62 @@
+"""A workspace whose gallery is on a PostgreSQL server: there, and back again when the server is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from postgres_server import shared_server
+from shops import pictures, shop
+from typed import typed
+
+from fixstar.lifecycle import catalogue
+from fixstar.workspace.files import gallery_url
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("on-postgres")
+    pictures(folder / "photos")
+    with shop(folder / "shop") as space:
+        space.index(catalogue(folder / "photos"))
+    return folder / "shop"
+
+
+@pytest.fixture
+def full(ready: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ready, tmp_path / "shop"))
+
+
+@pytest.mark.parametrize("secret", ["user", "parameter"])
+def test_a_copy_is_told_without_the_password(full: Path, secret: str) -> None:
+    address = shared_server().url(f"told_{secret}")
+    with_it = address.replace("postgres@", "postgres:geheim@") if secret == "user" else f"{address}&password=geheim"
+    done = typed("gallery", "move", with_it, "--gallery", full / "gallery.db")
+    assert done.code == 0, done.err
+    assert "9 items copied to postgresql://postgres" in done.out
+    assert "***" in done.out
+    shown = typed("gallery", "move", full / "back.db", "--gallery", with_it, "--json")
+    assert (shown.json["items"], "***" in shown.json["from"]) == (9, True)
+    for told in (done, shown, typed("gallery", "move", with_it, "--gallery", with_it)):
+        assert "geheim" not in told.out + told.err
+
+
+def test_back_to_the_old_file_while_the_server_is_away(full: Path, tmp_path: Path) -> None:
+    moved = typed("gallery", "move", shared_server().url("lost"), "-w", full)
+    assert moved.code == 0, moved.err
+    back = f"fixstar gallery use {full / 'gallery.db'} -w {full}"
+    assert f"The old one stays as it is. Back to it: {back}" in moved.out
+    mark = full / "workspace.json"
+    mark.write_text(mark.read_text().replace(str(shared_server().folder), "/nowhere"))  # it is gone
+    for words in (["gallery", "stats"], ["status"]):
+        away = typed(*words, "-w", full)
+        assert away.code == 1
+        assert f"let the workspace use that: fixstar gallery use ADDRESS -w {full}" in away.err
+    used = typed(*back.split()[1:])
+    assert used.code == 0, used.err
+    assert f"uses {full / 'gallery.db'} from now on: 9 items of v1" in used.out
+    assert "could not be compared: cannot connect" in used.out
+    assert typed("gallery", "stats", "-w", full, "--json").json["items"] == 9
+    shutil.copytree(full, tmp_path / "copy")  # a copy of the workspace has a gallery of its own
+    assert gallery_url(tmp_path / "copy") == str(tmp_path / "copy" / "gallery.db")
