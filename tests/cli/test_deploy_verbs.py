@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shops import passed, pictures, shop
+from shops import indexed_shop, passed
 from typed import typed
 
-from fixstar.lifecycle import catalogue
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
@@ -20,8 +19,7 @@ from fixstar.workspace import Workspace
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with "photos", and "shop": three versions, the photos indexed with v1, v2 checked."""
     folder = tmp_path_factory.mktemp("deploy-verbs")
-    with shop(folder / "shop", versions=3) as space:
-        space.index(catalogue(pictures(folder / "photos", 8)))
+    with Workspace(indexed_shop(folder, photos=8, versions=3), "cpu") as space:
         passed(space, "v2", "v1")
     return folder
 

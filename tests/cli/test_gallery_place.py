@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shops import pictures, shop
+from shops import indexed_shop
 from typed import typed
 
 from fixstar.errors import GalleryUnavailableError
 from fixstar.gallery import open_gallery
-from fixstar.lifecycle import catalogue
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
@@ -24,11 +23,7 @@ AWAY = "postgresql:///postgres?host=/nowhere&gallery=shop"
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gallery-place")
-    pictures(folder / "photos")
-    with shop(folder / "shop") as space:
-        space.index(catalogue(folder / "photos"))
-    return folder / "shop"
+    return indexed_shop(tmp_path_factory.mktemp("gallery-place"))
 
 
 @pytest.fixture

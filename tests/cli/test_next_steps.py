@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from shops import passed, pictures, shop
+from shops import indexed_shop, passed, pictures
 from typed import typed
 
 from fixstar.cli.backfill import shown_shares
 from fixstar.cli.operator import operator_name
 from fixstar.evaluation import BackfillCurve
-from fixstar.lifecycle import catalogue
 from fixstar.lifecycle.backfill_curves import PredictedCurve
 from fixstar.workspace import Workspace
 
@@ -26,8 +25,7 @@ from fixstar.workspace import Workspace
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with "photos", and "shop": three versions, the photos indexed with v1, v2 checked."""
     folder = tmp_path_factory.mktemp("next-steps")
-    with shop(folder / "shop", versions=3) as space:
-        space.index(catalogue(pictures(folder / "photos", 4)))
+    with Workspace(indexed_shop(folder, photos=4, versions=3), "cpu") as space:
         passed(space, "v2", "v1")
     return folder
 

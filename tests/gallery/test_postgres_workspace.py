@@ -7,20 +7,15 @@ from pathlib import Path
 
 import pytest
 from postgres_server import shared_server
-from shops import pictures, shop
+from shops import indexed_shop
 from typed import typed
 
-from fixstar.lifecycle import catalogue
 from fixstar.workspace.files import gallery_url
 
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("on-postgres")
-    pictures(folder / "photos")
-    with shop(folder / "shop") as space:
-        space.index(catalogue(folder / "photos"))
-    return folder / "shop"
+    return indexed_shop(tmp_path_factory.mktemp("on-postgres"))
 
 
 @pytest.fixture

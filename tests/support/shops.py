@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fixstar.lifecycle import Check, CheckedCell, save_check
+from fixstar.lifecycle import Check, CheckedCell, catalogue, save_check
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
@@ -46,3 +46,10 @@ def passed(space: Workspace, version: str, *against: str) -> None:
     """Let a version have passed its check."""
     cells = tuple(CheckedCell(name, 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12) for name in against)
     save_check(space.path, Check(version, "pass", (), cells, 0.7, 100, 100, 0.95, 0.0))
+
+
+def indexed_shop(folder: Path, photos: int = 3, versions: int = 2) -> Path:
+    """A workspace at folder/shop with the pictures of folder/photos indexed by v1."""
+    with shop(folder / "shop", versions) as space:
+        space.index(catalogue(pictures(folder / "photos", photos)))
+    return folder / "shop"
