@@ -11,13 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_gallery_contract import vectors
 
 from fixstar.errors import DamagedItemError, GalleryError
 from fixstar.gallery import SqliteGallery, verify_gallery
+from fixstar.gallery.sqlite import file as sqlite_file
 
 
 def made(path: Path, items: int = 100, width: int = 64) -> Path:
@@ -262,3 +265,39 @@ def test_verifying_finds_a_damaged_page(tmp_path: Path) -> None:
             assert verify_gallery(gallery)
         except GalleryError as error:
             assert "damaged" in str(error)  # noqa: PT017
+
+
+def test_a_file_that_another_process_fills_just_now_is_a_gallery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one makes the tables between two questions about the file: the answers must be of one moment."""
+    path = tmp_path / "g.db"
+    with closing(sqlite3.connect(path)) as empty:
+        empty.execute("PRAGMA journal_mode = WAL")  # a header, and no table yet
+    connect = sqlite_file.connect
+
+    class Interrupted:
+        """A connection; after its first question about the format the other process has made all tables."""
+
+        def __init__(self, db: sqlite3.Connection) -> None:
+            self.db = db
+
+        def execute(self, statement: str) -> sqlite3.Cursor:
+            answer = self.db.execute(statement)
+            if statement == "PRAGMA user_version":
+                with closing(connect(path, False, 5)[0]) as other:
+                    sqlite_file._fill(other)
+            return answer
+
+        def close(self) -> None:
+            self.db.close()
+
+    def interrupted(*arguments: Any) -> tuple[Any, Any]:
+        db, state = connect(*arguments)
+        return Interrupted(db), state
+
+    monkeypatch.setattr(sqlite_file, "connect", interrupted)
+    sqlite_file.prepare(path, True, False, 5)
+    monkeypatch.undo()
+    with SqliteGallery(path) as gallery:
+        assert gallery.count() == {}

@@ -106,11 +106,9 @@ def prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
             raise GalleryError(f"{path} is no gallery: it was left as it is; choose another path")
     db, _ = connect(path, read_only, wait)
     try:
-        application, version = (
-            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        )
-        if (application, version) == (0, 0) and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            _fill(db)  # whoever made it was killed before this
+        application, version, tables = _seen_at_once(db)
+        if (application, version, tables) == (0, 0, 0):
+            _fill(db)  # whoever made it was killed before this, or is about to
             return
     finally:
         db.close()
@@ -121,6 +119,17 @@ def prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
             f"{path} has format {version} and this fixstar knows formats up to {FORMAT}; "
             "update with: pip install --upgrade fixstar"
         )
+
+
+def _seen_at_once(db: sqlite3.Connection) -> tuple[int, int, int]:
+    """Application, format and the number of tables, of one moment: somebody may be making the tables just now."""
+    db.execute("BEGIN")
+    try:
+        asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
+    finally:
+        db.execute("ROLLBACK")
+    return application, version, tables
 
 
 def _make(path: Path, create: bool, wait: float) -> None:
