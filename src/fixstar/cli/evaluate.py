@@ -88,7 +88,7 @@ def command(
 
     resamples = needed_resamples(confidence)
     _check_source(data, features, labels, shared_components, split_file)
-    _check_kept(protocol, split_file, pairs_file)
+    _check_protocol(protocol, split_file, pairs_file)
     if features:
         _check_outputs(picture, report, len(features))
         given = from_files(features, labels, protocol, seed, pairs_file, shared_components)
@@ -136,8 +136,8 @@ def _check_source(
         )
 
 
-def _check_kept(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
-    """A file that this protocol would neither read nor write is refused: its user believes that it is kept."""
+def _check_protocol(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
+    """Refuse an unknown protocol, and a file that this one would neither read nor write: its user believes it kept."""
     from fixstar.errors import InputError
     from fixstar.evaluation.measures import check_measure
 
