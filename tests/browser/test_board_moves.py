@@ -144,6 +144,9 @@ def test_a_backfill_says_what_it_replaces_and_costs_and_asks(upgraded: str, visi
     press(page, "Roll back to v1")
     until(page, "document.querySelector('#announce').textContent.includes('The backfill ends.')")
     page.wait_for_selector("#jobs .chip.cancelled", timeout=30_000)
+    until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: cancelled.')")
+    said = page.locator("#announce p").all_text_contents()  # neither is cut off by the other, whichever came first
+    assert any(one.startswith("Rolled back to v1.") and one.endswith("The backfill ends.") for one in said)
 
 
 @pytest.mark.parametrize(

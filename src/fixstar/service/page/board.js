@@ -2,7 +2,7 @@
 import { call } from "./api.js";
 import { showBackfill, startBackfill } from "./backfill.js";
 import { showDeployments } from "./deployments.js";
-import { byId, renew } from "./dom.js";
+import { byId, el, renew } from "./dom.js";
 import { showFlips } from "./flips.js";
 import { showHistory } from "./history.js";
 import { JobWatch, showJobs } from "./jobs.js";
@@ -15,6 +15,7 @@ import { status } from "./session.js";
 import { rememberVersions } from "./tones.js";
 
 const SELDOM = 3; // of the looks at a running backfill, every third also counts the vectors
+const KEPT = 3; // announcements that stay for those who come to them late
 const watch = new JobWatch(onLook, onEnd);
 let now = null; // the last status
 let backfilling = false; // whether a backfill was under way at the last look at the jobs
@@ -104,6 +105,9 @@ function onEnd(job) {
   refresh();
 }
 
+/** Said aloud beside what was said just before: the end of a job must not cut off what the visitor's own move did. */
 function announce(words) {
-  byId("announce").textContent = words;
+  const said = byId("announce");
+  said.append(el("p", {}, words));
+  while (said.children.length > KEPT) said.firstElementChild.remove();
 }
