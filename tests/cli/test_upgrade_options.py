@@ -96,6 +96,19 @@ def test_another_backbone_takes_over_and_stays(space: Path, shop: Path) -> None:
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "tiny", "--from-scratch")
 
 
+def test_precision_is_chosen_at_training_and_stays_until_another_is(shop: Path, tmp_path: Path) -> None:
+    space = tmp_path / "space"
+    fixstar("init", space)
+    fixstar("train", shop / "first", "-w", space, *TINY, "--precision", "bfloat16")
+    fixstar("upgrade", shop / "second", "-w", space)
+    assert Workspace(space).settings().recipe.precision == "bfloat16"
+    fixstar("upgrade", shop / "second", "-w", space, "--precision", "float32")
+    names = ("v1", "v2", "v3")
+    assert [about(space, name)["settings"]["recipe"]["precision"] for name in names] == ["bfloat16"] * 2 + ["float32"]
+    with pytest.raises(FixstarError, match="precision=half must be one of auto, float32, bfloat16"):
+        fixstar("upgrade", shop / "second", "-w", space, "--precision", "half")
+
+
 def test_another_saved_model_takes_over(space: Path, shop: Path, tmp_path: Path) -> None:
     other = Encoder.create("resnet20", classes=["x"], capacity=20, side="right")
     other.save(tmp_path / "other")

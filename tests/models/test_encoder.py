@@ -52,6 +52,26 @@ def test_pixels_are_normalised_as_the_backbone_expects() -> None:
     assert encoder.normalise(image)[0, 0, 0, 0].item() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["lenet++", "regnety_400mf", "resnet18", "resnet20", "senet18", "tiny"])
+def test_channels_lie_last_on_a_cpu_and_change_no_feature(name: str) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder.create(name, classes=CLASSES, capacity=10).eval()
+    inputs = encoder.preprocessing
+    planes = torch.randint(0, 256, (2, inputs.channels, *inputs.size), dtype=torch.uint8)
+    layouts = []
+    held = encoder.backbone.register_forward_pre_hook(
+        lambda _, given: layouts.append(given[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    with torch.no_grad():
+        features = encoder.features(planes, "raw"), encoder(planes).z
+        assert layouts == [True, True]
+        held.remove()
+        assert encoder.projection is not None
+        plain = encoder.projection(encoder.backbone(encoder.normalise(planes)))
+    for one in features:
+        torch.testing.assert_close(one, plain, rtol=1e-4, atol=1e-5)
+
+
 def test_trainable_heads_sit_on_the_backbones_feature() -> None:
     encoder = tiny("linear")
     assert encoder.projection is None

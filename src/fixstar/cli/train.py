@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -19,6 +19,9 @@ from fixstar.cli.options import (
     hold_out_share,
     report_version,
 )
+
+if TYPE_CHECKING:
+    from fixstar.training.recipe import Precision
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -39,6 +42,9 @@ def command(
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; the paper's number if not given.")] = None,
     learning_rate: Annotated[float, typer.Option(help="At the start; it falls twice.")] = 0.1,
     batch_size: Annotated[int, typer.Option(help="Images a step.")] = 128,
+    precision: Annotated[
+        str, typer.Option(help="Of the backbone: float32, bfloat16, or auto: bfloat16 on a GPU only.")
+    ] = "auto",
     old_vectors: Annotated[
         Path | None,
         typer.Option(help="Vectors of another system to stay compatible with: .npz with vectors and classes."),
@@ -60,7 +66,12 @@ def command(
 
     space = Workspace(workspace)
     chosen = create_method(method)
-    recipe = replace(paper_recipe(chosen.scenario), learning_rate=learning_rate, batch_size=batch_size)
+    recipe = replace(
+        paper_recipe(chosen.scenario),
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        precision=cast("Precision", precision),  # the recipe refuses other words
+    )
     recipe = recipe if epochs is None else recipe.shortened(epochs)
     settings = Settings(
         backbone=backbone,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -18,6 +19,10 @@ from fixstar.cli.options import (
     hold_out_share,
     report_version,
 )
+
+if TYPE_CHECKING:
+    from fixstar.training import Recipe
+    from fixstar.training.recipe import Precision
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -40,6 +45,7 @@ def command(
         str | None, typer.Option(help="Start from another model: a backbone, or the directory of a saved one.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Another precision of the backbone; see train.")] = None,
     keep_images: Annotated[
         str, typer.Option(help="yes or no: replay kept images and keep some of these; or neither, now and later.")
     ] = "yes",
@@ -59,7 +65,7 @@ def command(
     space = Workspace(workspace)
     settings, keep = space.settings(), _yes(keep_images)
     options = UpgradeOptions(
-        recipe=None if epochs is None else settings.recipe.shortened(epochs),
+        recipe=_recipe(settings.recipe, epochs, precision),
         method=create_method(method) if method else None,
         device=device,
         bad_images=cast(Literal["refuse", "skip"], bad_images),
@@ -71,6 +77,14 @@ def command(
     )
     version = space.upgrade(announced(open_images(data)), options)
     report_version(version, space.path, f"fixstar check {version.name}", as_json)
+
+
+def _recipe(last: Recipe, epochs: int | None, precision: str | None) -> Recipe | None:
+    """What was asked to differ from the last version's recipe; none where nothing was."""
+    if epochs is None and precision is None:
+        return None
+    recipe = last if epochs is None else last.shortened(epochs)
+    return recipe if precision is None else dataclasses.replace(recipe, precision=cast("Precision", precision))
 
 
 def _yes(word: str) -> bool:

@@ -139,8 +139,8 @@ class Encoder(nn.Module):
         """
         x = self.normalise(pixels)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
-            if bfloat16 and x.is_cuda:
-                x = x.contiguous(memory_format=torch.channels_last)
+            if bfloat16 or not x.is_cuda:
+                x = x.contiguous(memory_format=torch.channels_last)  # float32 on a GPU is faster without
             seen: tuple[Tensor, ...] = self.backbone.maps(x) if maps else ()
             h = self.backbone.pool(seen[-1]) if maps else self.backbone(x)
         return self.heads(h.float(), targets, seen)
@@ -152,7 +152,8 @@ class Encoder(nn.Module):
 
     def features(self, pixels: Tensor, form: Form = "full") -> Tensor:
         """Features of uint8 pixels: z / |z| [B, d], the exact short form [B, min(d, m)], or z itself ("raw")."""
-        h: Tensor = self.backbone(self.normalise(pixels))
+        x = self.normalise(pixels)
+        h: Tensor = self.backbone(x if x.is_cuda else x.contiguous(memory_format=torch.channels_last))
         if self.projection is not None:
             h = h @ (self._short_factor() if form == "short" else self.projection.weight).T
         return h if form == "raw" else unit(h)
