@@ -316,7 +316,7 @@ def test_a_broken_image_is_never_held_out(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", per_class=4)
     for number in range(20):
         (folder / "hat" / f"broken-{number}.png").write_bytes(f"no image {number}".encode())
-    shown, held = split_off(open_images(folder), 0.5)
+    shown, _, held = split_off(open_images(folder), 0.5)
     assert held is not None
     assert not [path for path in map(Path, held.images) if path.name.startswith("broken")]
     assert len([path for path in map(Path, shown.images) if path.name.startswith("broken")]) == 20

@@ -125,7 +125,8 @@ def image_notes(version: str, selected: bool, learnt_by: Sequence[str]) -> Itera
 
 
 def _may_have_learnt(learnt_by: Sequence[str]) -> str:
-    return f"{' and '.join(learnt_by)} held out less than others, and may have learnt images that these held out"
+    has = "has" if len(learnt_by) == 1 else "have"
+    return f"{' and '.join(learnt_by)} {has} learnt, or may have learnt, images that others held out"
 
 
 def mixture_notes(trial: Trial, tested: CrossTest, folds: Sequence[Fold] = ()) -> Iterator[str]:

@@ -3,8 +3,9 @@
 They are kept as pixels at the model's size, so the gate works when the originals are gone. Where images may not be
 kept nothing is split off, and the gate needs images from the user.
 
-A version's card says which share it held out (``about["hold_out"]``), and held-out/v1.json what each image drew: a
-version that held out less may have learnt an image that another one did not.
+An image draws a number by its content. held-out/v1.json keeps what the images drew that were held out, v1-learnt.npy
+what those drew that were trained on (8 bytes each): so it is known which version has learnt what another held out.
+Of versions from before that was kept the card's share (``about["hold_out"]``) says which ones they may have learnt.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ from numpy.typing import NDArray
 
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import replace_json
+from fixstar.durable import replace_file, replace_json
 from fixstar.errors import InputError
 from fixstar.images import BadImage, Preprocessing, decode_ahead
 from fixstar.lifecycle.registry import Registry
 
-__all__ = ["SHARE", "UnlearntImages", "held_out_images", "keep_held_out", "split_off", "unlearnt_images"]
+__all__ = [
+    "SHARE",
+    "SplitOff",
+    "UnlearntImages",
+    "held_out_images",
+    "keep_held_out",
+    "keep_learnt",
+    "split_off",
+    "unlearnt_images",
+]
 
 SHARE = "hold_out"  # of a card's ``about``
 
@@ -33,23 +43,32 @@ _SMALL = Preprocessing(size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1), fit="squash
 MOST = 5000  # images kept: at 224 x 224 they take 750 MB
 
 
-def split_off(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet | None]:
+class SplitOff(NamedTuple):
+    """Images to train on, what each of them drew, and the images held out: None where there are none."""
+
+    shown: ImageSet
+    drawn: NDArray[np.float64]
+    held: ImageSet | None
+
+
+def split_off(images: ImageSet, share: float) -> SplitOff:
     """The images to train on, and those held out, about ``share`` of them; a class never loses its last image.
 
     The content of an image decides, so the same image falls on the same side in every later training with this share,
-    or a larger one. Training that goes on after an interruption finds its own split.
+    or a larger one. Training that goes on after an interruption finds its own split. Each file is read once.
     """
     if not 0 <= share <= 0.5:
         raise InputError(f"the share that is held out lies between 0 and 0.5, got {share}")
-    if not share or not len(images):
-        return images, None
-    held = np.array([_draw(source) < share for source in images.images])
+    drawn = np.array([_draw(source) for source in images.images], np.float64)
+    held = drawn < share
     held[_unreadable(images, np.flatnonzero(held))] = False  # training says what is wrong with them
     for label in range(len(images.classes)):
         mine = images.labels == label
         if held[mine].all():
             held[mine] = False
-    return (images.take(~held), images.take(held)) if held.any() else (images, None)
+    if not held.any():
+        return SplitOff(images, drawn, None)
+    return SplitOff(images.take(~held), drawn[~held], images.take(held))
 
 
 def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
@@ -80,6 +99,16 @@ def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: P
     ReplayMemory(MOST, loaded).save(_path(workspace, name))
 
 
+def keep_learnt(workspace: Path, name: str, drawn: NDArray[np.float64]) -> None:
+    """Keep what the images drew that a version was trained on."""
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:  # given a name, numpy would add its own ending
+            np.save(file, np.unique(drawn), allow_pickle=False)
+
+    replace_file(_learnt_path(workspace, name), write)
+
+
 def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:
     """What was held out from these versions' training, together and once each; None where nothing was.
 
@@ -91,7 +120,7 @@ def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Prepro
 class UnlearntImages(NamedTuple):
     """Held-out images that no version in question has learnt; None where there are none.
 
-    ``learnt_by`` are versions that may have learnt others, which are therefore not among them.
+    ``learnt_by`` are versions that have learnt others, or may have, which are therefore not among them.
     """
 
     images: ImageSet | None
@@ -103,18 +132,34 @@ def unlearnt_images(
 ) -> UnlearntImages:
     """What was held out up to a version and has been learnt by none of them, nor by a ``live`` one.
 
-    Images that drew less than the share that each of them held out. A card without a share, from before shares were
-    kept, says nothing.
+    Where it is not known what a version has learnt, those are taken to be unlearnt that drew less than the share that
+    it held out. A card without a share, from before shares were kept, says nothing.
     """
     names = [*registry.retired(), *registry.names()]
     earlier = [name for name in names if int(name[1:]) <= int(version[1:])]
-    told = {name: registry.card(name)["about"].get(SHARE) for name in names if name in earlier or name in live}
-    shares = {name: float(share) for name, share in told.items() if share is not None}
-    least = min(shares.values(), default=1.0)
-    kept = list(_kept(registry.path, earlier))
-    images = _together([images.take(draws < least) for images, draws in kept], preprocessing)
-    learnt = any((draws >= least).any() for _, draws in kept)
-    return UnlearntImages(images, tuple(name for name in shares if learnt and shares[name] == least))
+    asked = [name for name in names if name in earlier or name in live]
+    found, learnt_by = list[ImageSet](), set[str]()
+    for images, draws in _kept(registry.path, earlier):
+        unlearnt = {name: _unlearnt(registry, name, draws) for name in asked}
+        found.append(images.take(np.logical_and.reduce(list(unlearnt.values()))))
+        learnt_by |= {name for name, mask in unlearnt.items() if not mask.all()}
+    return UnlearntImages(_together(found, preprocessing), tuple(name for name in asked if name in learnt_by))
+
+
+def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """[n]: which of the images that drew ``draws`` [n] a version has not learnt; a draw of zero is an unknown one."""
+    learnt, share = _learnt(registry.path, name), registry.card(name)["about"].get(SHARE)
+    allowed = np.ones(len(draws), bool) if share is None else draws < float(share)
+    return allowed if learnt is None else np.where(draws == 0, allowed, ~np.isin(draws, learnt))
+
+
+def _learnt(workspace: Path, name: str) -> NDArray[np.float64] | None:
+    """What the images drew that a version was trained on; None where that was not kept or cannot be read."""
+    try:
+        drawn = np.load(_learnt_path(workspace, name), allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return drawn if isinstance(drawn, np.ndarray) and drawn.dtype == np.float64 and drawn.ndim == 1 else None
 
 
 def _kept(workspace: Path, names: Sequence[str]) -> Iterator[tuple[ImageSet, NDArray[np.float64]]]:
@@ -155,3 +200,7 @@ def _path(workspace: Path, name: str) -> Path:
 
 def _draws_path(workspace: Path, name: str) -> Path:
     return workspace / "held-out" / f"{name}.json"
+
+
+def _learnt_path(workspace: Path, name: str) -> Path:
+    return workspace / "held-out" / f"{name}-learnt.npy"

@@ -12,7 +12,7 @@ from fixstar.data.replay import ReplayMemory
 from fixstar.errors import CheckpointError, InputError, ModelError, UnknownNameError
 from fixstar.evaluation.pairs import gallery_query_split
 from fixstar.lifecycle import Registry, keep_held_out, split_off
-from fixstar.lifecycle.held_out import SHARE
+from fixstar.lifecycle.held_out import SHARE, SplitOff, keep_learnt
 from fixstar.lifecycle.reach import OLD_WIDTH
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
@@ -87,11 +87,11 @@ class VersionTraining:
                 f"{self.path} has {names[-1]} already; train its successor with: fixstar upgrade IMAGES -w {self.path}"
             )
         past = Past(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors)
-        shown, held = split_off(images, hold_out)
-        about = {SHARE: hold_out if held is not None else 0.0}
+        split = split_off(images, hold_out)
+        about = {SHARE: hold_out if split.held is not None else 0.0}
         if old_vectors is not None:
             about[OLD_WIDTH] = old_vectors.vectors.shape[1]
-        return self._next(shown, held, past, settings, method, None, about, progress)
+        return self._next(split, past, settings, method, None, about, progress)
 
     def upgrade(self, images: ImageSet, options: UpgradeOptions) -> Version:
         """Train the next version; see ``Workspace.upgrade``."""
@@ -109,16 +109,16 @@ class VersionTraining:
             settings = replace(settings, replay_per_class=0)
         previous = self.registry.encoder(newest)
         past, settings, method = _started(Past(previous), settings, options.method or last_method, options)
-        shown, held = split_off(images, options.hold_out)
-        validation = _validation(held) if options.select else None
-        if _is_done(about, shown, past, settings, method, validation):
+        split = split_off(images, options.hold_out)
+        validation = _validation(split.held) if options.select else None
+        if _is_done(about, split.shown, past, settings, method, validation):
             raise InputError(f"{newest} was trained on exactly these images in exactly this way; the upgrade is done")
         _check_fit(method, previous, images, newest)
         if options.keep_images:
             past = replace(past, memory=ReplayMemory.load(self.run.memory(int(newest[1:]))))
-        kept = held if options.keep_images else None
-        share = options.hold_out if held is not None else 0.0
-        return self._next(shown, kept, past, settings, method, validation, {SHARE: share}, options.progress)
+        told = {SHARE: options.hold_out if split.held is not None else 0.0}
+        kept = split if options.keep_images else split._replace(held=None)
+        return self._next(kept, past, settings, method, validation, told, options.progress)
 
     def newest(self) -> str:
         """The name of the newest version."""
@@ -140,8 +140,7 @@ class VersionTraining:
 
     def _next(
         self,
-        images: ImageSet,
-        held: ImageSet | None,
+        split: SplitOff,
         past: Past,
         settings: Settings,
         method: Method,
@@ -152,17 +151,23 @@ class VersionTraining:
         """Train the next version; its card says ``about`` too."""
         number = self.registry.next_number()
         shown = past if method.scenario == "lifelong" else replace(past, memory=ReplayMemory(0))
-        _refuse_too_few(images, shown)
+        _refuse_too_few(split.shown, shown)
         with self.run.held():
             if self.run.finished(number):
                 raise CheckpointError(f"another process has just finished v{number} in {self.path}; run again")
             checkpoint = self.run.checkpoint(number)
-            version = train_version(number, images, shown, method, settings, checkpoint, progress, validation)
+            version = train_version(number, split.shown, shown, method, settings, checkpoint, progress, validation)
             version.encoder.about.update(about)
-            if held is not None:
-                on_first(lambda: keep_held_out(self.path, f"v{number}", held, version.encoder.preprocessing))
+            on_first(lambda: self._keep_apart(version, split))
             self.run.finish(number, version.encoder, remember(past.memory, version, settings))
         return version
+
+    def _keep_apart(self, version: Version, split: SplitOff) -> None:
+        """What the gate needs to know: which images the version has learnt, and those that it has not."""
+        name = f"v{version.number}"
+        keep_learnt(self.path, name, split.drawn)
+        if split.held is not None:
+            keep_held_out(self.path, name, split.held, version.encoder.preprocessing)
 
 
 def _refuse_too_few(images: ImageSet, past: Past) -> None:
