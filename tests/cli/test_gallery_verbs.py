@@ -250,6 +250,16 @@ class TestGallery:
                 assert np.array_equal(item.vector, old[item.id].vector)
                 assert dict(item.payload) == dict(old[item.id].payload)
 
+    @pytest.mark.parametrize("name", ["a b/c", "old system", "../old"])
+    def test_a_name_that_cannot_be_typed_is_refused(self, full: Path, tmp_path: Path, name: str) -> None:
+        np.savez(tmp_path / "old.npz", vectors=np.eye(3), ids=np.array(["x", "y", "z"]))
+        before = typed("gallery", "stats", "-w", full, "--json").json
+        for option, place in (("-w", full), ("--gallery", full / "gallery.db")):
+            refused = typed("gallery", "import", tmp_path / "old.npz", "--as", name, option, place)
+            assert refused.code == 1
+            assert f"cannot be called {name!r}: a name has letters, digits and . _ - + : @ only" in refused.err
+        assert typed("gallery", "stats", "-w", full, "--json").json == before
+
     def test_files_that_cannot_come_in_or_go_out(self, full: Path, tmp_path: Path) -> None:
         (tmp_path / "torn.npz").write_bytes(b"PK no archive")
         refusals: list[tuple[list[str | Path], str]] = [

@@ -11,7 +11,16 @@ import pytest
 from test_gallery_contract import GALLERIES, vectors
 
 from fixstar.errors import GalleryError
-from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, open_gallery
+from fixstar.gallery import (
+    Gallery,
+    MemoryGallery,
+    SqliteGallery,
+    copy_gallery,
+    export_version,
+    import_version,
+    open_gallery,
+)
+from fixstar.gallery.transfer import made_or_same
 
 
 @pytest.fixture(params=GALLERIES)
@@ -50,6 +59,10 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
     [
         (lambda g: g.create_version("v1", 3), "already"),
         (lambda g: g.create_version("", 3), "not empty"),
+        (lambda g: g.create_version("a b/c", 3), "'a b/c': a name has letters, digits and . _ - [+] : @ only"),
+        (lambda g: g.create_version("v1@a b", 3), "'v1@a b': a name has letters"),
+        (lambda g: g.create_version("-v2", 3), "does not begin with - or [.]"),
+        (lambda g: g.create_version("..", 3), "does not begin with - or [.]"),
         (lambda g: g.create_version("v2", 0), "at least 1"),
         (lambda g: g.create_version("v2", 3, np.zeros((100, 48))), "48 wide"),
         (lambda g: g.create_version("v2", 3, np.full((9, 3), np.nan)), "finite"),
@@ -84,6 +97,51 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
 def test_mistakes_are_told(gallery: Gallery, mistake: Callable[[Any], object], told: str) -> None:
     with pytest.raises(GalleryError, match=told):
         mistake(gallery)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b", "a/b", "a\\b", "a?b", "a#b", "a%20b", "a=b", "a&b", "a'b", "a$b", "a\nb", "a\u00a0b", "a,b", "\U0001f4f7"],
+)
+def test_a_version_is_called_what_can_be_typed(name: str) -> None:
+    gallery = MemoryGallery()
+    with pytest.raises(GalleryError, match="Call it such as old-system"):
+        gallery.create_version(name, 3)
+    assert gallery.versions() == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["v1", "old-system", "old@v2", "clip:ViT-B+32", "2024.05_a", "版本1", "Größe", "u\u0308", "हिन्दी", "_x", "@x"],
+)
+def test_names_of_any_script_are_taken(name: str) -> None:
+    gallery = MemoryGallery()
+    gallery.create_version(name, 3)
+    assert [space.name for space in gallery.versions()] == [name]
+
+
+@pytest.mark.parametrize("kind", GALLERIES)
+def test_names_from_before_that_rule_can_be_used_and_copied(kind: str, tmp_path: Path) -> None:
+    old = "a b/c"
+    with GALLERIES[kind](tmp_path) as gallery:
+        gallery.create_version(old, 3, None, copied=True)  # as galleries of older releases hold it
+        gallery.upsert(old, ["a", "b"], vectors(2, 3), [{"x": 1}, {}])
+        assert [hit.version for hit in gallery.search(old, vectors(1, 3))[0]] == [old, old]
+        assert [item.id for item in gallery.iterate(old)] == ["a", "b"]
+        with pytest.raises(GalleryError, match="already"):
+            gallery.create_version(old, 3)
+        assert made_or_same(gallery, old, 3, None)  # an import that was interrupted can be repeated
+        gallery.create_version(f"{old}@v2", 3)  # what an adapter makes of it
+        assert gallery.count() == {old: 2, f"{old}@v2": 0}
+        copy = MemoryGallery()
+        assert copy_gallery(gallery, copy) == 2
+        assert copy.count() == gallery.count()
+        assert export_version(gallery, old, tmp_path / "old.npz") == 2
+    again = MemoryGallery()
+    assert import_version(again, "a-b", tmp_path / "old.npz") == 2
+    with pytest.raises(GalleryError, match="'a b/c': a name has"):
+        import_version(again, old, tmp_path / "old.npz", take_over=True)
+    assert again.count() == {"a-b": 2}
 
 
 def test_an_address_picks_the_gallery(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from qdrant_server import URL, QdrantTestGallery, qdrant_client
 from test_gallery_contract import filled, vectors
 from test_transfer import content, example
 
-from fixstar.errors import GalleryError, MissingExtraError
-from fixstar.gallery import MemoryGallery, copy_gallery, open_gallery
+from fixstar.errors import DamagedItemError, GalleryError, MissingExtraError
+from fixstar.gallery import MemoryGallery, copy_gallery, open_gallery, verify_gallery
 from fixstar.gallery.qdrant import moves as qdrant_moves
 from fixstar.gallery.qdrant import search as qdrant_search
 from fixstar.gallery.qdrant import server as qdrant_server
@@ -378,3 +378,60 @@ def test_a_server_that_refuses(gallery: QdrantTestGallery, monkeypatch: pytest.M
         patch.setattr(gallery.client, "scroll", refuse)
         with pytest.raises(GalleryError, match="QDRANT_API_KEY"):
             gallery.count()
+
+
+def spoilt(gallery: QdrantTestGallery, name: str, **fields: Any) -> str:
+    """Change what the point of an item holds, behind the gallery's back; None takes a field away. The point's id."""
+    (collection,) = [c.name for c in gallery.client.get_collections().collections if "_v1-" in c.name]
+    point = point_id(name)
+    if gone := [field for field, value in fields.items() if value is None]:
+        gallery.client.delete_payload(collection, gone, points=[point])
+    if kept := {field: value for field, value in fields.items() if value is not None}:
+        gallery.client.set_payload(collection, kept, points=[point])
+    return point
+
+
+def test_every_damaged_item_is_named_and_can_be_replaced(gallery: QdrantTestGallery) -> None:
+    gallery.create_version("v1", 3)
+    gallery.create_version("v2", 3)
+    names = [f"{n:03}" for n in range(300)]  # more than a page
+    gallery.upsert("v1", names, vectors(300, 3), [{"x": 1}] * 300)
+    assert verify_gallery(gallery) == []
+    spoilt(gallery, "005", text="{")
+    spoilt(gallery, "270", text=None)
+    spoilt(gallery, "100", text="[1]")
+    spoilt(gallery, "150", text=7)
+    assert [problem[:40] for problem in verify_gallery(gallery)] == [
+        "'005' of version 'v1': the payload is da",
+        "'100' of version 'v1': the payload is no",
+        "'150' of version 'v1': the payload is da",
+        "'270' of version 'v1': the payload is mi",
+    ]
+    with pytest.raises(DamagedItemError, match=r"'005' of version 'v1'.*fixstar gallery delete") as caught:
+        gallery.get(["004", "005"])
+    assert (caught.value.item, caught.value.version) == ("005", "v1")
+    with pytest.raises(DamagedItemError, match="'270' of version 'v1'"):
+        gallery.search("v1", vectors(300, 3)[270:271], k=1)
+    with pytest.raises(DamagedItemError, match="'005'"):
+        gallery.search("v1", vectors(300, 3)[5:6], k=1, where={"x": 1})
+    gallery.upsert("v1", ["005", "100"], vectors(2, 3), [{}, {}])
+    assert gallery.delete(["150", "270"]) == 2
+    assert verify_gallery(gallery) == []
+
+
+def test_a_point_that_has_lost_its_id_is_named_by_its_own(gallery: QdrantTestGallery) -> None:
+    gallery.create_version("v1", 3)
+    gallery.create_version("v2", 3)
+    gallery.upsert("v1", ["a", "b", "c", "d"], vectors(4, 3))
+    points = sorted([spoilt(gallery, "b", id=None), spoilt(gallery, "c", id=None, written=None, text=None)])
+    lost = "this is the id of a Qdrant point, which has lost the id of its item"
+    assert verify_gallery(gallery) == [f"{point!r} of version 'v1': {lost}" for point in points]
+    assert list(gallery.get(["a", "d"])) == ["a", "d"]
+    with pytest.raises(DamagedItemError, match="'b' of version 'v1': its point has lost its id"):
+        gallery.get(["b"])  # who knows the id is answered by it
+    with pytest.raises(DamagedItemError, match=f"'{points[0]}'|'{points[1]}'"):
+        gallery.search("v1", vectors(1, 3), k=4)
+    assert gallery.delete(["c"]) == 1
+    gallery.upsert("v2", ["b"], vectors(1, 3))
+    assert gallery.count() == {"v1": 2, "v2": 1}
+    assert verify_gallery(gallery) == []

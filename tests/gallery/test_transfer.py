@@ -220,10 +220,10 @@ def test_a_version_created_meanwhile_must_have_the_same_space() -> None:
 
         width, matrix = 3, P
 
-        def create_version(self, name: str, width: int, projection: Any = None) -> None:
+        def create_version(self, name: str, width: int, projection: Any = None, copied: bool = False) -> None:
             if not self.versions():
                 super().create_version(name, self.width, self.matrix)
-            super().create_version(name, width, projection)
+            super().create_version(name, width, projection, copied)
 
     assert made_or_same(Raced(), "v1", 3, P)
     assert not made_or_same(Raced(), "v1", 3, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 _LENGTH_TOLERANCE = 1e-3  # half precision is enough; features that nobody normalised are not
+_NAME_MARKS = "._-+:@"  # what a version's name may have beside letters and digits: no shell needs quotes around them
 _ROUNDING = 5e-7  # of a length in float32: such vectors are stored as they are, so that copies are equal to the bit
 
 
@@ -122,12 +124,15 @@ def _payload_text(item: str, payload: Any) -> str:
 
 
 def checked_projection(
-    name: str, width: int, projection: Vectors | None, known: Iterable[str]
+    name: str, width: int, projection: Vectors | None, known: Iterable[str], copied: bool = False
 ) -> NDArray[np.float32] | None:
-    """The projection of a version about to be created."""
+    """The projection of a version about to be created; a name that is ``copied`` from another gallery stays."""
     checked_ids([name])
-    if name in known:
+    names = list(known)
+    if name in names:
         raise GalleryError(f"the gallery has a version {name!r} already; versions never change, choose a new name")
+    if not copied:
+        _check_name(name, names)
     if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
         raise GalleryError(f"the width of a version is a number of components, at least 1; got {width!r}")
     if projection is None:
@@ -138,6 +143,23 @@ def checked_projection(
     if width != min(matrix.shape):
         raise GalleryError(f"short forms under a projection {matrix.shape} are {min(matrix.shape)} wide, got {width}")
     return matrix
+
+
+def _check_name(name: str, known: Sequence[str]) -> None:
+    """Refuse a name that no command line or address can hold as it is. NAME@v2 may go on with a name that is there."""
+    stem, at, rest = name.rpartition("@")
+    new = rest if at and stem in known else name
+    if new[:1] in ("-", ".") or not all(map(_is_name_character, new)):
+        raise GalleryError(
+            f"a version cannot be called {name!r}: a name has letters, digits and {' '.join(_NAME_MARKS)} only, and "
+            "does not begin with - or . (names are typed in commands and stand in addresses). Call it such as "
+            "old-system"
+        )
+
+
+def _is_name_character(character: str) -> bool:
+    """Letters and digits of any script, with their accents, and some marks."""
+    return character in _NAME_MARKS or unicodedata.category(character)[0] in "LMN"
 
 
 def checked_version(version: str, known: Iterable[str]) -> str:

@@ -28,11 +28,11 @@ class MemoryGallery:
         self._number = 0
         self._lock = threading.RLock()
 
-    def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
+    def create_version(self, name: str, width: int, projection: Vectors | None = None, copied: bool = False) -> None:
         """Make room for vectors of a version."""
         with self._lock:
             exact = self._open()
-            matrix = checked_projection(name, width, projection, [space.name for space in exact.spaces()])
+            matrix = checked_projection(name, width, projection, [space.name for space in exact.spaces()], copied)
             exact.add_version(VersionSpace(name, int(width), int(width) if matrix is None else len(matrix)), matrix)
 
     def versions(self) -> list[VersionSpace]:

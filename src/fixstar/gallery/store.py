@@ -62,8 +62,12 @@ class Gallery(Protocol):
     in the order in which the items were last written. Ids are compared and sorted by code point, payloads are JSON.
     """
 
-    def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
-        """Make room for vectors of a version: ``width`` numbers each, short forms where ``projection`` is given."""
+    def create_version(self, name: str, width: int, projection: Vectors | None = None, copied: bool = False) -> None:
+        """Make room for vectors of a version: ``width`` numbers each, short forms where ``projection`` is given.
+
+        A name has letters and digits of any script and . _ - + : @ only. One that is ``copied`` from another gallery,
+        where it may be older than this rule, is taken as it is.
+        """
 
     def versions(self) -> list[VersionSpace]:
         """All versions, in the order in which they were created."""

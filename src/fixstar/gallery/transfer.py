@@ -32,7 +32,7 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
     """
     copied = 0
     for space in source.versions():
-        _make_version(target, space.name, space.width, source.projection(space.name))
+        _make_version(target, space.name, space.width, source.projection(space.name), copied=True)
         for batch in _batches(source.iterate(space.name)):
             vectors = np.stack([item.vector for item in batch])
             target.upsert(space.name, [item.id for item in batch], vectors, [item.payload for item in batch])
@@ -145,9 +145,11 @@ def _refuse_held(gallery: Gallery, version: str, source: VectorSource) -> None:
         )
 
 
-def _make_version(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> None:
+def _make_version(
+    gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None, copied: bool = False
+) -> None:
     """Create a version, or see that the one of this name is the same."""
-    if not made_or_same(gallery, name, width, projection):
+    if not made_or_same(gallery, name, width, projection, copied):
         raise GalleryError(
             f"the gallery has a version {name!r} of another kind: {_difference(gallery, name, width, projection)}. "
             "Versions never change: choose another name, or another gallery"
@@ -168,14 +170,16 @@ def _difference(gallery: Gallery, name: str, width: int, projection: NDArray[np.
     return "both hold short forms of the same width, under different projections: another model made them"
 
 
-def made_or_same(gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None) -> bool:
+def made_or_same(
+    gallery: Gallery, name: str, width: int, projection: NDArray[np.float32] | None, copied: bool = False
+) -> bool:
     """Create a version where there is none of that name; whether the one there is now has this very space.
 
     Others may be about to create it too: who comes second finds it there, which is no fault.
     """
     if (known := _space(gallery, name)) is None:
         try:
-            gallery.create_version(name, width, projection)
+            gallery.create_version(name, width, projection, copied)
             return True
         except GalleryError:
             if (known := _space(gallery, name)) is None:

@@ -64,12 +64,12 @@ class PostgresGallery:
         self._bridges = Bridges(self.projection)
         self._known: dict[str, NumberedVersion] = {}
 
-    def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
+    def create_version(self, name: str, width: int, projection: Vectors | None = None, copied: bool = False) -> None:
         """Make room for vectors of a version: a table of its own."""
         with self._pool.transaction(WRITE) as db:
             lock_writing(db)
             known = all_versions(db)
-            matrix = checked_projection(name, width, projection, known)
+            matrix = checked_projection(name, width, projection, known, copied)
             checked_width(width)
             full, blob = (width, None) if matrix is None else (len(matrix), matrix.astype("<f4").tobytes())
             db.execute(

@@ -39,10 +39,10 @@ from fixstar.gallery.arguments import (
 )
 from fixstar.gallery.bridging import Bridges
 from fixstar.gallery.filters import filter_key, payload_test
-from fixstar.gallery.matrix import parsed
 from fixstar.gallery.qdrant.index import build_indexes, index_states
 from fixstar.gallery.qdrant.moves import finish_moves, places_of, remove, settle
-from fixstar.gallery.qdrant.points import point_id, point_payload
+from fixstar.gallery.qdrant.points import as_item, lost_name, point_id, point_payload
+from fixstar.gallery.qdrant.reading import listed, newest
 from fixstar.gallery.qdrant.search import Question, at_once, nearest
 from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion, connect, qdrant_translated
 from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
@@ -88,10 +88,10 @@ class QdrantGallery:
             if not read_only:
                 finish_moves(opened)
 
-    def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
+    def create_version(self, name: str, width: int, projection: Vectors | None = None, copied: bool = False) -> None:
         """Make room for vectors of a version. One process at a time should."""
         with self._writing() as server:
-            matrix = checked_projection(name, width, projection, server.versions())
+            matrix = checked_projection(name, width, projection, server.versions(), copied)
             full = int(width) if matrix is None else len(matrix)
             server.create_version(VersionSpace(name, int(width), full), matrix)
 
@@ -174,19 +174,9 @@ class QdrantGallery:
 
     def get(self, ids: Sequence[str]) -> dict[str, Item]:
         """The items of these ids, as far as there are any."""
-        names = list(dict.fromkeys(checked_ids(ids, distinct=False)))
-        found: dict[str, tuple[int, Item]] = {}
         with self._asking() as server:
-            for version in server.versions().values():
-                for start in range(0, len(names), _PAGE):
-                    points = [point_id(name) for name in names[start : start + _PAGE]]
-                    for record in server.retrieve(version.collection, points, ["id", "written", "text"], vectors=True):
-                        name, written = record.payload["id"], record.payload["written"]
-                        if name not in found or found[name][0] < written:
-                            vector = np.array(record.vector, np.float32)
-                            item = Item(name, version.space.name, vector, parsed(record.payload["text"]))
-                            found[name] = written, item
-        return {name: found[name][1] for name in names if name in found}
+            found = newest(server, server.versions(), list(dict.fromkeys(checked_ids(ids, distinct=False))))
+        return {name: as_item(name, *stored) for name, stored in found.items()}
 
     def search(
         self,
@@ -245,12 +235,16 @@ class QdrantGallery:
 
     def _each(self, chosen: list[StoredVersion], version: str | None, after: str | None) -> Iterator[Item]:
         with self._asking() as server:
-            records = (record for stored in chosen for record in server.scroll(stored.collection, None, ["id"]))
-            names = sorted({name for record in records if (name := record.payload["id"]) > (after or "")})
+            lost, names = listed(server, chosen, after)
         for start in range(0, len(names), _PAGE):
-            for item in self.get(names[start : start + _PAGE]).values():
-                if version in (None, item.version):
-                    yield item
+            page = names[start : start + _PAGE]
+            with self._asking() as server:
+                found = newest(server, server.versions(), [name for name in page if name not in lost])
+            for name in page:  # a damaged one does not keep those before it from being read
+                if name in lost:
+                    raise lost_name(name, lost[name])
+                if name in found and version in (None, found[name][0]):
+                    yield as_item(name, *found[name])
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from fixstar.gallery.qdrant.points import written_as
 from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion
 
 __all__ = ["finish_moves", "places_of", "remove", "settle"]
@@ -31,7 +32,7 @@ def places_of(server: QdrantServer, versions: dict[str, StoredVersion], points: 
     places: Places = {}
     for name, version in versions.items():
         for record in server.retrieve(version.collection, points, ["written"]):
-            places.setdefault(record.id, {})[name] = record.payload["written"]
+            places.setdefault(record.id, {})[name] = written_as(record)
     return places
 
 

@@ -24,14 +24,27 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fixstar.errors import GalleryError
+import numpy as np
+
+from fixstar.errors import DamagedItemError, GalleryError
 from fixstar.gallery.filters import filter_key, payload_test
-from fixstar.gallery.store import Where
+from fixstar.gallery.store import Item, Payload, Where
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-__all__ = ["checked_prefix", "point_id", "point_payload", "server_filter"]
+__all__ = [
+    "as_item",
+    "checked_prefix",
+    "item_name",
+    "item_payload",
+    "known_name",
+    "lost_name",
+    "point_id",
+    "point_payload",
+    "server_filter",
+    "written_as",
+]
 
 _NAMESPACE = uuid.UUID("6d1f6a0e-9a3c-5c5b-8d53-0f1b7a1c2e44")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # names that need no quotes in Qdrant's paths
@@ -52,6 +65,49 @@ def point_payload(item: str, written: int, text: str) -> dict[str, Any]:
     terms += [_term(field, _plain_value(value)) for field, value in fields.items() if _is_comparable(value)]
     numbers = {field: _float(value) for field, value in fields.items() if _is_number(value) and _PLAIN.fullmatch(field)}
     return {"id": item, "written": written, "text": text, "terms": terms, "numbers": numbers}
+
+
+def known_name(point: Any) -> str | None:
+    """The id of a point's item; None where the point has lost it."""
+    name = (point.payload or {}).get("id")
+    return name if isinstance(name, str) else None
+
+
+def item_name(point: Any, version: str) -> str:
+    """The id of a point's item, or what is wrong with the point."""
+    name = known_name(point)
+    if name is None:
+        raise lost_name(str(point.id), version)
+    return name
+
+
+def lost_name(point: str, version: str) -> DamagedItemError:
+    """What to say of a point that no longer says which item it is."""
+    return DamagedItemError(point, version, "this is the id of a Qdrant point, which has lost the id of its item")
+
+
+def written_as(point: Any) -> int:
+    """The number of the write of a point; 0, which is older than any, where the point has lost it."""
+    number: int = (point.payload or {}).get("written", 0)
+    return number
+
+
+def item_payload(point: Any, version: str) -> Payload:
+    """The payload of a point's item, made anew, or what is wrong with it."""
+    text: Any = (point.payload or {}).get("text")
+    try:
+        payload: Payload = json.loads(text)
+    except (TypeError, ValueError) as error:
+        reason = "the payload is missing" if text is None else f"the payload is damaged ({error})"
+        raise DamagedItemError(known_name(point) or str(point.id), version, reason) from error
+    return payload
+
+
+def as_item(name: str, version: str, point: Any) -> Item:
+    """A point as the item of this name, or what is wrong with it."""
+    if known_name(point) is None:
+        raise DamagedItemError(name, version, "its point has lost its id")
+    return Item(name, version, np.array(point.vector, np.float32), item_payload(point, version))
 
 
 def server_filter(where: Where | None) -> models.Filter | None:

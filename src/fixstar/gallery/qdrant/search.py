@@ -7,15 +7,13 @@ still be missing, or the filter has left fewer than k, more is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.gallery.filters import payload_test
-from fixstar.gallery.matrix import parsed
-from fixstar.gallery.qdrant.points import server_filter
+from fixstar.gallery.qdrant.points import item_name, item_payload, server_filter, written_as
 from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion
 from fixstar.gallery.ranking import exact_cosines, first_of_each
 from fixstar.gallery.store import Hit, Where
@@ -81,7 +79,7 @@ def _candidates(
     params = None  # the client's engine searches in full, and warns if it is told how
     if not server.is_engine:
         params = models.SearchParams(exact=question.exact, hnsw_ef=None if question.exact else question.ef)
-    condition = server_filter(question.where)
+    condition, name = server_filter(question.where), target.space.name
     test = None if question.where is None else payload_test(question.where)
     slack = 2e-6 * max(1.0, target.space.width**0.5 / 8) if question.exact else None
     found: list[_Found] = []
@@ -100,17 +98,13 @@ def _candidates(
         ]
         unfinished = []
         for q, points in zip(pending, server.query(target.collection, requests), strict=True):
-            passing = points if test is None else [point for point in points if _passes(test, point)]
+            passing = points if test is None else [point for point in points if test(item_payload(point, name))]
             if len(points) == limit and not _is_enough(points, passing, question.k, slack):
                 unfinished.append(q)
             else:
-                found += [_Found(q, target.space.name, point) for point in passing]
+                found += [_Found(q, name, point) for point in passing]
         pending, limit = unfinished, limit * _MORE
     return found
-
-
-def _passes(test: Callable[[Any], bool], point: models.ScoredPoint) -> bool:
-    return test(parsed((point.payload or {})["text"]))
 
 
 def _is_enough(
@@ -124,14 +118,15 @@ def _merged(found: list[_Found], cosines: NDArray[np.float32], queries: int, k: 
     """The k best; of an item found under two versions, the one written last counts."""
     last: dict[tuple[int, str], int] = {}
     for i, one in enumerate(found):
-        key = one.query, one.point.payload["id"]
-        if key not in last or found[last[key]].point.payload["written"] < one.point.payload["written"]:
+        key = one.query, item_name(one.point, one.version)
+        if key not in last or written_as(found[last[key]].point) < written_as(one.point):
             last[key] = i
     kept = np.fromiter(last.values(), np.intp, len(last))
     query = np.array([found[i].query for i in last.values()], np.intp)
-    number = np.array([found[i].point.payload["written"] for i in last.values()], np.int64)
+    number = np.array([written_as(found[i].point) for i in last.values()], np.int64)
     hits: list[list[Hit]] = [[] for _ in range(queries)]
     for i in kept[first_of_each(query, cosines[kept], number, k)].tolist():
-        payload = found[i].point.payload
-        hits[found[i].query].append(Hit(payload["id"], float(cosines[i]), found[i].version, parsed(payload["text"])))
+        one = found[i]
+        payload = item_payload(one.point, one.version)
+        hits[one.query].append(Hit(item_name(one.point, one.version), float(cosines[i]), one.version, payload))
     return hits

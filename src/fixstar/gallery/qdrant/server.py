@@ -186,11 +186,16 @@ class QdrantServer:
         self.client.upsert(version.collection, batch, wait=True)
 
     def remove(self, version: StoredVersion, points: Sequence[str], written: Sequence[int]) -> None:
-        """Remove points that still are what was read: written as one of these numbers. Newer ones stay."""
+        """Remove points that still are what was read: written as one of these numbers. Newer ones stay.
+
+        0 is the number of points that have lost theirs.
+        """
         from qdrant_client import models
 
-        same = models.FieldCondition(key="written", match=models.MatchAny(any=list(written)))
-        condition = models.Filter(must=[models.HasIdCondition(has_id=list(points)), same])
+        same: list[Any] = [models.FieldCondition(key="written", match=models.MatchAny(any=list(written)))]
+        if 0 in written:
+            same.append(models.IsEmptyCondition(is_empty=models.PayloadField(key="written")))
+        condition = models.Filter(must=[models.HasIdCondition(has_id=list(points)), models.Filter(should=same)])
         self.client.delete(version.collection, models.FilterSelector(filter=condition), wait=True)
 
     def retrieve(self, collection: str, points: Sequence[str], payload: bool | list[str], vectors: bool = False) -> Any:

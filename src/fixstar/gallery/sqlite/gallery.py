@@ -75,10 +75,10 @@ class SqliteGallery:
         self._keeper = IndexKeeper(self._matrices, beside, index_above, self.read_only)
         self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
 
-    def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
+    def create_version(self, name: str, width: int, projection: Vectors | None = None, copied: bool = False) -> None:
         """Make room for vectors of a version."""
         with self._writing() as db:
-            matrix = checked_projection(name, width, projection, [known for _, known in version_names(db)])
+            matrix = checked_projection(name, width, projection, [known for _, known in version_names(db)], copied)
             full, blob = (width, None) if matrix is None else (len(matrix), matrix.astype("<f4").tobytes())
             db.execute(
                 "INSERT INTO versions (name, width, full_width, projection, created) VALUES (?, ?, ?, ?, ?)",
