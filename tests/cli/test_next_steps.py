@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from predictions import predicted as predicted_hits
 from shops import indexed_shop, passed, pictures
 from typed import typed
 
@@ -123,6 +124,24 @@ def test_a_backfill_that_is_predicted_to_lose_does_not_run_by_itself(
     assert typed(*words, "--anyway", "--json").json["done"]["done"] == 2
     rest = typed(*words, "--budget", "all", "--json")
     assert rest.json["done"]["done"] == 10, rest.err
+
+
+def test_a_loss_of_one_query_is_told_as_chance_and_does_not_stop_a_backfill(
+    path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fixstar.lifecycle.backfill_curves.draw_curves", lambda *_: None)
+    typed("deploy", "v2", "-w", path)
+    words: list[str | Path] = ["backfill", "--budget", "1", "--order", "random", "--data", photos, "-w", path]
+    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", lambda *_, **__: predicted_hits(lost=30))
+    refused = typed(*words)
+    assert refused.code == 1
+    assert "and the old vectors would not be kept" in refused.err
+    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", lambda *_, **__: predicted_hits(lost=1))
+    for more in (["--plan-only"], []):
+        shown = typed(*words, *more)
+        assert shown.code == 0, shown.err
+        assert "predicted to lower the accuracy from 66.7% to 66.3% of 300 queries. That may be chance" in shown.out
+    assert "1 items re-embedded with v2" in shown.out
 
 
 def test_rows_of_the_backfill_table_read_differently() -> None:

@@ -169,12 +169,15 @@ def test_the_backfill_curve_agrees_with_a_slow_loop(protocol: str) -> None:
     order = np.random.default_rng(9).permutation(36)
     shares = [0.5, 0.0, 1.0, 0.25, 0.26, 0.25, 0.97]  # in any order, repeated, and rounded to whole images
     curve = backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, protocol=protocol)
-    expected = []
+    hits = []
     for count in (18, 0, 36, 9, 9, 9, 35):
         held = np.zeros(36, int)
         held[order[:count]] = 1
-        expected.append(np.mean(slow_hits([old_full, new_full], held, 1, protocol)))
+        hits.append(np.array(slow_hits([old_full, new_full], held, 1, protocol)))
+    expected = [one.mean() for one in hits]
     assert curve.accuracy.tolist() == pytest.approx(expected)
+    assert curve.hits is not None
+    assert np.array_equal(curve.hits, [hits])
     assert curve.shares.tolist() == shares
     assert len(set(expected)) >= 4
     matrix = cross_test([old, new], QUERY_LABELS, GALLERY_LABELS, protocol).matrix

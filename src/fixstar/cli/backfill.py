@@ -49,8 +49,8 @@ def command(
 ) -> None:
     """Embed items of older versions again with the deployed one. Searches go on; the same command resumes.
 
-    First says what it will bring, by labelled images; stops where that is a loss. Items without an image stay as they
-    are.
+    First says what it will bring, by labelled images; stops where that is a loss, unless a small one that may be
+    chance. Items without an image stay as they are.
     """
     from fixstar.data import open_images
     from fixstar.lifecycle.backfill import Pace
@@ -69,8 +69,7 @@ def command(
             draw_curves(picture, planned.predicted)
         if not as_json:
             _show_plan(planned, picture)
-            if planned.loses and plan_only:
-                print("This plan is predicted to lower the accuracy: take a larger budget, or leave all as it is")
+            _show_loss(planned, plan_only)
         done = None
         if not plan_only and planned.plan.ids:
             if not anyway:
@@ -107,6 +106,16 @@ def _show_plan(planned: PlannedBackfill, picture: Path) -> None:
         return
     _table(planned.predicted, planned.share)
     print(f"Picture: {picture}")
+
+
+def _show_loss(planned: PlannedBackfill, plan_only: bool) -> None:
+    """A loss that would be refused is told here where only the plan is asked for; a small one always."""
+    if not planned.plan.ids or planned.loss is None:
+        return
+    if not planned.loses:
+        print(f"This plan is predicted to {planned.loss}. That may be chance")
+    elif plan_only:
+        print(f"This plan is predicted to {planned.loss}: take a larger budget, or leave all as it is")
 
 
 def _table(predicted: PredictedCurve, share: float) -> None:

@@ -37,11 +37,13 @@ ORDERS = ("images", "classes")
 class BackfillCurve:
     """Accuracy of the new queries at each share of the gallery re-embedded; ``runs`` [orders, shares] has each order.
 
-    Share 0 is the cross-test C[new, old], share 1 the self-test C[new, new].
+    Share 0 is the cross-test C[new, old], share 1 the self-test C[new, new]. ``hits`` [orders, shares, queries] says
+    which queries found their class; None where only accuracies are known.
     """
 
     shares: NDArray[np.float64]
     runs: NDArray[np.float64]
+    hits: NDArray[np.bool_] | None = None
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
@@ -78,17 +80,18 @@ def backfill_curve(
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     check_images([old, new], truth, labels)
-    runs = []
+    outcomes = []
     for turns in _turns(order, labels, orders, seed):
         done = np.rint(shares * (turns.max() + 1)).astype(np.int64)  # turns that are over at each share
         if protocol == "image":
             found = _found_along(old, new, turns, np.unique(done), shared_components, scores)
-            runs.append([np.equal(labels[found[count]], truth).mean() for count in done.tolist()])
+            outcomes.append([np.equal(labels[found[count]], truth) for count in done.tolist()])
         else:
             ways: dict[str, Any] = {"protocol": protocol, "shared_components": shared_components, "scores": scores}
             mixtures = ((turns < count).astype(np.int64) for count in done)
-            runs.append([mixed_gallery_search([old, new], held, truth, labels, **ways).mean() for held in mixtures])
-    return BackfillCurve(shares, np.array(runs))
+            outcomes.append([mixed_gallery_search([old, new], held, truth, labels, **ways) for held in mixtures])
+    hits: NDArray[np.bool_] = np.array(outcomes)
+    return BackfillCurve(shares, hits.mean(axis=2), hits)
 
 
 def _found_along(

@@ -15,7 +15,15 @@ import numpy as np
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import InputError
-from fixstar.evaluation import BackfillCurve, Split, VersionFeatures, backfill_curves, cross_test, gallery_query_split
+from fixstar.evaluation import (
+    BackfillCurve,
+    Split,
+    VersionFeatures,
+    backfill_curves,
+    cross_test,
+    gallery_query_split,
+    paired_bootstrap,
+)
 from fixstar.gallery import Calibration, Gallery, calibrated_search
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.lifecycle.calibrating import class_folds, tried_curve
@@ -27,6 +35,7 @@ from fixstar.scenarios import version_features
 __all__ = ["SHARES", "MeasuredPoint", "PredictedCurve", "draw_curves", "gallery_accuracy", "predicted_curve"]
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+_LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # of the queries, and queries: lost in earnest, even where chance might do it
 
 
 class MeasuredPoint(NamedTuple):
@@ -57,6 +66,24 @@ class PredictedCurve:
         return float(np.interp(share, shares, self.planned.accuracy)), float(
             np.interp(share, shares, self.random.accuracy)
         )
+
+    def loses(self, share: float) -> bool:
+        """Whether the planner's order has a lower accuracy at a share than at none, in earnest.
+
+        That is beyond chance by the gate's evidence (a paired bootstrap over the queries at 95 %), or by five points
+        and three queries: few queries prove nothing, but a loss that large is not to be run into. Where only accuracies
+        are known, any loss counts.
+        """
+        hits = self.planned.hits
+        if hits is None:
+            return self.at(share)[0] < float(self.planned.accuracy[0])
+        shares = self.planned.shares
+        weights = np.array([np.interp(share, shares, row) for row in np.eye(len(shares))])
+        then = weights @ hits[0]  # [queries], between the outcomes at the shares beside it
+        lost = hits[0, 0].sum() - then.sum()  # queries
+        if lost >= max(_LARGE_LOSS * len(then), _FEWEST_LOST):
+            return True
+        return paired_bootstrap(hits[0, 0], then).verdict == "compatible"  # none re-embedded is strictly better
 
 
 def predicted_curve(

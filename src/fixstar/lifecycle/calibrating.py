@@ -133,7 +133,7 @@ def tried_curve(
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     asked = np.arange(len(truth)) if rows is None else np.asarray(rows)
-    runs, counts = [], []
+    outcomes = []
     parts: list[tuple[Indices, dict[str, Calibration] | None]] = [(fold.rows, fold.calibrations) for fold in folds]
     for part, scores in parts or [(asked, None)]:
         mine = np.intersect1d(part, asked)
@@ -141,9 +141,9 @@ def tried_curve(
             old, new = (_part(version, mine) for version in versions)
             ways: dict[str, Any] = {"orders": orders, "seed": seed, "scores": scores}
             curve = backfill_curve(old, new, truth[mine], owners, shares, order, **ways)
-            runs.append(curve.runs)
-            counts.append(len(mine))
-    return BackfillCurve(curve.shares, np.average(runs, axis=0, weights=counts))
+            outcomes.append(np.asarray(curve.hits))
+    hits = np.concatenate(outcomes, axis=2)  # fold by fold, and at every share the same queries
+    return BackfillCurve(curve.shares, hits.mean(axis=2), hits)
 
 
 def _part(version: VersionFeatures, queries: Indices, gallery: Indices | None = None) -> VersionFeatures:

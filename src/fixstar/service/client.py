@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fixstar.errors import InputError, MissingExtraError
 from fixstar.service.answers import Added, Bad, Check, Found, Hit, Item, Job, Move, Status, Version, record
@@ -144,11 +145,11 @@ class Client:
 
     def check(self, version: str, **rules: float) -> Job:
         """Try a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions."""
-        return record(Job, self._ask("POST", f"/v1/versions/{_segment(version)}/check", json=rules))
+        return record(Job, self._ask("POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules))
 
     def last_check(self, version: str) -> Check:
         """What the gate last found out about a version."""
-        return record(Check, self._ask("GET", f"/v1/versions/{_segment(version)}/check"))
+        return record(Check, self._ask("GET", f"/v1/versions/{quote(version, safe='')}/check"))
 
     def deploy(self, version: str, force: str | None = None, deployed: str | None = None) -> Move:
         """Let queries and new items use a version; ``force`` is a reason to do without a passed check.
@@ -162,9 +163,15 @@ class Client:
         """Back to the version deployed before; from ``deployed`` and to ``to``, where given, or not at all (409)."""
         return record(Move, self._ask("POST", "/v1/rollback", json={"deployed": deployed, "to": to}))
 
-    def backfill(self, budget: str = "10%", order: str = "auto", rate: float | None = None) -> Job:
-        """Embed older items again with the deployed version, in a job."""
-        return record(Job, self._ask("POST", "/v1/backfill", json={"budget": budget, "order": order, "rate": rate}))
+    def backfill(
+        self, budget: str = "10%", order: str = "auto", rate: float | None = None, anyway: bool = False
+    ) -> Job:
+        """Embed older items again with the deployed version, in a job.
+
+        The job fails where that is predicted to lower the accuracy, unless ``anyway``.
+        """
+        wanted = {"budget": budget, "order": order, "rate": rate, "anyway": anyway}
+        return record(Job, self._ask("POST", "/v1/backfill", json=wanted))
 
     # --- jobs
 
@@ -289,11 +296,5 @@ def _content(image: Picture) -> bytes:
     return buffer.getvalue()
 
 
-def _segment(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name, safe="")
-
-
 def _job_name(job: str | Job) -> str:
-    return _segment(job if isinstance(job, str) else job.id)
+    return quote(job if isinstance(job, str) else job.id, safe="")

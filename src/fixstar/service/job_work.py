@@ -14,6 +14,7 @@ from fixstar.images import BadImage
 from fixstar.lifecycle import Backfilled, CatalogueItem, GateRules, check_version
 from fixstar.lifecycle.backfill_plan import PlanFiles
 from fixstar.service.job_files import Job
+from fixstar.service.problems import Problem
 from fixstar.workspace import BackfillOptions, Workspace
 from fixstar.workspace.backfilling import PlannedBackfill, plan_backfill, required_target
 
@@ -113,7 +114,14 @@ def backfill_work(space: Workspace, handle: Handle) -> Result:
 def _backfilled(space: Workspace, handle: Handle) -> Result:
     wanted = handle.job().parameters
     target = required_target(space, wanted["target"])
-    options = BackfillOptions(wanted["budget"], wanted["order"], wanted["rate"], stop=handle.stopped, target=target)
+    options = BackfillOptions(
+        wanted["budget"],
+        wanted["order"],
+        wanted["rate"],
+        stop=handle.stopped,
+        target=target,
+        anyway=wanted.get("anyway", False),  # jobs of older releases do not know it
+    )
     known = dict(handle.job().result or {})
     if _is_finished(space, wanted):
         return {**known, "left": 0, "stopped": None}
@@ -121,6 +129,9 @@ def _backfilled(space: Workspace, handle: Handle) -> Result:
     known |= {} if "predicted" in known else {"predicted": _predicted(planned)}
     plan = planned.plan
     known |= {"version": plan.target, "planned": len(plan.ids), "old": plan.old, "without_image": plan.without_image}
+    if planned.loses and plan.ids and not options.anyway:
+        handle.note(result=known)  # saved only with the refusal: what is on disk as predicted is not judged again
+        raise _losing(planned)
     handle.note(
         save=True,
         parameters={**wanted, "token": plan.token},
@@ -140,6 +151,15 @@ def _backfilled(space: Workspace, handle: Handle) -> Result:
     if result["stopped"]:
         raise StoppedError(result["stopped"], result)
     return result
+
+
+def _losing(planned: PlannedBackfill) -> Problem:
+    """The refusal of a plan that is predicted to lose, as ``demand_gain`` does, with the requests to send next."""
+    seen = f"this plan is predicted to {planned.loss}, and the old vectors would not be kept; nothing was embedded"
+    larger = ", ".join(planned.larger_budgets)
+    take = f', send a larger "budget" ({larger})' if larger else " (no larger budget is predicted to gain, either)"
+    hint = f'leave all as it is{take}, or send "anyway": true to do it all the same'
+    return Problem(409, "Predicted to lower the accuracy", seen, hint)
 
 
 def _is_finished(space: Workspace, wanted: Mapping[str, Any]) -> bool:

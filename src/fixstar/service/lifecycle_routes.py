@@ -154,7 +154,9 @@ def deployments(
 def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | None = None) -> JobShape:
     """Embed older items again with the deployed version, in a job, while searches go on.
 
-    A plan that was broken off goes on where the same is asked for.
+    A plan that was broken off goes on where the same is asked for. The job first predicts on held-out images what the
+    plan brings: where that is a loss, other than a small one that may be chance, it fails with a problem (409) and
+    nothing is replaced, unless ``anyway``.
     """
     wanted = wanted or BackfillRequest()
     target = context.workspace.deployed()

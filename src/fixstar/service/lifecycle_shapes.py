@@ -214,6 +214,7 @@ class BackfillRequest(_Asked):
 
     ``order`` says what comes first; "auto" takes what does best on labelled images. ``deployed`` is the version that
     you believe is deployed, whose vectors replace older ones: where another one is, nothing is started (409).
+    ``anyway`` does it also where it is predicted to lower the accuracy; else the job then fails, with nothing replaced.
     """
 
     budget: Annotated[str, AfterValidator(_budget)] = Field(
@@ -225,6 +226,7 @@ class BackfillRequest(_Asked):
     order: Literal["auto", "gain", "classes", "certain", "uncertain", "queried", "oldest", "random"] = "auto"
     rate: float | None = Field(default=None, gt=0, le=1e6)
     deployed: str | None = Field(default=None, max_length=100)
+    anyway: bool = False
 
 
 class PredictedShape(BaseModel):

@@ -25,26 +25,37 @@ class PlannedBackfill:
         return len(self.plan.ids) / max(1, self.plan.old)
 
     @property
-    def loses(self) -> bool:
-        """Whether it is predicted to lower the accuracy, and nothing of it was done yet."""
+    def loss(self) -> str | None:
+        """The loss that is predicted, be it by chance, in words; None where there is none, or part of it was done."""
         if self.predicted is None or self.position:
-            return False
-        return self.predicted.at(self.share)[0] < float(self.predicted.planned.accuracy[0])
+            return None
+        now, then = float(self.predicted.planned.accuracy[0]), self.predicted.at(self.share)[0]
+        queries = self.predicted.images[1]
+        return f"lower the accuracy from {now:.1%} to {then:.1%} of {queries:,} queries" if then < now else None
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is predicted to lose in earnest (``PredictedCurve.loses``), and nothing of it was done yet."""
+        return self.predicted is not None and self.loss is not None and self.predicted.loses(self.share)
+
+    @property
+    def larger_budgets(self) -> list[str]:
+        """Larger budgets that are predicted not to lower the accuracy."""
+        if self.predicted is None:
+            return []
+        curve = self.predicted.planned
+        kept = [share for share, value in zip(curve.shares, curve.accuracy, strict=True) if value >= curve.accuracy[0]]
+        return [f"{100 * share:g}%" if share < 1 else "all" for share in kept if share > self.share]
 
 
 def demand_gain(planned: PlannedBackfill) -> None:
     """Refuse a plan that would lower the accuracy: vectors that it replaces are not kept."""
-    if planned.predicted is None or not planned.loses:
+    if not planned.loses:
         return
-    curve = planned.predicted.planned
-    now, then = float(curve.accuracy[0]), planned.predicted.at(planned.share)[0]
-    larger = [share for share, value in zip(curve.shares, curve.accuracy, strict=True) if value >= now]
-    larger = [f"{100 * share:g}%" if share < 1 else "all" for share in larger if share > planned.share]
-    take = (
-        f"with a larger --budget ({', '.join(larger)})" if larger else "(no larger budget is predicted to gain, either)"
-    )
+    larger = ", ".join(planned.larger_budgets)
+    take = f"with a larger --budget ({larger})" if larger else "(no larger budget is predicted to gain, either)"
     raise GateError(
-        f"this plan is predicted to lower the accuracy from {now:.1%} to {then:.1%}, and the old vectors would not be "
-        f"kept; nothing was embedded. Leave all as it is, or type the same command {take}, with --plan-only to look, "
-        "or with --anyway to do it all the same (in Python BackfillOptions(anyway=True))"
+        f"this plan is predicted to {planned.loss}, and the old vectors would not be kept; "
+        f"nothing was embedded. Leave all as it is, or type the same command {take}, with --plan-only to look, or with "
+        "--anyway to do it all the same (in Python BackfillOptions(anyway=True))"
     )

@@ -10,6 +10,7 @@ import { problemView } from "./problem.js";
 import { may } from "./session.js";
 import { badge } from "./tones.js";
 
+const LOSES = "Predicted to lower the accuracy"; // the title of the problem where the service would not do it
 const ORDERS = { auto: "what does best on labelled images", gain: "what gains most", classes: "every class by turns", certain: "the certain ones", uncertain: "the uncertain ones", queried: "those found most often", oldest: "the oldest", random: "any" };
 let started = () => {};
 let shown = ""; // what the form was made for: it is not made anew under the visitor's hands
@@ -49,7 +50,7 @@ function summary(status, outlook) {
 
 function progress({ job, version, order, budget, planned, position, kept }, deployed) {
   if (job && (job.state === "running" || job.state === "queued")) return el("div", { class: "running" }, progressBar(job), el("p", { class: "note" }, job.message || ""), cancelButton(job, started));
-  if (job?.state === "failed") return problemView(job.error ?? { title: "The last backfill failed" }, null, true);
+  if (job?.state === "failed") return [problemView(job.error ?? { title: "The last backfill failed" }, null, true), job.error?.title === LOSES && note("Started with the same settings it says so, and asks whether to do it all the same.")];
   if (!version) return null;
   const over = version !== deployed;
   const rest = over ? ` It is over: ${deployed} is deployed now.` : position < planned ? " Started with the same settings it goes on from there." : "";
@@ -100,18 +101,21 @@ function asked({ budget, order, rate }) {
   const { outlook, images_a_second: measured, version, planned, position } = latest;
   const { version: target, older, could, looked_at: looked } = outlook;
   const goesOn = version === target && latest.budget === budget && [latest.order, "auto"].includes(order) && position < planned;
+  const loses = goesOn && position === 0 && latest.job?.error?.title === LOSES;
   const number = goesOn ? planned - position : Math.min(could, budgetItems(budget, older));
   const exact = looked === older; // else some may turn out to have no image
   return confirm({
     title: `Re-embed ${exact ? "" : "up to "}${plural(number, "vector")} with ${target}?`,
     says: [
-      `${goesOn ? "The last plan goes on. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
+      `${goesOn && !loses ? "The last plan goes on. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
+      loses ? "Searches are predicted to become worse by it, as said below." : "Where held-out images predict a loss, nothing is replaced.",
       "The old vectors are not kept, and nothing here brings them back: a rollback changes which version answers, not the vectors.",
       `${plural(number, "image")} ${number === 1 ? "is" : "are"} read and embedded${timeWords(number, rate, measured)}.`,
       "Searches go on meanwhile. It can be cancelled; what was replaced by then stays so.",
     ],
-    verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}`,
+    verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}${loses ? " all the same" : ""}`,
     danger: true,
-    act: () => call("/v1/backfill", { json: { budget, order, rate, deployed: target } }),
+    problem: loses ? { ...latest.job.error, hint: "" } : null, // the button below is what the hint would say
+    act: () => call("/v1/backfill", { json: { budget, order, rate, deployed: target, anyway: loses } }),
   });
 }
