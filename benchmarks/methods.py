@@ -24,7 +24,7 @@ import torch
 from fixstar.data import Augmentation, ImageSet, TaskStream, class_order, class_stream, sample_stream
 from fixstar.data.formats import omniglot_folder
 from fixstar.durable import replace_json
-from fixstar.errors import DataError, FixstarError
+from fixstar.errors import DataError, FixstarError, UnknownNameError
 from fixstar.evaluation import cross_test
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, create_method
@@ -64,6 +64,15 @@ def require_omniglot(folder: Path) -> None:
     parts = ("images_background", "images_evaluation")
     if missing := [part for part in parts if not (folder / part).is_dir()]:
         raise DataError(f"{folder} has no {' and no '.join(missing)}; give Omniglot's folder, which holds both")
+
+
+def chosen_variants(names: str) -> list[str]:
+    """The variants that --methods names; another name is refused at once."""
+    chosen = [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in VARIANTS:
+            raise UnknownNameError("method", name, VARIANTS, "Give them with commas between: --methods hoc,er")
+    return chosen
 
 
 def learnt(folder: Path, order: int) -> ImageSet:
@@ -127,9 +136,8 @@ def write_docs(page: Path, text: str) -> None:
 
 def plan_of(options: argparse.Namespace, results: list[dict[str, Any]]) -> list[tuple[str, int]]:
     done = {(result["method"], result["class_order"], result["epochs"]) for result in results}
-    chosen = [name.strip() for name in options.methods.split(",")]
     orders = range(1, options.orders + 1)
-    return [(v, o) for v in chosen for o in orders if (v, o, options.epochs) not in done]
+    return [(v, o) for v in options.methods for o in orders if (v, o, options.epochs) not in done]
 
 
 def work(folder: Path, variant: str, order: int, epochs: int, seen: bool) -> dict[str, Any]:
@@ -152,6 +160,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/methods_omniglot.json"))
     parser.add_argument("--docs", type=Path, help="write the tables into this page")
     options = parser.parse_args()
+    options.methods = chosen_variants(options.methods)
     require_omniglot(options.data)
     results: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
     plan = plan_of(options, results)

@@ -63,7 +63,7 @@ def run_picture2d(
     progress: bool = True,
     say: Say = print,
 ) -> PictureResult:
-    """Train three versions by each method and draw their test features into the PNG ``out``."""
+    """Train three versions by each method and draw their test features into ``out`` (PNG, SVG or PDF)."""
     settings = _settings(backbone, epochs, seed, device)
     say("Reading digits ..." if data else "Drawing digits ...")
     train, test = _images(data, per_class)

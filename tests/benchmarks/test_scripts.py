@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/ that read Omniglot: another folder gets one clear line."""
+"""The scripts of benchmarks/ that read Omniglot: another folder, or an unknown method, gets one clear line."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def test_another_folder_is_refused_in_one_line(words: list[str], folder: str, me
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"{words[0]}: ")
     assert message in last
+
+
+def test_an_unknown_method_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "methods.py"), "missing", "--methods", "er, hco"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("methods.py: unknown method 'hco'; did you mean 'hoc'? Known: ")
+    assert "bct-kd, " in line
+    assert line.endswith("--methods hoc,er")
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""fixstar theorem and fixstar methods: where the picture goes, what the angles are, names that can be typed."""
+"""fixstar theorem, picture2d and methods: where the picture goes, what the angles are, names that can be typed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from fixstar.cli import app
 from fixstar.errors import FixstarError
 from fixstar.methods import METHODS
+from fixstar.picture2d import PictureResult
 
 QUICK = ["theorem", "--dimensions", "10", "--samples", "400"]
 
@@ -55,6 +56,52 @@ def test_mistakes_are_named_in_the_users_words(
         fixstar(*QUICK, *words)
     assert "radians" not in str(refused.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["also.png", "taken"]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What picture2d was told to draw; training takes a minute, and is tested elsewhere."""
+    asked: list[Path] = []
+
+    def draw(out: Path, *_: object, **__: object) -> PictureResult:
+        asked.append(out)
+        out.write_bytes(b"a picture")
+        return PictureResult({"IFT": [90.0, 10.0]}, {"IFT": [0.9, 0.8, 0.7]}, str(out))
+
+    monkeypatch.setattr("fixstar.picture2d.run_picture2d", draw)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("out", "written"), [("pic", "pic.png"), ("new/folder/x", "new/folder/x.png"), ("x.SVG", "x.SVG")]
+)
+def test_the_picture_in_the_plane_is_where_it_is_told(
+    out: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"Picture: {written}\n" in fixstar("picture2d", "--out", out)
+    assert json.loads(fixstar("picture2d", "--out", out, "--json"))["picture"] == written
+    assert drawn == [Path(written)] * 2
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")] == [written]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("taken", "--out taken is a folder; name a file, like --out taken/features.png"),
+        ("also", "--out also.png is a folder"),
+        ("x.jpeg2", "--out x.jpeg2 must end in one of .pdf, .png, .svg"),
+    ],
+)
+def test_no_minute_is_spent_on_a_picture_that_cannot_be_written(
+    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "also.png").mkdir()
+    with pytest.raises(FixstarError, match=message):
+        fixstar("picture2d", "--out", out)
+    assert not drawn
 
 
 def test_classes_that_widen_do_not_meet_the_assumption(tmp_path: Path) -> None:

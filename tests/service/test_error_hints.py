@@ -134,7 +134,8 @@ def test_commands_in_messages_become_requests() -> None:
     lose = "If it is enough to lose less than 2.0 points, these queries show that: fixstar check v12 --tolerance 0.02"
     assert as_requests(lose + ". Train").endswith('that: POST /v1/versions/v12/check {"tolerance": 0.02}. Train')
     more = "give about 600 labelled images with fixstar check v2 --tolerance 0.01 --data LABELLED_IMAGES"
-    assert as_requests(more) == f"{more} (on the machine of the service)"  # no request does that
+    operator = "(the operator can check v2 on more, with a tolerance of 0.01)"  # no request does that
+    assert as_requests(more) == f"give about 600 labelled images {operator}"
     other = "deploy v2 again (fixstar deploy v2), or fixstar adapt v1 --for v2"
     assert as_requests(other) == other
 
@@ -185,6 +186,50 @@ def test_unknown_query_parameters_are_refused(http: TestClient, method: str, pat
     files = {"image": picture(), "images": picture()} if method == "POST" else None
     answer = http.request(method, path, files=files)
     assert "query parameter" in told(answer, 422, known)["detail"]
+
+
+IMAGE, IMAGES = {"image": picture()}, {"images": picture()}
+SEARCH_FORM, ITEMS_FORM = "this takes: image, k, where, exact", "this takes: images, payloads, ids"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "known"),
+    [
+        ("POST", "/v1/search", {"files": IMAGE, "data": {"kk": "3"}}, f"{SEARCH_FORM}; did you mean k?"),
+        ("POST", "/v1/search", {"files": IMAGE | IMAGES}, f"{SEARCH_FORM}; did you mean image?"),
+        ("POST", "/v1/search", {"files": {"picture": picture()}}, SEARCH_FORM),
+        ("POST", "/v1/search", {"data": {"exactly": "1"}}, "multipart/form-data, as curl -F"),  # sent urlencoded
+        (
+            "PUT",
+            "/v1/item?id=new",
+            {"files": IMAGE, "data": {"payloads": "{}"}},
+            "image, payload; did you mean payload?",
+        ),
+        ("POST", "/v1/items", {"files": IMAGES, "data": {"id": '["new"]'}}, f"{ITEMS_FORM}; did you mean ids?"),
+        ("POST", "/v1/items/async", {"files": IMAGES, "data": {"labels": "[]"}}, ITEMS_FORM),
+    ],
+)
+def test_unknown_form_fields_are_refused_and_nothing_is_stored(
+    http: TestClient, space: Workspace, method: str, path: str, content: dict[str, Any], known: str
+) -> None:
+    before = space.gallery.count()
+    body = told(http.request(method, path, **content), 422, known)
+    assert body["title"] == "The request is not as documented"
+    assert body["detail"].startswith("there is no form field '")
+    assert space.gallery.count() == before
+    assert not http.get("/v1/jobs").json()
+
+
+def test_the_document_says_that_forms_take_no_other_fields(http: TestClient) -> None:
+    document = http.get("/v1/openapi.json").json()
+    forms = [
+        content["multipart/form-data"]["schema"]["$ref"].rpartition("/")[2]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        if "multipart/form-data" in (content := operation.get("requestBody", {}).get("content", {}))
+    ]
+    assert len(forms) == 4
+    assert all(document["components"]["schemas"][name]["additionalProperties"] is False for name in forms)
 
 
 def test_probes_may_add_what_they_like(http: TestClient) -> None:

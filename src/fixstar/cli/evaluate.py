@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fixstar.cli.options import AsJson, BadImages, Device, WorkspacePath, print_json
+from fixstar.cli.options import PICTURES, AsJson, BadImages, Device, WorkspacePath, print_json
 
 if TYPE_CHECKING:
     from fixstar.evaluation import CrossTest, Difference
 
     Evidence = Mapping[tuple[int, int], Difference]
 
-__all__ = ["EXAMPLES", "NAME", "PICTURES", "command"]
+__all__ = ["EXAMPLES", "NAME", "command"]
 
 NAME = "evaluate"
 EXAMPLES = (
@@ -25,7 +25,6 @@ EXAMPLES = (
     "fixstar evaluate --features v1=old.npz --features v2=new.npz --labels labels.npz   |   "
     "fixstar evaluate --features v1=q1.npy,g1.npy --features v2=q2.npy,g2.npy --labels ql.npy,gl.npy"
 )
-PICTURES = (".pdf", ".png", ".svg")
 
 Data = Annotated[
     Path | None, typer.Argument(help="Labelled images: one folder a class, a CSV list, CIFAR, idx or Omniglot files.")

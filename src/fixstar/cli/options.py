@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fixstar.errors import InputError
+
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.scenarios import Version
 
 __all__ = [
+    "PICTURES",
     "AsJson",
     "BadImages",
     "DataPath",
@@ -22,6 +25,7 @@ __all__ = [
     "WorkspacePath",
     "announced",
     "hold_out_share",
+    "picture_path",
     "print_json",
     "report_version",
 ]
@@ -41,6 +45,7 @@ HoldOut = Annotated[
         show_default="0.1; 0 where no images are kept",
     ),
 ]
+PICTURES = (".pdf", ".png", ".svg")
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
@@ -62,6 +67,20 @@ def hold_out_share(given: float | None, kept: bool) -> float:
     if given is not None:
         return given
     return 0.1 if kept else 0.0
+
+
+def picture_path(out: Path, usual: str) -> Path:
+    """Where the picture of --out will be: a name without an ending gets .png, as it would from matplotlib.
+
+    ``usual`` is a name to propose where ``out`` is a folder.
+    """
+    path = out if out.suffix else out.with_name(f"{out.name}.png")
+    for place in (out, path):
+        if place.is_dir():
+            raise InputError(f"--out {place} is a folder; name a file, like --out {place / usual}")
+    if path.suffix.lower() not in PICTURES:
+        raise InputError(f"--out {out} must end in one of {', '.join(PICTURES)}")
+    return path
 
 
 def report_version(version: Version, workspace: Path, following: str, as_json: bool) -> None:

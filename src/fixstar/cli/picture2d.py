@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fixstar.cli.options import AsJson, Device, print_json
+from fixstar.cli.options import AsJson, Device, picture_path, print_json
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -17,7 +17,7 @@ EXAMPLES = "Examples:  fixstar picture2d --out features.png   |   fixstar pictur
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Write the picture to this PNG.")] = Path("features.png"),
+    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("features.png"),
     data: Annotated[Path | None, typer.Option(help="MNIST's idx files; without it digits are drawn.")] = None,
     backbone: Annotated[str, typer.Option(help="tiny, or the papers' lenet++ (slow without a GPU).")] = "tiny",
     per_class: Annotated[int, typer.Option(help="Training images a class.")] = 300,
@@ -34,7 +34,9 @@ def command(
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
-    result = run_picture2d(out, data, backbone, per_class, epochs, seed, device, progress=not as_json, say=say)
+    picture = picture_path(out, "features.png")
+    picture.parent.mkdir(parents=True, exist_ok=True)  # before the minutes that follow
+    result = run_picture2d(picture, data, backbone, per_class, epochs, seed, device, progress=not as_json, say=say)
     if as_json:
         print_json(asdict(result))
         return

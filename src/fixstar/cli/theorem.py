@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fixstar.cli.evaluate import PICTURES
-from fixstar.cli.options import AsJson, print_json
+from fixstar.cli.options import AsJson, picture_path, print_json
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def command(
 
     _require_degrees("--old-angle", old_angle)
     _require_degrees("--new-angle", new_angle)
-    picture = _picture(out)
+    picture = picture_path(out, "theorem.png")
     checks = check_theorem(_whole_numbers(dimensions), radians(old_angle), radians(new_angle), samples, seed)
     assumed = new_angle <= old_angle
     change = "narrow" if assumed else "widen"
@@ -60,17 +59,6 @@ def command(
 def _require_degrees(option: str, angle: float) -> None:
     if not 0 < angle <= 180:
         raise InputError(f"{option} {angle:g}: a class is wider than 0 and at most 180 degrees wide, like {option} 45")
-
-
-def _picture(out: Path) -> Path:
-    """Where the picture will be: a name without an ending gets .png, as it would from matplotlib."""
-    path = out if out.suffix else out.with_name(f"{out.name}.png")
-    for place in (out, path):
-        if place.is_dir():
-            raise InputError(f"--out {place} is a folder; name a file, like --out {place / 'theorem.png'}")
-    if path.suffix.lower() not in PICTURES:
-        raise InputError(f"--out {out} must end in one of {', '.join(PICTURES)}")
-    return path
 
 
 def _whole_numbers(words: str) -> list[int]:

@@ -55,6 +55,8 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
                 answers.setdefault(str(status), problems(status)[status])
             if path not in _OPEN:
                 operation["security"] = [{}, *({name: []} for name in _SECURITY)]  # {}: no keys, on this machine
+    for name in (name for name in schemas if name.startswith("Body_")):  # forms: other fields are refused
+        schemas[name]["additionalProperties"] = False
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document

@@ -46,9 +46,18 @@ _STATUS: tuple[tuple[type[FixstarError], tuple[int, str, str]], ...] = (
     (MissingExtraError, (501, "Not installed here", "the operator can install what detail names")),
     (FixstarError, (500, "The workspace cannot do that", _LOGGED)),
 )
-_REQUESTS = (  # commands in messages, and the requests that do the same
+_REQUESTS = (  # commands in messages, and the requests that do the same; where none does, who can
     (r'fixstar deploy (v\d+) --force "REASON"', r'POST /v1/deploy {"version": "\1", "force": "REASON"}'),
-    (r"(fixstar check [^;,]*--data LABELLED_IMAGES)", r"\1 (on the machine of the service)"),
+    (r"(?:: | with )fixstar check (v\d+) --data LABELLED_IMAGES", r" (the operator can check \1 on them)"),
+    (
+        r"(?:: | with )fixstar check (v\d+) --tolerance (\d++(?:\.\d++)?+) --data LABELLED_IMAGES",
+        r" (the operator can check \1 on more, with a tolerance of \2)",
+    ),
+    (
+        r"Fit an adapter, which is checked on labelled items \(fixstar adapt [^)]*\), or compare features \([^)]*\);",
+        "The operator can fit an adapter, which is checked on labelled items, or compare features;",
+    ),
+    (r"are imported with: fixstar gallery import FILE --as (.+?@v\d+)", r"can be imported as \1, by the operator too"),
     (r"fixstar check (v\d+) --tolerance (\d++(?:\.\d++)?+)(?! --)", r'POST /v1/versions/\1/check {"tolerance": \2}'),
     (r"fixstar check (v\d+)(?! --)", r"POST /v1/versions/\1/check"),
     (r'--force "REASON"', '"force": "REASON"'),
@@ -127,10 +136,14 @@ def _sendable(value: Any) -> Any:
 
 
 def as_requests(text: str) -> str:
-    """A message with the requests that do what its commands do; commands that no request replaces stay.
+    """A message with the requests that do what its commands do: who reads it has no shell on this machine.
+
+    Of the gate's commands that no request replaces it says that the operator can. Others stay.
 
     >>> as_requests('run: fixstar check v2, or fixstar deploy v2 --force "REASON"')
     'run: POST /v1/versions/v2/check, or POST /v1/deploy {"version": "v2", "force": "REASON"}'
+    >>> as_requests("More images help: fixstar check v2 --data LABELLED_IMAGES")
+    'More images help (the operator can check v2 on them)'
     """
     for pattern, request in _REQUESTS:
         text = re.sub(pattern, request, text)

@@ -14,7 +14,7 @@ from fixstar.gallery import Hit, Item
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.store import Payload, Where
 from fixstar.lifecycle.catalogue import IMAGE, LABEL, STAMP
-from fixstar.service.problems import Problem
+from fixstar.service.problems import Problem, as_requests
 
 __all__ = [
     "BadShape",
@@ -102,8 +102,12 @@ class JobShape(BaseModel):
 
 
 def job_shape(job: object) -> JobShape:
-    """A job as it is told."""
-    return JobShape.model_validate(job)
+    """A job as it is told; what a check found names requests, not commands."""
+    told = JobShape.model_validate(job)
+    if told.result is None or "reasons" not in told.result:
+        return told
+    reasons = [as_requests(reason) for reason in told.result["reasons"]]
+    return told.model_copy(update={"result": {**told.result, "reasons": reasons}})
 
 
 def problems(*statuses: int, shape: type[ProblemShape] = ProblemShape) -> dict[int | str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from fixstar.service.lifecycle_shapes import (
     VersionCardShape,
     VersionShape,
 )
-from fixstar.service.problems import Problem
+from fixstar.service.problems import Problem, as_requests
 from fixstar.service.shapes import JobShape, job_shape, problems
 from fixstar.workspace import Workspace
 
@@ -63,14 +64,14 @@ def version(context: Shared, name: Name) -> VersionCardShape:
         lineage=_lineage(space, name),
         slots=card["slots"]["by_class"],
         details={**details, "recipe": about.get("settings", {}).get("recipe")},
-        last_check=None if check is None else CheckShape.model_validate(check),
+        last_check=None if check is None else _check_shape(check),
     )
 
 
 @router.get("/versions/{name}/check", dependencies=READ, responses=problems(404))
 def check(context: Shared, name: Name) -> CheckShape:
     """What the gate last found out about a version."""
-    return CheckShape.model_validate(_checked(context, name))
+    return _check_shape(_checked(context, name))
 
 
 @router.post("/versions/{name}/check", status_code=202, responses=problems(404, 409))
@@ -206,6 +207,12 @@ def _checked(context: Context, name: str) -> Check:
     if found is None:
         raise Problem(404, "Not checked yet", f"{name} was never checked", f"POST /v1/versions/{name}/check")
     return found
+
+
+def _check_shape(found: Check) -> CheckShape:
+    """A check as it is told: what it says to do next names requests, not commands."""
+    reasons, notes = tuple(map(as_requests, found.reasons)), tuple(map(as_requests, found.notes))
+    return CheckShape.model_validate(replace(found, reasons=reasons, notes=notes))
 
 
 def _flip(found: Check, number: int, cell: CheckedCell, lost: LostAnswer) -> FlipShape:
