@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from fixstar.benchmarks import catalogue
@@ -40,9 +41,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """For processes that know the small benchmarks too."""
+    """For processes that know the small benchmarks too, with as many threads: rounding depends on their number."""
+    threads = str(torch.get_num_threads())
     site = small_benchmark.site(tmp_path_factory.mktemp("python") / "site")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), "src"]), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), "src"]), "OMP_NUM_THREADS": threads}
 
 
 def bench(*words: str | Path) -> Result:

@@ -38,7 +38,7 @@ def filled(gallery: Gallery) -> Gallery:
 
 
 def check_adapted(gallery: Gallery, count: int = ITEMS) -> None:
-    items = {item.id: item for item in gallery.iterate("v1 as v2")}
+    items = {item.id: item for item in gallery.iterate("v1@v2")}
     assert len(items) == count
     for n, row in enumerate(vectors(ITEMS, WIDTH, seed=4)):
         if item := items.get(f"i{n:02}"):
@@ -53,11 +53,11 @@ def test_stored_vectors_move_within_their_gallery() -> None:
         assert note is None
         seen.append(count)
 
-    assert adapt_gallery(gallery, "v1", rotating(), "v1 as v2", progress=advance) == ITEMS == sum(seen)
+    assert adapt_gallery(gallery, "v1", rotating(), "v1@v2", progress=advance) == ITEMS == sum(seen)
     check_adapted(gallery)
-    assert gallery.count() == {"v1": 0, "v1 as v2": ITEMS}
-    assert adapt_gallery(gallery, "v1", rotating(), "v1 as v2") == 0
-    hit = gallery.search("v1 as v2", vectors(ITEMS, WIDTH, seed=4)[3:4] @ Q, k=1)[0][0]
+    assert gallery.count() == {"v1": 0, "v1@v2": ITEMS}
+    assert adapt_gallery(gallery, "v1", rotating(), "v1@v2") == 0
+    hit = gallery.search("v1@v2", vectors(ITEMS, WIDTH, seed=4)[3:4] @ Q, k=1)[0][0]
     assert (hit.id, round(hit.score, 4)) == ("i03", 1.0)
 
 
@@ -67,13 +67,13 @@ def test_a_copy_leaves_the_source_alone_and_follows_its_changes(tmp_path: Path) 
         target.create_version("v2", WIDTH)
         fresh = vectors(1, WIDTH, seed=11)
         target.upsert("v2", ["i05"], fresh)  # embedded by v2 itself: worth more than any adapted vector
-        assert adapt_gallery(source, "v1", rotating(), "v1 as v2", like="v2", target=target) == ITEMS - 1
+        assert adapt_gallery(source, "v1", rotating(), "v1@v2", like="v2", target=target) == ITEMS - 1
         check_adapted(target, ITEMS - 1)
         assert target.get(["i05"])["i05"].version == "v2"
         assert source.count() == {"v1": ITEMS}
-        assert adapt_gallery(source, "v1", rotating(), "v1 as v2", like="v2", target=target) == 0
+        assert adapt_gallery(source, "v1", rotating(), "v1@v2", like="v2", target=target) == 0
         source.upsert("v1", ["i07"], fresh, [{"n": "changed"}])
-        assert adapt_gallery(source, "v1", rotating(), "v1 as v2", like="v2", target=target) == 1
+        assert adapt_gallery(source, "v1", rotating(), "v1@v2", like="v2", target=target) == 1
         assert target.get(["i07"])["i07"].payload == {"n": "changed"}
 
 
@@ -94,11 +94,11 @@ def test_an_interrupted_move_goes_on_where_it_was(
     with filled(SqliteGallery(tmp_path / "g.db")) as source:
         target = SqliteGallery(tmp_path / "other.db") if elsewhere else None
         with pytest.raises(KeyboardInterrupt):
-            adapt_gallery(source, "v1", rotating(), "v1 as v2", target=target, progress=stop)
+            adapt_gallery(source, "v1", rotating(), "v1@v2", target=target, progress=stop)
         check_adapted(target or source, 21)
         if not elsewhere:  # nothing lost in between: every item has one vector, old or new
-            assert source.count() == {"v1": ITEMS - 21, "v1 as v2": 21}
-        assert adapt_gallery(source, "v1", rotating(), "v1 as v2", target=target) == ITEMS - 21
+            assert source.count() == {"v1": ITEMS - 21, "v1@v2": 21}
+        assert adapt_gallery(source, "v1", rotating(), "v1@v2", target=target) == ITEMS - 21
         check_adapted(target or source)
         if target is not None:
             target.close()
@@ -117,7 +117,7 @@ def test_an_item_embedded_anew_during_the_move_is_not_overwritten() -> None:
             yield item
 
     gallery.iterate = meanwhile  # type: ignore[method-assign]
-    assert adapt_gallery(gallery, "v1", adapter, "v1 as v2") == ITEMS - 1
+    assert adapt_gallery(gallery, "v1", adapter, "v1@v2") == ITEMS - 1
     assert gallery.get(["i09"])["i09"].version == "v2"
 
 
@@ -126,7 +126,7 @@ def test_adapted_vectors_take_over_the_projection_of_the_new_version() -> None:
     gallery = filled(MemoryGallery())
     P = np.random.default_rng(3).standard_normal((20, WIDTH)).astype(np.float32)
     gallery.create_version("v2", WIDTH, P)
-    adapt_gallery(gallery, "v1", rotating(), "v1 as v2", like="v2")
+    adapt_gallery(gallery, "v1", rotating(), "v1@v2", like="v2")
     hit = gallery.search("v2", vectors(ITEMS, WIDTH, seed=4)[8:9] @ Q, k=1)[0][0]
     assert (hit.id, round(hit.score, 4)) == ("i08", 1.0)
 
