@@ -132,10 +132,10 @@ def _upgrade(
 
 
 def _stored(predecessor: Encoder, images: ImageSet) -> OldVectors | None:
-    """The vectors that a gallery would hold of these images."""
+    """The vectors that a gallery would hold of these images, which may be fitted to a successor of another size."""
     if not len(images):
         return None
-    return OldVectors(predecessor.encode(images.images), images.labels, images.classes)
+    return OldVectors(FrozenEncoder(predecessor).encode(images.images), images.labels, images.classes)
 
 
 def _batches(
