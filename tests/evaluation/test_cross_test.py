@@ -15,6 +15,7 @@ from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility, search
 from fixstar.evaluation.cross_test import VersionFeatures, cross_test
+from fixstar.evaluation.mixed import stored_galleries
 from fixstar.evaluation.search import PROTOCOLS, image_search
 
 Array = NDArray[Any]
@@ -140,6 +141,8 @@ def test_wrong_adapters_are_named() -> None:
     with pytest.raises(InputError, match=r"v1 came as short forms.*without projection"):
         cross_test([short, versions[1]], QUERY_LABELS, GALLERY_LABELS)
     flat = replace(versions[1], adapt=lambda x: x[:, :7])
+    with pytest.raises(InputError, match=r"adapt of version 'v2' made \(40, 7\) of \(40, 15\).*15 components"):
+        stored_galleries([versions[0], flat])
     with pytest.raises(InputError, match=r"adapt of version 'v2' made \(40, 7\) of \(40, 15\).*15 components"):
         cross_test([versions[0], flat], QUERY_LABELS, GALLERY_LABELS)
 

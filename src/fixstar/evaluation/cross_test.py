@@ -71,6 +71,18 @@ class VersionFeatures:
         shared = min(len(self.parts), len(other.parts))
         return self.width == other.width or (shared > 0 and self.parts[:shared] == other.parts[:shared])
 
+    def moved(self, vectors: Floats) -> Floats:
+        """Vectors stored under the predecessor, in this version's space; as they are where it has no ``adapt``."""
+        if self.adapt is None:
+            return vectors
+        found = np.asarray(self.adapt(vectors))
+        if found.shape != (len(vectors), self.width):
+            raise InputError(
+                f"adapt of version {self.name!r} made {found.shape} of {vectors.shape}; "
+                f"it must return one vector of {self.width} components for each it is given"
+            )
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class CrossTest:
@@ -154,16 +166,8 @@ def _adapted(stored: list[_Stored], version: VersionFeatures, find: Callable[[Fl
     """The galleries of the older versions in the space of ``version``, where it has a way to take them there."""
     if version.adapt is None:
         return stored
-    moved = []
-    for gallery in stored:
-        vectors = np.asarray(version.adapt(gallery.vectors))
-        if vectors.shape != (len(gallery.vectors), version.width):
-            raise InputError(
-                f"adapt of version {version.name!r} made {vectors.shape} of {gallery.vectors.shape}; "
-                f"it must return one vector of {version.width} components for each it is given"
-            )
-        moved.append(_Stored(vectors, None, version.width, find(vectors)))
-    return moved
+    galleries = [version.moved(gallery.vectors) for gallery in stored]
+    return [_Stored(vectors, None, version.width, find(vectors)) for vectors in galleries]
 
 
 _OTHER_MEASURES = (

@@ -11,7 +11,7 @@ of (query carried to v) . s_v, and its squared length the sum over v and w of s_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -75,7 +75,7 @@ def stored_galleries(versions: Sequence[VersionFeatures], query_version: int = -
     stored: list[VersionFeatures] = []
     for version in versions[: query_version % len(versions) + 1]:
         if version.adapt is not None:
-            stored = [_adapted(older, version, version.adapt) for older in stored]
+            stored = [_adapted(older, version) for older in stored]
         stored.append(version)
     return [*stored, *versions[len(stored) :]]
 
@@ -192,14 +192,14 @@ def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gall
             raise InputError(f"version {version.name!r} holds NaN or infinity; the model that made it is broken")
 
 
-def _adapted(older: VersionFeatures, version: VersionFeatures, adapt: Callable[[Floats], Floats]) -> VersionFeatures:
+def _adapted(older: VersionFeatures, version: VersionFeatures) -> VersionFeatures:
     """The older version's gallery in the space of ``version``, where queries by ``version`` meet it."""
     if older.projection is not None or version.projection is not None:
         raise InputError(
             f"adapt of version {version.name!r} moves plain features, but {older.name} or {version.name} came as short "
             "forms under a projection. Pass their full features, without projection"
         )
-    return VersionFeatures(older.name, version.queries, np.asarray(adapt(older.gallery)))
+    return VersionFeatures(older.name, version.queries, version.moved(older.gallery))
 
 
 def _check_held(held: Labels, images: int, versions: int) -> None:

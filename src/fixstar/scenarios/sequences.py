@@ -1,6 +1,6 @@
 """Scenarios: a task stream and a method give a sequence of versions.
 
-Both scenarios yield each version as it is ready. With a directory they survive a kill: the same call goes on where the
+All scenarios yield each version as it is ready. With a directory they survive a kill: the same call goes on where the
 last one stopped, and ends with the same weights.
 """
 

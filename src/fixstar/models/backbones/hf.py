@@ -146,7 +146,7 @@ def _prefix_tokens(model: Any, hidden: Tensor, size: tuple[int, int]) -> int:
 
 
 def _freeze_unused(model: nn.Module, features: Tensor, missing: frozenset[str], name: str) -> None:
-    """Freeze what takes no part (mask tokens, a pooler left out): DDP waits for the gradient of all the rest."""
+    """Freeze what takes no part (mask tokens, a pooler left out): there is nothing to train in it."""
     used = set(map(id, _leaves(features)))
     unused = {key for key, parameter in model.named_parameters() if id(parameter) not in used}
     for key, parameter in model.named_parameters():
