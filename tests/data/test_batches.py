@@ -94,6 +94,16 @@ def test_replay_takes_half_of_every_batch() -> None:
     assert len(set(new)) == 12
 
 
+def test_the_lanes_of_a_batch_are_drawn_apart() -> None:
+    """As many images and places in both lanes: one generator for both would show the same rows, crops and flips."""
+    augmentation = Augmentation(crop_padding=2)
+    lanes = [lane(images(16), augmentation), lane(images(16, 1), augmentation, replay=True)]
+    plan = Batches(lanes, 8, augmentation, seed=3).plan_on_device(2)
+    for what, new, replayed in zip(("image", "down", "right", "flip"), plan[:4], plan[4:], strict=True):
+        assert new.shape == replayed.shape == (4, 4)
+        assert not torch.equal(new, replayed), what
+
+
 @pytest.mark.parametrize("views", [1, 2])
 def test_batches_cut_by_their_number_are_those_of_the_epoch(views: int) -> None:
     augmentation = Augmentation(crop_padding=2)

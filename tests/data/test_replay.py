@@ -10,7 +10,7 @@ from PIL import Image
 from fixstar.data import ReplayMemory, concatenate, from_arrays
 from fixstar.data.formats import image_folder
 from fixstar.data.image_set import ImageSet
-from fixstar.data.replay import herding
+from fixstar.data.replay import herding, hold_out
 from fixstar.errors import CheckpointError, InputError
 from fixstar.images import Preprocessing
 
@@ -159,3 +159,18 @@ def test_memory_joins_new_images_of_one_size() -> None:
     memory = ReplayMemory(2).extended(images("ab"), GREY)
     assert memory.images is not None
     assert len(concatenate([images("cd"), memory.images])) == 16
+
+
+@pytest.mark.parametrize("scarcest", ["a", "b", "c", "d"])
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_the_scarcest_class_remembered_or_new_keeps_its_last_image(scarcest: str, share: float) -> None:
+    def uneven(names: str) -> ImageSet:
+        counts = [2 if name == scarcest else 10 for name in names]
+        return from_arrays(np.zeros((sum(counts), 4, 4), np.uint8), np.repeat(np.arange(2), counts), list(names))
+
+    shown = hold_out(uneven("cd"), uneven("ab"), share, 0, lambda part: part)
+    assert shown.held_out is not None
+    assert shown.memory is not None
+    assert shown.held_out.counts() == dict.fromkeys("cdab", 1)
+    left = shown.images.counts() | shown.memory.counts()
+    assert left == dict.fromkeys("abcd", 9) | {scarcest: 1}

@@ -166,6 +166,19 @@ def test_tails_are_those_of_the_normal_interval_with_many_units_and_vanish_with_
     assert evidence._tail(2, 0.95) < 1e-12
 
 
+def test_the_tail_at_ten_units_by_hand() -> None:
+    """Resampled means have the standard error s' / sqrt(n), s' with divisor n, but t wants s, with divisor n - 1.
+
+    s = s' sqrt(n / (n - 1)). At n = 10 the ends lie t sqrt(10 / 9) = 2.2622 * 1.0541 = 2.3845 errors of the resampled
+    means away, beyond which a normal distribution has 0.0086.
+    """
+    assert evidence._tail(10, 0.95) == pytest.approx(0.0086, abs=0.0001)
+    sample = np.random.default_rng(8).random(10)
+    reached = -stats.norm.ppf(evidence._tail(10, 0.95)) * sample.std(ddof=0) / np.sqrt(10)
+    low, high = stats.t.interval(0.95, 9, scale=sample.std(ddof=1) / np.sqrt(10))
+    assert (-reached, reached) == pytest.approx((low, high), rel=0.001)
+
+
 def test_the_seed_decides_and_the_order_of_queries_does_not() -> None:
     cross, old = hits_with(30, 25, 100, 100)
     shuffle = np.random.default_rng(7).permutation(len(cross))

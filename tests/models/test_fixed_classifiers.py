@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 from fixstar.data import from_arrays
 from fixstar.data.streams import class_stream
 from fixstar.errors import InputError
 from fixstar.geometry import simplex_prototypes
 from fixstar.methods import create_method
-from fixstar.models import Encoder, FixedClassifier, create_classifier
+from fixstar.models import Encoder, FixedClassifier, Outputs, create_classifier
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.polytopes import cube_prototypes, orthoplex_prototypes, polygon_prototypes
 from fixstar.scenarios import Settings, retraining
@@ -87,6 +89,46 @@ def test_an_encoder_projects_to_it_and_gives_classes_their_slots(kind: str) -> N
     np.testing.assert_allclose(logits.detach(), z.detach().numpy() @ W.T, atol=1e-4)
     with pytest.raises(InputError, match="do not fit"):
         made.add_classes([str(i) for i in range(6)])
+
+
+class SaidToBeOnAGPU(Tensor):
+    """Features in host memory that say otherwise."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("on_a_gpu", "available", "added", "fused"),
+    [
+        (True, True, (), True),
+        (True, True, (4,), False),  # the kernel knows one simplex only
+        (True, False, (), False),
+        (False, True, (), False),
+    ],
+)
+def test_the_kernel_is_used_on_a_gpu_for_one_simplex_alone(
+    on_a_gpu: bool, available: bool, added: tuple[int, ...], fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Tensor, Tensor, float]] = []
+
+    def kernel(z: Tensor, targets: Tensor, scale: float) -> Tensor:
+        calls.append((z, targets, scale))
+        return torch.tensor(-1.0)
+
+    monkeypatch.setattr("fixstar.models.fixed_classifiers.AVAILABLE", available)
+    monkeypatch.setattr("fixstar.models.fixed_classifiers.simplex_cross_entropy", kernel)
+    head, targets = create_classifier("simplex", capacity=5, scale=3.0, added=added), torch.tensor([0, 4, 2])
+    z = torch.randn(3, head.feature_dim, generator=torch.Generator().manual_seed(0))
+    seen = z.as_subclass(SaidToBeOnAGPU) if on_a_gpu else z
+    loss = Outputs(seen, seen, head).cross_entropy(targets)
+    if fused:
+        ((given, labels, scale),) = calls
+        assert given is seen
+        assert labels is targets
+        assert (scale, float(loss)) == (3.0, -1.0)
+    else:
+        assert not calls
+        torch.testing.assert_close(float(loss), float(functional.cross_entropy(head(z), targets)))
 
 
 @pytest.mark.parametrize("kind", DENSE)
