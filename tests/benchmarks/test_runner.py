@@ -72,6 +72,13 @@ def test_a_plan_gives_options_to_those_that_have_them() -> None:
     assert {run.method for run in everything} == set(benchmark("cifar100-10/7").methods)
 
 
+def test_every_run_of_a_variant_without_class_order_is_another_one() -> None:
+    """All classes come with the first task: the same seed in another order would be the same run again."""
+    runs = plan(benchmark("cifar100-10-upgrades/1:upgrade=old"), ["cores"], seeds=(0, 1))
+    assert [(run.class_order, run.seed) for run in runs] == [(0, 0), (0, 1)]
+    assert len(plan(benchmark("cifar100-10-upgrades/1:upgrade=old-and-new"), ["cores"])) == 3
+
+
 def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
     changes = {"length": 0.1, "weight_decay": 5e-4, "replay_per_class": 20}
     hoc, er = plan(benchmark("cifar100-10/7"), ["hoc", "er"], [1], changes=changes)
@@ -94,6 +101,8 @@ def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
         ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}, "0 <= lam <= 1"),
         ("cifar100-10/7", {"methods": ["hoc"], "epochs": 0}, "epochs=0"),
         ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}, "from 0 on"),
+        ("cifar100-10/7", {"methods": ["hoc"], "capacity": 0}, "capacity=0 must be a whole number of at least 2"),
+        ("cifar100-10-upgrades/1:upgrade=old", {"orders": [0, 1]}, "no class order to choose, got 1. Take order 0"),
         ("cifar100r-10/7", {}, "not cosine"),
         ("market1501/1", {}, "no run measures mAP"),
     ],

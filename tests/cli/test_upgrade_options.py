@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fixstar.cli import app
 from fixstar.data import ImageSet, ReplayMemory, open_images
 from fixstar.data.image_set import from_arrays
-from fixstar.errors import FixstarError, InputError
+from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.lifecycle import held_out_images, keep_held_out
 from fixstar.models import Encoder
 from fixstar.workspace import UpgradeOptions, Workspace, training
@@ -202,3 +202,11 @@ def test_an_upgrade_that_was_cut_off_goes_on_to_the_same_weights(
     Workspace(space).upgrade(images, options)
     a, b = (Encoder.load(path / "versions" / "v2").state_dict() for path in (whole, space))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", ["er", "itm"])
+def test_a_method_with_another_classifier_is_refused_before_its_images_are(space: Path, shop: Path, name: str) -> None:
+    """itm wants all images, which these are not: more images would not help."""
+    told = f"method '{name}' trains a linear classifier and v1 has a simplex one; choose a method that goes on with it"
+    with pytest.raises(ModelError, match=told):
+        fixstar("upgrade", shop / "second", "-w", space, "--method", name)

@@ -57,6 +57,17 @@ def slow_hits(full: list[VersionFeatures], held: Array, t: int, protocol: str) -
     return [bool(name == label) for name, label in zip(names, QUERY_LABELS, strict=True)]
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_versions_held_may_be_a_list(protocol: str) -> None:
+    versions, held = [make(seed, 30, 12)[0] for seed in (1, 2)], np.arange(36) % 2
+    listed: Any = held.tolist()
+    expected, found = (
+        mixed_gallery_search(versions, given, QUERY_LABELS, GALLERY_LABELS, protocol=protocol)
+        for given in (held, listed)
+    )
+    assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("t", [0, 1, 2])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_three_versions_agree_with_full_features(protocol: str, t: int) -> None:

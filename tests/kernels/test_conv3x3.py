@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from kernel_device import DEVICE, GPU, needs_triton, on_a_gpu, relative
 from torch import nn
 from torch.nn import functional
 
+from fixstar.kernels import conv3x3
 from fixstar.kernels.conv3x3 import _conv3x3, convolve, fused_conv3x3, suits
 from fixstar.models import Encoder, FrozenEncoder
 
@@ -56,3 +59,19 @@ def test_a_folded_teacher_sees_what_the_teacher_sees() -> None:
     frozen = FrozenEncoder(encoder)
     plain, folded = frozen(pixels).z, frozen(pixels, bfloat16=True).z
     assert functional.cosine_similarity(plain, folded).min() > 0.999
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "suited"),
+    [("cuda", (9, 0), True), ("cuda", (8, 0), True), ("cuda", (7, 5), False), ("cpu", (9, 0), False)],
+)
+def test_layers_on_a_gpu_that_multiplies_bfloat16_are_taken(
+    device: str, capability: tuple[int, int], suited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv3x3, "INTERPRETED", False)
+    properties = SimpleNamespace(major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    del conv.weight
+    object.__setattr__(conv, "weight", SimpleNamespace(device=torch.device(device)))
+    assert suits(conv) == suited

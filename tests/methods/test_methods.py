@@ -176,3 +176,5 @@ def test_mistakes_are_told_with_what_is_allowed() -> None:
         create_method("bct", head="arcface")
     with pytest.raises(InputError, match="replay, all"):
         create_method("fd", on="new")
+    with pytest.raises(InputError, match="same_class one of masked, published, kept, got 'wrong'"):
+        create_method("hoc", same_class="wrong")

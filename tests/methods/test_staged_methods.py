@@ -98,6 +98,14 @@ def test_bic_weighs_answers_by_the_share_of_old_classes() -> None:
     torch.testing.assert_close(values["kd"], lam * answers)
 
 
+def test_bic_learns_from_the_labels_of_old_classes_alone() -> None:
+    """Without a new class the weight is that of one new class: at 0 the new images' labels would be ignored."""
+    method = create_method("bic", temperature=3.0)
+    upgrade, step = situation(method)
+    values = method.objective(replace(upgrade, old_classes=OLD + NEW, new_classes=())).terms(step)
+    torch.testing.assert_close(values["ce"], 1 / 6 * cross_entropy(step.new.logits, step.targets))
+
+
 def test_the_correction_changes_new_logits_alone() -> None:
     correction = BiasCorrection(2)
     with torch.no_grad():
@@ -376,6 +384,7 @@ def test_versions_are_read_back_as_they_were(name: str, tmp_path: Path) -> None:
         ("bic", {"hold_out": 1.0}, "hold_out < 1"),
         ("bic", {"temperature": 0.0}, "temperature > 0"),
         ("fan", {"hidden": 0}, "hidden >= 1"),
+        ("fan", {"hidden": 1.5}, "a whole hidden >= 1.*hidden=1.5"),
         ("fan", {"classify": -1.0}, "classify >= 0"),
         ("podnet", {"flat": -1.0}, "spatial and flat >= 0"),
         ("foster", {"boost_beta": 1.0}, r"betas in \[0, 1\)"),

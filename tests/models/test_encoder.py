@@ -165,6 +165,13 @@ def test_encode_explains_what_it_takes() -> None:
     assert tiny().encode([]).shape == (0, 99)
 
 
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_grey_images_in_an_array_are_encoded_however_many_there_are(count: int) -> None:
+    """Arrays have their channels last, so three planes are three images; of a tensor they are one."""
+    grey = pixels(count)[..., 0]
+    assert np.array_equal(tiny().encode(grey), tiny().encode(list(grey)))
+
+
 def test_decoding_overlaps_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the model works on a batch, images of the next one are being read."""
     encoder, read, during = tiny(), [0], []

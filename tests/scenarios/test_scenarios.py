@@ -101,6 +101,11 @@ def test_more_classes_than_slots_are_refused() -> None:
         list(lifelong(stream(), create_method("hoc"), small, progress=False))
 
 
+def test_a_memory_holds_no_fewer_than_no_images() -> None:
+    with pytest.raises(InputError, match="per_class=-1 must be at least 0"):
+        ReplayMemory(-1)
+
+
 def test_the_seed_decides() -> None:
     def final(seed: int) -> Encoder:
         settings = Settings(**{**vars(SETTINGS), "seed": seed})

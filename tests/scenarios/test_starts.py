@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from test_scenarios import SETTINGS, same_weights, stream, stripes
 from fixstar.data import ImageSet, TaskStream, from_arrays, sample_stream
 from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.evaluation import cross_test
-from fixstar.methods import OldVectors, create_method
+from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder
 from fixstar.scenarios import Past, Settings, Validation, Version, retraining, train_version, version_features
+from fixstar.scenarios.start import starting_encoder
 from fixstar.training import Recipe
 from fixstar.training.checkpoint import load_checkpoint, save_checkpoint
 from fixstar.training.selection import Standing, selected_epoch
@@ -240,3 +242,63 @@ def test_bct_chains_three_models_of_growing_width() -> None:
 def test_what_goes_on_from_the_last_weights_cannot_change_its_backbone() -> None:
     with pytest.raises(InputError, match="starts each version anew"):
         retraining(stream(), create_method("ift"), SETTINGS, progress=False, later={2: wider(12)})
+
+
+@pytest.mark.parametrize(("polytope", "capacity"), [("polygon", 20), ("cube", 16), ("orthoplex", 13), ("simplex", 13)])
+def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capacity: int) -> None:
+    first, method = replace(SETTINGS, capacity=10), create_method("cores", polytope=polytope)
+    previous = starting_encoder(1, stripes(2), Past(), method, first)
+    assert starting_encoder(2, stripes(), Past(previous), method, first).slots.capacity == 10
+    later = replace(first, capacity=capacity)
+    with pytest.raises(ModelError, match=f"room for {capacity} classes, the previous version has it for 10"):
+        list(retraining(stream(), method, first, progress=False, later={2: later}))
+
+
+# Heads that do not go on from one another
+
+
+def started(old: Method, new: Method, **past: Encoder) -> Encoder:
+    """Where the second version of ``new`` starts after a first of ``old``."""
+    settings = replace(SETTINGS, side="right")
+    previous = starting_encoder(1, stripes(2), Past(), old, settings)
+    previous.about["version"] = "v1"
+    return starting_encoder(2, stripes(), Past(previous, **past), new, settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kinds"),
+    [
+        ("er", "hoc", ("simplex", "linear")),
+        ("hoc", "er", ("linear", "simplex")),
+        ("cores", "itm", ("linear", "simplex")),
+        ("itm", "cores", ("simplex", "linear")),
+        ("er", "lucir", ("cosine", "linear")),
+    ],
+)
+def test_a_method_does_not_follow_another_kind_of_classifier(old: str, new: str, kinds: tuple[str, str]) -> None:
+    told = f"method '{new}' trains a {kinds[0]} classifier and v1 has a {kinds[1]} one; choose a method that goes on"
+    with pytest.raises(ModelError, match=told):
+        started(create_method(old), create_method(new))
+
+
+def test_prototypes_of_another_polytope_are_not_followed() -> None:
+    with pytest.raises(ModelError, match="trains a cube classifier and v1 has a simplex one"):
+        started(create_method("cores"), create_method("cores", polytope="cube"))
+
+
+def test_replacements_and_pretrained_models_have_the_classifier_of_the_method() -> None:
+    given = pretrained(["p"], classifier="linear")
+    with pytest.raises(ModelError, match="the replacement has a linear one; choose"):
+        started(create_method("hoc"), create_method("hoc"), replacement=given)
+    with pytest.raises(ModelError, match="the pre-trained model has a linear one; pre-train it"):
+        started(create_method("cores"), create_method("cores"), pretrained=given)
+
+
+def test_a_version_trained_anew_may_have_another_trainable_head() -> None:
+    """BCT, tables 3 and 7: the old head judges the new features, whatever the new head."""
+    old, new = create_method("bct", head="norm-softmax"), create_method("bct", head="softmax")
+    first = train_version(1, stripes(2), Past(), old, SETTINGS, progress=False).encoder
+    second = train_version(2, stripes(), Past(first), new, SETTINGS, progress=False)
+    assert (first.classifier.kind, second.encoder.classifier.kind) == ("cosine", "linear")
+    assert second.encoder.slots.by_class == {str(label): label for label in range(6)}
+    assert set(second.log[-1].terms) == {"ce", "influence"}

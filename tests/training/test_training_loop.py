@@ -167,7 +167,7 @@ def test_a_failed_run_leaves_no_checkpoint_in_the_way_of_the_next(tmp_path: Path
 def test_recipes_check_themselves_and_scale() -> None:
     with pytest.raises(InputError, match=r"epochs=0.*batch_size=1"):
         Recipe(epochs=0, batch_size=1)
-    with pytest.raises(InputError, match=r"^epochs=-3 must be at least 1$"):
+    with pytest.raises(InputError, match=r"^epochs=-3 must be a whole number of at least 1$"):
         Recipe().shortened(-3)
     assert [Recipe().shortened(7).rate(epoch) for epoch in (4, 5, 6)] == pytest.approx([0.1, 0.01, 0.001])
     there_and_back = Recipe().shortened(1).shortened(70)
@@ -175,3 +175,25 @@ def test_recipes_check_themselves_and_scale() -> None:
     assert paper_recipe("retraining").weight_decay == 5e-4
     assert Recipe().rate(0) == pytest.approx(0.1)
     assert Recipe().rate(69) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 1.5}, "epochs=1.5 must be a whole number"),
+        ({"batch_size": 2.5}, "batch_size=2.5 must be a whole number"),
+        ({"learning_rate": math.inf}, "learning_rate=inf must be positive and finite"),
+        ({"weight_decay": math.inf}, "weight_decay=inf must be at least 0 and finite"),
+        ({"milestones": (-5,)}, r"milestones=\(-5,\) must be ascending, at least 0"),
+        ({"milestones": (5, math.inf)}, "and finite"),
+        ({"milestones": (math.nan,)}, "and finite"),
+    ],
+)
+def test_recipes_take_whole_and_finite_numbers(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Recipe(**wrong)
+
+
+def test_a_recipe_is_shortened_to_whole_epochs() -> None:
+    with pytest.raises(InputError, match=r"^epochs=7.5 must be a whole number"):
+        Recipe().shortened(7.5)  # type: ignore[arg-type]

@@ -56,6 +56,11 @@ class Run:
         for name, value in (("class order", self.class_order), ("seed", self.seed)):
             if value < 0:
                 raise InputError(f"a {name} is a number from 0 on, got {value}")
+        if self.class_order and self.benchmark.tasks.sample_shares:  # every order would give the same run again
+            raise InputError(
+                f"{self.benchmark.name} shows all classes from the first task on: there is no class order to choose, "
+                f"got {self.class_order}. Take order 0, and other seeds for other runs"
+            )
 
     @property
     def choice(self) -> MethodChoice:
@@ -94,7 +99,8 @@ class Run:
     def settings(self, device: str = "auto") -> Settings:
         """What the scenario needs beside the tasks and the method."""
         usual = self.benchmark.settings(self.seed, device)
-        settings = replace(usual, recipe=self.recipe, capacity=self.capacity or usual.capacity)
+        capacity = usual.capacity if self.capacity is None else self.capacity
+        settings = replace(usual, recipe=self.recipe, capacity=capacity)
         if "replay_per_class" in self.changes:
             settings = replace(settings, replay_per_class=int(self.changes["replay_per_class"]))
         if "length" in self.changes:

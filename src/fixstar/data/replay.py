@@ -84,6 +84,10 @@ class ReplayMemory:
     per_class: int
     images: ImageSet | None = None
 
+    def __post_init__(self) -> None:
+        if self.per_class < 0:  # as the end of a slice it would keep all but so many
+            raise InputError(f"per_class={self.per_class} must be at least 0; 0 remembers nothing")
+
     def __len__(self) -> int:
         return 0 if self.images is None else len(self.images)
 

@@ -113,8 +113,7 @@ def mixed_gallery_search(
             "scores by version are for single vectors (protocol 'image'); a template is of several versions"
         )
     stored = stored_galleries(versions, query_version)
-    _check_held(held, len(labels), len(stored))
-    classes, sums = _template_sums(stored, held, labels)
+    classes, sums = _template_sums(stored, _checked_held(held, len(labels), len(stored)), labels)
     queries = carried_queries(stored[query_version], [stored[v] for v in sums], shared_components=shared_components)
     parts = list(zip(queries, sums.values(), strict=True))
     winners = [_highest(parts, slice(start, start + BLOCK)) for start in range(0, len(truth), BLOCK)]
@@ -132,7 +131,7 @@ def mixed_nearest(
     """The nearest gallery image of each query, [N], and its cosine or score, [N]. Equal ones go to the lowest index."""
     stored = stored_galleries(versions, query_version)
     query = stored[query_version]
-    _check_held(held, len(query.gallery), len(stored))
+    held = _checked_held(held, len(query.gallery), len(stored))
     present = np.unique(held).tolist()
     carried = carried_queries(query, [stored[v] for v in present], shared_components=shared_components)
     found = (
@@ -202,7 +201,8 @@ def _adapted(older: VersionFeatures, version: VersionFeatures) -> VersionFeature
     return VersionFeatures(older.name, version.queries, version.moved(older.gallery))
 
 
-def _check_held(held: Labels, images: int, versions: int) -> None:
+def _checked_held(held: Labels, images: int, versions: int) -> Labels:
+    """``held`` as an array, refused where it does not name a version for every image."""
     numbers = np.asarray(held)
     if numbers.shape != (images,) or numbers.dtype.kind not in "iu":
         raise InputError(
@@ -210,6 +210,7 @@ def _check_held(held: Labels, images: int, versions: int) -> None:
         )
     if numbers.min() < 0 or numbers.max() >= versions:
         raise InputError(f"held counts versions, 0 to {versions - 1} here; got {numbers.min()} to {numbers.max()}")
+    return numbers
 
 
 def _highest(parts: list[tuple[Floats, Floats]], block: slice) -> Indices:

@@ -159,10 +159,15 @@ _conv3x3.register_autograd(_gradient, setup_context=_setup)
 
 
 def suits(conv: nn.Conv2d) -> bool:
-    """Whether the kernels are made for a layer of this shape, and can run here."""
+    """Whether the kernels are made for a layer of this shape, and can run where it is: they multiply bfloat16."""
     shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.bias is None)
     narrow = conv.in_channels == conv.out_channels and conv.in_channels in _TILES
-    return narrow and shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, True) and AVAILABLE
+    made = narrow and shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, True) and AVAILABLE
+    return made and (INTERPRETED or _multiplies_bfloat16(conv.weight.device))
+
+
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:

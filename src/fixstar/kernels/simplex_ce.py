@@ -44,6 +44,8 @@ class _SimplexCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # create_graph=True: what follows would silently count as a constant
+            raise InputError("this gradient cannot be differentiated again; take the cross-entropy of simplex_logits")
         from fixstar.kernels import simplex_rows
 
         z, targets, totals, logs = ctx.saved_tensors
@@ -63,8 +65,12 @@ def _block(n: int) -> int:
 
 
 def simplex_cross_entropy(z: Tensor, targets: Tensor, length: float = 1.0) -> Tensor:
-    """The mean cross-entropy of features z [B, K - 1] and slots [B] against K prototypes of that length, on a GPU."""
+    """The mean cross-entropy of features z [B, K - 1] and slots [B] against K prototypes of that length, on a GPU.
+
+    It is differentiable once.
+    """
     if z.ndim != 2 or targets.shape != z.shape[:1] or not (z.is_cuda or INTERPRETED):
         raise InputError(f"features [B, K - 1] and slots [B] on a GPU are needed, got {z.shape} and {targets.shape}")
-    loss: Tensor = _SimplexCrossEntropy.apply(z.float().contiguous(), targets, length)  # type: ignore[no-untyped-call]
+    given = (z.float().contiguous(), targets.contiguous(), length)
+    loss: Tensor = _SimplexCrossEntropy.apply(*given)  # type: ignore[no-untyped-call]
     return loss

@@ -76,7 +76,8 @@ def _corrected(upgrade: Upgrade, temperature: float) -> Objective:
         raise ModelError(
             f"bic corrects a linear classifier with a bias; this model has a {head.kind} one. Begin with it from v1"
         )
-    lam = len(upgrade.old_classes) / max(1, len(upgrade.old_classes) + len(upgrade.new_classes))
+    old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+    lam = old / (old + max(new, 1))  # an upgrade may bring old classes alone: at lam = 1 no label would count
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch.nn import functional
 
@@ -22,9 +24,10 @@ def feature_adaptation(
     ``hidden`` times the feature's width in its middle. It is saved with the version, and galleries of older versions
     pass through the adapters of all versions since: each stored vector changes at every upgrade.
     """
-    if not (lam >= 0 and classify >= 0 and hidden >= 1 and epochs > 0 and learning_rate > 0):
+    whole = isinstance(hidden, Integral) and hidden >= 1
+    if not (lam >= 0 and classify >= 0 and whole and epochs > 0 and learning_rate > 0):
         raise InputError(
-            "fan needs lam, classify >= 0, hidden >= 1, epochs and learning_rate > 0; "
+            "fan needs lam, classify >= 0, a whole hidden >= 1, epochs and learning_rate > 0; "
             f"got lam={lam}, classify={classify}, hidden={hidden}, epochs={epochs}, learning_rate={learning_rate}"
         )
     return Method(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -22,6 +22,8 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
     """
     if not 0 <= lam <= 1 or not rho > 0:
         raise InputError(f"hoc needs 0 <= lam <= 1 and rho > 0, got lam={lam}, rho={rho}")
+    if same_class not in get_args(SameClass):
+        raise InputError(f"hoc needs same_class one of {', '.join(get_args(SameClass))}, got {same_class!r}")
 
     def terms(step: Step) -> Terms:
         ce = step.new.cross_entropy(step.targets)

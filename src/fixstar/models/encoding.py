@@ -49,7 +49,10 @@ def encode_images(
 
 
 def _check(images: Any, batch_size: int, form: str, bad: str) -> None:
-    one = getattr(images, "ndim", 0) == 3 and (images.shape[-1] in (1, 3, 4) or images.shape[0] in (1, 3))
+    planes_first = isinstance(images, Tensor)  # arrays are channels last: [3, H, W] is three grey images
+    one = getattr(images, "ndim", 0) == 3 and (
+        images.shape[-1] in (1, 3, 4) or (planes_first and images.shape[0] in (1, 3))
+    )
     if one or isinstance(images, (str, bytes)) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
         raise InputError(f"encode takes a sequence of images, got {type(images).__name__}; for one image pass [image]")
     for name, value, allowed in (("form", form, ("full", "short", "raw")), ("bad", bad, ("refuse", "skip"))):
@@ -93,10 +96,8 @@ def _batches(
 
 def _is_ready(images: Any, wanted: Preprocessing) -> bool:
     """Whether an array holds pixels just as the model takes them, so that whole batches can be passed on."""
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-        return False
-    unchanged = wanted.fit != "crop" or wanted.crop_fraction == 1
-    return unchanged and images.shape[1:] == (*wanted.size, wanted.channels)
+    held = isinstance(images, np.ndarray) and images.dtype == np.uint8
+    return held and images.shape[1:] == (*wanted.size, wanted.channels)
 
 
 def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:

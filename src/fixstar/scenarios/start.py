@@ -13,9 +13,10 @@ from fixstar.data.replay import ReplayMemory
 from fixstar.errors import ModelError
 from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder
+from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.scenarios.settings import Settings
 
-__all__ = ["Past", "growth_to_come", "starting_encoder", "weights_digest"]
+__all__ = ["Past", "growth_to_come", "require_its_classifier", "starting_encoder", "weights_digest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,21 +42,17 @@ class Past:
 
 def starting_encoder(number: int, images: ImageSet, past: Past, method: Method, settings: Settings) -> Encoder:
     """The previous weights, the replacement's, or new ones; classes seen before keep their slots in any case."""
+    require_its_classifier(past, method)
     base = past.replacement
     if base is None and method.initialisation == "previous":
         base = past.previous
-    if base is None and past.pretrained is not None:
+    if base is None:
         base = past.pretrained
-        if base.classifier.kind != method.classifier:
-            raise ModelError(
-                f"{method.name} trains a {method.classifier} classifier, the pre-trained model has a "
-                f"{base.classifier.kind} one; pre-train it with the same kind"
-            )
     if base is not None:
         return _continued(number, images, base, past.previous, settings)
     if past.previous is None:
         return settings.new_encoder(method, list(images.classes), settings.seed)
-    _require_the_same_prototypes(past.previous, method, settings)
+    _require_the_same_prototypes(past.previous, settings)
     seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
     room = sum(growth_to_come(past.previous, settings.grown))
     slots = past.previous.slots.grown(room) if room else past.previous.slots
@@ -63,6 +60,29 @@ def starting_encoder(number: int, images: ImageSet, past: Past, method: Method, 
     encoder = settings.new_encoder(method, list(slots.classes), seed)
     encoder.slots = slots
     return encoder
+
+
+def require_its_classifier(past: Past, method: Method) -> None:
+    """Refuse models of the past with another kind of classifier than the method trains.
+
+    A method that starts each version anew may follow another kind where neither is fixed, as BCT may with its heads
+    (tables 3 and 7): there a slot is only the number of a row.
+    """
+    kind, previous = method.classifier, past.previous
+    anew = past.replacement is None and method.initialisation != "previous"
+    models = [
+        (past.replacement, "the replacement", "choose a method that goes on with it"),
+        (past.pretrained, "the pre-trained model", "pre-train it with the same kind"),
+    ]
+    if previous is not None and (not anew or previous.classifier.fixed or CLASSIFIERS[kind].fixed):
+        name = previous.about.get("version", "the previous version")
+        models.insert(0, (previous, name, "choose a method that goes on with it"))
+    for model, name, advice in models:
+        if model is not None and model.classifier.kind != kind:
+            raise ModelError(
+                f"method {method.name!r} trains a {kind} classifier and {name} has a {model.classifier.kind} one; "
+                f"{advice}"
+            )
 
 
 def growth_to_come(encoder: Encoder, grown: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,11 +101,12 @@ def _sizes(grown: tuple[int, ...]) -> str:
     return ", then ".join(map(str, grown))
 
 
-def _require_the_same_prototypes(previous: Encoder, method: Method, settings: Settings) -> None:
-    """A version made from scratch must have the simplices of the one before, or its classes' slots mean nothing."""
-    old = tuple(width + 1 for width in previous.classifier.parts)
+def _require_the_same_prototypes(previous: Encoder, settings: Settings) -> None:
+    """A version made from scratch must have the prototypes of the one before, or its classes' slots mean nothing."""
+    head = previous.classifier
+    old = (head.outputs - sum(head.added), *head.added)
     new = (settings.classifier_options.get("capacity", settings.capacity), *settings.grown)
-    if method.classifier == "simplex" and new[: len(old)] != old:
+    if head.fixed and new[: len(old)] != old:
         raise ModelError(
             f"the settings make room for {_sizes(new)} classes, the previous version has it for {_sizes(old)}: its "
             "classes would lose their prototypes. Keep its capacity, and grow as it has grown"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal, get_args
 
 from fixstar.errors import InputError
@@ -35,13 +37,13 @@ class Recipe:
         wrong = [
             f"{name}={getattr(self, name)} must be {rule}"
             for name, rule, right in (
-                ("epochs", "at least 1", self.epochs >= 1),
-                ("learning_rate", "positive", self.learning_rate > 0),
-                ("milestones", "ascending", list(self.milestones) == sorted(self.milestones)),
+                ("epochs", "a whole number of at least 1", _whole(self.epochs, 1)),
+                ("learning_rate", "positive and finite", 0 < self.learning_rate < math.inf),
+                ("milestones", "ascending, at least 0 and finite", _ascending(self.milestones)),
                 ("gamma", "in (0, 1]", 0 < self.gamma <= 1),
                 ("momentum", "in [0, 1)", 0 <= self.momentum < 1),
-                ("weight_decay", "at least 0", self.weight_decay >= 0),
-                ("batch_size", "at least 2", self.batch_size >= 2),
+                ("weight_decay", "at least 0 and finite", 0 <= self.weight_decay < math.inf),
+                ("batch_size", "a whole number of at least 2", _whole(self.batch_size, 2)),
                 ("precision", f"one of {', '.join(get_args(Precision))}", self.precision in get_args(Precision)),
             )
             if not right
@@ -59,10 +61,18 @@ class Recipe:
 
     def shortened(self, epochs: int) -> Recipe:
         """The same recipe over fewer or more epochs, its milestones moved in proportion (rounded only when used)."""
-        if epochs < 1:  # before the milestones move: they would be complained of too
-            raise InputError(f"epochs={epochs} must be at least 1")
+        if not _whole(epochs, 1):  # before the milestones move: they would be complained of too
+            raise InputError(f"epochs={epochs} must be a whole number of at least 1")
         milestones = tuple(round(milestone * epochs / self.epochs, 9) for milestone in self.milestones)
         return replace(self, epochs=epochs, milestones=milestones)
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, Integral) and int(value) >= least
+
+
+def _ascending(milestones: tuple[float, ...]) -> bool:
+    return list(milestones) == sorted(milestones) and all(0 <= milestone < math.inf for milestone in milestones)
 
 
 CIFAR_LIFELONG = Recipe()

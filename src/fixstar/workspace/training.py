@@ -19,7 +19,7 @@ from fixstar.models import Encoder, backbone_names
 from fixstar.scenarios import Past, Settings, Validation, Version, train_version
 from fixstar.scenarios.run_directory import RunDirectory
 from fixstar.scenarios.sequences import remember
-from fixstar.scenarios.start import weights_digest
+from fixstar.scenarios.start import require_its_classifier, weights_digest
 from fixstar.training import Recipe
 from fixstar.training.distributed import on_first
 
@@ -113,7 +113,8 @@ class VersionTraining:
         validation = _validation(split.held) if options.select else None
         if _is_done(about, split.shown, past, settings, method, validation):
             raise InputError(f"{newest} was trained on exactly these images in exactly this way; the upgrade is done")
-        _check_fit(method, previous, images, newest)
+        require_its_classifier(past, method)
+        _check_classes(method, previous, images, newest)
         if options.keep_images:
             past = replace(past, memory=ReplayMemory.load(self.run.memory(int(newest[1:]))))
         told = {SHARE: options.hold_out if split.held is not None else 0.0}
@@ -207,12 +208,7 @@ def _is_done(
     )
 
 
-def _check_fit(method: Method, previous: Encoder, images: ImageSet, newest: str) -> None:
-    if method.classifier != previous.classifier.kind:
-        raise ModelError(
-            f"method {method.name!r} trains a {method.classifier} classifier and {newest} has a "
-            f"{previous.classifier.kind} one; choose a method that goes on with it"
-        )
+def _check_classes(method: Method, previous: Encoder, images: ImageSet, newest: str) -> None:
     missing = [name for name in previous.slots.classes if name not in images.classes]
     if missing and "all images" in method.needs:
         raise InputError(

@@ -77,7 +77,7 @@ def _sources_of_data() -> dict[str, Any]:
     """Section 6.8."""
     return {
         "new": {},
-        "old": {"tasks": Tasks(sample_shares=(0.5, 0.5))},
+        "old": {"tasks": Tasks(sample_shares=(0.5, 0.5)), "orders": (None,)},  # all classes at once: in no order
         "old-and-new": {"tasks": Tasks((50, 50), first_share=0.5)},
     }
 
