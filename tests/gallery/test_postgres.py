@@ -23,6 +23,7 @@ from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.postgres.connection import WRITE
 from fixstar.gallery.postgres.gallery import PostgresGallery
 from fixstar.geometry import unit
+from fixstar.service.problems import Problem
 
 WRITER = """
 import sys
@@ -234,3 +235,19 @@ def test_names_are_only_names() -> None:
 def test_names_that_postgres_cannot_have(name: str) -> None:
     with pytest.raises(GalleryError, match="cannot name a gallery"):
         PostgresGallery(f"postgresql:///postgres?gallery={name}")
+
+
+def test_an_id_that_no_index_can_hold_is_refused_and_not_told_as_an_outage(gallery: PostgresGallery) -> None:
+    rng = np.random.default_rng(0)
+    longest = "".join(map(chr, rng.integers(0x21, 0x7F, 2_600)))  # nothing that could be compressed
+    too_long = "".join(map(chr, rng.integers(0x4E00, 0x9FFF, 1_024)))  # as many characters as the service allows
+    for name in (longest + "x", too_long):
+        with pytest.raises(
+            GalleryError, match=r"at most 2,600 bytes in UTF-8, got [23],\d\d\d in .* nothing of this write"
+        ) as told:
+            gallery.upsert("v1", ["fine", name], vectors(2, 8))
+        assert Problem.of(told.value).status == 400
+        assert gallery.get([name]) == {}  # asking for it, or deleting it, is no error
+        assert gallery.delete([name]) == 0
+    gallery.upsert("v1", [longest], vectors(1, 8))
+    assert [item.id for item in gallery.iterate()] == [longest]

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from test_gallery_contract import vectors
 
-from fixstar.errors import DamagedItemError, GalleryError
-from fixstar.gallery import SqliteGallery, verify_gallery
+from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError
+from fixstar.gallery import MemoryGallery, SqliteGallery, copy_gallery, export_version, import_version, verify_gallery
 from fixstar.gallery.sqlite import file as sqlite_file
 
 
@@ -181,6 +181,28 @@ def test_after_a_flush_the_file_alone_is_the_gallery(tmp_path: Path) -> None:
     with SqliteGallery(tmp_path / "copy.db") as copy:
         assert copy.count() == {"v1": 101}
         assert "new" in copy.get(["new"])
+
+
+def test_a_flush_that_readers_hold_up_says_so(tmp_path: Path) -> None:
+    """The file alone would lack what is still in the log. Imports and copies are whole all the same."""
+    path = made(tmp_path / "g.db")
+    with SqliteGallery(path, wait=0.1) as gallery, closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM items").fetchone()
+        gallery.upsert("v1", ["new"], vectors(1, 64))
+        with pytest.raises(GalleryUnavailableError, match=r"g\.db-wal.*do not copy the file alone: flush again"):
+            gallery.flush()
+        export_version(gallery, "v1", tmp_path / "v1.npz")
+        assert import_version(gallery, "v1", tmp_path / "v1.npz") == 101
+        more = MemoryGallery()
+        more.create_version("v2", 64)
+        more.upsert("v2", ["more"], vectors(1, 64))
+        assert copy_gallery(more, gallery) == 1
+        reader.execute("ROLLBACK")
+        gallery.flush()
+        shutil.copy(path, tmp_path / "copy.db")
+    with SqliteGallery(tmp_path / "copy.db") as copy:
+        assert copy.count() == {"v1": 101, "v2": 1}
 
 
 def test_compacting_gives_back_the_room(tmp_path: Path) -> None:

@@ -13,8 +13,17 @@ import numpy as np
 import pytest
 from test_gallery_contract import filled, vectors
 
+from fixstar.durable import replace_file
 from fixstar.errors import DataError, FixstarError, GalleryError, InputError
-from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, copy_gallery, export_version, import_version
+from fixstar.gallery import (
+    Gallery,
+    MemoryGallery,
+    SqliteGallery,
+    copy_gallery,
+    export_version,
+    import_version,
+    vector_files,
+)
 from fixstar.gallery.transfer import made_or_same, open_vectors
 
 P = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
@@ -95,6 +104,52 @@ def test_exported_files_are_plain_numpy(tmp_path: Path) -> None:
         export_version(source, "short", tmp_path / "out.npy")
     with pytest.raises(GalleryError, match="no version 'v9'"):
         export_version(source, "v9", tmp_path / "out.npz")
+
+
+@pytest.mark.parametrize("left", ["as many", "none"])
+def test_an_export_that_was_killed_between_its_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """The new ids beside the old vectors would pass for their own."""
+    path = tmp_path / "out.npy"
+    source = example(MemoryGallery())
+    export_version(source, "v1", path)
+    source.delete(["i0"] if left == "as many" else ["i0", "i1", "i2"])
+    if left == "as many":
+        source.upsert("v1", ["other"], vectors(1, 3, seed=9))
+
+    def killed(target: Path, *rest: Any) -> None:
+        if target == path:
+            raise KeyboardInterrupt
+        replace_file(target, *rest)
+
+    monkeypatch.setattr(vector_files, "replace_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export_version(source, "v1", path)
+    monkeypatch.undo()
+    target = MemoryGallery()
+    with pytest.raises(DataError, match=r"not the matrix that out\.jsonl was written with|3 vectors and 0 ids"):
+        import_version(target, "v1", path)
+    assert target.versions() == []
+    if left == "as many":
+        export_version(source, "v1", path)
+        assert import_version(target, "v1", path) == 3
+
+
+def test_an_export_of_older_releases_and_changed_vectors_can_be_imported(tmp_path: Path) -> None:
+    """They have ids and no digest; who changes the vectors takes it out."""
+    path, beside = tmp_path / "out.npy", tmp_path / "out.jsonl"
+    export_version(example(MemoryGallery()), "v1", path)
+    np.save(path, np.load(path)[:, ::-1].copy())
+    with pytest.raises(DataError, match=r"delete vectors_sha256 from the first line of out\.jsonl"):
+        import_version(MemoryGallery(), "v1", path)
+    lines = [json.loads(line) for line in beside.read_text().splitlines()]
+    assert [line.keys() - {"id", "payload"} for line in lines] == [{"vectors_sha256"}, set(), set()]
+    del lines[0]["vectors_sha256"]
+    beside.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    target = MemoryGallery()
+    assert import_version(target, "v1", path) == 3
+    assert set(target.get(["i0", "i1", "i2"])) == {"i0", "i1", "i2"}
 
 
 def test_foreign_vectors_of_any_length_and_type(tmp_path: Path) -> None:

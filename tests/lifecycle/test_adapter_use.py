@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,18 @@ def test_a_copy_leaves_the_source_alone_and_follows_its_changes(tmp_path: Path) 
         source.upsert("v1", ["i07"], fresh, [{"n": "changed"}])
         assert adapt_gallery(source, "v1", rotating(), "v1@v2", like="v2", target=target) == 1
         assert target.get(["i07"])["i07"].payload == {"n": "changed"}
+
+
+def test_adapted_vectors_are_stored_while_somebody_reads(tmp_path: Path) -> None:
+    """A reader that keeps the log from being moved into the file loses nothing, so it is no failure."""
+    path = tmp_path / "g.db"
+    with SqliteGallery(path, wait=0.1) as gallery, closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        filled(gallery)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM items").fetchone()
+        assert adapt_gallery(gallery, "v1", rotating(), "v1@v2") == ITEMS
+    with SqliteGallery(path) as gallery:
+        check_adapted(gallery)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

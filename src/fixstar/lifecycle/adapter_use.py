@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError, InputError, UnknownNameError
+from fixstar.errors import GalleryError, GalleryUnavailableError, InputError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures
 from fixstar.evaluation.search import searcher
 from fixstar.gallery import Gallery, Item, VersionSpace
@@ -71,7 +72,8 @@ def adapt_gallery(
             written += _write(_still_to_do(batch, vectors, new_version, into), new_version, into)
         if progress is not None:
             progress(len(batch))
-    into.flush()
+    with suppress(GalleryUnavailableError):  # all is stored and safe, whoever holds the log
+        into.flush()
     return written
 
 

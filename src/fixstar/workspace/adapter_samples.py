@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,7 +88,7 @@ def pairs_of_file(path: Path, gallery: Gallery, version: str, queries_by: str) -
     )
     labels: list[str | None] = [None] * len(old)
     if "labels" in arrays:
-        labels = [str(label) for label in arrays["labels"].tolist()]
+        labels = [_known(label) for label in arrays["labels"].tolist()]
     if not len(old) == len(new) == len(labels):
         raise DataError(f"{path}: {len(old)} rows of old, {len(new)} of new, {len(labels)} labels; row i is one image")
     return BothSpaces(old, new, labels)
@@ -167,8 +168,13 @@ def _drawn(
 
 
 def _label(item: Item) -> str | None:
-    label = item.payload.get(LABEL)
-    return None if label is None else str(label)
+    return _known(item.payload.get(LABEL))
+
+
+def _known(label: object) -> str | None:
+    """A label by its name; an empty cell of a table or an array is none, and images without one are no class."""
+    unknown = label is None or label in ("", b"") or (isinstance(label, float) and math.isnan(label))
+    return None if unknown else str(label)
 
 
 def _named(item: Item) -> str:

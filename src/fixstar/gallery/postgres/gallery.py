@@ -27,7 +27,7 @@ from fixstar.gallery.postgres import index
 from fixstar.gallery.postgres.address import parse_address
 from fixstar.gallery.postgres.connection import READ, WRITE, Pool, require_driver, translated
 from fixstar.gallery.postgres.filters import narrowing
-from fixstar.gallery.postgres.schema import add_vectors_table, checked_width, prepare
+from fixstar.gallery.postgres.schema import add_vectors_table, check_lengths, checked_width, prepare
 from fixstar.gallery.postgres.search import Found, Request, merged, nearest
 from fixstar.gallery.postgres.statements import (
     NumberedVersion,
@@ -100,6 +100,7 @@ class PostgresGallery:
             number, space = find_version(db, version)
         rows = checked_vectors(vectors, space.width, version)
         names = checked_ids(ids)
+        check_lengths(names)
         texts = payload_texts(names, len(rows), payloads)
         if not names:
             return

@@ -10,6 +10,7 @@ indexes     what was measured when the approximate index of a version was built
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fixstar.errors import GalleryError
@@ -19,10 +20,11 @@ from fixstar.gallery.postgres.connection import check_place, configure, connect,
 if TYPE_CHECKING:
     from fixstar.gallery.postgres.connection import Database
 
-__all__ = ["FORMAT", "WIDEST", "add_vectors_table", "checked_width", "prepare"]
+__all__ = ["FORMAT", "WIDEST", "add_vectors_table", "check_lengths", "checked_width", "prepare"]
 
 FORMAT = 1
 WIDEST = 16_000  # numbers in pgvector's vector
+_LONGEST_ID = 2_600  # bytes: an entry of PostgreSQL's index holds 2,704, with its header and the version beside the id
 _IN_ROW = 2_000  # numbers that fit in a page of 8 KiB; wider ones are kept beside the table
 _OLDEST = (0, 8)  # of pgvector: iterative scans, without which a filter leaves too few
 _LOCK = 0x66787374  # "fxst", for who makes a gallery
@@ -136,6 +138,16 @@ def checked_width(width: int) -> None:
             f"a gallery in PostgreSQL holds vectors of at most {WIDEST:,} numbers, got {width:,}; store short forms "
             "(give the projection), or take an SQLite gallery"
         )
+
+
+def check_lengths(ids: Iterable[str]) -> None:
+    """Refuse ids that do not fit into the index over them."""
+    for item in ids:
+        if (size := len(item.encode())) > _LONGEST_ID:
+            raise GalleryError(
+                f"a gallery in PostgreSQL holds ids of at most {_LONGEST_ID:,} bytes in UTF-8, got {size:,} in "
+                f"{item[:40] + '...'!r}; nothing of this write was kept. Take a shorter id, such as a hash"
+            )
 
 
 def add_vectors_table(db: Database, number: int, width: int) -> None:

@@ -191,10 +191,20 @@ class SqliteGallery:
             return dict(db.execute("SELECT name, items FROM versions ORDER BY number"))
 
     def flush(self) -> None:
-        """Move the log into the file, so that the file alone is the gallery. Acknowledged writes are safe without."""
+        """Move the log into the file, so that the file alone is the gallery. Acknowledged writes are safe without.
+
+        Raises if somebody reads or writes for longer than ``wait``: the log is then still needed beside the file.
+        """
         with self._reading() as db:
-            if not self.read_only:
-                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if self.read_only:
+                return
+            busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]  # an answer, not an error
+        if busy:
+            raise GalleryUnavailableError(
+                f"others read or write {self.path} and did not pause for {self._wait:g} s, so part of it is still in "
+                f"{self.path.name}-wal beside it. Nothing is lost, but do not copy the file alone: flush again when "
+                "they are done, or copy with fixstar.gallery.copy_gallery"
+            )
 
     def compact(self) -> None:
         """Give back the room of removed items. Rewrites the file; searches go on, writers wait."""
