@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from real_service import serving
+from shops import set_apart
 from waiting import until
 
 from fixstar.workspace import Workspace
@@ -102,6 +103,40 @@ def test_after_a_rollback_no_backfill_is_offered_that_would_do_nothing(upgraded:
     assert "It is over: v1 is deployed now." in seen
     assert "goes on from there" not in seen
     assert page.locator("#budget").count() == 0
+
+
+def test_what_a_move_puts_out_of_reach_is_said_before_and_after(upgraded: str, tmp_path: Path, visit: Visit) -> None:
+    with Workspace(tmp_path / "shop", "cpu") as space:
+        set_apart(space)
+    page = visit(upgraded, "#versions")
+    page.locator("#roll-back").click()
+    says = words(page)
+    assert "the vectors (82 of v1) stay as they are and are searched" in says
+    assert "14 vectors made by v2 are not searched: no adapter leads there from v1." in says
+    assert "unchecked" not in says
+    page.keyboard.press("Escape")
+    page.locator("article[aria-label='Version v3'] >> text=Deploy …").click()
+    says = words(page)
+    assert "the vectors (14 of v2) stay as they are and are searched" in says
+    assert "82 vectors made by v1 are not searched: no adapter leads there from v3." in says
+    page.fill("#reason", "test")
+    press(page, "Deploy all the same")
+    until(page, "document.querySelector('#announce').textContent.includes('82 vectors made by v1 are not searched')")
+
+
+def test_no_rollback_is_offered_to_a_version_that_was_retired(upgraded: str, tmp_path: Path, visit: Visit) -> None:
+    asked(upgraded, "deploy", version="v3", force="test")
+    asked(upgraded, "backfill", budget="all", order="oldest", anyway=True)
+    wait_for_jobs(upgraded)
+    with Workspace(tmp_path / "shop", "cpu") as space:
+        space.retire("v1")
+    page = visit(upgraded, "#versions")
+    page.locator("#roll-back").click()
+    words(page)
+    press(page, "Roll back to v2")
+    until(page, "document.querySelector('#announce').textContent.startsWith('Rolled back to v2.')")
+    page.wait_for_selector("article[aria-label='Version v2'].deployed")
+    assert page.locator("#roll-back").count() == 0
 
 
 def test_imported_vectors_without_images_are_told_and_not_promised(shop: Path, tmp_path: Path, visit: Visit) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shops import indexed_shop, passed
+from shops import indexed_shop, passed, set_apart
 from typed import typed
 
 from fixstar.models import Encoder
@@ -75,7 +75,7 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     assert typed("rollback", "-w", path, "--json").json["kind"] == "rollback"
 
 
-def test_a_rollback_does_not_speak_of_vectors_that_are_not_searched(path: Path, tmp_path: Path) -> None:
+def test_a_rollback_does_not_call_unchecked_what_is_not_searched(path: Path, tmp_path: Path) -> None:
     with Workspace(path) as space:
         width = space.registry.encoder("v1").feature_dim
     np.savez(tmp_path / "other.npz", ids=np.array(["a", "b"]), vectors=np.eye(2, width, dtype=np.float32))
@@ -83,7 +83,34 @@ def test_a_rollback_does_not_speak_of_vectors_that_are_not_searched(path: Path, 
     typed("deploy", "v2", "--force", "test", "-w", path)
     back = typed("rollback", "-w", path)
     assert back.code == 0, back.err
-    assert "other" not in back.out
+    assert "unchecked" not in back.out
+    assert "2 vectors of other are not searched: no adapter leads there from v1" in back.out
+
+
+def test_what_a_move_puts_out_of_reach_is_told(path: Path, photos: Path) -> None:
+    with Workspace(path, "cpu") as space:
+        set_apart(space)
+    assert typed("deploy", "v2", "--force", "test", "-w", path, "--json").json["unreached"] == {}
+    typed("index", photos / "hat", "--prefix", "new/", "-w", path)
+    back = typed("rollback", "-w", path)
+    assert back.out == (
+        "v1 is deployed again, v2 no longer\n8 vectors of v2 are not searched: no adapter leads there from v1\n"
+    )
+    assert typed("deploy", "v3", "--force", "test", "-w", path, "--json").json["unreached"] == {"v1": 24}
+    assert typed("rollback", "-w", path, "--json").json["unreached"] == {"v2": 8}
+
+
+def test_there_is_no_way_back_to_a_retired_version(path: Path) -> None:
+    typed("deploy", "v2", "-w", path)
+    typed("deploy", "v3", "--force", "test", "-w", path)
+    typed("gallery", "delete", "--version", "v1", "--yes", "-w", path)
+    retired = typed("retire", "v1", "-w", path)
+    assert retired.code == 0, retired.err
+    typed("rollback", "-w", path)
+    assert typed("status", "-w", path, "--json").json["previous"] is None
+    refused = typed("rollback", "-w", path)
+    assert (refused.code, refused.out) == (1, "")
+    assert "v1, which was deployed before v2, was retired" in refused.err
 
 
 def test_a_rollback_can_be_held_to_where_it_leads(path: Path) -> None:

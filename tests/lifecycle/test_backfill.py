@@ -72,7 +72,8 @@ def run(gallery: Gallery, folder: Path, ids: Sequence[str], embedder: Any, **opt
     if plan is None:
         plan = BackfillPlan.made("v2", "random", "all", len(ids), ids)
         files.save(plan)
-    return run_backfill(gallery, ImageStore(folder), files, plan, embedder, **{"deployed": lambda: "v2", **options})
+    now = {"deployed": lambda: "v2", "newer": lambda: ["v3"]}
+    return run_backfill(gallery, ImageStore(folder), files, plan, embedder, **{**now, **options})
 
 
 def check_all(gallery: Gallery, but: Sequence[str] = ()) -> None:
@@ -307,8 +308,9 @@ def test_a_plan_survives_odd_ids_and_a_damaged_one_is_told(tmp_path: Path) -> No
     files.save(plan)
     assert files.plan() == plan
     assert files.position(plan) == 0
-    files.move(plan, 3)
+    files.move(plan, 3, {"done": 2, "deleted": 1})
     assert files.position(plan) == 3
+    assert files.counts(plan) == {"done": 2, "deleted": 1}
     other = BackfillPlan.made("v3", "gain", "10%", 50, ["a"])
     files.save(other)
     assert files.position(other) == 0  # the cursor of another plan does not count
@@ -383,6 +385,34 @@ def test_an_interrupted_backfill_goes_on_and_other_options_plan_anew(tmp_path: P
         space.rollback()
         back = space.plan_backfill(BackfillOptions("all", "random"))
         assert (back.plan.target, back.plan.ids) == ("v1", ())  # v2's vectors are newer: they stay
+
+
+@pytest.mark.parametrize("name", ["v²", "v٣", "v9", "v03", "v"])
+def test_a_foreign_name_that_looks_like_a_newer_version_is_none(tmp_path: Path, name: str) -> None:
+    space, _ = upgraded(tmp_path)
+    with space:
+        item = next(iter(space.gallery.iterate("v1")))
+        space.gallery.create_version(name, len(item.vector), space.gallery.projection("v1"))
+        space.gallery.upsert(name, [item.id], item.vector[None], [item.payload])
+        done = space.backfill(BackfillOptions("all", "random"))
+        assert (done.planned, done.done, done.rewritten) == (18, 18, 0)
+        assert space.plan_backfill(BackfillOptions("all", "random")).plan.ids == ()
+
+
+def test_vectors_of_a_newer_version_stay_also_when_it_was_retired(tmp_path: Path) -> None:
+    space, _ = upgraded(tmp_path)
+    with space:
+        (tmp_path / "shop" / "retired").mkdir()
+        (tmp_path / "shop" / "retired" / "v3.json").write_text(
+            (tmp_path / "shop" / "versions" / "v2" / "card.json").read_text()
+        )
+        item = next(iter(space.gallery.iterate("v1")))
+        space.gallery.create_version("v3", len(item.vector), space.gallery.projection("v1"))
+        space.plan_backfill(BackfillOptions("all", "random"))
+        space.gallery.upsert("v3", [item.id], item.vector[None], [item.payload])
+        done = space.backfill(BackfillOptions("all", "random"))
+        assert (done.planned, done.done, done.rewritten) == (18, 17, 1)
+        assert space.plan_backfill(BackfillOptions("all", "random")).plan.ids == ()
 
 
 def test_wrong_options_are_told_before_anything_is_done(tmp_path: Path) -> None:

@@ -41,6 +41,21 @@ def test_rollbacks_take_deployments_back_one_by_one(tmp_path: Path) -> None:
     assert rollout.before() == "v1"
 
 
+def test_a_version_that_was_retired_is_no_way_back(tmp_path: Path) -> None:
+    rollout = Rollout(tmp_path)
+    for version in ("v2", "v3"):
+        rollout.deploy(version)
+    (tmp_path / "retired").mkdir()
+    (tmp_path / "retired" / "v1.json").write_text("{}")
+    assert rollout.rollback().version == "v2"
+    assert rollout.before() is None
+    with pytest.raises(InputError, match="v1, which was deployed before v2, was retired"):
+        rollout.rollback(to="v1")
+    assert rollout.current() == "v2"
+    rollout.deploy("v3")
+    assert rollout.before() == "v2"
+
+
 def test_a_move_that_was_meant_for_another_state_is_not_made(tmp_path: Path) -> None:
     rollout = Rollout(tmp_path)
     for version in ("v2", "v3"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ from fastapi.testclient import TestClient
 from predictions import predicted
 from service_clients import client
 from shops import CLASSES, passed, pictures, shop
+from typed import typed
 
 from fixstar.data import from_arrays
+from fixstar.errors import GateError
 from fixstar.lifecycle import catalogue, keep_held_out
+from fixstar.lifecycle.backfill_plan import PlanFiles
 from fixstar.service.client import Client, ServiceError
 from fixstar.service.job_files import JobFiles
 from fixstar.service.jobs import Jobs
 from fixstar.service.settings import ServiceSettings
-from fixstar.workspace import Workspace
+from fixstar.workspace import BackfillOptions, Workspace
 
 ASKED = {"budget": "10%", "order": "random"}
 
@@ -73,6 +77,34 @@ def test_it_stops_and_says_what_was_predicted_and_how_to_do_it_all_the_same(spac
         assert backfilled(http, **ASKED, anyway=True)["state"] == "done"
         assert space.gallery.count() == {"v1": 8, "v2": 1}
         assert backfilled(http, budget="all", order="random")["state"] == "done"  # predicted to be as good as now
+
+
+def test_a_plan_that_was_refused_is_not_run_unasked(space: Workspace) -> None:
+    with client(space) as http:
+        assert backfilled(http, **ASKED)["state"] == "failed"
+    assert PlanFiles(space.path).plan() is not None
+    options = BackfillOptions(ASKED["budget"], ASKED["order"])
+    with pytest.raises(GateError, match=r"lower the accuracy from 66\.7% to 56\.9%"):
+        space.backfill(options)
+    assert space.gallery.count() == {"v1": 9, "v2": 0}
+    assert space.backfill(replace(options, anyway=True)).done == 1
+
+
+def test_a_plan_is_predicted_once_by_the_service_and_the_command(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def gain(old: tuple[str, Any], *_: Any, **__: Any) -> Any:
+        seen.append(old[0])
+        return predicted(lost=0)
+
+    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", gain)
+    with client(space) as http:
+        assert backfilled(http, **ASKED)["state"] == "done"
+    assert seen == ["v1"]
+    assert typed("backfill", "--budget", "50%", "--order", "random", "-w", space.path).code == 0
+    assert seen == ["v1", "v1"]
 
 
 def test_a_loss_that_may_be_chance_does_not_stop_it(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

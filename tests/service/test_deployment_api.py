@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from service_clients import client
-from shops import passed, pictures, shop
+from shops import passed, pictures, set_apart, shop
 
 from fixstar.lifecycle import catalogue
 from fixstar.service import job_work
@@ -91,6 +91,36 @@ def test_a_rollback_says_what_it_leaves_unchecked_and_which_backfill_ends(http: 
     last = http.post("/v1/rollback").json()
     assert (last["version"], last["left"], last["cancelled"]) == ("v1", "v2", None)
     assert last["unchecked"] == {"v3": space.gallery.count()["v3"]}
+
+
+def test_a_move_says_how_many_vectors_it_puts_out_of_reach(http: TestClient, space: Workspace) -> None:
+    space.rollback()
+    set_apart(space)
+    backfilled(http, budget="4", order="random", deployed="v2")
+    assert [one["unreached"] for one in http.get("/v1/versions").json()] == [{"v2": 4}, {}, {"v1": 5}]
+    ahead, back = http.get("/v1/rollback").json(), http.post("/v1/rollback").json()
+    assert (ahead["to"], ahead["unreached"], ahead["unchecked"]) == ("v1", {"v2": 4}, {})
+    assert (back["version"], back["unreached"], back["unchecked"]) == ("v1", {"v2": 4}, {})
+    query = space.images.find(next(iter(space.gallery.iterate("v1"))))
+    assert query is not None
+    answer = space.search([query], k=100)
+    assert (len(answer.hits[0]), answer.left_out) == (5, ("v2",))  # as was said
+    for version, unreached in (("v3", {"v1": 5}), ("v2", {}), ("v1", {"v2": 4})):
+        assert http.post("/v1/deploy", json={"version": version, "force": "x"}).json()["unreached"] == unreached
+
+
+def test_a_rollback_to_a_retired_version_is_neither_offered_nor_made(http: TestClient, space: Workspace) -> None:
+    backfilled(http, budget="all", order="random")
+    space.retire("v1")
+    assert http.get("/v1/status").json()["previous"] == "v2"
+    assert http.post("/v1/rollback").json()["version"] == "v2"
+    assert http.get("/v1/status").json()["previous"] is None
+    for answer in (http.get("/v1/rollback"), http.post("/v1/rollback", json={"deployed": "v2", "to": "v1"})):
+        assert answer.status_code == 409
+        assert answer.json()["title"] == "There is nothing to roll back to"
+        assert "v1, which was deployed before v2, was retired" in answer.json()["detail"]
+        assert "POST /v1/deploy" in answer.json()["hint"]
+    assert space.deployed() == "v2"
 
 
 def test_a_backfill_that_another_deployment_overtakes_plans_nothing_for_that_one(

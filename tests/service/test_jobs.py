@@ -112,7 +112,7 @@ def test_what_a_kill_left_goes_on_behind_the_last_batch(space: Workspace, monkey
     for _ in range(20):
         slow.free.release()
     files = JobFiles(space.path)
-    so_far = {"added": 5, "versions": {"v1": 5}, "bad": [], "bad_count": 0}
+    so_far = {"added": 5, "overtaken": 0, "versions": {"v1": 5}, "bad": [], "bad_count": 0}
     begun = replace(Job.made("index", kept(space, 12), 12, ""), state="running", done=5, result=so_far, attempts=1)
     waiting = Job.made("index", kept(space, 1), 1, "")
     for job in (waiting, begun):
@@ -405,6 +405,44 @@ def test_a_backfill_stopped_by_a_restart_goes_on(upgraded: Workspace) -> None:
     assert done.result["done"] == 9  # over both starts
     assert upgraded.gallery.count()["v2"] == 9
     again.stop()
+
+
+@pytest.mark.parametrize(("was_stored", "done", "done_before"), [(False, 8, 0), (True, 4, 4)])
+def test_a_backfill_job_tells_what_it_did_before_a_kill(
+    upgraded: Workspace, monkeypatch: pytest.MonkeyPatch, was_stored: bool, done: int, done_before: int
+) -> None:
+    replaced, calls, work = upgraded.gallery.replace_vectors, [0], running(upgraded)
+
+    def die(*given: Any) -> list[str]:
+        """In the second batch of four, before or after it is stored; the job's file stays as it was."""
+        calls[0] += 1
+        if calls[0] != 2:
+            return replaced(*given)
+        if was_stored:
+            replaced(*given)
+        work._stopping = True
+        raise KeyError("killed")
+
+    monkeypatch.setattr(upgraded.gallery, "replace_vectors", die)
+    upgraded.gallery.delete([next(upgraded.gallery.iterate()).id])
+    job = work.submit("backfill", {**WANTED, "budget": "all", "rate": 4.0})
+    until(lambda: work._stopping, bool)
+    work.stop()
+    (left,) = JobFiles(upgraded.path).load()
+    assert (left.state, left.done, left.result and left.result["done"]) == ("running", 4, 4)
+    again = running(upgraded)
+    told = ended(again, job).result
+    assert {name: told[name] for name in ("planned", "done", "done_before", "left")} == {
+        "planned": 8,
+        "done": done,
+        "done_before": done_before,
+        "left": 0,
+    }
+    again.stop()
+    JobFiles(upgraded.path).save(replace(left, ended=None))  # killed once more, between the last batch and the end
+    last = running(upgraded)
+    assert {**told, **ended(last, job).result, "measured": told["measured"], "seconds": told["seconds"]} == told
+    last.stop()
 
 
 def test_a_backfill_for_a_version_that_is_no_longer_deployed_writes_nothing(upgraded: Workspace) -> None:

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from fixstar.lifecycle import Check, CheckedCell, catalogue, save_check
+from fixstar.lifecycle.adapters import fit_adapter
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
@@ -46,6 +47,12 @@ def passed(space: Workspace, version: str, *against: str) -> None:
     """Let a version have passed its check."""
     cells = tuple(CheckedCell(name, 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12) for name in against)
     save_check(space.path, Check(version, "pass", (), cells, 0.7, 100, 100, 0.95, 0.0))
+
+
+def set_apart(space: Workspace) -> None:
+    """What ``fixstar adapt v1 --for v2`` does where its gate passes: v2's queries alone reach v1's vectors then."""
+    vectors = np.stack([item.vector for item in space.gallery.iterate("v1")])
+    space.adapters.use(fit_adapter("procrustes", vectors, vectors, source="v2", target="v1"), "queries")
 
 
 def indexed_shop(folder: Path, photos: int = 3, versions: int = 2) -> Path:

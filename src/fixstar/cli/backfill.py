@@ -57,6 +57,7 @@ def command(
     from fixstar.lifecycle.backfill_curves import draw_curves
     from fixstar.progress import progress_bar
     from fixstar.workspace import BackfillOptions, Workspace
+    from fixstar.workspace.backfilling import backfill
     from fixstar.workspace.planned_backfill import demand_gain
 
     Pace(rate)  # an impossible one is refused, also where nothing is left to do
@@ -75,7 +76,7 @@ def command(
             if not anyway:
                 demand_gain(planned)
             with progress_bar("re-embedding", len(planned.plan.ids), "items", show=not as_json) as advance:
-                done = space.backfill(options, advance)
+                done = backfill(space, options, advance, judged=planned.plan.token)
             if planned.predicted is not None or done.measured:
                 draw_curves(picture, planned.predicted, done.measured)
         drawn = picture if planned.predicted is not None or (done is not None and done.measured) else None
@@ -102,7 +103,8 @@ def _show_plan(planned: PlannedBackfill, picture: Path) -> None:
         + (f"; {planned.position:,} are dealt with" if planned.position else "")
     )
     if planned.predicted is None:
-        print("What it will bring is not known: there are no labelled images. Give some with --data")
+        why = planned.unpredicted or "there are no labelled images. Give some with --data"
+        print(f"What it will bring is not known: {why}")
         return
     _table(planned.predicted, planned.share)
     print(f"Picture: {picture}")
@@ -174,6 +176,7 @@ def _numbers(planned: PlannedBackfill, done: Backfilled | None, picture: Path | 
         "old": plan.old,
         "without_image": plan.without_image,
         "predicted": None,
+        "unpredicted": planned.unpredicted,
         "done": None if done is None else {**asdict(done), "kept": [item._asdict() for item in done.kept]},
         "picture": None if picture is None else str(picture),
     }

@@ -27,16 +27,16 @@ def command(
 ) -> None:
     """Let queries and new items use a version. Old vectors stay and are searched; a moment, whatever the size."""
     from fixstar.workspace import Workspace
+    from fixstar.workspace.deploying import unreached_vectors
 
     with Workspace(workspace, "cpu") as space:
         move, counts = space.deploy(version, force, by=operator_name()), space.gallery.count()
-        unreached = counts.keys() - space.serving.met(version) - space.adapters.reached(version)
+        unreached = unreached_vectors(space, version, counts)
     if as_json:
-        print_json(asdict(move))
+        print_json({**asdict(move), "unreached": unreached})
         return
     old = sum(count for name, count in counts.items() if name != version and name not in unreached)
     print(f"{version} is deployed. {old:,} vectors of older versions stay and are searched with its queries")
-    for name in sorted(unreached):
-        if counts.get(name):
-            print(f"{counts[name]:,} vectors of {name} are not: no adapter leads there from {version}")
+    for name, count in sorted(unreached.items()):
+        print(f"{count:,} vectors of {name} are not: no adapter leads there from {version}")
     print(f"Next: fixstar backfill -w {workspace}, if you like; back with: fixstar rollback -w {workspace}")

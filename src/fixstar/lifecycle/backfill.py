@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -97,18 +97,21 @@ def run_backfill(
     plan: BackfillPlan,
     embedder: Embedder,
     deployed: Callable[[], str],
+    newer: Callable[[], Collection[str]],
     rate: float | None = None,
     stop: Stop = lambda: False,
     progress: Advance | None = None,
 ) -> Backfilled:
     """Work through a plan, from where it stands to its end, or until ``stop`` answers True after some batch.
 
-    ``deployed`` is asked before every write: once another version is deployed, nothing more is written.
+    ``deployed`` is asked before every write: once another version is deployed, nothing more is written. Vectors of the
+    versions that ``newer`` names at the time are left as they are: since the plan was made one may have been deployed,
+    and taken back.
     """
     started = time.monotonic()
     try:
         with exclusive(files.directory):
-            work = _Work(gallery, images, files, plan, deployed, Pace(rate), stop, progress)
+            work = _Work(gallery, images, files, plan, deployed, newer, Pace(rate), stop, progress)
             work.run(embedder)
     except BlockingIOError:
         raise InputError(
@@ -140,16 +143,18 @@ class _Work:
         files: PlanFiles,
         plan: BackfillPlan,
         deployed: Callable[[], str],
+        newer: Callable[[], Collection[str]],
         pace: Pace,
         stop: Stop,
         progress: Advance | None,
     ) -> None:
         self._gallery, self._images, self._files, self._plan = gallery, images, files, plan
-        self._deployed, self._pace, self._stop, self._progress = deployed, pace, stop, progress
+        self._deployed, self._newer = deployed, newer
+        self._pace, self._stop, self._progress = pace, stop, progress
         self._waiting: deque[_Batch] = deque()
         self.counts: Counter[str] = Counter()
         self.stopped: str | None = None
-        self.position = files.position(plan)
+        self.position, self._before = files.position(plan), Counter(files.counts(plan))
         self._advance(self.position)
 
     def run(self, embedder: Embedder) -> None:
@@ -187,9 +192,9 @@ class _Work:
         known = self._gallery.get(names)
         self.counts["deleted"] += len(names) - len(known)
         self.counts["done before"] += sum(item.version == self._plan.target for item in known.values())
-        newer = {item.id for item in known.values() if _is_newer(item.version, self._plan.target)}
-        self.counts["rewritten"] += len(newer)
-        old = [item for item in known.values() if item.version != self._plan.target and item.id not in newer]
+        newer = set(self._newer())
+        self.counts["rewritten"] += sum(item.version in newer for item in known.values())
+        old = [item for item in known.values() if item.version not in {self._plan.target, *newer}]
         found = {item.id: self._images.find(item) for item in old}
         self._files.keep(self._plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
         there = [(item, path) for item in old if (path := found[item.id]) is not None]
@@ -207,7 +212,7 @@ class _Work:
         self.counts["deleted"] += len(others) - len(there)
 
     def _arrive(self, batch: _Batch) -> None:
-        self._files.move(self._plan, batch.end)
+        self._files.move(self._plan, batch.end, self._before + self.counts)
         self._advance(batch.end - self.position)
         self.position = batch.end
 
@@ -219,8 +224,3 @@ class _Work:
     def _advance(self, count: int) -> None:
         if self._progress is not None:
             self._progress(count)
-
-
-def _is_newer(version: str, target: str) -> bool:
-    """Whether a version came after the target: since the plan was made another one was deployed, and taken back."""
-    return version[1:].isdigit() and version[0] == "v" and int(version[1:]) > int(target[1:])

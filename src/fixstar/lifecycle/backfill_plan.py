@@ -1,7 +1,7 @@
 """The plan of a backfill on disk, so that it goes on after a kill.
 
 state/backfill/plan.jsonl     what it is, then one id a line in the order of work; whole or absent, never rewritten
-state/backfill/cursor.json    how many of the ids have been dealt with; may be behind, never ahead
+state/backfill/cursor.json    how many of the ids have been dealt with, and how; may be behind, never ahead
 state/backfill/kept.jsonl     items that keep their old vector, and why
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,9 +115,17 @@ class PlanFiles:
         except (OSError, ValueError, KeyError, TypeError):
             return 0  # the gallery knows what is done; looking through the plan again costs little
 
-    def move(self, plan: BackfillPlan, position: int) -> None:
-        """Note that the first ``position`` ids have been dealt with."""
-        replace_json(self._cursor, {"token": plan.token, "position": position})
+    def counts(self, plan: BackfillPlan) -> dict[str, int]:
+        """What became of those, over all calls; empty where nothing is known, as after an older release."""
+        try:
+            cursor = json.loads(self._cursor.read_text(encoding="utf-8"))
+            return dict(cursor["counts"]) if cursor["token"] == plan.token else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:
+        """Note that the first ``position`` ids have been dealt with, and what became of them."""
+        replace_json(self._cursor, {"token": plan.token, "position": position, "counts": dict(counts)})
 
     def keep(self, plan: BackfillPlan, kept: Sequence[KeptItem]) -> None:
         """Note items that keep their old vector."""

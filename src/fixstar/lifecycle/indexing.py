@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
 from fixstar.gallery import Gallery, Item
+from fixstar.gallery.store import Payload, Vectors
 from fixstar.images import BadImage
 from fixstar.lifecycle.catalogue import IMAGE, STAMP, CatalogueItem, without_repeats
 from fixstar.lifecycle.embedding import Embedder
 from fixstar.progress import Advance
 
-__all__ = ["Indexed", "index_items"]
+__all__ = ["Indexed", "Store", "index_items"]
 
 BATCH = 256
+
+Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as Gallery.upsert
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,12 @@ def index_items(
     items: Iterable[CatalogueItem],
     again: bool = False,
     progress: Advance | None = None,
+    store: Store | None = None,
 ) -> Indexed:
     """Embed items with a version and store them. Those whose image has not changed since keep their vector.
 
-    ``again`` embeds those too. Memory stays flat, whatever the number of items.
+    ``again`` embeds those too. Memory stays flat, whatever the number of items. ``store`` writes what was embedded, in
+    the place of ``Gallery.upsert``: for whoever has to look at what others wrote meanwhile.
     """
     unchanged, added = 0, 0
     bad: list[BadImage] = []
@@ -64,7 +69,8 @@ def index_items(
         good = np.flatnonzero(~np.isnan(vectors).any(axis=1)).tolist()
         kept = [batch[i] for i in good]
         if kept:
-            gallery.upsert(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
+            write = store or gallery.upsert
+            write(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
         added += len(kept)
         bad += [BadImage(image.index, batch[image.index].id, image.reason) for image in unread]
         if progress is not None:

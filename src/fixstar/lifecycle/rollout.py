@@ -15,6 +15,7 @@ from typing import Literal
 
 from fixstar.durable import WatchedFile, exclusive, replace_json
 from fixstar.errors import DeploymentMovedError, InputError, ModelError
+from fixstar.lifecycle.registry import Registry
 
 __all__ = ["Move", "Rollout"]
 
@@ -41,7 +42,7 @@ class Rollout:
     """
 
     def __init__(self, path: Path, first: str = "v1") -> None:
-        self._directory = path / "state"
+        self._path, self._directory = path, path / "state"
         self._file = self._directory / "deployment.json"
         self._first = first
         self._moves: WatchedFile[tuple[Move, ...]] = WatchedFile(self._file, _parsed, ())
@@ -94,9 +95,15 @@ class Rollout:
         return moves[row - 1].version if row else self._first
 
     def before(self) -> str | None:
-        """Where a rollback would lead; None where there is nothing to go back to."""
-        stood = self._stood(self.history())
-        return stood[-2] if len(stood) > 1 else None
+        """Where a rollback would lead; None where there is nothing to go back to, or it was retired."""
+        try:
+            return self.demand_before()
+        except InputError:
+            return None
+
+    def demand_before(self) -> str:
+        """Where a rollback would lead, or an error that says why there is nothing to go back to."""
+        return self._before(self.history())
 
     def _expect(self, deployed: str | None, moves: tuple[Move, ...]) -> None:
         now = moves[-1].version if moves else self._first
@@ -107,6 +114,11 @@ class Rollout:
         stood = self._stood(moves)
         if len(stood) < 2:
             raise InputError(f"{stood[-1]} is the first version that was deployed; there is nothing to roll back to")
+        if stood[-2] in Registry(self._path).retired():
+            raise InputError(
+                f"{stood[-2]}, which was deployed before {stood[-1]}, was retired: its weights are gone, so there is "
+                "nothing to roll back to; deploy the version you want instead"
+            )
         return stood[-2]
 
     def _stood(self, moves: tuple[Move, ...]) -> list[str]:

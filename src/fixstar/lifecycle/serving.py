@@ -15,7 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from fixstar.errors import GalleryError, ImageError
-from fixstar.gallery import Calibration, Gallery, Hit, calibrated_search
+from fixstar.gallery import Calibration, Gallery, Hit, VersionSpace, calibrated_search
 from fixstar.gallery.store import Vectors, Where
 from fixstar.images import ImageSource
 from fixstar.lifecycle.adapter_book import AdapterBook
@@ -180,18 +180,20 @@ class Serving:
 
     def met(self, version: str) -> list[str]:
         """The gallery versions whose vectors queries of a version meet as they are, without an adapter."""
-        return self._ways(version).direct
+        return self._met(version, self.gallery.versions())
+
+    def _met(self, version: str, spaces: Sequence[VersionSpace]) -> list[str]:
+        met = self._reach.met(version, spaces)
+        apart = set() if self._adapters is None else self._adapters.apart()
+        names = (space.name for space in spaces)
+        return [name for name in names if name == version or (name in met and not apart & {name, version})]
 
     def _ways(self, version: str) -> _Ways:
         """How queries of a version come to each gallery version."""
         spaces = self.gallery.versions()
-        met = self._reach.met(version, spaces)
-        apart = set() if self._adapters is None else self._adapters.apart()
-        ways = _Ways([], {}, [])
-        for name in (space.name for space in spaces):
-            if name == version or (name in met and not apart & {name, version}):
-                ways.direct.append(name)
-            elif self._adapters is not None and (adapter := self._adapters.find(name, version)) is not None:
+        ways = _Ways(self._met(version, spaces), {}, [])
+        for name in (space.name for space in spaces if space.name not in ways.direct):
+            if self._adapters is not None and (adapter := self._adapters.find(name, version)) is not None:
                 ways.adapted[name] = adapter
             else:
                 ways.unreached.append(name)

@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from fixstar.errors import GalleryError
 from fixstar.gallery.arguments import checked_ids
+from fixstar.gallery.store import Payload, Vectors
 from fixstar.images.reading import Pixels
 from fixstar.lifecycle import CatalogueItem, LocalEmbedder, index_items
 from fixstar.lifecycle.catalogue import IMAGE, STAMP
@@ -109,9 +110,14 @@ async def add_images(context: Context, uploads: Sequence[Upload]) -> Added:
     good = [(upload, item) for upload, item in zip(uploads, read, strict=True) if not isinstance(item, Problem)]
     bad = {upload.id: item for upload, item in zip(uploads, read, strict=True) if isinstance(item, Problem)}
 
+    def write(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
+        with context.jobs.overtaking(ids):
+            context.workspace.gallery.upsert(version, ids, vectors, payloads)
+
     def store() -> Added:
         items = [CatalogueItem(upload.id, pixels, {**upload.payload, **kept}) for upload, (pixels, kept) in good]
-        done = index_items(context.workspace.gallery, version, LocalEmbedder(encoder), items, again=True)
+        embedder = LocalEmbedder(encoder)
+        done = index_items(context.workspace.gallery, version, embedder, items, again=True, store=write)
         failed = {one.name: unusable(one.reason) for one in done.bad}
         context.metrics.embedded.labels(version, "item").inc(done.added)
         stored = {item.id: dict(item.payload) for item in items if item.id not in failed}

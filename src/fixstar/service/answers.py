@@ -130,7 +130,8 @@ class Check:
 class Move:
     """One move of the deployment: what, when, by whom, and why without a check.
 
-    Of a rollback also the version that it ``left``, how many vectors no check of ``version`` has looked at
+    ``unreached`` vectors are not found by queries of ``version``: their number by the version that made them. Of a
+    rollback also the version that it ``left``, how many vectors no check of ``version`` has looked at
     (``unchecked``, by the version that made them), and the backfill job that ends because of it (``cancelled``).
     """
 
@@ -141,6 +142,7 @@ class Move:
     by: str
     left: str | None = None
     unchecked: dict[str, int] = field(default_factory=dict)
+    unreached: dict[str, int] = field(default_factory=dict)
     cancelled: str | None = None
 
 

@@ -52,7 +52,7 @@ class AddedShape(BaseModel):
 
 
 class DeletedShape(BaseModel):
-    """How many items were taken out."""
+    """How many items were taken out of the gallery; those that a job was to add are not counted."""
 
     deleted: int
 
@@ -139,10 +139,12 @@ async def put_item(
 
 @router.delete("/item", dependencies=WRITE, responses=problems(404))
 def delete_item(context: Shared, item_id: ItemId) -> DeletedShape:
-    """Take an item out of the gallery."""
-    if not context.workspace.gallery.delete([item_id]):
-        raise _absent(item_id)
-    return DeletedShape(deleted=1)
+    """Take an item out of the gallery, and out of the jobs that were to add it."""
+    with context.jobs.overtaking([item_id]) as was_to_come:
+        deleted = context.workspace.gallery.delete([item_id])
+        if not deleted and not was_to_come:
+            raise _absent(item_id)
+    return DeletedShape(deleted=deleted)
 
 
 @router.post("/items", dependencies=WRITE, responses=problems(413, 415, 422, shape=NothingAddedShape))
@@ -176,8 +178,12 @@ async def add_items_later(
 
 @router.post("/items/delete", dependencies=WRITE)
 def delete_items(context: Shared, wanted: IdList) -> DeletedShape:
-    """Take items out of the gallery, all at once; ids that are not there are passed over."""
-    return DeletedShape(deleted=context.workspace.gallery.delete(wanted.ids))
+    """Take items out of the gallery, all at once, and out of the jobs that were to add them.
+
+    Ids that are not there are passed over.
+    """
+    with context.jobs.overtaking(wanted.ids):
+        return DeletedShape(deleted=context.workspace.gallery.delete(wanted.ids))
 
 
 def find_item(context: Context, name: str) -> Item:

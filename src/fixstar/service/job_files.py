@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,8 +67,25 @@ class Job:
         return f"job {self.id} ({self.kind}, asked for by {self.by or 'nobody known'})"
 
     def without_items(self) -> Job:
-        """The same without its list of items, which may be long."""
-        return replace(self, parameters={key: value for key, value in self.parameters.items() if key != "items"})
+        """The same without its lists of items, which may be long."""
+        lists = ("items", "overtaken")
+        return replace(self, parameters={key: value for key, value in self.parameters.items() if key not in lists})
+
+    def awaits(self, ids: Collection[str]) -> bool:
+        """Whether it may still store one of these items."""
+        items = () if self.has_ended else self.parameters.get("items", ())
+        return any(item["id"] in ids for item in items[self.done :])
+
+    @property
+    def overtaken(self) -> frozenset[str]:
+        """Items that others wrote or deleted after it was taken on: it leaves them as they are."""
+        return frozenset(self.parameters.get("overtaken", ()))
+
+    def overtaken_by(self, ids: Collection[str]) -> Job:
+        """The same after others wrote or deleted these items."""
+        mine = {item["id"] for item in self.parameters["items"][self.done :]}
+        overtaken = sorted(self.overtaken | mine.intersection(ids))
+        return replace(self, parameters={**self.parameters, "overtaken": overtaken})
 
     @property
     def has_ended(self) -> bool:

@@ -6,26 +6,32 @@ its start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fixstar.errors import DeploymentMovedError
+from fixstar.gallery import Gallery
+from fixstar.gallery.store import Payload, Vectors
 from fixstar.images import BadImage
 from fixstar.lifecycle import Backfilled, CatalogueItem, GateRules, check_version
-from fixstar.lifecycle.backfill_plan import PlanFiles
-from fixstar.service.job_files import Job
+from fixstar.lifecycle.backfill_plan import BackfillPlan, KeptItem, PlanFiles
+from fixstar.lifecycle.indexing import Store
+from fixstar.service.job_files import Job, Kind
 from fixstar.service.problems import Problem
 from fixstar.workspace import BackfillOptions, Workspace
-from fixstar.workspace.backfilling import PlannedBackfill, plan_backfill, required_target
+from fixstar.workspace.backfilling import PlannedBackfill, backfill, plan_backfill, required_target
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.evaluation import VersionFeatures
 
-__all__ = ["WORK", "Handle", "StoppedError"]
+__all__ = ["WORK", "Handle", "StoppedError", "intention"]
 
 BATCH = 64
 _NAMED = 100  # items that a result names
+_COUNTED = ("done", "done before", "deleted", "rewritten")  # of a plan's items
 
 Result = dict[str, Any]
 
@@ -47,25 +53,44 @@ class Handle(Protocol):
     def note(self, save: bool = False, **changes: Any) -> None:
         """Change what is told about it; with ``save`` also on disk."""
 
+    def writing(self) -> AbstractContextManager[Collection[str]]:
+        """For its write of items: those that others wrote since it was taken on. Meanwhile they wait."""
+
     def stopped(self) -> bool:
         """Whether it is to end at the next batch."""
 
 
+def intention(kind: Kind, parameters: Mapping[str, Any]) -> str:
+    """What a job is about to do, for people."""
+    if kind == "index":
+        return "embedding with the deployed version"
+    if kind == "check":
+        return f"checking {parameters['version']}"
+    return f"re-embedding with {parameters['target']}, order: {parameters['order']}, budget: {parameters['budget']}"
+
+
 def index_work(space: Workspace, handle: Handle) -> Result:
-    """Embed images that the workspace keeps, with whatever version is deployed when their batch comes."""
+    """Embed images that the workspace keeps, with whatever version is deployed when their batch comes.
+
+    Items that others wrote or deleted after the job was taken on stay as they left them.
+    """
     job = handle.job()
     items: Sequence[Mapping[str, Any]] = job.parameters["items"]
-    done, result = job.done, dict(job.result or {"added": 0, "versions": {}, "bad": [], "bad_count": 0})
+    done, result = job.done, dict(job.result or {"added": 0, "overtaken": 0, "versions": {}, "bad": [], "bad_count": 0})
     while done < len(items):
         if handle.stopped():
             raise StoppedError(f"{done:,} of {len(items):,} items were dealt with", result)
         batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in items[done:][:BATCH]]
-        stored = space.index(batch, again=True)  # again: a payload may be new where the image is not
+        overtaken: list[str] = []
+        store = _unless_overtaken(space.gallery, handle, overtaken)
+        stored = space.index(batch, again=True, store=store)  # again: a payload may be new where the image is not
         bad = [_bad(one, done, items[done:][:BATCH]) for one in stored.bad]
         versions = dict(result["versions"])
-        versions[stored.version] = versions.get(stored.version, 0) + stored.added
+        added = stored.added - len(overtaken)
+        versions[stored.version] = versions.get(stored.version, 0) + added
         result = {
-            "added": result["added"] + stored.added,
+            "added": result["added"] + added,
+            "overtaken": result.get("overtaken", 0) + len(overtaken),  # jobs of older releases do not know it
             "versions": versions,
             "bad": [*result["bad"], *bad][:_NAMED],
             "bad_count": result["bad_count"] + len(bad),
@@ -73,6 +98,19 @@ def index_work(space: Workspace, handle: Handle) -> Result:
         done += len(batch)
         handle.note(save=True, done=done, result=result)
     return result
+
+
+def _unless_overtaken(gallery: Gallery, handle: Handle, overtaken: list[str]) -> Store:
+    """Stores items but those that others wrote since the job was taken on, which it adds to ``overtaken``."""
+
+    def store(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
+        with handle.writing() as written:  # nobody writes between this look and the write
+            rows = [row for row, name in enumerate(ids) if name not in written]
+            if rows:
+                gallery.upsert(version, [ids[row] for row in rows], vectors[rows], [payloads[row] for row in rows])
+        overtaken.extend(name for name in ids if name in written)
+
+    return store
 
 
 def _bad(image: BadImage, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
@@ -122,9 +160,10 @@ def _backfilled(space: Workspace, handle: Handle) -> Result:
         target=target,
         anyway=wanted.get("anyway", False),  # jobs of older releases do not know it
     )
-    known = dict(handle.job().result or {})
-    if _is_finished(space, wanted):
-        return {**known, "left": 0, "stopped": None}
+    known, files = dict(handle.job().result or {}), PlanFiles(space.path)
+    if (over := _finished(files, wanted)) is not None:
+        counts = _counts(files, over, _counted(files, over, wanted, known))
+        return {**known, **counts, **_kept(files.kept(over)), "left": 0, "stopped": None}
     planned = plan_backfill(space, options, predict="predicted" not in known)
     known |= {} if "predicted" in known else {"predicted": _predicted(planned)}
     plan = planned.plan
@@ -132,22 +171,25 @@ def _backfilled(space: Workspace, handle: Handle) -> Result:
     if planned.loses and plan.ids and not options.anyway:
         handle.note(result=known)  # saved only with the refusal: what is on disk as predicted is not judged again
         raise _losing(planned)
+    counted = _counted(files, plan, wanted, known)
     handle.note(
         save=True,
-        parameters={**wanted, "token": plan.token},
+        parameters={**wanted, "token": plan.token, "counted": counted},
         result=known,
         total=len(plan.ids),
         done=0,
         message=f"re-embedding with {plan.target}, order: {plan.order}, budget: {plan.budget}",
     )
-    done = 0
+    done, started = 0, time.monotonic()
 
     def advance(count: int = 1, note: str | None = None) -> None:  # noqa: ARG001
         nonlocal done
         done += count
-        handle.note(done=done)
+        seconds = known.get("seconds", 0.0) + time.monotonic() - started
+        handle.note(save=True, done=done, result={**known, **_counts(files, plan, counted), "seconds": seconds})
 
-    result = {**known, **_told(space.backfill(options, advance), known)}
+    told = _told(backfill(space, options, advance, judged=plan.token), known)
+    result = {**known, **_counts(files, plan, counted), **told}
     if result["stopped"]:
         raise StoppedError(result["stopped"], result)
     return result
@@ -162,15 +204,35 @@ def _losing(planned: PlannedBackfill) -> Problem:
     return Problem(409, "Predicted to lower the accuracy", seen, hint)
 
 
-def _is_finished(space: Workspace, wanted: Mapping[str, Any]) -> bool:
-    """Whether a restart came between the last batch and the end; a new plan would go beyond the budget."""
+def _finished(files: PlanFiles, wanted: Mapping[str, Any]) -> BackfillPlan | None:
+    """Its plan, where a restart came between the last batch and the end; a new one would go beyond the budget."""
     if "token" not in wanted:
-        return False
-    files = PlanFiles(space.path)
+        return None
     plan = files.plan()
     if plan is None or plan.token != wanted["token"]:
         raise StoppedError("another backfill has taken its place")
-    return files.position(plan) >= len(plan.ids)
+    return plan if files.position(plan) >= len(plan.ids) else None
+
+
+def _counted(
+    files: PlanFiles, plan: BackfillPlan, wanted: Mapping[str, Any], known: Mapping[str, Any]
+) -> Mapping[str, int]:
+    """What the plan's counts were when the job began: others may have begun it. Older releases told ``known`` only."""
+    counts = files.counts(plan)
+    found: Mapping[str, int] = wanted.get("counted") or {
+        name: counts.get(name, 0) - known.get(_key(name), 0) for name in _COUNTED
+    }
+    return found
+
+
+def _counts(files: PlanFiles, plan: BackfillPlan, counted: Mapping[str, int]) -> Result:
+    """What became of the items that the job has dealt with: kept with the plan's cursor, so that a kill costs none."""
+    counts = files.counts(plan)
+    return {_key(name): max(0, counts.get(name, 0) - counted[name]) for name in _COUNTED}
+
+
+def _key(name: str) -> str:
+    return name.replace(" ", "_")
 
 
 def _predicted(planned: PlannedBackfill) -> Result | None:
@@ -189,16 +251,16 @@ def _predicted(planned: PlannedBackfill) -> Result | None:
 def _told(done: Backfilled, before: Mapping[str, Any]) -> Result:
     measured = [point._asdict() for point in done.measured]
     return {
-        "done": before.get("done", 0) + done.done,
-        "deleted": before.get("deleted", 0) + done.deleted,
-        "rewritten": before.get("rewritten", 0) + done.rewritten,
-        "kept": [item._asdict() for item in done.kept[:_NAMED]],
-        "kept_count": len(done.kept),
+        **_kept(done.kept),
         "left": done.left,
         "measured": [*before.get("measured", []), *measured],
         "stopped": done.stopped,
         "seconds": before.get("seconds", 0.0) + done.seconds,
     }
+
+
+def _kept(items: Sequence[KeptItem]) -> Result:
+    return {"kept": [item._asdict() for item in items[:_NAMED]], "kept_count": len(items)}
 
 
 WORK: dict[str, Callable[[Workspace, Handle], Result]] = {

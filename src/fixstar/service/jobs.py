@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from fixstar.durable import exclusive, remove_leftovers
 from fixstar.errors import FixstarError, InputError
 from fixstar.service.history import History
 from fixstar.service.job_files import KINDS, Job, JobFiles, Kind, now
-from fixstar.service.job_work import WORK, StoppedError
+from fixstar.service.job_work import WORK, StoppedError, intention
 from fixstar.service.problems import Problem, fault, full, is_full
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -43,6 +43,7 @@ class Jobs:
         self._files = JobFiles(workspace.path)
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
+        self._writing = threading.Lock()  # taken before _changed where both are
         self._stopping = True  # until it is started
         self._threads: list[threading.Thread] = []
         self._held, self._is_held = contextlib.ExitStack(), False
@@ -105,7 +106,7 @@ class Jobs:
         if kind not in KINDS:
             raise InputError(f"a job is one of {', '.join(KINDS)}; got {kind!r}")
         items = parameters.get("items")
-        job = Job.made(kind, parameters, None if items is None else len(items), _intention(kind, parameters), by)
+        job = Job.made(kind, parameters, None if items is None else len(items), intention(kind, parameters), by)
         with self._changed:
             self._refuse(kind)
             self._files.save(job)
@@ -125,6 +126,21 @@ class Jobs:
         elif active:
             seen = f"job {active[0].id} is {active[0].state}: {active[0].message}"
             raise Problem(409, f"A {kind} is under way", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
+
+    @contextlib.contextmanager
+    def overtaking(self, ids: Collection[str]) -> Iterator[bool]:
+        """For a write, or deletion, of items: the index jobs taken on before it leave them as it did.
+
+        Tells whether there are such. Where the write fails, they store the items all the same.
+        """
+        ids = frozenset(ids)
+        with self._changed:
+            older = [job.id for job in self._jobs.values() if job.awaits(ids)]
+        with self._writing if older else contextlib.nullcontext():
+            yield bool(older)
+            with self._changed:
+                for job in [job for job in self._jobs.values() if job.id in older and job.awaits(ids)]:
+                    self._keep(job.overtaken_by(ids))
 
     def get(self, name: str) -> Job:
         """A job by its id."""
@@ -267,14 +283,12 @@ class _Inside:
                 changes.pop("message", None)  # that it is about to end is what counts
             self._jobs._keep(replace(job, **changes), save)
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Collection[str]]:
+        """For its write of items: those that others wrote since it was taken on. Meanwhile they wait."""
+        with self._jobs._writing:
+            yield self.job().overtaken
+
     def stopped(self) -> bool:
         """Whether it is to end at the next batch."""
         return self._jobs._stopping or self.job().cancelling
-
-
-def _intention(kind: Kind, parameters: Mapping[str, Any]) -> str:
-    if kind == "index":
-        return "embedding with the deployed version"
-    if kind == "check":
-        return f"checking {parameters['version']}"
-    return f"re-embedding with {parameters['target']}, order: {parameters['order']}, budget: {parameters['budget']}"

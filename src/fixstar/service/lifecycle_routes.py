@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from fixstar.errors import DeploymentMovedError, GateError
+from fixstar.errors import DeploymentMovedError, GateError, InputError
 from fixstar.lifecycle import Move
 from fixstar.lifecycle.backfill_plan import BackfillPlan, PlanFiles
 from fixstar.service import version_routes
@@ -23,6 +23,7 @@ from fixstar.service.lifecycle_shapes import (
     BackfillRequest,
     BackfillShape,
     DeployRequest,
+    DeployShape,
     MeasuredShape,
     MoveShape,
     OutlookShape,
@@ -36,7 +37,7 @@ from fixstar.service.problems import Problem
 from fixstar.service.shapes import JobShape, job_shape, problems
 from fixstar.service.version_routes import existing
 from fixstar.workspace.backfill_outlook import backfill_outlook
-from fixstar.workspace.deploying import unchecked_vectors
+from fixstar.workspace.deploying import unchecked_vectors, unreached_vectors
 
 __all__ = ["router"]
 
@@ -51,7 +52,7 @@ _audit = logging.getLogger("fixstar.audit")
 
 
 @_own.post("/deploy", responses=problems(404, 409))
-def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> MoveShape:
+def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> DeployShape:
     """Let queries and new items use a version, at once. Asks for a passed check, or for a reason to do without."""
     space = context.workspace
     existing(space, wanted.version)
@@ -64,7 +65,7 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> MoveShape:
             move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed)
         except GateError as error:
             raise _not_shown(error) from error
-        return MoveShape.model_validate(_noted(context, move))
+    return DeployShape(**_told(_noted(context, move)), unreached=_unreached(context, move.version))
 
 
 @_own.post("/rollback", responses=problems(409))
@@ -78,9 +79,10 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
         job = _backfill_under_way(context)
         move = _noted(context, space.rollback(caller.name, wanted.deployed, wanted.to))
     return RollbackShape(
-        **MoveShape.model_validate(move).model_dump(),
+        **_told(move),
         left=space.rollout.left_by(move),
         unchecked=unchecked_vectors(space, move.version),
+        unreached=_unreached(context, move.version),
         cancelled=_ended_by(job, move.version),
     )
 
@@ -93,6 +95,7 @@ def rollback_ahead(context: Shared) -> RollbackAheadShape:
         deployed=space.deployed(),
         to=to,
         unchecked=unchecked_vectors(space, to),
+        unreached=_unreached(context, to),
         cancelled=_ended_by(_backfill_under_way(context), to),
     )
 
@@ -117,11 +120,21 @@ def _not_shown(error: GateError) -> Problem:
 
 def _before(context: Context) -> str:
     """Where a rollback leads."""
-    space = context.workspace
-    if not space.versions() or (before := space.rollout.before()) is None:
-        seen = "no deployment before this one"
-        raise Problem(409, "There is nothing to roll back to", seen, "name the version you want: POST /v1/deploy")
-    return before
+    title, hint = "There is nothing to roll back to", "name the version you want: POST /v1/deploy"
+    if not context.workspace.versions():
+        raise Problem(409, title, "there is no version yet", hint)
+    try:
+        return context.workspace.rollout.demand_before()
+    except InputError as error:
+        raise Problem(409, title, str(error), hint) from error
+
+
+def _told(move: Move) -> dict[str, Any]:
+    return MoveShape.model_validate(move).model_dump()
+
+
+def _unreached(context: Context, version: str) -> dict[str, int]:
+    return unreached_vectors(context.workspace, version, context.workspace.gallery.count())
 
 
 def _backfill_under_way(context: Context) -> Job | None:

@@ -20,6 +20,7 @@ __all__ = [
     "CheckShape",
     "CompatibilityShape",
     "DeployRequest",
+    "DeployShape",
     "FlipShape",
     "FoundShape",
     "MatrixCellShape",
@@ -77,7 +78,7 @@ class CheckShape(_Told):
 
 
 class VersionShape(BaseModel):
-    """A version. ``vectors`` counts the items whose vectors it made; ``check`` is the outcome of its last check."""
+    """A version: ``vectors`` that it made, ``unreached`` ones that its queries do not find, its last ``check``."""
 
     name: str
     parent: str | None
@@ -89,6 +90,7 @@ class VersionShape(BaseModel):
     deployed: bool
     check: Outcome | None
     vectors: int
+    unreached: dict[str, int]
     retired: bool
     fixstar: str | None
 
@@ -177,11 +179,16 @@ class MoveShape(_Told):
     by: str
 
 
-class RollbackShape(MoveShape):
-    """A rollback. ``left`` is no longer deployed; vectors that no check of ``version`` has looked at are ``unchecked``.
+class DeployShape(MoveShape):
+    """A deployment. ``unreached`` vectors are not found by queries of ``version``: their number by who made them."""
 
-    They stay and are searched: their number by the version that made them. ``cancelled`` is the job of a backfill to
-    another version, which ends because of this.
+    unreached: dict[str, int]
+
+
+class RollbackShape(DeployShape):
+    """A rollback. ``left`` is no longer deployed; ``cancelled`` is the job of a backfill that ends because of this.
+
+    ``unchecked`` vectors are searched, but no check of ``version`` has looked at them: their number by who made them.
     """
 
     left: str
@@ -190,11 +197,12 @@ class RollbackShape(MoveShape):
 
 
 class RollbackAheadShape(BaseModel):
-    """What a rollback would do now: from ``deployed`` to ``to``; ``unchecked`` and ``cancelled`` as in its answer."""
+    """What a rollback would do now: from ``deployed`` to ``to``; the others are as in its answer."""
 
     deployed: str
     to: str
     unchecked: dict[str, int]
+    unreached: dict[str, int]
     cancelled: str | None
 
 

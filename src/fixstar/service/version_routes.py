@@ -30,6 +30,7 @@ from fixstar.service.lifecycle_shapes import (
 from fixstar.service.problems import Problem, as_requests
 from fixstar.service.shapes import JobShape, job_shape, problems
 from fixstar.workspace import Workspace
+from fixstar.workspace.deploying import unreached_vectors
 
 __all__ = ["existing", "router"]
 
@@ -188,6 +189,7 @@ def _told(space: Workspace, name: str, counts: dict[str, int]) -> dict[str, Any]
         "deployed": name == space.rollout.current(),
         "check": None if found is None else found.outcome,
         "vectors": counts.get(name, 0),
+        "unreached": unreached_vectors(space, name, counts),
         "retired": name in space.registry.retired(),
         "fixstar": card.get("fixstar"),
     }

@@ -52,8 +52,11 @@ def backfill_outlook(space: Workspace, most: int = LOOKED_AT) -> BackfillOutlook
 
 
 def newer_versions(space: Workspace, target: str) -> list[str]:
-    """The versions whose vectors a backfill to ``target`` leaves as they are."""
-    return [name for name in space.versions() if int(name[1:]) > int(target[1:])]
+    """The versions whose vectors a backfill to ``target`` leaves as they are: of the registry, retired ones too.
+
+    Vectors under a name that no version here has had, whatever it looks like, are foreign, and older than all.
+    """
+    return [name for name in (*space.registry.names(), *space.registry.retired()) if int(name[1:]) > int(target[1:])]
 
 
 def older_counts(space: Workspace, target: str, counts: dict[str, int]) -> dict[str, int]:

@@ -20,8 +20,9 @@ from fixstar.lifecycle.held_out import unlearnt_images
 from fixstar.lifecycle.planner import BLIND, ORDERS, TRIED, LabelledQueries, old_items, planned_order, with_images
 from fixstar.lifecycle.usage import Usage
 from fixstar.progress import Advance
-from fixstar.workspace.backfill_outlook import newer_versions, older_counts
+from fixstar.workspace.backfill_outlook import newer_versions
 from fixstar.workspace.planned_backfill import PlannedBackfill, demand_gain
+from fixstar.workspace.replaced import Replaced, adapted_versions, expected_replaced, planned_replaced
 
 if TYPE_CHECKING:
     from fixstar.workspace.workspace import Workspace
@@ -41,7 +42,7 @@ class BackfillOptions:
     ``data`` are labelled images that no version was trained on; without them those are taken that were held out at
     training time. ``cluster`` is the address of a Ray cluster, or "local". ``stop`` is asked between batches.
     ``target`` is the version that must be deployed, if that matters: else nothing is done (``DeploymentMovedError``).
-    ``anyway`` lets ``backfill`` make a plan and run it though it is predicted to lower the accuracy.
+    ``anyway`` lets ``backfill`` run a plan though it is predicted to lower the accuracy.
     """
 
     budget: str = "10%"
@@ -90,20 +91,26 @@ def _under_way(space: Workspace, options: BackfillOptions, target: str) -> Plann
 
 def _made(space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None) -> PlannedBackfill:
     """A new plan, not saved yet; with what it will bring where that was needed to choose the order."""
-    predicted = None
-    if options.order == AUTO:
-        options, predicted = _best_order(space, options, target, held)
-    return PlannedBackfill(_new_plan(space, options, target, held), 0, predicted)
+    if options.order != AUTO:
+        return PlannedBackfill(_new_plan(space, options, target, held), 0, None)
+    expected = expected_replaced(space, target, options.budget)
+    options, predicted = _best_order(space, options, target, held, expected)
+    plan = _new_plan(space, options, target, held)
+    if predicted is None:
+        return PlannedBackfill(plan, 0, None)
+    replaced = planned_replaced(space, plan)
+    return PlannedBackfill(plan, 0, predicted if replaced.old == expected.old else None, replaced)
 
 
 def _foretold(
     space: Workspace, planned: PlannedBackfill, options: BackfillOptions, held: ImageSet | None
 ) -> PlannedBackfill:
     """The plan with what it will bring, where labelled images tell."""
-    if planned.predicted is not None or held is None:
+    if planned.predicted is not None or held is None or not planned.plan.ids:
         return planned
-    options = replace(options, order=planned.plan.order)
-    return replace(planned, predicted=_prediction(space, options, planned.plan.target, held))
+    options, replaced = replace(options, order=planned.plan.order), planned_replaced(space, planned.plan)
+    predicted = _prediction(space, options, planned.plan.target, held, replaced)
+    return replace(planned, predicted=predicted, replaced=replaced)
 
 
 def required_target(space: Workspace, target: str | None) -> str:
@@ -118,32 +125,34 @@ def _is_asked_for(plan: BackfillPlan, target: str, options: BackfillOptions) -> 
 
 
 def _best_order(
-    space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None
+    space: Workspace, options: BackfillOptions, target: str, held: ImageSet | None, expected: Replaced
 ) -> tuple[BackfillOptions, PredictedCurve | None]:
-    """The order that does best on held-out images at the share that the budget means; "gain" where there are none."""
-    old = sum(older_counts(space, target, space.gallery.count()).values())
-    share = budget_items(options.budget, old) / max(1, old)
+    """The order that does best on held-out images at the share that is expected; "gain" where there are none."""
     tried = [replace(options, order=order) for order in TRIED]
-    curves = [_prediction(space, way, target, held) for way in tried] if held is not None else []
+    curves = [_prediction(space, way, target, held, expected) for way in tried] if held is not None else []
     known = [(way, curve) for way, curve in zip(tried, curves, strict=False) if curve is not None]
-    return max(known, key=lambda pair: pair[1].at(share)[0], default=(tried[0], None))
+    return max(known, key=lambda pair: pair[1].at(expected.share)[0], default=(tried[0], None))
 
 
-def backfill(space: Workspace, options: BackfillOptions, progress: Advance | None = None) -> Backfilled:
+def backfill(
+    space: Workspace, options: BackfillOptions, progress: Advance | None = None, judged: str | None = None
+) -> Backfilled:
     """Re-embed what the plan says; the same call goes on after an interruption. See ``run_backfill``.
 
-    Where there is no plan yet nobody has seen what it will bring: one that loses is refused, unless ``anyway``.
+    A plan of which nothing was done yet is refused where it is predicted to lose, unless ``anyway``. One that was made
+    before may have been refused then. ``judged`` is the token of a plan that the caller has judged: it is run.
     """
     target = _checked(space, options)
     held = _held_out(space, options, target)
-    planned = _under_way(space, options, target)
-    if planned is None:
-        planned = _made(space, options, target, held)
-        if not options.anyway and planned.plan.ids:
-            demand_gain(_foretold(space, planned, options, held))
-        _save(PlanFiles(space.path), planned.plan)
+    under_way = _under_way(space, options, target)
+    planned = _made(space, options, target, held) if under_way is None else under_way
     plan = planned.plan
-    measure = _Measurement(space, plan, None if held is None else _queries(space, target, _halves(held, options)[1]))
+    if not options.anyway and not planned.position and plan.token != judged:
+        planned = _foretold(space, planned, options, held)
+        demand_gain(planned)
+    if under_way is None:
+        _save(PlanFiles(space.path), plan)
+    measure = _Measurement(space, planned, None if held is None else _queries(space, target, _halves(held, options)[1]))
 
     def advance(count: int = 1, note: str | None = None) -> None:
         measure(count)
@@ -158,6 +167,7 @@ def backfill(space: Workspace, options: BackfillOptions, progress: Advance | Non
             plan,
             embedder,
             space.deployed,
+            lambda: newer_versions(space, target),
             options.rate,
             options.stop,
             advance,
@@ -178,8 +188,10 @@ def _save(files: PlanFiles, plan: BackfillPlan) -> None:
 class _Measurement:
     """Accuracy of labelled queries on the gallery at a few points of the plan."""
 
-    def __init__(self, space: Workspace, plan: BackfillPlan, queries: LabelledQueries | None) -> None:
-        self._space, self._plan, self._queries = space, plan, queries
+    def __init__(self, space: Workspace, planned: PlannedBackfill, queries: LabelledQueries | None) -> None:
+        if planned.replaced is None and queries is not None:
+            planned = replace(planned, replaced=planned_replaced(space, planned.plan))
+        self._space, self._plan, self._share, self._queries = space, planned.plan, planned.share, queries
         self._position, self._next = 0, 0.0
         self.points: list[MeasuredPoint] = []
 
@@ -190,10 +202,12 @@ class _Measurement:
             return
         self._next = (int(self._position / total * CHECKPOINTS) + 1) / CHECKPOINTS
         target, serving = self._plan.target, self._space.serving
+        if adapted_versions(self._space, target):
+            return  # searches find their vectors through an adapter, which this does not know
         ways = serving.calibrations(target), serving.met(target)
         accuracy = gallery_accuracy(serving.gallery, target, self._queries, *ways)
         if accuracy is not None:
-            self.points.append(MeasuredPoint(self._position / max(1, self._plan.old), accuracy))
+            self.points.append(MeasuredPoint(self._position / total * self._share, accuracy))
 
 
 @contextmanager
@@ -244,23 +258,20 @@ def _queries(space: Workspace, target: str, images: ImageSet) -> LabelledQueries
     return LabelledQueries(vectors, [images.classes[label] for label in images.labels.tolist()])
 
 
-def _prediction(space: Workspace, options: BackfillOptions, target: str, held: ImageSet) -> PredictedCurve | None:
-    """From the older version that most vectors are of, as searches will merge; None where its weights are not here."""
-    counts = {name: count for name, count in space.gallery.count().items() if name != target and count}
-    older = older_counts(space, target, counts)
-    old = max(older, key=lambda name: older[name], default=None)
-    if old is None or old not in space.versions():
+def _prediction(
+    space: Workspace, options: BackfillOptions, target: str, held: ImageSet, replaced: Replaced
+) -> PredictedCurve | None:
+    """From the older version that most of the vectors replaced are of, as searches will merge."""
+    if replaced.old is None or replaced.unpredicted is not None:
         return None
-    checked = space.last_check(target)
-    calibrate = checked is not None and {*counts, target} <= checked.calibrations.keys()
     try:
         return predicted_curve(
-            (old, space.serving.encoder(old)),
+            (replaced.old, space.serving.encoder(replaced.old)),
             (target, space.serving.encoder(target)),
             held,
             options.order,
             seed=options.seed,
-            calibrate=calibrate,
+            calibrate=replaced.calibrated,
         )
     except InputError:  # too few images of a class
         return None

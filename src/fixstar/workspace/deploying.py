@@ -11,7 +11,7 @@ from fixstar.lifecycle.adapter_book import demand_adapters
 if TYPE_CHECKING:
     from fixstar.workspace.workspace import Workspace
 
-__all__ = ["checked_reason", "deploy", "needed_versions", "unchecked_vectors"]
+__all__ = ["checked_reason", "deploy", "needed_versions", "unchecked_vectors", "unreached_vectors"]
 
 
 def deploy(space: Workspace, version: str, force: str | None, by: str, deployed: str | None = None) -> Move:
@@ -42,6 +42,12 @@ def unchecked_vectors(space: Workspace, version: str) -> dict[str, int]:
     seen = {version, *(found.against if found is not None else ()), *space.adapters.apart()}
     met = set(space.met_by(version)).intersection(space.serving.met(version)) - seen
     return {name: count for name, count in space.gallery.count().items() if count and name in met}
+
+
+def unreached_vectors(space: Workspace, version: str, counts: dict[str, int]) -> dict[str, int]:
+    """Of the counts by version, those of vectors that the queries of a version do not find, and no adapter does."""
+    reached = {version, *space.serving.met(version), *space.adapters.reached(version)}
+    return {name: count for name, count in counts.items() if count and name not in reached}
 
 
 def needed_versions(space: Workspace) -> dict[str, str]:

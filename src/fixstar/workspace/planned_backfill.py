@@ -7,22 +7,34 @@ from dataclasses import dataclass
 from fixstar.errors import GateError
 from fixstar.lifecycle.backfill_curves import PredictedCurve
 from fixstar.lifecycle.backfill_plan import BackfillPlan
+from fixstar.workspace.replaced import Replaced
 
 __all__ = ["PlannedBackfill", "demand_gain"]
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedBackfill:
-    """A plan, how many of its items have been dealt with, and what it will bring; None where no labels tell."""
+    """A plan, how many of its items have been dealt with, and what it will bring; None where no labels tell.
+
+    ``replaced`` is what that was predicted from, or could not be; None where nobody looked.
+    """
 
     plan: BackfillPlan
     position: int
     predicted: PredictedCurve | None
+    replaced: Replaced | None = None
 
     @property
     def share(self) -> float:
-        """The plan's share of the items with older vectors."""
+        """The plan's share of the items with older vectors; where some are not found by searches, of the others."""
+        if self.replaced is not None and self.replaced.old is not None:
+            return self.replaced.share
         return len(self.plan.ids) / max(1, self.plan.old)
+
+    @property
+    def unpredicted(self) -> str | None:
+        """Why nothing is predicted though there are labelled images, in words; None where that is not so."""
+        return None if self.replaced is None else self.replaced.unpredicted
 
     @property
     def loss(self) -> str | None:

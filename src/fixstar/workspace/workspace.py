@@ -34,6 +34,7 @@ from fixstar.lifecycle import (
     last_check,
 )
 from fixstar.lifecycle.adapter_book import AdapterBook
+from fixstar.lifecycle.indexing import Store
 from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
@@ -156,11 +157,12 @@ class Workspace:
         again: bool = False,
         progress: Advance | None = None,
         version: str | None = None,
+        store: Store | None = None,
     ) -> Indexed:
         """Embed items with the deployed version, or the embedder's; those there with the same image are left alone."""
         version = version or self.deployed()
         encoder = self.serving.encoder(version)
-        return index_items(self.gallery, version, embedder or LocalEmbedder(encoder), items, again, progress)
+        return index_items(self.gallery, version, embedder or LocalEmbedder(encoder), items, again, progress, store)
 
     def search(
         self,

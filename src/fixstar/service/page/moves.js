@@ -16,11 +16,12 @@ export async function runCheck(version) {
 }
 
 /** Words where it was done, null where the visitor thought better of it; `moved` runs where others were faster. */
-export async function deploy({ name, check }, status, backfilling, moved) {
+export async function deploy({ name, check, unreached }, status, backfilling, moved) {
   const passed = check === "pass";
   const says = [
     `Queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
-    `Nothing is re-embedded: ${vectors(status)} stay as they are and are searched.`,
+    `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
+    ...notSearched(unreached, name),
     passed ? "Its check passed." : (NOT_PASSED[check] ?? "It was never checked against the vectors that are there."),
     ...(backfilling ? [ENDS] : []),
     "You can roll back at any time.",
@@ -29,17 +30,18 @@ export async function deploy({ name, check }, status, backfilling, moved) {
   const forced = { title: `Deploy ${name} against its check?`, says, reason: REASON, verb: "Deploy all the same", danger: true, act };
   const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.title === REFUSED ? forced : null) };
   const done = await confirm(passed ? plain : forced);
-  return done && `${done.version} is deployed.`;
+  return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");
 }
 
 /** Asks the service what a rollback would do now, says that, and lets it happen only so. */
 export async function rollBack(status, moved) {
-  const { deployed, to, unchecked, cancelled } = await call("/v1/rollback");
+  const { deployed, to, unchecked, unreached, cancelled } = await call("/v1/rollback");
   const done = await confirm({
     title: `Roll back to ${to}?`,
     says: [
       `Queries are embedded by ${to} from now on, instead of ${deployed}.`,
-      `Nothing is re-embedded: ${vectors(status)} stay as they are and are searched.`,
+      `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
+      ...notSearched(unreached, to),
       ...Object.entries(unchecked).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} then searched unchecked: no check has tried ${to}'s queries on ${number === 1 ? "it" : "them"}.`),
       ...(cancelled ? [ENDS] : []),
       "The history keeps this move.",
@@ -47,7 +49,7 @@ export async function rollBack(status, moved) {
     verb: `Roll back to ${to}`,
     act: () => move("/v1/rollback", { deployed, to }, moved),
   });
-  return done && [`Rolled back to ${done.version}.`, ...Object.entries(done.unchecked).map(([name, number]) => `${plural(number, "vector")} of ${name} ${number === 1 ? "is" : "are"} searched unchecked.`), ...(done.cancelled ? ["The backfill ends."] : [])].join(" ");
+  return done && [`Rolled back to ${done.version}.`, ...Object.entries(done.unchecked).map(([name, number]) => `${plural(number, "vector")} of ${name} ${number === 1 ? "is" : "are"} searched unchecked.`), ...notSearched(done.unreached, done.version), ...(done.cancelled ? ["The backfill ends."] : [])].join(" ");
 }
 
 /** Where the deployment is not as the dialog says, the problem stands in it, and behind it what is the case now. */
@@ -60,7 +62,11 @@ async function move(path, json, moved) {
   }
 }
 
-function vectors({ vectors: held }) {
-  const parts = Object.entries(held).filter(([, number]) => number > 0).map(([name, number]) => `${count(number)} of ${name}`);
+function notSearched(unreached, version) {
+  return Object.entries(unreached).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} not searched: no adapter leads there from ${version}.`);
+}
+
+function vectors({ vectors: held }, unreached) {
+  const parts = Object.entries(held).filter(([name, number]) => number > 0 && !(name in unreached)).map(([name, number]) => `${count(number)} of ${name}`);
   return parts.length ? `the vectors (${parts.join(", ")})` : "the vectors";
 }
