@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixstar.errors import DeploymentMovedError, InputError, ModelError
-from fixstar.lifecycle import Rollout
+from fixstar.lifecycle import Registry, Rollout
 
 
 def test_before_any_move_the_first_version_is_deployed(tmp_path: Path) -> None:
@@ -130,3 +130,12 @@ def test_the_file_can_be_read_by_others(tmp_path: Path) -> None:
     Rollout(tmp_path).deploy("v2", by="ann")
     (move,) = json.loads((tmp_path / "state" / "deployment.json").read_text())["moves"]
     assert (move["version"], move["kind"], move["by"]) == ("v2", "deploy", "ann")
+
+
+@pytest.mark.parametrize("name", ["v²", "v٣", "v", "v1 copy"])
+def test_folders_that_are_no_versions_are_passed_over(tmp_path: Path, name: str) -> None:
+    for folder in ("v1", "v2", name):
+        (tmp_path / "versions" / folder).mkdir(parents=True)
+    registry = Registry(tmp_path)
+    assert registry.names() == ["v1", "v2"]
+    assert registry.next_number() == 3

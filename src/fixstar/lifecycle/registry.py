@@ -174,4 +174,4 @@ def _to_be_rid_of(name: str, deployed: str) -> str:
 
 def _numbers(paths: Any) -> set[int]:
     stems = (path.name.removesuffix(".json") for path in paths)
-    return {int(stem[1:]) for stem in stems if stem[1:].isdigit()}
+    return {int(stem[1:]) for stem in stems if stem[1:].isascii() and stem[1:].isdigit()}

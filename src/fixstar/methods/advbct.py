@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,9 +32,10 @@ def adversarial_replay(
     class lies between its old radius and ``threshold``, where a learnt weight puts it. Outliers count for the radius.
     """
     weights = {"adversarial": adversarial, "reversal": reversal, "boundary": boundary, "threshold": threshold}
-    if not all(value >= 0 for value in weights.values()) or width < 1 or head not in HEADS:
+    whole = isinstance(width, Integral) and width >= 1
+    if not all(value >= 0 for value in weights.values()) or not whole or head not in HEADS:
         raise InputError(
-            f"advbct-er needs {', '.join(weights)} >= 0, width >= 1 and head one of {', '.join(HEADS)}; "
+            f"advbct-er needs {', '.join(weights)} >= 0, a whole width >= 1 and head one of {', '.join(HEADS)}; "
             f"got {weights}, width={width}, head={head!r}"
         )
     classifier, options = HEADS[head]

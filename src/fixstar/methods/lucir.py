@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Literal
 
 from fixstar.errors import InputError, ModelError
@@ -29,9 +30,10 @@ def lucir(
     the ratio upside down: ``ratio="new/old"``. The ranking is averaged over the k prototypes, as in that code (eq. 8
     sums). The scale of the cosines is fixed, not learnt; new prototypes are not imprinted; no balanced fine-tuning.
     """
-    if not (base >= 0 and ranking >= 0 and k >= 1 and margin >= 0) or ratio not in ("old/new", "new/old"):
+    whole = isinstance(k, Integral) and k >= 1
+    if not (base >= 0 and ranking >= 0 and whole and margin >= 0) or ratio not in ("old/new", "new/old"):
         raise InputError(
-            "lucir needs base, ranking and margin >= 0, k >= 1 and ratio one of old/new, new/old; "
+            "lucir needs base, ranking and margin >= 0, a whole k >= 1 and ratio one of old/new, new/old; "
             f"got base={base}, ranking={ranking}, margin={margin}, k={k}, ratio={ratio!r}"
         )
     return Method(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 from fixstar.errors import InputError
 from fixstar.losses import feature_distillation, neighbourhood_components, pooled_outputs
@@ -17,8 +18,11 @@ def podnet(spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: f
     Both weights are multiplied by sqrt(all classes / new classes), as published for CIFAR-100. The maps are those after
     each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it.
     """
-    if not (spatial >= 0 and flat >= 0):
-        raise InputError(f"podnet needs spatial and flat >= 0, got spatial={spatial}, flat={flat}")
+    if not (spatial >= 0 and flat >= 0 and isinstance(proxies, Integral) and proxies >= 1):
+        raise InputError(
+            "podnet needs spatial and flat >= 0 and a whole number of proxies >= 1, "
+            f"got spatial={spatial}, flat={flat}, proxies={proxies}"
+        )
     return Method(
         "podnet",
         "fine-tune with several proxies a class, pooled feature maps held at the old ones",
