@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from predictions import predicted
-from service_clients import client
+from service_clients import client, ended
 from shops import CLASSES, passed, pictures, shop
 from typed import typed
 
@@ -49,11 +49,7 @@ def predict(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
 def backfilled(http: TestClient, **wanted: Any) -> Any:
     answer = http.post("/v1/backfill", json=wanted)
     assert answer.status_code == 202, answer.text
-    end = time.monotonic() + 20
-    while (seen := http.get(f"/v1/jobs/{answer.json()['id']}").json())["state"] in ("queued", "running"):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return seen
+    return ended(http, answer.json())
 
 
 def test_it_stops_and_says_what_was_predicted_and_how_to_do_it_all_the_same(space: Workspace) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from service_clients import client
+from service_clients import client, ended
 from shops import pictures, shop
 
 from fixstar.lifecycle import CheckedCell, catalogue, gate_words, save_check
@@ -46,14 +43,6 @@ def test_what_is_told_of_foreign_vectors_reads_well() -> None:
         "or compare features; vectors that v2's model made elsewhere can be imported as old-system@v2, by the operator "
         "too"
     )
-
-
-def ended(http: TestClient, job: dict[str, Any]) -> dict[str, Any]:
-    end = time.monotonic() + 20
-    while (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"] in ("queued", "running"):
-        assert time.monotonic() < end, seen
-        time.sleep(0.02)
-    return dict(seen)
 
 
 def test_checks_are_told_in_words_for_http_and_kept_as_they_are(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from service_clients import client
+from service_clients import client, ended
 from shops import passed, pictures, set_apart, shop
 
 from fixstar.lifecycle import catalogue
@@ -34,14 +33,6 @@ def space(tmp_path: Path) -> Workspace:
 def http(space: Workspace) -> Iterator[TestClient]:
     with client(space) as asking:
         yield asking
-
-
-def ended(http: TestClient, job: dict[str, Any]) -> dict[str, Any]:
-    end = time.monotonic() + 20
-    while (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"] in ("queued", "running"):
-        assert time.monotonic() < end, seen
-        time.sleep(0.02)
-    return dict(seen)
 
 
 def backfilled(http: TestClient, **wanted: Any) -> dict[str, Any]:

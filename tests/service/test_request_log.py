@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from service_clients import client, picture
+from service_clients import client, ended, picture
 from shops import shop
 
 from fixstar.errors import InputError
@@ -61,14 +58,6 @@ def test_requests_are_logged_only_where_it_is_wanted(space: Workspace, caplog: p
     assert "secret" not in found
 
 
-def ended(http: TestClient, job: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
-    end = time.monotonic() + 20
-    while (seen := http.get(f"/v1/jobs/{job['id']}", headers=headers).json())["state"] in ("queued", "running"):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return dict(seen)
-
-
 def test_jobs_say_who_asked_for_them(
     space: Workspace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,11 +68,12 @@ def test_jobs_say_who_asked_for_them(
     with client(space) as http:
         job = http.post("/v1/items/async", files={"images": picture()}, headers=headers).json()
         assert job["by"] == "ann"
-        assert ended(http, job, headers)["by"] == "ann"
+        assert ended(http, job, headers=headers)["by"] == "ann"
         check = http.post("/v1/versions/v1/check", headers=headers).json()
-        assert check["by"] == ended(http, check, headers)["by"] == "ann"
+        assert check["by"] == ended(http, check, headers=headers)["by"] == "ann"
         monkeypatch.setattr(space, "index", refuse)
-        failed = ended(http, http.post("/v1/items/async", files={"images": picture()}, headers=headers).json(), headers)
+        taken = http.post("/v1/items/async", files={"images": picture()}, headers=headers).json()
+        failed = ended(http, taken, headers=headers)
         assert failed["state"] == "failed"
     assert {kept.by for kept in JobFiles(space.path).load()} == {"ann"}
     seen = lines(caplog, "fixstar.audit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -36,6 +37,15 @@ async def async_client(space: Workspace, **settings: Any) -> AsyncIterator[tuple
         transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("127.0.0.1", 50000))
         async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as http:
             yield http, app
+
+
+def ended(http: TestClient, job: dict[str, Any], **request: Any) -> dict[str, Any]:
+    """A job as it is told once it is over, within 20 s; ``request`` goes with every look at it."""
+    end = time.monotonic() + 20
+    while (seen := http.get(f"/v1/jobs/{job['id']}", **request).json())["state"] in ("queued", "running"):
+        assert time.monotonic() < end, seen
+        time.sleep(0.02)
+    return dict(seen)
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (40, 30), kind: str = "PNG") -> bytes:

@@ -122,3 +122,11 @@ def test_nothing_is_predicted_or_measured_where_searches_go_through_an_adapter(
         rest = space.backfill(BackfillOptions("all", data=open_images(photos)))
         assert [point.share for point in rest.measured] == [1.0]  # all are met as they are then
     assert asked == []
+
+
+def test_too_few_labelled_images_are_told_as_too_few(tmp_path: Path) -> None:
+    with Workspace(indexed_shop(tmp_path, PER_CLASS), "cpu") as space:
+        space.deploy("v2", force="test")
+    shown = typed("backfill", "--plan-only", "--data", pictures(tmp_path / "few", 2), "-w", tmp_path / "shop")
+    assert shown.code == 0
+    assert "not known: it takes three labelled images of each of two classes, and there are fewer" in shown.out

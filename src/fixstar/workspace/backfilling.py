@@ -31,6 +31,7 @@ __all__ = ["BackfillOptions", "PlannedBackfill", "backfill", "plan_backfill", "r
 
 AUTO = "auto"
 CHECKPOINTS = 4  # measurements along the way, after the first
+_TOO_FEW = "it takes three labelled images of each of two classes, and there are fewer. Give some with --data"
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ def _foretold(
         return planned
     options, replaced = replace(options, order=planned.plan.order), planned_replaced(space, planned.plan)
     predicted = _prediction(space, options, planned.plan.target, held, replaced)
+    if predicted is None and replaced.unpredicted is None:
+        replaced = replaced._replace(unpredicted=_TOO_FEW)
     return replace(planned, predicted=predicted, replaced=replaced)
 
 
