@@ -14,15 +14,20 @@
     ├── GateError             an upgrade that was not shown to be compatible, a backfill that would lose
     └── MissingExtraError     an optional dependency is not installed    (also an ImportError)
 
-A message says what was seen, what is allowed, and what to type next. Catch ``FixstarError`` to catch all of them.
+A message says what was seen and what is allowed. What to do next is data: ``next_steps``, which the command line prints
+as commands and the HTTP service as requests. ``type`` is a stable name for programs. Catch ``FixstarError`` to catch all.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Any, ClassVar
 
 __all__ = [
+    "ACTIONS",
     "CheckpointError",
     "DamagedItemError",
     "DataError",
@@ -35,16 +40,86 @@ __all__ = [
     "InputError",
     "MissingExtraError",
     "ModelError",
+    "NextStep",
     "UnknownNameError",
 ]
+
+
+ACTIONS = frozenset(
+    {
+        "adapt",
+        "backfill",
+        "check",
+        "delete-items",
+        "deploy",
+        "evaluate",
+        "grow",
+        "import-vectors",
+        "index",
+        "init",
+        "install",
+        "prune-images",
+        "retire",
+        "rollback",
+        "status",
+        "train",
+        "upgrade",
+        "verify-gallery",
+    }
+)
+Argument = str | int | float | bool | EllipsisType
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """What to do about an error or a refusal: an action and its arguments, for any front end to render.
+
+    An argument of ``...`` is for the user to fill in. ``note`` says when or why, in a few words.
+
+    >>> print(NextStep("check", {"version": "v2", "data": ...}, "about 400 labelled images"))
+    check(version='v2', data=...): about 400 labelled images
+    """
+
+    action: str
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise ValueError(f"{self.action!r} is not an action; known: {', '.join(sorted(ACTIONS))}")
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{key}={'...' if value is ... else repr(value)}" for key, value in self.arguments.items())
+        return f"{self.action}({arguments}){self.note and ': ' + self.note}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; an argument to be filled in is null."""
+        arguments = {key: None if value is ... else value for key, value in self.arguments.items()}
+        return {"action": self.action, "arguments": arguments, "note": self.note}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> NextStep:
+        """The step that ``to_json`` wrote."""
+        arguments = {key: ... if value is None else value for key, value in content["arguments"].items()}
+        return cls(content["action"], arguments, content["note"])
 
 
 class FixstarError(Exception):
     """Base of every error that fixstar raises on purpose."""
 
+    type: ClassVar[str] = "error"
+
+    def __init__(self, message: str = "", *next_steps: NextStep) -> None:
+        super().__init__(message)
+        self.next_steps = next_steps
+        for step in next_steps:  # shown below a traceback
+            self.add_note(f"Next step: {step}")
+
 
 class InputError(FixstarError, ValueError):
     """An argument or a setting is wrong."""
+
+    type = "invalid-input"
 
 
 class UnknownNameError(InputError):
@@ -54,31 +129,40 @@ class UnknownNameError(InputError):
     Traceback (most recent call last):
     fixstar.errors.UnknownNameError: unknown method 'hco'; did you mean 'hoc'? Known: er, hoc
 
-    >>> raise UnknownNameError("version", "v1", [], "Train the first with: fixstar train IMAGES")
+    >>> raise UnknownNameError("version", "v1", [])
     Traceback (most recent call last):
-    fixstar.errors.UnknownNameError: unknown version 'v1': there is none yet. Train the first with: fixstar train IMAGES
+    fixstar.errors.UnknownNameError: unknown version 'v1': there is none yet
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    type = "unknown-name"
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", *next_steps: NextStep) -> None:
         known = sorted(known)
         if not known:
-            super().__init__(f"unknown {kind} {name!r}: there is none yet{hint and '. ' + hint}")
+            super().__init__(f"unknown {kind} {name!r}: there is none yet{hint and '. ' + hint}", *next_steps)
             return
         close = difflib.get_close_matches(name, known, n=1)
         guess = f"; did you mean {close[0]!r}?" if close else "."
-        super().__init__(f"unknown {kind} {name!r}{guess} Known: {', '.join(known)}{hint and '. ' + hint}")
+        found = f"unknown {kind} {name!r}{guess} Known: {', '.join(known)}{hint and '. ' + hint}"
+        super().__init__(found, *next_steps)
 
 
 class DeploymentMovedError(InputError):
     """The deployment is no longer where the caller believed it to be; nothing was moved."""
 
+    type = "deployment-moved"
+
 
 class DataError(FixstarError):
     """A dataset, or one of its files, is unusable."""
 
+    type = "unusable-data"
+
 
 class ImageError(DataError):
     """One image cannot be read. ``name`` says which, ``reason`` why."""
+
+    type = "unreadable-image"
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -89,22 +173,30 @@ class ImageError(DataError):
 class ModelError(FixstarError):
     """A saved model is damaged, foreign, or does not fit where it is used."""
 
+    type = "unusable-model"
+
 
 class CheckpointError(FixstarError):
     """A run cannot be resumed from what is on disk."""
+
+    type = "unusable-checkpoint"
 
 
 class GalleryError(FixstarError):
     """Vectors that a gallery cannot take or find."""
 
+    type = "gallery"
+
 
 class DamagedItemError(GalleryError):
     """One stored item cannot be read. ``item`` is its id, ``version`` who made its vector, ``reason`` what is wrong."""
 
+    type = "damaged-item"
+
     def __init__(self, item: str, version: str | None, reason: str) -> None:
         super().__init__(
-            f"{item!r} of version {version!r}: {reason}; delete it (fixstar gallery delete ID) and store it again, or "
-            "restore the gallery from a copy"
+            f"{item!r} of version {version!r}: {reason}; delete it and store it again, or restore the gallery from a copy",
+            NextStep("delete-items", {"id": item}),
         )
         self.item = item
         self.version = version
@@ -114,15 +206,19 @@ class DamagedItemError(GalleryError):
 class GalleryUnavailableError(GalleryError):
     """The file or the server of a gallery does not do its part: no room, busy, not reachable, damaged."""
 
+    type = "gallery-unavailable"
+
 
 class GateError(FixstarError):
     """An upgrade that was not shown to be compatible, or a backfill that is predicted to lose: not by itself."""
+
+    type = "not-compatible"
 
 
 class MissingExtraError(FixstarError, ImportError):
     """An optional dependency is not installed."""
 
+    type = "missing-extra"
+
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(
-            f'{purpose} needs {package}. In the directory of fixstar\'s source: pip install -e ".[{extra}]"'
-        )
+        super().__init__(f"{purpose} needs {package}", NextStep("install", {"extra": extra}))
