@@ -14,8 +14,8 @@
     ├── GateError             an upgrade that was not shown to be compatible, a backfill that would lose
     └── MissingExtraError     an optional dependency is not installed    (also an ImportError)
 
-A message says what was seen and what is allowed. What to do next is data: ``next_steps``, which the command line prints
-as commands and the HTTP service as requests. ``type`` is a stable name for programs. Catch ``FixstarError`` to catch all.
+A message says what was seen and what is allowed. What to do next is data: ``next_steps``, which the command line
+prints as commands and the HTTP service as requests. ``type`` is a stable name for programs.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class NextStep:
             raise ValueError(f"{self.action!r} is not an action; known: {', '.join(sorted(ACTIONS))}")
 
     def __str__(self) -> str:
-        arguments = ", ".join(f"{key}={'...' if value is ... else repr(value)}" for key, value in self.arguments.items())
+        arguments = ", ".join(
+            f"{key}={'...' if value is ... else repr(value)}" for key, value in self.arguments.items()
+        )
         return f"{self.action}({arguments}){self.note and ': ' + self.note}"
 
     def to_json(self) -> dict[str, Any]:
@@ -195,7 +197,7 @@ class DamagedItemError(GalleryError):
 
     def __init__(self, item: str, version: str | None, reason: str) -> None:
         super().__init__(
-            f"{item!r} of version {version!r}: {reason}; delete it and store it again, or restore the gallery from a copy",
+            f"{item!r} of version {version!r}: {reason}. Delete it and store it again, or restore the gallery",
             NextStep("delete-items", {"id": item}),
         )
         self.item = item

@@ -245,7 +245,7 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     assert not (path / "versions" / "v2").exists()
     again = typed("retire", "--unused", "-w", path)
     assert "retired: none" in again.out
-    assert "kept v1: it is deployed" in again.out
+    assert "v1 cannot be retired: it is deployed" in again.out
     assert "24 vectors of v1 live" in again.out
     status = typed("status", "-w", path, "--json").json
     assert (status["versions"], status["retired"]) == (["v1", "v3"], ["v2"])

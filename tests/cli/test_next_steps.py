@@ -49,8 +49,8 @@ def test_newer_vectors_are_not_promised_to_be_backfilled(path: Path, photos: Pat
     assert refused.code == 1
     assert "4 vectors of v2 live" in refused.err
     assert "fixstar backfill" not in refused.err
-    assert f"deploy v2 again (fixstar deploy v2 -w {path})" in refused.err
-    assert f"fixstar gallery delete --version v2 -w {path}" in refused.err
+    assert "fixstar deploy v2" in refused.err
+    assert "fixstar gallery delete --version v2" in refused.err
     assert typed("gallery", "delete", "--version", "v2", "--yes", "-w", path).code == 0
     assert typed("retire", "v2", "-w", path).code == 0
 
@@ -58,7 +58,7 @@ def test_newer_vectors_are_not_promised_to_be_backfilled(path: Path, photos: Pat
 def test_where_a_rollback_leads_is_kept_until_a_newer_version_is_deployed(path: Path) -> None:
     typed("deploy", "v2", "-w", path)
     older = typed("retire", "v1", "-w", path)
-    assert f"Re-embed them (fixstar backfill --budget all -w {path})" in older.err
+    assert "fixstar backfill --budget all" in older.err
     typed("backfill", "--budget", "all", "--order", "oldest", "-w", path)
     refused = typed("retire", "v1", "-w", path)
     assert (refused.code, refused.out) == (1, "")
@@ -241,10 +241,10 @@ def test_a_version_without_gain_or_loss_gets_advice_that_agrees(path: Path, phot
     assert shown.code == 3, shown.err
     said = " ".join(shown.out.split())
     assert "more of the same would not show a gain" in said
-    assert "Next: what the reasons above say would decide" in said
+    assert "MISSING EVIDENCE: v2 is neither passed nor refused" in said
     named = said.split("points, about ")[1].split(" queries")[0].replace(",", "")
     assert int(named) > 100  # at so wide an interval a tolerance of a point needs many more than these six
-    assert f"fixstar check v2 --tolerance 0.01 --data LABELLED_IMAGES -w {path}" in said
+    assert "fixstar check v2 --tolerance 0.01 --data LABELLED_IMAGES" in said
 
 
 def test_in_python_too_a_plan_that_nobody_saw_must_not_lose(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

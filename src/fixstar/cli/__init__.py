@@ -35,7 +35,7 @@ from fixstar.cli import (
     train,
     upgrade,
 )
-from fixstar.cli.hints import completed, workspace_of
+from fixstar.cli.next_steps import next_lines, typed_workspace
 from fixstar.cli.one_voice import one_voice, process_rank
 from fixstar.cli.usage import Verbs
 from fixstar.errors import FixstarError
@@ -95,7 +95,10 @@ def main() -> None:
         with one_voice():
             app()
     except FixstarError as error:
-        _tell(completed(str(error), workspace_of(sys.argv[1:])))
+        workspace = typed_workspace(sys.argv[1:])
+        _tell(str(error))
+        for line in next_lines(error.next_steps, workspace):
+            print(line, file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         _tell(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fixstar.cli.check import EXIT_CODES
-from fixstar.cli.hints import Given, completed
-from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
+from fixstar.cli.next_steps import next_lines
+from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json, print_wrapped
+from fixstar.errors import NextStep
 
 if TYPE_CHECKING:
     from fixstar.lifecycle import Check
@@ -75,29 +76,25 @@ def command(
     if as_json:
         print_json(asdict(done))
     else:
-        typed = {
-            "--for": queries_by,
-            "--kind": kind,
-            "--pairs": pairs,
-            "--apply": None if apply == "queries" else apply,
-        }
-        _print(done, workspace, {name: None if value is None else [value] for name, value in typed.items()})
+        typed = {"queries_by": queries_by, "kind": kind, "pairs": pairs}
+        _print(done, workspace, typed | ({} if apply == "queries" else {"apply": apply}))
     raise typer.Exit(0 if done.in_use or done.check is None else EXIT_CODES[done.check.outcome])
 
 
-def _print(done: Adapted, workspace: Path, given: Given) -> None:
+def _print(done: Adapted, workspace: Path, typed: Mapping[str, object]) -> None:
     ends = (done.queries_by, done.version) if done.applied == "queries" else (done.version, done.queries_by)
     print(f"{done.kind} adapter from {ends[0]} to {ends[1]}, fitted on {done.fitted_on}")
     if done.ranked:
         print("On held-out pairs: " + ", ".join(f"{kind} {top1:.1%}" for kind, top1, _ in done.ranked))
     if done.check is not None:
-        _print_check(done.check, done.version, workspace, given)
+        _print_check(done.check, done.version)
     if not done.in_use:
-        again = completed(
-            f'fixstar adapt {done.version} --for {done.queries_by} --force "REASON"', workspace, NAME, given
-        )
-        said = "REFUSED" if done.check is not None and done.check.outcome == "refuse" else "MISSING EVIDENCE"
-        print(f"{said}: nothing was changed. Use it all the same with a reason: {again}")
+        refused = done.check is not None and done.check.outcome == "refuse"
+        print(f"{'REFUSED' if refused else 'MISSING EVIDENCE'}: nothing was changed")
+        ends_by_name = {"version": done.version, "queries_by": done.queries_by}
+        forced = NextStep("adapt", {**ends_by_name, "force": ...}, "use it anyway, with a reason")
+        for line in next_lines((*getattr(done.check, "next_steps", ()), forced), workspace, NAME, typed):
+            print(line)
         return
     if done.into is not None:
         print(f"{done.moved:,} vectors of {done.version} are now vectors of {done.into}")
@@ -108,10 +105,9 @@ def _print(done: Adapted, workspace: Path, given: Given) -> None:
     )
 
 
-def _print_check(check: Check, version: str, workspace: Path, given: Given) -> None:
+def _print_check(check: Check, version: str) -> None:
     for reason in check.reasons:
-        text = completed(reason, workspace, NAME, given)
-        print(textwrap.fill(text, 110, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+        print_wrapped(reason, "- ")
     if check.self_test is not None:
         print(
             f"{check.queries:,} queries, {check.gallery:,} gallery items; with everything of {version} re-embedded: "

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fixstar.cli.hints import Given, completed
-from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
+from fixstar.cli.next_steps import next_lines
+from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json, print_wrapped
+from fixstar.errors import NextStep
 
 if TYPE_CHECKING:
     from fixstar.lifecycle import Check
@@ -57,37 +58,36 @@ def command(
     if as_json:
         print_json(asdict(check))
     else:
-        part = [] if split == "train" else ["--split", split]
-        _print(check, workspace, {"--data": None if data is None else [data, *part]})
+        _print(check, workspace, {"data": data, "split": None if split == "train" else split})
     raise typer.Exit(EXIT_CODES[check.outcome])
 
 
-def _print(check: Check, workspace: Path, given: Given) -> None:
+def _print(check: Check, workspace: Path, typed: Mapping[str, object]) -> None:
     _print_cells(check)
     for reason in check.reasons:
-        text = completed(reason, workspace, NAME, given)
-        print(textwrap.fill(text, 110, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+        print_wrapped(reason, "- ")
     for note in check.notes:
-        text = completed(note, workspace)
-        print(textwrap.fill(f"Note: {text}", 110, subsequent_indent="  ", break_on_hyphens=False))
+        print_wrapped(f"Note: {note}")
     for cell in check.cells:
         if cell.lost:
             pairs = dict.fromkeys(f"{lost.label} (finds {lost.found})" for lost in cell.lost)
-            print(
+            print_wrapped(
                 f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {', '.join(list(pairs)[:SHOWN])}"
             )
     if check.report is not None:
         print(f"Report: {workspace / check.report}")
-    deploy = f"fixstar deploy {check.version} -w {workspace}"
-    print(
-        {
-            "pass": f"PASS: {check.version} may be deployed" + (f". Next: {deploy}" if check.cells else ""),
-            "refuse": f"REFUSED: {check.version} would lose what the gallery finds now. Train it otherwise (fixstar "
-            f'upgrade --help), or deploy with a reason: {deploy} --force "REASON"',
-            "missing evidence": f"MISSING EVIDENCE: {check.version} is neither passed nor refused. Next: what the "
-            "reasons above say would decide",
-        }[check.outcome]
-    )
+    steps = tuple(getattr(check, "next_steps", ()))
+    if check.outcome == "pass":
+        print(f"PASS: {check.version} may be deployed")
+        steps += (NextStep("deploy", {"version": check.version}),) if check.cells else ()
+    elif check.outcome == "refuse":
+        print(f"REFUSED: {check.version} would lose what the gallery finds now")
+        forced = NextStep("deploy", {"version": check.version, "force": ...}, "deploy anyway, with a reason")
+        steps += (NextStep("upgrade", {"data": ...}, "train it differently"), forced)
+    else:
+        print(f"MISSING EVIDENCE: {check.version} is neither passed nor refused")
+    for line in next_lines(steps, workspace, NAME, typed):
+        print(line)
 
 
 def _print_cells(check: Check) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +29,7 @@ __all__ = [
     "hold_out_share",
     "picture_path",
     "print_json",
+    "print_wrapped",
     "report_version",
 ]
 
@@ -53,6 +56,13 @@ def print_json(content: Any) -> None:
     """One JSON document on standard output; everything else goes to standard error."""
     json.dump(content, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def print_wrapped(text: str, bullet: str = "") -> None:
+    """Print a sentence at the terminal's width, later lines indented; no word is broken."""
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(width, bullet, "  ", break_on_hyphens=False, break_long_words=False)
+    print(wrapper.fill(text))
 
 
 def announced(images: ImageSet) -> ImageSet:

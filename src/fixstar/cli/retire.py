@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fixstar.cli.hints import completed
+from fixstar.cli.next_steps import next_lines
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 from fixstar.errors import FixstarError, InputError
 
@@ -28,7 +28,8 @@ def command(
 
     if (version is None) != unused:
         raise InputError("retire takes a version, or --unused; give one of them")
-    retired, kept = [], {}
+    retired: list[str] = []
+    kept: dict[str, FixstarError] = {}
     with Workspace(workspace, "cpu") as space:
         for name in space.versions() if version is None else [version]:
             try:
@@ -37,10 +38,10 @@ def command(
             except FixstarError as error:
                 if version is not None:
                     raise
-                kept[name] = str(error).removeprefix(f"{name} cannot be retired: ")
+                kept[name] = error
     if as_json:
-        print_json({"retired": retired, "kept": kept})
+        print_json({"retired": retired, "kept": {name: str(error) for name, error in kept.items()}})
         return
     print(f"retired: {', '.join(retired) or 'none'}")
-    for name, why in kept.items():
-        print(f"kept {name}: {completed(why, workspace)}")
+    for refusal in kept.values():
+        print(refusal, *next_lines(refusal.next_steps, workspace), sep="\n")

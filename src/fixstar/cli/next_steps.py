@@ -1,0 +1,109 @@
+"""Next steps of errors and checks as commands to type, with the workspace that the user typed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fixstar.errors import NextStep
+
+__all__ = ["COMMANDS", "command_of", "next_lines", "typed_workspace"]
+
+
+class Command(NamedTuple):
+    """How an action is typed: its verb, which arguments are positional, and options not called like the argument."""
+
+    verb: str
+    positional: tuple[str, ...] = ()
+    options: Mapping[str, str] = {}
+    takes_workspace: bool = True
+
+
+# An argument that is neither positional nor named here is an option of its own name: plan_only is --plan-only.
+COMMANDS: dict[str, Command] = {
+    "adapt": Command("adapt", ("version",), {"queries_by": "--for"}),
+    "backfill": Command("backfill"),
+    "check": Command("check", ("version",)),
+    "delete-items": Command("gallery delete", ("id",)),
+    "deploy": Command("deploy", ("version",)),
+    "evaluate": Command("evaluate", ("data",)),
+    "grow": Command("grow", ("count",)),
+    "import-vectors": Command("gallery import", ("file",), {"name": "--as"}),
+    "index": Command("index", ("items",)),
+    "init": Command("init", ("path",), takes_workspace=False),
+    "install": Command("pip install", ("extra",), takes_workspace=False),
+    "prune-images": Command("gallery prune-images"),
+    "retire": Command("retire", ("version",)),
+    "rollback": Command("rollback"),
+    "status": Command("status"),
+    "train": Command("train", ("data",)),
+    "upgrade": Command("upgrade", ("data",)),
+    "verify-gallery": Command("gallery verify"),
+}
+PLACEHOLDERS = {"force": '"REASON"', "data": "LABELLED_IMAGES", "items": "IMAGES", "path": "WORKSPACE"}
+
+
+def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str, object] | None = None) -> str:
+    """The command of a step. ``typed`` are arguments that the user gave and a repeated command keeps.
+
+    >>> command_of(NextStep("check", {"version": "v2", "data": ...}), Path("my shop"))
+    "fixstar check v2 --data LABELLED_IMAGES -w 'my shop'"
+    >>> command_of(NextStep("install", {"extra": "service"}))
+    'pip install "fixstar[service]"'
+    """
+    command = COMMANDS[step.action]
+    if step.action == "install":
+        return f'{command.verb} "fixstar[{step.arguments["extra"]}]"'
+    kept = {key: value for key, value in (typed or {}).items() if value is not None and key not in step.arguments}
+    arguments = {**step.arguments, **kept}
+    words = ["fixstar", command.verb]
+    words += [_word(name, arguments.pop(name)) for name in command.positional if name in arguments]
+    for name, value in arguments.items():
+        option = command.options.get(name, f"--{name.replace('_', '-')}")
+        if value is True:
+            words.append(option)
+        elif value is not False:
+            words += [option, _word(name, value)]
+    if command.takes_workspace and workspace is not None and workspace != Path():
+        words += ["-w", shlex.quote(str(workspace))]
+    return " ".join(words)
+
+
+def next_lines(
+    steps: Iterable[NextStep],
+    workspace: Path | None,
+    verb: str = "",
+    typed: Mapping[str, object] | None = None,
+) -> list[str]:
+    """One line per step. Commands of ``verb`` keep the arguments ``typed`` with it.
+
+    >>> print(*next_lines([NextStep("rollback"), NextStep("status", {}, "who deployed it")], Path("shop")), sep="\\n")
+    Next: fixstar rollback -w shop
+          fixstar status -w shop   (who deployed it)
+    """
+    lines: list[str] = []
+    for step in steps:
+        command = command_of(step, workspace, typed if COMMANDS[step.action].verb == verb else None)
+        lines.append(f"{'      ' if lines else 'Next: '}{command}{step.note and f'   ({step.note})'}")
+    return lines
+
+
+def typed_workspace(words: Sequence[str]) -> Path | None:
+    """The workspace that a command line names.
+
+    >>> typed_workspace(["check", "v2", "-w", "shop"])
+    PosixPath('shop')
+    """
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-w", "--workspace"):
+            return Path(following)
+        for start in ("--workspace=", "-w"):
+            if word.startswith(start):
+                return Path(word.removeprefix(start))
+    return None
+
+
+def _word(name: str, value: object) -> str:
+    return PLACEHOLDERS.get(name, name.upper()) if value is ... else shlex.quote(str(value))

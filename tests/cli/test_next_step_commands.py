@@ -1,0 +1,138 @@
+"""Next steps are printed as commands that can be typed: the verb and its options exist, the workspace is filled in."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from shops import pictures, shop
+from typed import typed
+
+import fixstar
+from fixstar.cli import app
+from fixstar.cli.next_steps import COMMANDS, command_of, next_lines, typed_workspace
+from fixstar.data import open_images
+from fixstar.errors import ACTIONS, NextStep
+from fixstar.lifecycle import catalogue, labelled_items
+
+SHOP = Path("my shop")
+EXAMPLES = [
+    (NextStep("check", {"version": "v2", "data": ...}), "fixstar check v2 --data LABELLED_IMAGES -w 'my shop'"),
+    (NextStep("deploy", {"version": "v2", "force": ...}), "fixstar deploy v2 --force \"REASON\" -w 'my shop'"),
+    (NextStep("backfill", {"budget": "all", "anyway": True}), "fixstar backfill --budget all --anyway -w 'my shop'"),
+    (NextStep("adapt", {"version": "a", "queries_by": "v2"}), "fixstar adapt a --for v2 -w 'my shop'"),
+    (NextStep("delete-items", {"id": "it's"}), "fixstar gallery delete 'it'\"'\"'s' -w 'my shop'"),
+    (NextStep("init", {"path": ...}), "fixstar init WORKSPACE"),
+    (NextStep("install", {"extra": "service"}), 'pip install "fixstar[service]"'),
+]
+
+
+@pytest.mark.parametrize(("step", "command"), EXAMPLES)
+def test_steps_as_commands(step: NextStep, command: str) -> None:
+    assert command_of(step, SHOP) == command
+    assert command_of(step, None) == command_of(step, Path()) == command.removesuffix(" -w 'my shop'")
+
+
+def test_a_repeated_command_keeps_what_was_typed_with_it() -> None:
+    steps = [NextStep("check", {"version": "v2", "tolerance": 0.01}), NextStep("deploy", {"version": "v2"}, "or this")]
+    assert next_lines(steps, None, "check", {"data": Path("old"), "split": "test", "seed": None}) == [
+        "Next: fixstar check v2 --tolerance 0.01 --data old --split test",
+        "      fixstar deploy v2   (or this)",
+    ]
+    again = NextStep("check", {"version": "v2", "data": ...})
+    assert command_of(again, None, {"data": "old"}) == "fixstar check v2 --data LABELLED_IMAGES"
+
+
+def test_the_workspace_of_a_command_line() -> None:
+    for words in (["-w", "a"], ["--workspace", "a"], ["--workspace=a"], ["-wa"]):
+        assert typed_workspace(["check", "v2", *words]) == Path("a")
+    assert typed_workspace(["check", "v2"]) is None
+
+
+def parse(command: str) -> dict[str, Any]:
+    """Parse a command with the real command line, without running it; a usage error is raised."""
+    program, *words = shlex.split(command)
+    assert program == "fixstar"
+    parser: Any = typer.main.get_command(app)
+    while hasattr(parser, "commands"):
+        parser = parser.commands[words.pop(0)]
+    return dict(parser.make_context(parser.name, words).params)
+
+
+def steps_in_source() -> Iterator[tuple[str, NextStep]]:
+    """Every step that is written out in the source, its arguments replaced by a text that any option takes."""
+    for path in Path(fixstar.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "NextStep"):
+                continue
+            action, *rest = [*node.args, *(word.value for word in node.keywords if word.arg == "arguments")]
+            pairs = zip(rest[0].keys, rest[0].values, strict=True) if rest and isinstance(rest[0], ast.Dict) else ()
+            arguments = {
+                key.value if isinstance(key, ast.Constant) else None: ast.unparse(value) == "True" or "1"
+                for key, value in pairs
+            }
+            if isinstance(action, ast.Constant) and None not in arguments:
+                yield (
+                    f"{path.name}:{node.lineno}",
+                    NextStep(str(action.value), {str(k): v for k, v in arguments.items()}),
+                )
+
+
+def test_every_action_has_a_command_and_every_step_in_the_source_can_be_typed() -> None:
+    assert COMMANDS.keys() == ACTIONS
+    wrong = []
+    table = (
+        ("table", NextStep(action, dict.fromkeys([*command.positional, *command.options], "1")))
+        for action, command in COMMANDS.items()
+    )
+    for where, step in (*table, *steps_in_source()):
+        if step.action == "install":
+            assert command_of(step) == 'pip install "fixstar[1]"'
+            continue
+        try:
+            shown = parse(command_of(step, SHOP))
+            assert shown.get("workspace", SHOP) == SHOP
+        except Exception as error:
+            wrong.append(f"{where}: {command_of(step, SHOP)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("next-steps")
+    with shop(folder / "shop") as space:
+        space.index(catalogue(pictures(folder / "photos", 8)))
+    return folder
+
+
+def test_an_error_and_the_reasons_of_a_check(ready: Path, tmp_path: Path) -> None:
+    path, photos = shutil.copytree(ready / "shop", tmp_path / "shop"), ready / "photos"
+    refused = typed("deploy", "v2", "-w", path)
+    assert "fixstar check v2" in refused.err
+    shown = typed("check", "v2", "--data", photos, "--no-report", "-w", path)
+    assert shown.code == 3, shown.out
+    assert "fixstar check v2 --data LABELLED_IMAGES" in " ".join(shown.out.split())
+
+
+def test_the_reasons_of_an_adapter(ready: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(ready / "shop", tmp_path / "shop")
+    with shop(tmp_path / "other") as space:
+        items = list(labelled_items(open_images(ready / "photos")))
+        vectors = space.serving.embed("v1", [item.image for item in items])
+    pairs = tmp_path / "pairs.npz"
+    labels = [item.payload["label"] for item in items]
+    np.savez(tmp_path / "old.npz", vectors=vectors[:, ::-1], ids=[f"old/{i}" for i in range(len(items))])
+    np.savez(pairs, old=vectors[:, ::-1], new=vectors, labels=labels)
+    typed("gallery", "import", tmp_path / "old.npz", "--as", "old-system", "-w", path)
+    shown = typed("adapt", "old-system", "--kind", "procrustes", "--pairs", pairs, "-w", path)
+    assert shown.code == 3, shown.out
+    said = " ".join(shown.out.split())
+    assert "fixstar adapt old-system" in said
+    assert f'fixstar adapt old-system --for v1 --force "REASON" --kind procrustes --pairs {pairs} -w {path}' in said
