@@ -162,14 +162,16 @@ class DataError(FixstarError):
 
 
 class ImageError(DataError):
-    """One image cannot be read. ``name`` says which, ``reason`` why."""
+    """One image cannot be read. ``name`` says which, ``reason`` why, ``index`` its position among those given."""
 
     type = "unreadable-image"
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, index: int = 0) -> None:
         super().__init__(f"{name}: {reason}")
-        self.name = name
-        self.reason = reason
+        self.name, self.reason, self.index = name, reason, index
+
+    def __reduce__(self) -> tuple[Any, ...]:  # travels between processes
+        return type(self), (self.name, self.reason, self.index)
 
 
 class ModelError(FixstarError):

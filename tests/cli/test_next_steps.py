@@ -181,7 +181,7 @@ def test_what_may_be_given_as_labelled_images_is_told(path: Path, tmp_path: Path
         refused = typed(*words)
         assert refused.code == 1
         assert (
-            "nowhere does not exist; give labelled images: a folder with one folder a class, a list (.csv"
+            "nowhere does not exist; give labelled images: a folder with one folder per class, a list (.csv"
             in refused.err
         )
     file = typed("train", photos / "hat" / "0.png", "-w", fresh)

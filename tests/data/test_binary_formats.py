@@ -93,7 +93,7 @@ def test_damaged_cifar_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data_batch_1\.bin, data_batch_3\.bin, .* missing"):
         cifar10(tmp_path, "train")
     (folder / "batches.meta.txt").write_text("one\ntwo\n")
-    with pytest.raises(DataError, match="expected 10 different class names, one a line, got 2"):
+    with pytest.raises(DataError, match="expected 10 different class names, one per line, got 2"):
         cifar10(tmp_path, "train")
     (folder / "batches.meta.txt").unlink()
     with pytest.raises(DataError, match="No such file"):
@@ -174,7 +174,7 @@ def test_idx_files_that_are_missing_cut_or_mixed(tmp_path: Path) -> None:
     whole = (tmp_path / "train-images-idx3-ubyte.gz").read_bytes()
     for broken in (whole[:-12], whole[:14] + b"\xff" * 20 + whole[34:], b"no gzip at all"):
         (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(broken)
-        with pytest.raises(DataError, match=r"images-idx3-ubyte\.gz: damaged or cut short"):
+        with pytest.raises(DataError, match=r"images-idx3-ubyte\.gz: damaged or truncated"):
             idx_images(tmp_path, "train")
     with pytest.raises(DataError, match=r"no test images .* here: train-images-idx3-ubyte\.gz"):
         idx_images(tmp_path, "test")

@@ -72,11 +72,11 @@ def test_image_folder_explains_itself(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a file, not a folder"):
         image_folder(picture(tmp_path / "loose.png"))
     picture(tmp_path / "shoes/1.png")
-    with pytest.raises(DataError, match=r"loose\.png\nexpected one folder a class"):
+    with pytest.raises(DataError, match=r"loose\.png\nexpected one folder per class"):
         image_folder(tmp_path)
     (tmp_path / "empty/bags").mkdir(parents=True)
     with pytest.raises(
-        DataError, match=r"no images in any of its 1 class folders \(bags\); expected one folder a class"
+        DataError, match=r"no images in any of its 1 class folders \(bags\); expected one folder per class"
     ):
         image_folder(tmp_path / "empty")
     with pytest.raises(DataError, match="no images and no class folders"):
@@ -189,7 +189,7 @@ def test_open_images_says_what_it_knows_and_saw(tmp_path: Path) -> None:
     message = str(caught.value)
     for said in ("CIFAR-10:", "CIFAR-100:", "MNIST", "Omniglot", "train.csv", "shoes/0001.jpg", "notes.txt", "stuff/"):
         assert said in message
-    with pytest.raises(DataError, match=r"notes\.txt is a file, and no list; give labelled images: a folder with one"):
+    with pytest.raises(DataError, match=r"notes\.txt is a file, but not a list; give labelled images: a folder"):
         open_images(tmp_path / "notes.txt")
     with pytest.raises(DataError, match=r"missing does not exist; give labelled images: .* a list \(\.csv"):
         open_images(tmp_path / "missing")

@@ -51,10 +51,10 @@ def labels(*values: int) -> npt.NDArray[np.int64]:
         (np.zeros((2, 4, 4, 3)), labels(0, 0), ("a",), "uint8"),
         (np.zeros((2, 4, 4), np.uint8), labels(0, 0), ("a",), r"got uint8 \[2, 4, 4\]"),
         (np.zeros((2, 4, 4, 3), np.uint8), labels(0), ("a",), "2 images but 1 labels"),
-        (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 1), ("a",), "0 to 0 for 1 classes, got 0 to 1"),
+        (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 1), ("a",), "1 classes are 0 to 0, got 0 to 1"),
         (np.zeros((2, 4, 4, 3), np.uint8), labels(0, -1), ("a",), "got -1 to 0"),
         (np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 0], np.int32), ("a",), "int64"),
-        (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 1), ("a", "b", "b", "a"), "twice: a, b"),
+        (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 1), ("a", "b", "b", "a"), "names: a, b"),
         (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 0), ["a"], "tuple"),
         (["a.jpg"], labels(0), ("a",), "tuple of Path, got list"),
     ],
@@ -174,9 +174,7 @@ def test_of_classes_refuses_unknown_repeated_and_single_names() -> None:
 
 def test_counts_and_names(tmp_path: Path) -> None:
     assert numbered([0, 2, 2]).counts() == {"ant": 1, "bee": 0, "cat": 2}
-    assert numbered([0, 2, 2]).source_name(2) == "image #2"
     files = ImageSet(photo_files(tmp_path, [1]), labels(0), ("a",))
-    assert files.source_name(0) == str(tmp_path / "000.png")
     assert (len(files), files.resident, numbered([0]).resident) == (1, False, True)
 
 
@@ -212,7 +210,7 @@ def test_load_skips_what_cannot_be_read_and_says_so(tmp_path: Path) -> None:
     assert pairs(loaded) == [(i, ("even", "odd")[i % 2]) for i in range(20) if i not in (3, 4, 5)]
     assert [image.index for image in bad] == [3, 4, 5]
     assert bad[0].name == str(tmp_path / "003.png")
-    assert "cut short" in bad[0].reason
+    assert "truncated" in bad[0].reason
 
 
 def test_load_refuses_after_looking_at_all(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fixstar.errors import InputError
-from fixstar.images import BadImage, ImageSource, decode_ahead, read_pixels
+from fixstar.errors import ImageError, InputError
+from fixstar.images import ImageSource, decode_ahead, read_pixels
 
 
 def flat(shade: int) -> npt.NDArray[np.uint8]:
@@ -29,7 +29,7 @@ def test_decode_ahead_keeps_the_order(shades: list[int | None], workers: int, ah
     assert len(results) == len(shades)
     for position, (shade, result) in enumerate(zip(shades, results, strict=True)):
         if shade is None:
-            assert isinstance(result, BadImage)
+            assert isinstance(result, ImageError)
             assert (result.index, result.name) == (position, f"image #{position}")
         else:
             assert (np.asarray(result) == shade).all()
@@ -78,7 +78,7 @@ def test_one_lazy_image_may_stand_in_the_list_many_times() -> None:
     whole = noise(900, 900)
     lazy = Image.open(io.BytesIO(encoded(whole, "PNG", compress_level=1)))
     results = list(decode_ahead([lazy] * 6, rgb(900, 900), workers=6))
-    assert all(not isinstance(result, BadImage) and distance(result, whole) == 0 for result in results)
+    assert all(not isinstance(result, ImageError) and distance(result, whole) == 0 for result in results)
 
 
 def test_small_arrays_need_no_threads_and_give_the_same() -> None:

@@ -29,8 +29,8 @@ def test_preprocessing_reports_all_mistakes_at_once() -> None:
         "size",
         "channels",
         "mean",
-        "std is positive",
-        "fit is one of crop, squash, pad",
+        "std must be positive",
+        "fit must be one of crop, squash, pad",
         "crop_fraction",
         "lanczos",
     ):

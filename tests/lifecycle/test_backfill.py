@@ -16,10 +16,9 @@ import pytest
 from shops import passed, pictures, shop
 
 from fixstar.data import open_images
-from fixstar.errors import CheckpointError, InputError, UnknownNameError
+from fixstar.errors import CheckpointError, ImageError, InputError, UnknownNameError
 from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery
 from fixstar.geometry import unit
-from fixstar.images import BadImage
 from fixstar.lifecycle import Embedded, ImageStore, catalogue
 from fixstar.lifecycle.backfill import BATCH, Backfilled, Pace, run_backfill
 from fixstar.lifecycle.backfill_curves import gallery_accuracy
@@ -63,7 +62,7 @@ class Counting:
             broken = [i for i, name in enumerate(names) if name in self._bad]
             rows[broken] = np.nan
             self._between(names)
-            yield Embedded(rows, tuple(BadImage(i, names[i], "damaged") for i in broken))
+            yield Embedded(rows, tuple(ImageError(names[i], "damaged", i) for i in broken))
 
 
 def run(gallery: Gallery, folder: Path, ids: Sequence[str], embedder: Any, **options: Any) -> Backfilled:

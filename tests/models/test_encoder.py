@@ -15,7 +15,6 @@ from PIL import Image
 
 from fixstar.errors import ImageError, InputError, ModelError, UnknownNameError
 from fixstar.geometry import full_form
-from fixstar.images import BadImage
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.models.storage import CARD, WEIGHTS
 
@@ -148,7 +147,7 @@ def test_unreadable_images_are_refused_or_leave_a_row_of_nan(tmp_path: Path) -> 
     bad.write_bytes(good.read_bytes()[:60])
     with pytest.raises(ImageError, match=r"bad\.png"):
         encoder.encode([good, bad, good])
-    told: list[BadImage] = []
+    told: list[ImageError] = []
     vectors = encoder.encode([good, bad, good], bad="skip", on_bad=told.append)
     assert np.isnan(vectors).all(axis=1).tolist() == [False, True, False]
     assert [image.index for image in told] == [1]
@@ -189,8 +188,8 @@ def test_decoding_overlaps_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
         read[0] += 1
         return pixels(1)[0]
 
-    monkeypatch.setattr("fixstar.images.ahead.os.cpu_count", lambda: 2)
-    monkeypatch.setattr("fixstar.images.ahead.read_pixels", slowly)
+    monkeypatch.setattr("fixstar.images.reading.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("fixstar.images.reading.read_pixels", slowly)
     monkeypatch.setattr(encoder, "features", busy)
     encoder.encode(["a file"] * 80, batch_size=20)
     assert len(during) == 4

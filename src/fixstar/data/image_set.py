@@ -1,6 +1,6 @@
 """Labelled images: what every dataset is before anything else looks at it.
 
-An ``ImageSet`` holds either pixels (one uint8 array, "resident") or the files they come from. ``load`` turns files into
+An ``ImageSet`` holds either pixels (one uint8 array, "resident") or the files they come from. ``load`` decodes files to
 pixels at a model's size, once; training then never touches the disk.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,20 +19,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fixstar.data.fingerprints import file_parts, pixel_parts
-from fixstar.errors import DataError, InputError, UnknownNameError
-from fixstar.images import BadImage, Preprocessing, decode_ahead, read_pixels
+from fixstar.errors import DataError, ImageError, InputError, UnknownNameError
+from fixstar.images import Preprocessing, decode_ahead, read_pixels
 
 __all__ = ["ImageSet", "Loaded", "concatenate", "from_arrays"]
 
 _SHOWN = 10  # unreadable images that an error lists by name
+_HASHED = 4096  # images hashed at a time
+
+Progress = Callable[[int, int], None]
+"""Called with the images done and the images in all."""
 
 
 class Loaded(NamedTuple):
-    """Images in memory, and those that were left out because they could not be read."""
+    """The images that can be read, and an error for each of the others."""
 
     images: ImageSet
-    bad: tuple[BadImage, ...]
+    bad: tuple[ImageError, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +62,12 @@ class ImageSet:
         """Whether the pixels are in memory."""
         return isinstance(self.images, np.ndarray)
 
-    def source_name(self, index: int) -> str:
-        """What an image is called in messages: its path, or its position."""
-        return f"image #{index}" if isinstance(self.images, np.ndarray) else str(self.images[index])
-
     def counts(self) -> dict[str, int]:
-        """How many images each class has, zeros included."""
+        """Images per class, zeros included."""
         return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist(), strict=True))
 
     def take(self, indices: Sequence[int] | npt.NDArray[Any]) -> ImageSet:
-        """The chosen images (positions, or a mask) in the order given. All classes stay, even emptied ones."""
+        """The chosen images (positions, or a mask) in the order given. All classes stay, even without images."""
         chosen = _positions(indices, len(self))
         if isinstance(self.images, np.ndarray):
             return ImageSet(self.images[chosen], self.labels[chosen], self.classes, self.name)
@@ -95,13 +95,12 @@ class ImageSet:
         self,
         preprocessing: Preprocessing,
         bad: Literal["refuse", "skip"] = "refuse",
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Loaded:
         """All images decoded into one array at the preprocessing's size.
 
-        Every image is looked at before anything is said about unreadable ones: ``bad="refuse"`` raises and lists them,
-        ``bad="skip"`` leaves them out and returns them beside the rest. ``progress`` is told how many of how many are
-        done.
+        All images are tried first. Then ``bad="refuse"`` raises an error that lists the unreadable ones;
+        ``bad="skip"`` leaves them out and returns their errors.
         """
         if bad not in ("refuse", "skip"):
             raise InputError(f"bad is 'refuse' or 'skip', got {bad!r}")
@@ -112,59 +111,75 @@ class ImageSet:
             if progress:
                 progress(len(self), len(self))
             return Loaded(self, ())
-        pixels, unreadable = self._decode(_reserve(shape), preprocessing, progress)
-        _judge(unreadable, len(self), bad)
+        pixels = _allocate(shape)
+        unreadable = self._decode(preprocessing, bad, progress, pixels)
         labels = np.delete(self.labels, [image.index for image in unreadable])
-        return Loaded(ImageSet(pixels, labels, self.classes, self.name), unreadable)
+        return Loaded(ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable)
 
     def readable(
         self,
         preprocessing: Preprocessing,
         bad: Literal["refuse", "skip"] = "refuse",
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Loaded:
-        """The images that can be read, left where they are: ``load`` for sets that do not fit into memory."""
+        """The images that can be read, not kept in memory: ``load`` for sets that do not fit there."""
         if self.resident:
             return Loaded(self, ())
-        unreadable: list[BadImage] = []
-        with contextlib.closing(decode_ahead(self.images, preprocessing)) as results:
-            for done, result in enumerate(results, start=1):
-                if isinstance(result, BadImage):
-                    unreadable.append(result)
-                if progress:
-                    progress(done, len(self))
-        _judge(tuple(unreadable), len(self), bad)
+        unreadable = self._decode(preprocessing, bad, progress)
         kept = np.ones(len(self), bool)
         kept[[image.index for image in unreadable]] = False
-        return Loaded(self.take(kept), tuple(unreadable))
+        return Loaded(self.take(kept), unreadable)
 
     def _decode(
-        self, room: npt.NDArray[np.uint8], preprocessing: Preprocessing, progress: Callable[[int, int], None] | None
-    ) -> tuple[npt.NDArray[np.uint8], tuple[BadImage, ...]]:
-        """Fills ``room`` from its start with what can be read."""
-        unreadable: list[BadImage] = []
+        self,
+        preprocessing: Preprocessing,
+        bad: str,
+        progress: Progress | None,
+        out: npt.NDArray[np.uint8] | None = None,
+    ) -> tuple[ImageError, ...]:
+        """Decodes every image, into ``out`` one after the other, and returns the errors of the others."""
+        unreadable: list[ImageError] = []
         with contextlib.closing(decode_ahead(self.images, preprocessing)) as results:
-            for done, result in enumerate(results):
-                if isinstance(result, BadImage):
+            for position, result in enumerate(results):
+                if isinstance(result, ImageError):
                     unreadable.append(result)
-                else:
-                    room[done - len(unreadable)] = result
+                elif out is not None:
+                    out[position - len(unreadable)] = result
                 if progress:
-                    progress(done + 1, len(self))
-        return room[: len(self) - len(unreadable)], tuple(unreadable)
+                    progress(position + 1, len(self))
+        if unreadable and (bad == "refuse" or len(unreadable) == len(self)):
+            raise DataError(_unreadable_message(unreadable, len(self)))
+        return tuple(unreadable)
 
     def fingerprint(self) -> str:
         """A SHA-256 of classes, labels and content that is the same on every machine and in every folder.
 
-        Content is the pixels, or for files their sizes and their names below the deepest folder that holds them all: a
-        file edited in place to the same size goes unnoticed, but millions of files take seconds.
+        Content is the pixels; for files it is their sizes and their names below their deepest common folder. A file
+        edited in place to the same size goes unnoticed, but millions of files take seconds.
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
-        parts = pixel_parts(self.images) if isinstance(self.images, np.ndarray) else file_parts(self.images)
-        for part in parts:
+        for part in _pixel_bytes(self.images) if isinstance(self.images, np.ndarray) else _file_bytes(self.images):
             digest.update(part)
         return digest.hexdigest()
+
+
+def _pixel_bytes(images: npt.NDArray[np.uint8]) -> Iterator[bytes]:
+    yield f"pixels {images.shape}".encode()
+    for start in range(0, len(images), _HASHED):
+        yield images[start : start + _HASHED].tobytes()
+
+
+def _file_bytes(paths: tuple[Path, ...]) -> Iterator[bytes]:
+    yield f"files {len(paths)}".encode()
+    absolute = [path.absolute() for path in paths]
+    root = os.path.commonpath([path.parent for path in absolute]) if absolute else ""
+    for path in absolute:
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise ImageError(str(path), f"cannot be opened ({error.strerror})") from error
+        yield f"\n{path.relative_to(root).as_posix()} {size}".encode(errors="surrogateescape")
 
 
 def from_arrays(
@@ -194,9 +209,9 @@ def from_arrays(
 
 
 def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
-    """One set after the other. Classes are matched by name and numbered in the order in which they first appear."""
+    """The sets one after the other. Classes are matched by name, in the order in which they first appear."""
     if not sets:
-        raise InputError("nothing to concatenate: the list of image sets is empty")
+        raise InputError("the list of image sets to concatenate is empty")
     classes = tuple(dict.fromkeys(name for one in sets for name in one.classes))
     position = {name: i for i, name in enumerate(classes)}
     labels = [np.array([position[name] for name in one.classes], np.int64)[one.labels] for one in sets]
@@ -228,11 +243,11 @@ def _label_mistakes(labels: Any, classes: Any) -> Iterator[str]:
         yield "classes are a tuple of names"
         return
     if twice := sorted(name for name, times in Counter(classes).items() if times > 1):
-        yield f"class names occur twice: {', '.join(twice)}"
+        yield f"duplicate class names: {', '.join(twice)}"
     if not (isinstance(labels, np.ndarray) and labels.dtype == np.int64 and labels.ndim == 1):
         yield "labels are an int64 array [N]; see from_arrays"
     elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        yield f"labels lie in 0 to {len(classes) - 1} for {len(classes)} classes, got {labels.min()} to {labels.max()}"
+        yield f"labels of {len(classes)} classes are 0 to {len(classes) - 1}, got {labels.min()} to {labels.max()}"
 
 
 def _positions(indices: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
@@ -242,7 +257,7 @@ def _positions(indices: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDA
     if chosen.size == 0:
         return np.zeros(0, np.int64)
     if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= count:
-        raise InputError(f"take wants positions from 0 to {count - 1}, or a mask of {count}, got {indices!r}")
+        raise InputError(f"take needs positions from 0 to {count - 1} or a mask of length {count}, got {indices!r}")
     return chosen.astype(np.int64)
 
 
@@ -263,31 +278,25 @@ def _as_pixels(images: Any) -> npt.NDArray[np.uint8]:
     if array.dtype == np.uint8 and array.shape[-1] == channels:
         return array
     same = Preprocessing(size=array.shape[1:3], channels=channels, mean=(0,) * channels, std=(1,) * channels)
-    pixels = _reserve((*array.shape[:3], channels))
+    pixels = _allocate((*array.shape[:3], channels))
     for i, image in enumerate(array):
         pixels[i] = read_pixels(image, same, position=i)
     return pixels
 
 
-def _reserve(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+def _allocate(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     try:
         return np.empty(shape, np.uint8)
     except MemoryError:
         size = np.prod(shape, dtype=float) / 2**30
         raise DataError(
-            f"{shape[0]} images of {list(shape[1:])} need {size:.1f} GiB of memory, which is not there"
+            f"{shape[0]} images of {list(shape[1:])} need {size:.1f} GiB of memory, which is not available"
         ) from None
 
 
-def _judge(unreadable: tuple[BadImage, ...], count: int, bad: str) -> None:
-    """Raise if unreadable images are to be refused, or if no other image is there."""
-    if unreadable and (bad == "refuse" or len(unreadable) == count):
-        raise DataError(_about(unreadable, count))
-
-
-def _about(unreadable: tuple[BadImage, ...], count: int) -> str:
+def _unreadable_message(unreadable: Sequence[ImageError], count: int) -> str:
     lines = [f"{len(unreadable)} of {count} images cannot be read:"]
-    lines += [f"  {image.name}: {image.reason}" for image in unreadable[:_SHOWN]]
+    lines += [f"  {image}" for image in unreadable[:_SHOWN]]
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
     advice = 'Repair or remove them, or leave them out: bad="skip", on the command line --bad-images skip.'
     return "\n".join([*lines, advice if len(unreadable) < count else "No image is left."])

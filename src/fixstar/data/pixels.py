@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fixstar.data.budget import resident_budget
 from fixstar.data.image_set import ImageSet, Loaded
-from fixstar.errors import DataError, InputError
-from fixstar.images import BadImage, Preprocessing, decode_ahead
+from fixstar.errors import DataError, ImageError, InputError
+from fixstar.images import Preprocessing, decode_ahead
 from fixstar.progress import progress_bar
 
 __all__ = [
@@ -123,8 +123,8 @@ class StreamedPixels:
             yield torch.from_numpy(pixels).to(self._device, non_blocking=True)
 
 
-def _readable(item: np.ndarray[Any, Any] | BadImage) -> np.ndarray[Any, Any]:
-    if isinstance(item, BadImage):
+def _readable(item: np.ndarray[Any, Any] | ImageError) -> np.ndarray[Any, Any]:
+    if isinstance(item, ImageError):
         raise DataError(f"{item.name} could be read before and cannot now: {item.reason}. Repair it and run again")
     return item
 

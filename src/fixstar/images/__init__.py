@@ -1,13 +1,12 @@
-"""Reading one image, or very many, without surprises.
+"""Reading one image or very many.
 
-Whatever a user hands over (a path, encoded bytes, a PIL image, an array, a tensor) becomes uint8 [H, W, C] of one size:
-upright, transparency on white, any colour mode. What cannot be read raises ``ImageError`` with the image's name and a
-plain reason, and nothing else. Half an image is never returned, and a header that claims absurd dimensions is refused
-before anything is decoded. torch is never imported here; a tensor is recognised when somebody else has imported it.
+Anything a user passes (a path, encoded bytes, a PIL image, an array, a tensor) becomes uint8 [H, W, C] of one size:
+upright, transparency on white, any colour mode. An image that cannot be read raises ``ImageError`` with its name and a
+plain reason, and nothing else. A partial image is never returned, and a header that claims absurd dimensions is refused
+before decoding. torch is never imported here; a tensor is recognised if the caller has imported it.
 """
 
-from fixstar.images.ahead import BadImage, decode_ahead
 from fixstar.images.preprocessing import Preprocessing
-from fixstar.images.reading import MAX_PIXELS, ImageSource, read_pixels
+from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, decode_ahead, read_pixels
 
-__all__ = ["MAX_PIXELS", "BadImage", "ImageSource", "Preprocessing", "decode_ahead", "read_pixels"]
+__all__ = ["MAX_PIXELS", "ImageSource", "Pixels", "Preprocessing", "decode_ahead", "read_pixels"]

@@ -1,13 +1,18 @@
-"""One image, from whatever it is handed over as, to uint8 [H, W, C]."""
+"""Images from paths, bytes, PIL images, arrays or tensors to uint8 [H, W, C]; one, or many ahead of their use."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import io
+import math
+import os
 import stat
 import sys
 import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,21 +21,21 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from fixstar.errors import ImageError
-from fixstar.images.fitting import Box, fitted, size_before_crop
-from fixstar.images.preprocessing import Preprocessing
+from fixstar.errors import ImageError, InputError
+from fixstar.images.preprocessing import Box, Preprocessing, resize_to_fit, size_before_crop
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_PIXELS", "ImageSource", "Pixels", "read_pixels"]
+__all__ = ["MAX_PIXELS", "ImageSource", "Pixels", "decode_ahead", "read_pixels"]
 
-MAX_PIXELS = 100_000_000  # more than a catalogue's cameras deliver; a decompression bomb claims far more
+
+MAX_PIXELS = 100_000_000  # more than common cameras deliver; a decompression bomb claims far more
 
 ImageSource: TypeAlias = "str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor"
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
-# Plain raster formats only. Left out: EPS, for which Pillow starts Ghostscript; JPEG 2000, which may pass cut short.
+# Plain raster formats only. Not EPS (Pillow starts Ghostscript for it) nor JPEG 2000 (truncated files may pass).
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
@@ -42,21 +47,21 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_LOADING = threading.Lock()  # one lazy PIL image may stand in a list twice, and its load() is not thread-safe
+_LOADING = threading.Lock()  # one lazy PIL image may be in a list twice, and its load() is not thread-safe
 
 
-class _RefusedError(Exception):
-    """A reason, in plain words, on its way to becoming an ImageError."""
+class _UnreadableError(Exception):
+    """Carries the reason of an ImageError."""
 
 
 def read_pixels(
     source: ImageSource, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS, *, position: int | None = None
 ) -> Pixels:
-    """One image as a fresh uint8 array [H, W, C] of the preprocessing's size, or an ``ImageError``.
+    """One image as a new uint8 array [H, W, C] of the preprocessing's size, or an ``ImageError``.
 
     Arrays are uint8 or floats in [0, 1], [H, W] or [H, W, 1|3|4]; tensors [H, W] or [C, H, W]. An image that already
-    has the right size is not resampled, whatever ``fit`` says, so reading twice changes nothing. ``position`` names an
-    image that has no path.
+    has the right size is not resampled, whatever ``fit`` says. ``position`` is the image's place in a list; it names
+    an image that has no path.
 
     >>> grey = Preprocessing(size=(2, 2), channels=1, mean=(0.5,), std=(0.5,))
     >>> read_pixels(np.array([[0.0, 1.0], [0.5, 0.2]]), grey)[..., 0]
@@ -72,8 +77,8 @@ def read_pixels(
             return _image_pixels(source, preprocessing, max_pixels, ours=False)
         with _open(source) as image:
             return _image_pixels(image, preprocessing, max_pixels, ours=True)
-    except Exception as error:  # a decoder fed foreign bytes raises anything: struct.error, SyntaxError, KeyError, ...
-        raise ImageError(_name(source, position), _reason(error)) from error
+    except Exception as error:  # decoders raise anything on bad input: struct.error, SyntaxError, KeyError, ...
+        raise ImageError(_name(source, position), _reason(error), position or 0) from error
 
 
 def _name(source: Any, position: int | None) -> str:
@@ -83,15 +88,15 @@ def _name(source: Any, position: int | None) -> str:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, _RefusedError):
+    if isinstance(error, _UnreadableError):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
         return f"not an image of a known format ({', '.join(_FORMATS)}), or its header is damaged"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return f"claims absurdly many pixels, so it was not decoded ({error})"
+        return f"its header claims far too many pixels, so it was not decoded ({error})"
     if isinstance(error, MemoryError):
-        return "does not fit into memory"
-    return f"damaged, cut short or not supported ({type(error).__name__}: {error})"
+        return "does not fit in memory"
+    return f"damaged, truncated or not supported ({type(error).__name__}: {error})"
 
 
 def _is_tensor(source: Any) -> bool:
@@ -102,23 +107,23 @@ def _is_tensor(source: Any) -> bool:
 def _channels_last(tensor: Any) -> npt.NDArray[Any]:
     """A tensor [H, W] or [C, H, W] as an array [H, W] or [H, W, C]."""
     if tensor.ndim == 3 and tensor.shape[0] not in (1, 3, 4):
-        raise _RefusedError(f"a tensor is [H, W] or [C, H, W] with 1, 3 or 4 channels, got {tuple(tensor.shape)}")
+        raise _UnreadableError(f"a tensor is [H, W] or [C, H, W] with 1, 3 or 4 channels, got {tuple(tensor.shape)}")
     tensor = tensor.detach().cpu()
-    array: npt.NDArray[Any] = (
-        tensor.float() if tensor.is_floating_point() else tensor
-    ).numpy()  # NumPy has no bfloat16
+    if tensor.is_floating_point():
+        tensor = tensor.float()  # NumPy has no bfloat16
+    array: npt.NDArray[Any] = tensor.numpy()
     return np.moveaxis(array, 0, -1) if array.ndim == 3 else array
 
 
 def _array_pixels(array: npt.NDArray[Any], p: Preprocessing) -> Pixels:
     shape = array.shape if array.ndim == 3 else (*array.shape, 1)
     if len(shape) != 3 or shape[2] not in (1, 3, 4) or 0 in shape:
-        raise _RefusedError(f"an array is [H, W] or [H, W, C] with 1, 3 or 4 channels, got {array.shape}")
+        raise _UnreadableError(f"an array is [H, W] or [H, W, C] with 1, 3 or 4 channels, got {array.shape}")
     pixels = _eight_bit(array).reshape(shape)
     if shape == (*p.size, p.channels):
         return pixels.copy()
     flat = np.ascontiguousarray(pixels[..., 0] if shape[2] == 1 else pixels)
-    return _finished(Image.fromarray(flat), p)
+    return _to_size(Image.fromarray(flat), p)
 
 
 def _eight_bit(array: npt.NDArray[Any]) -> Pixels:
@@ -126,10 +131,10 @@ def _eight_bit(array: npt.NDArray[Any]) -> Pixels:
     if array.dtype == np.uint8:
         return array
     if not np.issubdtype(array.dtype, np.floating):
-        raise _RefusedError(f"pixel values are uint8 or floats in [0, 1], got {array.dtype}")
+        raise _UnreadableError(f"pixel values are uint8 or floats in [0, 1], got {array.dtype}")
     low, high = float(array.min()), float(array.max())
     if not (low >= -1e-6 and high <= 1 + 1e-6):  # NaN fails every comparison; the slack forgives float32 resampling
-        raise _RefusedError(f"float pixel values are numbers in [0, 1], got {low:g} to {high:g}")
+        raise _UnreadableError(f"float pixel values are numbers in [0, 1], got {low:g} to {high:g}")
     scaled: Pixels = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
     return scaled
 
@@ -144,10 +149,10 @@ def _open(source: Any) -> Image.Image:
     """The image with only its header read."""
     if isinstance(source, bytes):
         if not source:
-            raise _RefusedError("empty (0 bytes)")
+            raise _UnreadableError("empty (0 bytes)")
         return Image.open(io.BytesIO(source), formats=_formats())
     if not isinstance(source, (str, Path)):
-        raise _RefusedError(
+        raise _UnreadableError(
             f"an image is a path, bytes, a PIL image, an array or a tensor, got {type(source).__name__}"
         )
     _check_file(Path(source))
@@ -155,45 +160,45 @@ def _open(source: Any) -> Image.Image:
 
 
 def _check_file(path: Path) -> None:
-    """Says what is wrong with the file before Pillow sees it."""
+    """Checks the file before Pillow opens it, for clearer reasons."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise _RefusedError("no such file") from None
+        raise _UnreadableError("no such file") from None
     if stat.S_ISDIR(status.st_mode):
-        raise _RefusedError("a folder, not an image")
-    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
-        raise _RefusedError("not a regular file")
+        raise _UnreadableError("a folder, not an image")
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
+        raise _UnreadableError("not a regular file")
     if status.st_size == 0:
-        raise _RefusedError("empty (0 bytes)")
+        raise _UnreadableError("empty (0 bytes)")
 
 
 def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours: bool) -> Pixels:
-    """``ours`` is False for an image that a user opened: it may be shared, and must stay as it is."""
+    """``ours`` is False for an image that the caller opened: it may be shared and must not change."""
     width, height = image.size
     if not 0 < width * height <= max_pixels:
-        raise _RefusedError(f"{width} x {height} pixels, allowed are 1 to {max_pixels:,}; it was not decoded")
+        raise _UnreadableError(f"{width} x {height} pixels, but 1 to {max_pixels:,} are allowed; it was not decoded")
     box = _shrink_while_decoding(image, p) if ours and isinstance(image, JpegImageFile) else (0, 0, width, height)
     with contextlib.nullcontext() if ours else _LOADING:
         image.load()
         turn = _orientation(image)
     if turn in _TURNS:
-        box = _turned(box, image.size, turn)
+        box = _rotated_box(box, image.size, turn)
         image = image.transpose(_TURNS[turn])
-    return _finished(image, p, box)
+    return _to_size(image, p, box)
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # damaged metadata does not make the picture unreadable
+    except Exception:  # damaged metadata does not make the image unreadable
         return 1
 
 
 def _shrink_while_decoding(image: JpegImageFile, p: Preprocessing) -> Box:
-    """Lets libjpeg decode at 1/2, 1/4 or 1/8, where that leaves at least twice the size needed in both directions.
+    """Lets libjpeg decode at 1/2, 1/4 or 1/8 where that leaves at least twice the size needed in both directions.
 
-    Returns where the picture lies: 4001 pixels at 1/4 are 1000.25 of the 1001 decoded ones.
+    Returns the box of the image: 4001 pixels at 1/4 are 1000.25 of the 1001 decoded ones.
     """
     width, height = image.size
     turned = _orientation(image) >= 5
@@ -204,8 +209,8 @@ def _shrink_while_decoding(image: JpegImageFile, p: Preprocessing) -> Box:
     return drafted[1] if drafted else (0, 0, width, height)
 
 
-def _turned(box: Box, size: tuple[int, int], turn: int) -> Box:
-    """Where a box of an image lies after the image was turned upright."""
+def _rotated_box(box: Box, size: tuple[int, int], turn: int) -> Box:
+    """A box of an image after the image was rotated upright."""
     (left, top, right, bottom), (width, height) = box, size
     if turn in (2, 3, 7, 8):
         left, right = width - right, width - left
@@ -214,12 +219,12 @@ def _turned(box: Box, size: tuple[int, int], turn: int) -> Box:
     return (top, left, bottom, right) if turn >= 5 else (left, top, right, bottom)
 
 
-def _finished(image: Image.Image, p: Preprocessing, box: Box | None = None) -> Pixels:
-    return np.array(fitted(_flat(image, p), p, box)).reshape(*p.size, p.channels)
+def _to_size(image: Image.Image, p: Preprocessing, box: Box | None = None) -> Pixels:
+    return np.array(resize_to_fit(_to_mode(image, p), p, box)).reshape(*p.size, p.channels)
 
 
-def _flat(image: Image.Image, p: Preprocessing) -> Image.Image:
-    """The image in mode L or RGB: deep greys scaled to 8 bits, transparency composited on white."""
+def _to_mode(image: Image.Image, p: Preprocessing) -> Image.Image:
+    """The image in mode L or RGB: 16-bit grey scaled to 8 bits, transparency composited on white."""
     if image.mode == "F":
         image = Image.fromarray(_eight_bit(np.asarray(image)))
     elif image.mode.startswith("I"):
@@ -235,7 +240,58 @@ def _from_deep_grey(image: Image.Image) -> Image.Image:
     """16-bit grey (modes I;16 and I) in 8 bits. Pillow's own conversion would clip everything above 255 to white."""
     grey = np.asarray(image)
     if grey.min() < 0 or grey.max() > 65535:
-        raise _RefusedError(f"grey values have 8 or 16 bits, 0 to 65535, got {grey.min()} to {grey.max()}")
+        raise _UnreadableError(f"grey values have 8 or 16 bits, 0 to 65535, got {grey.min()} to {grey.max()}")
     eight = ((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)
     eight[grey == image.info.get("transparency", -1)] = 255  # a transparent colour, on white
     return Image.fromarray(eight)
+
+
+_SMALL = 1 << 16  # bytes of an image
+
+
+def decode_ahead(
+    sources: Sequence[ImageSource] | npt.NDArray[Any],
+    preprocessing: Preprocessing,
+    workers: int | None = None,
+    ahead: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Generator[Pixels | ImageError, None, None]:
+    """Every image in order, decoded by ``workers`` threads, at most ``ahead`` images in advance.
+
+    In place of an image that cannot be read comes an ``ImageError``. Memory use does not depend on the list's length,
+    and closing the generator early stops the threads. One worker means no thread.
+    """
+    workers = min(8, os.cpu_count() or 1) if workers is None else workers
+    ahead = 4 * workers if ahead is None else ahead
+    if workers < 1 or ahead < 1:
+        raise InputError(f"decode_ahead needs workers >= 1 and ahead >= 1, got {workers} and {ahead}")
+
+    def read(position: int) -> Pixels | ImageError:
+        try:
+            return read_pixels(sources[position], preprocessing, max_pixels, position=position)
+        except ImageError as error:
+            return ImageError(error.name, error.reason, position)  # without its traceback
+
+    if workers == 1 or (isinstance(sources, np.ndarray) and _is_cheap(sources, preprocessing)):
+        return (read(position) for position in range(len(sources)))
+    return _in_threads(read, len(sources), workers, ahead)
+
+
+def _is_cheap(images: npt.NDArray[Any], preprocessing: Preprocessing) -> bool:
+    """Whether handing an image to a thread costs more than reading it: a plain copy, or a small image to resize."""
+    return images.shape[1:3] == preprocessing.size or math.prod(images.shape[1:]) <= _SMALL
+
+
+def _in_threads(
+    read: Callable[[int], Pixels | ImageError], count: int, workers: int, ahead: int
+) -> Generator[Pixels | ImageError, None, None]:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="fixstar-decode")
+    try:
+        window = deque(pool.submit(read, position) for position in range(min(ahead, count)))
+        for position in range(count):
+            result = window.popleft().result()
+            if position + ahead < count:
+                window.append(pool.submit(read, position + ahead))
+            yield result
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

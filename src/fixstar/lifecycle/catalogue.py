@@ -16,7 +16,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from fixstar.data.formats.places import does_not_exist
 from fixstar.data.image_set import ImageSet
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, InputError
@@ -53,7 +52,9 @@ def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
     subfolders the first of them is the label. ``prefix`` goes before every id.
     """
     if not source.exists():
-        raise InputError(does_not_exist(source, "a folder of images, a list (.csv with a column path), or one image"))
+        raise InputError(
+            f"{source} does not exist; give a folder of images, a list (.csv with a column path), or one image"
+        )
     if source.is_dir():
         return _folder(source, prefix)
     if source.suffix.lower() == ".csv":

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, ImageError
 from fixstar.gallery import Gallery
 from fixstar.gallery.transfer import made_or_same
-from fixstar.images import BadImage, ImageSource
+from fixstar.images import ImageSource
 from fixstar.models import Encoder
 
 __all__ = ["Embedded", "Embedder", "LocalEmbedder", "ensure_version"]
@@ -21,7 +21,7 @@ class Embedded(NamedTuple):
     """A batch's short forms [n, width]; rows of images that could not be read are NaN, and ``bad`` says why."""
 
     vectors: NDArray[np.float32]
-    bad: tuple[BadImage, ...]
+    bad: tuple[ImageError, ...]
 
 
 class Embedder(Protocol):
@@ -44,7 +44,7 @@ class LocalEmbedder:
 
     def one(self, images: Sequence[ImageSource]) -> Embedded:
         """The vectors of one batch."""
-        bad: list[BadImage] = []
+        bad: list[ImageError] = []
         vectors = self._encoder.encode(images, self._batch_size, form="short", bad="skip", on_bad=bad.append)
         return Embedded(vectors, tuple(bad))
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
 from fixstar.durable import replace_file, replace_json
-from fixstar.errors import InputError
-from fixstar.images import BadImage, Preprocessing, decode_ahead
+from fixstar.errors import ImageError, InputError
+from fixstar.images import Preprocessing, decode_ahead
 from fixstar.lifecycle.registry import Registry
 
 __all__ = [
@@ -77,7 +77,7 @@ def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
         return []
     sources = [images.images[row] for row in rows]
     decoded = zip(rows.tolist(), decode_ahead(sources, _SMALL), strict=True)
-    return [row for row, pixels in decoded if isinstance(pixels, BadImage)]
+    return [row for row, pixels in decoded if isinstance(pixels, ImageError)]
 
 
 def _draw(source: Path | NDArray[np.uint8]) -> float:

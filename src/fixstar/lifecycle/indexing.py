@@ -8,9 +8,9 @@ from itertools import islice
 
 import numpy as np
 
+from fixstar.errors import ImageError
 from fixstar.gallery import Gallery, Item
 from fixstar.gallery.store import Payload, Vectors
-from fixstar.images import BadImage
 from fixstar.lifecycle.catalogue import IMAGE, STAMP, CatalogueItem, without_repeats
 from fixstar.lifecycle.embedding import Embedder
 from fixstar.progress import Advance
@@ -29,7 +29,7 @@ class Indexed:
     version: str
     added: int
     unchanged: int
-    bad: tuple[BadImage, ...]
+    bad: tuple[ImageError, ...]
 
 
 def index_items(
@@ -47,7 +47,7 @@ def index_items(
     the place of ``Gallery.upsert``: for whoever has to look at what others wrote meanwhile.
     """
     unchanged, added = 0, 0
-    bad: list[BadImage] = []
+    bad: list[ImageError] = []
     waiting: list[list[CatalogueItem]] = []
 
     def batches() -> Iterator[list[object]]:
@@ -72,7 +72,7 @@ def index_items(
             write = store or gallery.upsert
             write(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
         added += len(kept)
-        bad += [BadImage(image.index, batch[image.index].id, image.reason) for image in unread]
+        bad += [ImageError(batch[image.index].id, image.reason, image.index) for image in unread]
         if progress is not None:
             progress(len(batch))
     return Indexed(version, added, unchanged, tuple(bad))
@@ -83,9 +83,9 @@ def _is_unicode(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _unnameable(item: CatalogueItem) -> BadImage:
+def _unnameable(item: CatalogueItem) -> ImageError:
     shown = item.id.encode("utf-8", "backslashreplace").decode()
-    return BadImage(0, shown, "its name is not valid UTF-8; rename it")
+    return ImageError(shown, "its name is not valid UTF-8; rename it")
 
 
 def _new_images(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:

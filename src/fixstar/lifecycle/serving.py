@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from fixstar.errors import GalleryError, ImageError
+from fixstar.errors import GalleryError
 from fixstar.gallery import Calibration, Gallery, Hit, VersionSpace, calibrated_search
 from fixstar.gallery.store import Vectors, Where
 from fixstar.images import ImageSource
@@ -103,7 +103,7 @@ class Serving:
         """Query vectors [N, width] of a version; an image that cannot be read raises ``ImageError``."""
         vectors, bad = LocalEmbedder(self.encoder(version)).one(images)
         if bad:
-            raise ImageError(bad[0].name, bad[0].reason)
+            raise bad[0]
         return vectors
 
     def search(

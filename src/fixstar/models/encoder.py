@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.errors import ImageError, InputError, ModelError, UnknownNameError
 from fixstar.geometry import short_factors, unit
-from fixstar.images import BadImage, ImageSource, Preprocessing
+from fixstar.images import ImageSource, Preprocessing
 from fixstar.models.adapter import Adapter
 from fixstar.models.backbones import Backbone, create_backbone
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
@@ -219,7 +219,7 @@ class Encoder(nn.Module):
         *,
         form: Form = "full",
         bad: Literal["refuse", "skip"] = "refuse",
-        on_bad: Callable[[BadImage], None] | None = None,
+        on_bad: Callable[[ImageError], None] | None = None,
         progress: bool = False,
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors; decoding overlaps with the model.

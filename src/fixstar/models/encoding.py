@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fixstar.errors import ImageError, InputError
-from fixstar.images import BadImage, ImageSource, Preprocessing, decode_ahead
+from fixstar.images import ImageSource, Preprocessing, decode_ahead
 from fixstar.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def encode_images(
     *,
     form: Form,
     bad: Literal["refuse", "skip"],
-    on_bad: Callable[[BadImage], None] | None,
+    on_bad: Callable[[ImageError], None] | None,
     progress: bool,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The body of ``Encoder.encode``; see there."""
@@ -67,7 +67,7 @@ def _batches(
     images: Any,
     batch_size: int,
     bad: str,
-    on_bad: Callable[[BadImage], None] | None,
+    on_bad: Callable[[ImageError], None] | None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
     if _is_ready(images, encoder.preprocessing):
@@ -79,7 +79,7 @@ def _batches(
     stack: list[np.ndarray[Any, Any]] = []
     ahead = max(AHEAD, 2 * batch_size)  # the next batch is decoded while the model works on this one
     for index, item in enumerate(decode_ahead(images, encoder.preprocessing, ahead=ahead)):
-        if isinstance(item, BadImage):
+        if isinstance(item, ImageError):
             if bad == "refuse":
                 raise ImageError(item.name, item.reason)
             if on_bad is not None:

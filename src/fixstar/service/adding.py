@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from fixstar.errors import GalleryError
 from fixstar.gallery.arguments import checked_ids
 from fixstar.gallery.store import Payload, Vectors
-from fixstar.images.reading import Pixels
+from fixstar.images import Pixels
 from fixstar.lifecycle import CatalogueItem, LocalEmbedder, index_items
 from fixstar.lifecycle.catalogue import IMAGE, STAMP
 from fixstar.models import Encoder

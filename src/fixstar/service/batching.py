@@ -23,8 +23,7 @@ from fixstar.errors import ImageError
 from fixstar.gallery import Hit
 from fixstar.gallery.filters import filter_key
 from fixstar.gallery.store import Where
-from fixstar.images import Preprocessing, read_pixels
-from fixstar.images.reading import Pixels
+from fixstar.images import Pixels, Preprocessing, read_pixels
 from fixstar.lifecycle import LocalEmbedder
 from fixstar.models import Encoder
 from fixstar.service.intake import Intake

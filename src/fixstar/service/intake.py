@@ -17,8 +17,7 @@ from fastapi import UploadFile
 from PIL import Image
 
 from fixstar.errors import ImageError
-from fixstar.images import Preprocessing, read_pixels
-from fixstar.images.reading import Pixels
+from fixstar.images import Pixels, Preprocessing, read_pixels
 from fixstar.service.problems import Problem
 from fixstar.service.settings import SMALLER, ServiceSettings
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fixstar.errors import DeploymentMovedError
+from fixstar.errors import DeploymentMovedError, ImageError
 from fixstar.gallery import Gallery
 from fixstar.gallery.store import Payload, Vectors
-from fixstar.images import BadImage
 from fixstar.lifecycle import Backfilled, CatalogueItem, GateRules, check_version
 from fixstar.lifecycle.backfill_plan import BackfillPlan, KeptItem, PlanFiles
 from fixstar.lifecycle.indexing import Store
@@ -113,7 +112,7 @@ def _unless_overtaken(gallery: Gallery, handle: Handle, overtaken: list[str]) ->
     return store
 
 
-def _bad(image: BadImage, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
+def _bad(image: ImageError, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
     """An image that was left out, as ``POST /v1/items`` tells it. Jobs of older releases know no file names."""
     row = next(number for number, one in enumerate(batch) if one["id"] == image.name)
     return {"id": image.name, "index": before + row, "file": batch[row].get("file"), "reason": image.reason}

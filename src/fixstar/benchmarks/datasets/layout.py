@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fixstar.data import ImageSet
-from fixstar.data.formats import IMAGE_EXTENSIONS
-from fixstar.data.formats.folder import class_folders
+from fixstar.data.formats import IMAGE_EXTENSIONS, class_folders
 from fixstar.errors import DataError
 
 __all__ = ["Dataset", "Loader", "Part"]

@@ -9,9 +9,7 @@ import numpy as np
 
 from fixstar.benchmarks.datasets.layout import Loader
 from fixstar.data import ImageSet
-from fixstar.data.formats import idx_images, image_folder, omniglot_folder
-from fixstar.data.formats.omniglot import PARTS
-from fixstar.data.formats.places import check_split
+from fixstar.data.formats import OMNIGLOT_PARTS, check_split, idx_images, image_folder, omniglot_folder
 from fixstar.errors import DataError
 
 __all__ = [
@@ -110,4 +108,4 @@ def mnist(folder: Path, split: str) -> ImageSet:
 def omniglot(folder: Path, split: str) -> ImageSet:
     """Omniglot's background characters as "train", those of its evaluation set as "test"."""
     check_split(split)
-    return omniglot_folder(folder / "omniglot" / PARTS[split])
+    return omniglot_folder(folder / "omniglot" / OMNIGLOT_PARTS[split])

@@ -1,0 +1,489 @@
+"""The layouts in which labelled images are stored on disk, and ``open_images``, which recognises them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from fixstar.data.image_set import ImageSet
+from fixstar.errors import DataError, UnknownNameError
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "OMNIGLOT_PARTS",
+    "check_split",
+    "cifar10",
+    "cifar100",
+    "class_folders",
+    "find_images",
+    "idx_images",
+    "image_folder",
+    "image_list",
+    "omniglot_folder",
+    "open_images",
+]
+
+IMAGE_EXTENSIONS = frozenset(
+    {
+        *(".avif", ".bmp", ".gif", ".png", ".tif", ".tiff", ".webp"),
+        *(".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),
+        *(".pbm", ".pgm", ".pnm", ".ppm"),
+    }
+)
+OMNIGLOT_PARTS = {"train": "images_background", "test": "images_evaluation"}
+
+_SHOWN = 10  # lines that an error lists
+_SPLITS = ("test", "train", "val", "valid", "validation")
+_ACCEPTED = (
+    "labelled images: a folder with one folder per class, a list (.csv with the columns path and label), or the folder "
+    "of CIFAR, idx or Omniglot files"
+)
+_FOLDER_LAYOUT = "expected one folder per class with its images inside, such as {root}/shoes/0001.jpg"
+_CIFAR_PIXELS = 3 * 32 * 32
+_CIFAR10_BATCHES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+_IDX_IMAGES = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-images[-.]idx3-ubyte(\.gz)?")
+_OMNIGLOT_CHARACTER = re.compile(r"character\d+")
+_CHUNK = 1 << 24  # bytes
+
+
+class _Layout(NamedTuple):
+    description: str
+    recognise: Callable[[Path], object]
+    open: Callable[[Path, str], ImageSet]
+
+
+def open_images(path: str | Path, split: str = "train") -> ImageSet:
+    """The labelled images at ``path``, in any known layout.
+
+    Data without splits of its own has only the split "train": the same images must not serve as a test set.
+    """
+    root = Path(path)
+    if root.is_file() and root.suffix.lower() == ".csv":
+        return _unsplit(image_list)(root, split)
+    if not root.is_dir():
+        seen = "is a file, but not a list" if root.exists() else "does not exist"
+        raise DataError(f"{root} {seen}; give {_ACCEPTED}")
+    datasets = [name for name, layout in _DATASETS.items() if layout.recognise(root)]
+    if len(datasets) > 1:
+        raise DataError(f"{root}: more than one dataset ({', '.join(datasets)}); give the folder of the one you mean")
+    found = datasets or [name for name, layout in _GENERAL.items() if layout.recognise(root)]
+    if not found:
+        known = [layout.description for layout in (_DATASETS | _GENERAL).values()]
+        seen_here = sorted(entry.name + "/" * entry.is_dir() for entry in root.iterdir()) or ["nothing, it is empty"]
+        raise DataError(
+            f"{root}: no known layout of labelled images. Known:{_listed(known)}\nFound here:{_listed(seen_here)}"
+        )
+    return (_DATASETS | _GENERAL)[found[0]].open(root, split)
+
+
+def check_split(split: str) -> None:
+    """Raises unless ``split`` is "train" or "test": published datasets have no other."""
+    if split not in ("train", "test"):
+        raise UnknownNameError("split", split, ("train", "test"))
+
+
+def _unsplit(read: Callable[[Path], ImageSet]) -> Callable[[Path, str], ImageSet]:
+    def opened(path: Path, split: str) -> ImageSet:
+        if split != "train":
+            raise DataError(f"{path}: no split {split!r}, it is not divided; give another path or split='train'")
+        return read(path)
+
+    return opened
+
+
+def _existing_folder(path: str | Path) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: {'a file, not a folder' if folder.exists() else 'no such folder'}")
+    return folder
+
+
+def _listed(lines: Sequence[str]) -> str:
+    """The first ten lines, and how many more there are."""
+    more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "".join("\n  " + line for line in [*lines[:_SHOWN], *more])
+
+
+# One folder per class.
+
+
+def image_folder(path: str | Path) -> ImageSet:
+    """The images below ``path``, at any depth, labelled by the folder of ``path`` that they are in.
+
+    Hidden entries and files without an image's extension are ignored. Images and classes are sorted by name, so they
+    have the same order on every machine.
+    """
+    root = _existing_folder(path)
+    if loose := [entry.name for entry in _visible(root) if _has_image_extension(entry.name) and entry.is_file()]:
+        raise DataError(f"{root}: images without a class folder:{_listed(loose)}\n{_FOLDER_LAYOUT.format(root=root)}")
+    found = {folder.name: find_images(folder) for folder in class_folders(root)}
+    empty = [name for name, files in found.items() if not files]
+    if len(empty) == len(found):
+        searched = f" in any of its {len(empty)} class folders ({', '.join(empty[:10])})"
+        where = searched if empty else " and no class folders"
+        raise DataError(f"{root}: no images{where}; {_FOLDER_LAYOUT.format(root=root)}")
+    if empty:
+        warnings.warn(f"{root}: classes left out because they have no image:{_listed(empty)}", stacklevel=2)
+    return _labelled_files({name: files for name, files in found.items() if files}, root.name)
+
+
+def _labelled_files(files: dict[str, list[Path]], name: str) -> ImageSet:
+    labels = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files.values()])
+    paths = tuple(path for of_class in files.values() for path in of_class)
+    return ImageSet(paths, labels.astype(np.int64), tuple(files), name)
+
+
+def class_folders(root: Path) -> list[Path]:
+    """The visible folders directly in ``root``, sorted by name."""
+    return [entry for entry in _visible(root) if entry.is_dir()]
+
+
+def find_images(folder: str | Path) -> list[Path]:
+    """Every visible file below ``folder`` with an image's extension, sorted by its path."""
+    root = _existing_folder(folder)
+    return sorted(_walk(root), key=lambda path: path.relative_to(root).parts)
+
+
+def _has_images(root: Path) -> bool:
+    """Whether there is any image below a folder or a folder that it links to."""
+    return any(True for place in (root, *class_folders(root)) for _ in _walk(place))
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(root, onerror=_cannot_list):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in files if not name.startswith(".") and _has_image_extension(name))
+
+
+def _visible(root: Path) -> list[Path]:
+    try:
+        entries = list(root.iterdir())
+    except OSError as error:
+        _cannot_list(error)
+    return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _has_image_extension(name: str) -> bool:
+    return Path(name).suffix.lower() in IMAGE_EXTENSIONS
+
+
+def _cannot_list(error: OSError) -> NoReturn:
+    raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
+
+
+def _split_folders(root: Path) -> list[str]:
+    """The splits of a dataset such as train/shoes/1.jpg, test/shoes/2.jpg. A class may be called "train", too."""
+    folders = class_folders(root)
+    splits = [folder.name for folder in folders if folder.name in _SPLITS and class_folders(folder)]
+    return splits if len(splits) > 1 or len(splits) == len(folders) else []
+
+
+def _split_lists(root: Path) -> list[str]:
+    return [split for split in _SPLITS if (root / f"{split}.csv").is_file()]
+
+
+def _known_split(root: Path, split: str, splits: list[str]) -> str:
+    if split not in splits:
+        raise DataError(f"{root}: no split {split!r}; it has {', '.join(splits)}")
+    return split
+
+
+# A CSV that names images and their classes.
+
+
+class _Row(NamedTuple):
+    line: int
+    cells: list[str]
+
+
+def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet:
+    """The images of a CSV with the columns ``path`` and ``label`` (others are ignored), grouped by class.
+
+    Paths are relative to ``root``, by default the CSV's own folder. Mistakes are reported with their lines.
+    """
+    source = Path(csv_path)
+    root = source.parent if root is None else Path(root)
+    header, *rows = _rows(source) or [_Row(1, [])]
+    names = [name.lower() for name in header.cells]
+    if names.count("path") != 1 or names.count("label") != 1:
+        seen = ",".join(header.cells)
+        raise DataError(f"{source}: line {header.line}: the header must have the columns path,label; got {seen!r}")
+    path_column, label_column = names.index("path"), names.index("label")
+    if wrong := list(_wrong_rows(rows, len(names), path_column, label_column)):
+        raise DataError(f"{source}: {len(wrong)} lines are wrong:{_listed(wrong)}")
+    if not rows:
+        raise DataError(f"{source}: no images are listed below the header")
+    files: dict[str, list[Path]] = {label: [] for label in sorted({row.cells[label_column] for row in rows})}
+    missing = []
+    for line, cells in rows:
+        path = root / cells[path_column]
+        files[cells[label_column]].append(path)
+        if not path.is_file():
+            missing.append(f"line {line}: {path}")
+    if missing:
+        raise DataError(f"{source}: {len(missing)} of {len(rows)} files are missing:{_listed(missing)}")
+    return _labelled_files(files, source.stem)
+
+
+def _rows(source: Path) -> list[_Row]:
+    """All lines that are not blank, with the number of their last line."""
+    try:
+        text = source.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return [_Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
+    except csv.Error as error:
+        raise DataError(f"{source}: line {reader.line_num}: {error}") from error
+
+
+def _wrong_rows(rows: list[_Row], width: int, path_column: int, label_column: int) -> Iterator[str]:
+    for line, cells in rows:
+        if len(cells) != width:
+            yield f"line {line}: {len(cells)} columns, but the header has {width}"
+        elif not cells[path_column] or not cells[label_column]:
+            yield f"line {line}: the {'label' if cells[path_column] else 'path'} is empty"
+
+
+# Omniglot: alphabet/character/drawing.png.
+
+
+def _is_omniglot(root: Path) -> bool:
+    """Whether a folder has Omniglot's two parts or, inside its alphabets, folders like character01."""
+    if any((root / part).is_dir() for part in OMNIGLOT_PARTS.values()):
+        return True
+    inner = (character for alphabet in class_folders(root)[:1] for character in class_folders(alphabet))
+    return any(_OMNIGLOT_CHARACTER.fullmatch(folder.name) for folder in inner)
+
+
+def _open_omniglot(root: Path, split: str) -> ImageSet:
+    if not any((root / part).is_dir() for part in OMNIGLOT_PARTS.values()):
+        return _unsplit(omniglot_folder)(root, split)
+    check_split(split)
+    return omniglot_folder(root / OMNIGLOT_PARTS[split])
+
+
+def omniglot_folder(path: str | Path) -> ImageSet:
+    """All drawings in a folder of alphabets, or in one with images_background and images_evaluation.
+
+    A class is a character, named "alphabet/character".
+    """
+    root = _existing_folder(path)
+    parts = [root / part for part in OMNIGLOT_PARTS.values() if (root / part).is_dir()] or [root]
+    files: dict[str, list[Path]] = {}
+    for alphabet in (alphabet for part in parts for alphabet in class_folders(part)):
+        for character in class_folders(alphabet):
+            if drawings := find_images(character):
+                files.setdefault(f"{alphabet.name}/{character.name}", []).extend(drawings)
+    if not files:
+        raise DataError(
+            f"{root}: no drawings; expected alphabet/character/*.png, such as {root}/Greek/character01/a.png"
+        )
+    return _labelled_files(dict(sorted(files.items())), root.name)
+
+
+# CIFAR-10 and CIFAR-100 in their official binary layout: label bytes, then 1024 red, 1024 green, 1024 blue.
+
+
+def _find_cifar10(path: Path) -> Path | None:
+    names = (*_CIFAR10_BATCHES, "data_batch.bin", "test_batch.bin")
+    return _folder_with(path, "cifar-10-batches-bin", names)
+
+
+def _find_cifar100(path: Path) -> Path | None:
+    folder = _folder_with(path, "cifar-100-binary", ("train.bin", "test.bin"))
+    certain = folder and (folder.name == "cifar-100-binary" or any(folder.glob("*_label_names.txt")))
+    return folder if certain else None
+
+
+def _folder_with(path: Path, name: str, files: Sequence[str]) -> Path | None:
+    """``path/name`` or ``path`` itself, if it holds one of these files."""
+    folders = (folder for folder in (path / name, path) if any((folder / file).is_file() for file in files))
+    return next(folders, None)
+
+
+def cifar10(path: str | Path, split: str) -> ImageSet:
+    """CIFAR-10, "train" or "test"; the training images are in the five official batches or in one data_batch.bin."""
+    check_split(split)
+    folder = _find_cifar10(_existing_folder(path)) or _no_cifar(path, "CIFAR-10", "cifar-10-batches-bin")
+    classes = _cifar_names(folder / "batches.meta.txt", 10)
+    whole = (folder / "data_batch.bin").is_file()
+    files = ["test_batch.bin"] if split == "test" else ["data_batch.bin"] if whole else list(_CIFAR10_BATCHES)
+    images, labels = _read_cifar([folder / file for file in files], 1, 0, classes)
+    return ImageSet(images, labels, classes, f"cifar10 {split}")
+
+
+def cifar100(path: str | Path, split: str, labels: Literal["fine", "coarse"] = "fine") -> ImageSet:
+    """CIFAR-100, "train" or "test", with its 100 fine or 20 coarse labels."""
+    check_split(split)
+    if labels not in ("fine", "coarse"):
+        raise UnknownNameError("CIFAR-100 labels", labels, ("coarse", "fine"))
+    folder = _find_cifar100(_existing_folder(path)) or _no_cifar(path, "CIFAR-100", "cifar-100-binary")
+    classes = _cifar_names(folder / f"{labels}_label_names.txt", 100 if labels == "fine" else 20)
+    images, numbers = _read_cifar([folder / f"{split}.bin"], 2, 1 if labels == "fine" else 0, classes)
+    return ImageSet(images, numbers, classes, f"cifar100 {split}")
+
+
+def _read_cifar(
+    files: list[Path], label_bytes: int, which: int, classes: tuple[str, ...]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images [N, 32, 32, 3] and labels [N] of all files; ``which`` of the leading bytes is the label."""
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise DataError(f"{files[0].parent}: {', '.join(missing)} missing")
+    records = [_cifar_records(file, label_bytes, which, len(classes)) for file in files]
+    labels = np.concatenate([of_file[:, which] for of_file in records]).astype(np.int64)
+    images = np.empty((len(labels), 32, 32, 3), np.uint8)
+    start = 0
+    for of_file in records:
+        planes = of_file[:, label_bytes:].reshape(-1, 3, 32, 32)
+        for channel in range(3):  # five times as fast as one transposed copy
+            images[start : start + len(of_file), ..., channel] = planes[:, channel]
+        start += len(of_file)
+    return images, labels
+
+
+def _cifar_records(file: Path, label_bytes: int, which: int, classes: int) -> npt.NDArray[np.uint8]:
+    length = label_bytes + _CIFAR_PIXELS
+    size = file.stat().st_size
+    if size == 0 or size % length:
+        raise DataError(f"{file}: {size} bytes are not a whole number of images of {length} bytes; copy the file again")
+    records = np.fromfile(file, np.uint8).reshape(-1, length)
+    wrong = np.flatnonzero(records[:, which] >= classes)
+    if len(wrong):
+        label = records[wrong[0], which]
+        raise DataError(f"{file}: image {wrong[0]} has label {label}, allowed are 0 to {classes - 1}; is it CIFAR?")
+    return records
+
+
+def _cifar_names(file: Path, count: int) -> tuple[str, ...]:
+    try:
+        names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: the class names cannot be read ({error})") from error
+    if len(names) != count or len(set(names)) != count:
+        raise DataError(f"{file}: expected {count} different class names, one per line, got {len(names)}")
+    return names
+
+
+def _no_cifar(path: str | Path, name: str, folder: str) -> NoReturn:
+    pickled = ("data_batch_1", "meta", "cifar-10-batches-py", "cifar-100-python")
+    hint = "; the Python version found here is never unpickled, download the binary version"
+    found = any((Path(path) / file).exists() for file in pickled)
+    raise DataError(f"{path}: no {name} in its binary layout, neither here nor in {folder}/{hint * found}")
+
+
+# MNIST and its relatives (Fashion-MNIST, KMNIST, EMNIST) as idx files, compressed or not.
+
+
+def _find_idx(folder: Path) -> list[re.Match[str]]:
+    names = sorted(entry.name for entry in folder.iterdir())
+    return [match for match in map(_IDX_IMAGES.fullmatch, names) if match]
+
+
+def idx_images(folder: str | Path, split: str) -> ImageSet:
+    """The "train" or "test" images [N, H, W, 1] of a folder with idx files. Classes are "0", "1", ... to at least "9".
+
+    EMNIST stores its images transposed; files with its prefix are transposed back.
+    """
+    check_split(split)
+    root = _existing_folder(folder)
+    prefix, stem = _idx_stem(root, split)
+    images = _read_idx(_idx_file(root, stem, "images", 3), 3)
+    labels = _read_idx(_idx_file(root, stem, "labels", 1), 1).astype(np.int64)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{root / stem}: {len(images)} images but {len(labels)} labels; the files do not belong together"
+        )
+    if prefix.startswith("emnist"):
+        images = np.ascontiguousarray(images.transpose(0, 2, 1))
+    classes = tuple(str(i) for i in range(max(10, int(labels.max()) + 1)))
+    return ImageSet(images[..., None], labels, classes, f"{prefix.strip('-') or root.name} {split}")
+
+
+def _idx_stem(root: Path, split: str) -> tuple[str, str]:
+    """The prefix ("emnist-letters-" or nothing) and what the image and label files of a split begin with."""
+    wanted = ("train",) if split == "train" else ("t10k", "test")
+    found = _find_idx(root)
+    stems = sorted({(match["prefix"], match["prefix"] + match["split"]) for match in found if match["split"] in wanted})
+    if not stems:
+        seen = ", ".join(match.string for match in found) or "none at all"
+        raise DataError(
+            f"{root}: no {split} images such as {wanted[0]}-images-idx3-ubyte(.gz); idx images here: {seen}"
+        )
+    if len(stems) > 1:
+        names = ", ".join(stem for _, stem in stems)
+        raise DataError(f"{root}: more than one dataset ({names}); give each its own folder")
+    return stems[0]
+
+
+def _idx_file(root: Path, stem: str, kind: str, dimensions: int) -> Path:
+    names = [f"{stem}-{kind}{dot}idx{dimensions}-ubyte{gz}" for gz in ("", ".gz") for dot in "-."]
+    found = next((root / name for name in names if (root / name).is_file()), None)
+    if found is None:
+        raise DataError(f"{root}: {kind} missing, none of {', '.join(names)}")
+    return found
+
+
+def _read_idx(file: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """The array in an idx file: 0, 0, 8 (unsigned bytes), the number of dimensions, each as 4 bytes, then the data."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            shape = _idx_shape(file, stream.read(4 + 4 * dimensions), dimensions)
+            expected = int(np.prod(shape, dtype=object))
+            data = bytearray()  # read in chunks, so that memory is bounded by the file and not by its header
+            while len(data) <= expected and (chunk := stream.read(_CHUNK)):
+                data += chunk
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{file}: damaged or truncated ({error})") from error
+    if len(data) != expected:
+        seen = f"only {len(data)}" if len(data) < expected else "more"
+        raise DataError(f"{file}: the header promises {expected} bytes for {list(shape)}, but there are {seen}")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _idx_shape(file: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
+    magic = bytes([0, 0, 8, dimensions])
+    if header[:4] != magic or len(header) != 4 + 4 * dimensions:
+        raise DataError(
+            f"{file}: not an idx file of bytes in {dimensions} dimensions; it begins with "
+            f"{header[:4].hex(' ') or 'nothing'} instead of {magic.hex(' ')}"
+        )
+    shape = tuple(int(side) for side in np.frombuffer(header[4:], ">u4"))
+    if 0 in shape:
+        raise DataError(f"{file}: empty, its header says {list(shape)}")
+    return shape
+
+
+_DATASETS = {
+    "cifar10": _Layout("CIFAR-10: cifar-10-batches-bin/data_batch_1.bin, ...", _find_cifar10, cifar10),
+    "cifar100": _Layout("CIFAR-100: cifar-100-binary/train.bin, ...", _find_cifar100, cifar100),
+    "idx": _Layout("MNIST and relatives: train-images-idx3-ubyte(.gz), ...", _find_idx, idx_images),
+    "omniglot": _Layout("Omniglot: images_background/alphabet/character01/*.png", _is_omniglot, _open_omniglot),
+}
+_GENERAL = {  # the first that matches
+    "split lists": _Layout(
+        "one CSV per split, columns path,label: train.csv",
+        _split_lists,
+        lambda root, split: image_list(root / f"{_known_split(root, split, _split_lists(root))}.csv"),
+    ),
+    "split folders": _Layout(
+        "one folder per split: train/shoes/0001.jpg",
+        _split_folders,
+        lambda root, split: image_folder(root / _known_split(root, split, _split_folders(root))),
+    ),
+    "folder": _Layout("one folder per class: shoes/0001.jpg", _has_images, _unsplit(image_folder)),
+}
