@@ -30,13 +30,13 @@ from fixstar.durable import replace_json
 from fixstar.errors import DataError, FixstarError
 from fixstar.evaluation import CrossTest, VersionFeatures, cross_test, verdicts
 from fixstar.images import Preprocessing
-from fixstar.lifecycle.adapter_pairs import agreement, paired_by_class
-from fixstar.lifecycle.adapter_use import Applied, adapter_cross_test
-from fixstar.lifecycle.adapters import ADAPTERS, fit_adapter
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.scenarios import Past, Settings, train_version, version_features
 from fixstar.training import Recipe
+from fixstar.workspace.adapters.fitting import ADAPTERS, agreement, fit_adapter, paired_by_class
+from fixstar.workspace.adapters.maps import Applied
+from fixstar.workspace.adapters.use import adapter_cross_test
 
 Array = NDArray[np.float32]
 Figures = dict[str, Any]

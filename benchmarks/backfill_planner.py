@@ -28,12 +28,12 @@ from fixstar.durable import replace_json
 from fixstar.evaluation import BackfillCurve, VersionFeatures, backfill_curve, backfill_curves, gallery_query_split
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.images import Preprocessing
-from fixstar.lifecycle.planner import LabelledQueries, OldItems, planned_order
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.progress import progress_bar
 from fixstar.scenarios import Past, Settings, train_version, version_features
 from fixstar.training import Recipe
+from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 PARTLY = slice(1, -1)

@@ -22,10 +22,10 @@ from backfill_planner import handwritten, rendered
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.geometry import carry, short_basis, unit
-from fixstar.lifecycle.calibrating import tried_calibrations, tried_curve
-from fixstar.lifecycle.planner import LabelledQueries, OldItems, planned_order
 from fixstar.progress import progress_bar
 from fixstar.scenarios import version_features
+from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
+from fixstar.workspace.calibrations import tried_calibrations, tried_curve
 
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 ORDERS = ("random", "gain", "classes", "certain")

@@ -23,9 +23,9 @@ import torch
 
 from fixstar.durable import replace_json
 from fixstar.geometry import unit
-from fixstar.lifecycle import ensure_version
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
+from fixstar.workspace.items import ensure_version
 
 BATCH = 10_000
 

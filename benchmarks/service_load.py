@@ -42,9 +42,9 @@ from PIL import Image
 
 from fixstar.durable import replace_json
 from fixstar.geometry import unit
-from fixstar.lifecycle import CatalogueItem, ensure_version
 from fixstar.models import Encoder
-from fixstar.workspace import BackfillOptions, Workspace
+from fixstar.workspace import BackfillOptions, CatalogueItem, Workspace
+from fixstar.workspace.items import ensure_version
 
 BATCH, K, IMAGES, INDEXED, WARMING = 32, 10, 256, 128, 2.0
 SIDES = (32, 64, 128, 224)

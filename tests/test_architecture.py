@@ -21,7 +21,6 @@ LAYERS: list[set[str]] = [
     {"service"},
     {"demo", "picture2d", "benchmarks"},
     {"workspace"},
-    {"lifecycle"},
     {"scenarios"},
     {"training"},
     {"methods"},
@@ -237,14 +236,9 @@ EXPORTED = {
         *("Past", "Settings", "Validation", "Version"),
         *("lifelong", "replacing", "retraining", "run_scenario", "train_version", "version_features"),
     ],
-    "fixstar.lifecycle": [
-        *("Answer", "Backfilled", "CatalogueItem", "Check", "CheckedCell", "Embedded", "Embedder", "GateRules"),
-        *("ImageStore", "Indexed", "LocalEmbedder", "LostAnswer", "Move", "Registry", "Rollout", "Serving", "Usage"),
-        *("catalogue", "check_version", "demand", "ensure_version", "held_out_images", "index_items"),
-        *("keep_held_out", "labelled_items", "last_check", "run_backfill", "run_check", "save_check", "split_off"),
-    ],
     "fixstar.workspace": [
-        *("AdaptOptions", "Adapted", "BackfillOptions", "Status", "UpgradeOptions", "Workspace"),
+        *("AdaptOptions", "Adapted", "Answer", "BackfillOptions", "Backfilled", "CatalogueItem", "Check", "GateRules"),
+        *("ImageStore", "Indexed", "Move", "Status", "UpgradeOptions", "Workspace", "catalogue", "labelled_items"),
     ],
     "fixstar.training": [
         *("CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Standing", "Training", "paper_recipe", "train"),

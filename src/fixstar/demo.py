@@ -24,12 +24,11 @@ from fixstar.durable import is_vacant, replace_json
 from fixstar.errors import InputError
 from fixstar.evaluation import Found, contact_sheet, is_compatible, side_by_side, update_gain
 from fixstar.gallery import Hit
-from fixstar.lifecycle import CatalogueItem, Check, labelled_items
 from fixstar.methods import Method, create_method
 from fixstar.models.device import resolve_device
 from fixstar.scenarios import Settings
 from fixstar.training import Recipe
-from fixstar.workspace import UpgradeOptions, Workspace
+from fixstar.workspace import CatalogueItem, Check, UpgradeOptions, Workspace, labelled_items
 
 __all__ = ["DemoResult", "run_demo"]
 

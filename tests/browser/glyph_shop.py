@@ -16,9 +16,9 @@ from shops import passed
 
 from fixstar.data import ImageSet, from_arrays
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
-from fixstar.lifecycle import CatalogueItem, keep_held_out
 from fixstar.models import Encoder
-from fixstar.workspace import Workspace
+from fixstar.workspace import CatalogueItem, Workspace
+from fixstar.workspace.held_out import keep_held_out
 
 CHARACTERS = SCRIPTS["greek"].characters[:16]
 GALLERY, HELD_OUT = 6, 8  # images a class

@@ -14,8 +14,8 @@ from glyph_shop import characters
 from real_service import serving
 from waiting import until
 
-from fixstar.lifecycle import keep_held_out
 from fixstar.workspace import Workspace
+from fixstar.workspace.held_out import keep_held_out
 
 Visit = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shops import passed, pictures, shop
 
-from fixstar.lifecycle import catalogue
+from fixstar.workspace import catalogue
 
 
 def fixstar(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from fixstar.cli import app
 from fixstar.errors import FixstarError
-from fixstar.lifecycle import held_out_images
 from fixstar.models import Encoder
+from fixstar.workspace.held_out import held_out_images
 
 TINY = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "2", "--epochs", "1"]
 

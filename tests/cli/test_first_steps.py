@@ -15,9 +15,8 @@ from typed import typed
 
 from fixstar.durable import exclusive
 from fixstar.errors import InputError
-from fixstar.lifecycle import catalogue
 from fixstar.training.checkpoint import save_checkpoint
-from fixstar.workspace import Workspace
+from fixstar.workspace import Workspace, catalogue
 
 TINY = ["--backbone", "tiny", "--batch-size", "8", "--epochs", "2", "--replay", "2", "--learning-rate", "0.01"]
 

@@ -16,10 +16,10 @@ from shops import pictures, shop
 from typed import typed
 
 from fixstar.gallery import open_gallery
-from fixstar.lifecycle import Check, catalogue, save_check
 from fixstar.models import Encoder
 from fixstar.service.job_files import Job, JobFiles
-from fixstar.workspace import Workspace
+from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace.checks import save_check
 from fixstar.workspace.files import gallery_url
 
 

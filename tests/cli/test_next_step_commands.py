@@ -20,7 +20,7 @@ from fixstar.cli import app
 from fixstar.cli.next_steps import COMMANDS, command_of, next_lines, typed_workspace
 from fixstar.data import open_images
 from fixstar.errors import ACTIONS, NextStep
-from fixstar.lifecycle import catalogue, labelled_items
+from fixstar.workspace import catalogue, labelled_items
 
 SHOP = Path("my shop")
 EXAMPLES = [

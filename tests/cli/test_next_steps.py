@@ -18,8 +18,8 @@ from typed import typed
 from fixstar.cli.backfill import shown_shares
 from fixstar.cli.operator import operator_name
 from fixstar.evaluation import BackfillCurve
-from fixstar.lifecycle.backfill_curves import PredictedCurve
 from fixstar.workspace import Workspace
+from fixstar.workspace.backfill.prediction import PredictedCurve
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def test_a_backfill_that_is_predicted_to_lose_does_not_run_by_itself(
     shares, accuracy = np.array([0.0, 0.1, 0.5, 1.0]), np.array([0.6, 0.4, 0.6, 0.8])
     curve = BackfillCurve(shares, accuracy[None])
     predicted = PredictedCurve("random", curve, curve, (0.6, 0.8), (20, 20))
-    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", lambda *_, **__: predicted)
-    monkeypatch.setattr("fixstar.lifecycle.backfill_curves.draw_curves", lambda *_: None)  # drawing takes seconds
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted)
+    monkeypatch.setattr("fixstar.workspace.backfill.prediction.draw_curves", lambda *_: None)  # drawing takes seconds
     typed("deploy", "v2", "-w", path)
     words: list[str | Path] = ["backfill", "--order", "random", "--data", photos, "-w", path]
     for more in ([], ["--json"]):
@@ -129,14 +129,14 @@ def test_a_backfill_that_is_predicted_to_lose_does_not_run_by_itself(
 def test_a_loss_of_one_query_is_told_as_chance_and_does_not_stop_a_backfill(
     path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fixstar.lifecycle.backfill_curves.draw_curves", lambda *_: None)
+    monkeypatch.setattr("fixstar.workspace.backfill.prediction.draw_curves", lambda *_: None)
     typed("deploy", "v2", "-w", path)
     words: list[str | Path] = ["backfill", "--budget", "1", "--order", "random", "--data", photos, "-w", path]
-    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", lambda *_, **__: predicted_hits(lost=30))
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted_hits(lost=30))
     refused = typed(*words)
     assert refused.code == 1
     assert "and the old vectors would not be kept" in refused.err
-    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", lambda *_, **__: predicted_hits(lost=1))
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted_hits(lost=1))
     for more in (["--plan-only"], []):
         shown = typed(*words, *more)
         assert shown.code == 0, shown.err
@@ -254,7 +254,7 @@ def test_in_python_too_a_plan_that_nobody_saw_must_not_lose(path: Path, monkeypa
 
     curve = BackfillCurve(np.array([0.0, 1.0]), np.array([[0.6, 0.5]]))
     predicted = PredictedCurve("random", curve, curve, (0.6, 0.5), (20, 20))
-    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", lambda *_, **__: predicted)
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted)
     with Workspace(path, "cpu") as space:
         space.deploy("v2")
         images = open_images(pictures(path.parent / "held", 4))

@@ -16,9 +16,9 @@ from fixstar.cli import app
 from fixstar.data import ImageSet, ReplayMemory, open_images
 from fixstar.data.image_set import from_arrays
 from fixstar.errors import FixstarError, InputError, ModelError
-from fixstar.lifecycle import held_out_images, keep_held_out
 from fixstar.models import Encoder
 from fixstar.workspace import UpgradeOptions, Workspace, training
+from fixstar.workspace.held_out import held_out_images, keep_held_out
 
 TINY = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "2", "--epochs", "1"]
 

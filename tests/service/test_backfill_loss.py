@@ -17,13 +17,13 @@ from typed import typed
 
 from fixstar.data import from_arrays
 from fixstar.errors import GateError
-from fixstar.lifecycle import catalogue, keep_held_out
-from fixstar.lifecycle.backfill_plan import PlanFiles
 from fixstar.service.client import Client, ServiceError
 from fixstar.service.job_files import JobFiles
 from fixstar.service.jobs import Jobs
 from fixstar.service.settings import ServiceSettings
-from fixstar.workspace import BackfillOptions, Workspace
+from fixstar.workspace import BackfillOptions, Workspace, catalogue
+from fixstar.workspace.backfill.run import PlanFiles
+from fixstar.workspace.held_out import keep_held_out
 
 ASKED = {"budget": "10%", "order": "random"}
 
@@ -43,7 +43,7 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def predict(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
-    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", lambda *_, **__: predicted(lost))
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted(lost))
 
 
 def backfilled(http: TestClient, **wanted: Any) -> Any:
@@ -95,7 +95,7 @@ def test_a_plan_is_predicted_once_by_the_service_and_the_command(
         seen.append(old[0])
         return predicted(lost=0)
 
-    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", gain)
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", gain)
     with client(space) as http:
         assert backfilled(http, **ASKED)["state"] == "done"
     assert seen == ["v1"]

@@ -13,14 +13,14 @@ import pytest
 from service_clients import async_client, picture
 from shops import passed, pictures, shop
 
-from fixstar.lifecycle import LocalEmbedder, catalogue
 from fixstar.service import batching
 from fixstar.service.batching import QueryBatcher
 from fixstar.service.intake import Intake
 from fixstar.service.metrics import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
-from fixstar.workspace import Workspace
+from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.items import LocalEmbedder
 
 
 @pytest.fixture

@@ -9,20 +9,20 @@ import pytest
 from service_clients import client, ended
 from shops import pictures, shop
 
-from fixstar.lifecycle import CheckedCell, catalogue, gate_words, save_check
-from fixstar.lifecycle.checks import last_check
-from fixstar.lifecycle.evidence_needed import WayOut
 from fixstar.service.problems import as_requests
+from fixstar.workspace import catalogue, gate
+from fixstar.workspace.checks import CheckedCell, last_check, save_check
+from fixstar.workspace.gate import WayOut
 
 CELL = CheckedCell("v1", 0.5, 0.52, -0.02, 0.06, "not decided", 30, 13, 17)
 MORE = "fixstar check v2 --data LABELLED_IMAGES"
 SAID = {  # what the gate says to do next
-    "needed": gate_words.needed_sentence(CELL, 200, 800, MORE),
-    "tolerance": gate_words.tolerance_sentence("fixstar check v2", CELL, 200, WayOut(0.03, None)),
-    "both": gate_words.tolerance_sentence("fixstar check v2", CELL, 200, WayOut(0.01, 900), " --data LABELLED_IMAGES"),
-    "foreign": gate_words.foreign_sentence("v2", "old-system"),
-    "no images": gate_words.without_images("v2", ["v1"], 0),
-    **{f"note {i}": note for i, note in enumerate(gate_words.image_notes("v2", True, ["v1"]))},
+    "needed": gate.needed_sentence(CELL, 200, 800, MORE),
+    "tolerance": gate.tolerance_sentence("fixstar check v2", CELL, 200, WayOut(0.03, None)),
+    "both": gate.tolerance_sentence("fixstar check v2", CELL, 200, WayOut(0.01, 900), " --data LABELLED_IMAGES"),
+    "foreign": gate.foreign_sentence("v2", "old-system"),
+    "no images": gate.without_images("v2", ["v1"], 0),
+    **{f"note {i}": note for i, note in enumerate(gate.image_notes("v2", True, ["v1"]))},
     "no curve": f"Hits among vectors of several versions are merged by cosine. More images help: {MORE}",
 }
 

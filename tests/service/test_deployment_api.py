@@ -12,10 +12,9 @@ from fastapi.testclient import TestClient
 from service_clients import client, ended
 from shops import passed, pictures, set_apart, shop
 
-from fixstar.lifecycle import catalogue
 from fixstar.service import job_work
-from fixstar.workspace import Workspace, backfill_outlook
-from fixstar.workspace.backfilling import plan_backfill
+from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.backfill.planning import backfill_outlook, plan_backfill
 
 
 @pytest.fixture
@@ -164,9 +163,9 @@ def test_the_outlook_looks_at_so_many_items_at_most(space: Workspace) -> None:
     width = next(one.width for one in space.gallery.versions() if one.name == "v1")
     space.gallery.create_version("old-system", width)
     space.gallery.upsert("old-system", list("ab"), np.eye(2, width, dtype=np.float32))
-    some = backfill_outlook.backfill_outlook(space, most=6)
+    some = backfill_outlook(space, most=6)
     assert (some.looked_at, some.without_image, some.older, some.could) == (6, 2, 11, 9)
-    assert backfill_outlook.backfill_outlook(space, most=100).looked_at == 11
+    assert backfill_outlook(space, most=100).looked_at == 11
 
 
 def test_there_is_no_outlook_while_a_backfill_is_under_way(http: TestClient) -> None:

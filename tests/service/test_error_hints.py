@@ -14,9 +14,9 @@ from service_clients import client, picture
 from shops import passed, pictures, shop
 
 from fixstar.errors import FixstarError
-from fixstar.lifecycle import Check, catalogue, save_check
 from fixstar.service.problems import Problem, as_requests, problem_response
-from fixstar.workspace import Workspace
+from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace.checks import save_check
 
 JSON = {"content-type": "application/json"}
 

@@ -11,9 +11,8 @@ import pytest
 from service_clients import client, picture
 from shops import passed, shop
 
-from fixstar.lifecycle import CatalogueItem
 from fixstar.service.history import History, _thinned
-from fixstar.workspace import BackfillOptions, Workspace
+from fixstar.workspace import BackfillOptions, CatalogueItem, Workspace
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ from PIL import Image
 from service_clients import client, picture
 from shops import pictures, shop
 
-from fixstar.lifecycle import catalogue
 from fixstar.service import jobs
-from fixstar.workspace import Workspace
+from fixstar.workspace import Workspace, catalogue
 
 
 @pytest.fixture

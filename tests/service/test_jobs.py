@@ -16,13 +16,12 @@ from service_clients import picture
 from shops import passed, pictures, shop
 
 from fixstar.errors import FixstarError, InputError
-from fixstar.lifecycle import Indexed, catalogue
 from fixstar.service import job_work, jobs
 from fixstar.service.job_files import Job, JobFiles
 from fixstar.service.jobs import Jobs
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
-from fixstar.workspace import Workspace
+from fixstar.workspace import Indexed, Workspace, catalogue
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ from shops import CLASSES, passed, pictures, shop
 
 from fixstar.cli.backfill import command
 from fixstar.data import from_arrays
-from fixstar.lifecycle import Check, CheckedCell, catalogue, keep_held_out, save_check
-from fixstar.lifecycle.checks import last_check
-from fixstar.lifecycle.planner import ORDERS
 from fixstar.models import Encoder
 from fixstar.service.client import Client
 from fixstar.service.keys import Keys
-from fixstar.workspace import Workspace
-from fixstar.workspace.backfilling import AUTO
+from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace.backfill.orders import ORDERS
+from fixstar.workspace.backfill.planning import AUTO
+from fixstar.workspace.checks import CheckedCell, last_check, save_check
+from fixstar.workspace.held_out import keep_held_out
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ from fastapi.testclient import TestClient
 from service_clients import client
 from shops import pictures, shop
 
-from fixstar.lifecycle import catalogue
 from fixstar.service import listing
 from fixstar.service.client import Client
-from fixstar.workspace import Workspace
+from fixstar.workspace import Workspace, catalogue
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ from service_clients import ADDRESS, picture
 from shops import passed, pictures, shop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fixstar.lifecycle import catalogue
 from fixstar.service.app import create_app
 from fixstar.service.settings import ServiceSettings
+from fixstar.workspace import catalogue
 
 CASES = int(os.environ.get("FIXSTAR_FUZZ", "160"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

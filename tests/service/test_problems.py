@@ -17,8 +17,7 @@ from service_clients import client, picture
 from shops import shop
 
 from fixstar.gallery.sqlite import statements
-from fixstar.lifecycle.catalogue import ImageStore
-from fixstar.workspace import Workspace
+from fixstar.workspace import ImageStore, Workspace
 
 
 @pytest.fixture

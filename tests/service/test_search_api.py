@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 from service_clients import client, picture
 from shops import passed, pictures, shop
 
-from fixstar.lifecycle import Check, catalogue, save_check
-from fixstar.lifecycle.serving import Serving
-from fixstar.workspace import Workspace
+from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace.checks import save_check
+from fixstar.workspace.search import Serving
 
 
 @pytest.fixture

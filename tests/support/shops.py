@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fixstar.lifecycle import Check, CheckedCell, catalogue, save_check
-from fixstar.lifecycle.adapters import fit_adapter
 from fixstar.models import Encoder
-from fixstar.workspace import Workspace
+from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace.adapters.fitting import fit_adapter
+from fixstar.workspace.checks import CheckedCell, save_check
 
 CLASSES = ("bag", "hat", "shoe")
 

@@ -11,9 +11,8 @@ import pytest
 from shops import pictures, shop
 
 from fixstar.errors import DataError
-from fixstar.lifecycle import catalogue
-from fixstar.workspace import Workspace
-from fixstar.workspace.adapter_samples import class_pairs, pairs_of_file
+from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.adapters.use import class_pairs, pairs_of_file
 
 OLD = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 

@@ -15,10 +15,9 @@ from shops import passed, shop
 
 from fixstar.errors import DataError, FixstarError, GalleryError, GateError, InputError, ModelError, UnknownNameError
 from fixstar.geometry import unit
-from fixstar.lifecycle import CatalogueItem, GateRules, catalogue
-from fixstar.lifecycle.adapter_book import AdapterBook
-from fixstar.lifecycle.adapters import fit_adapter
-from fixstar.workspace import AdaptOptions, Workspace
+from fixstar.workspace import AdaptOptions, CatalogueItem, GateRules, Workspace, catalogue
+from fixstar.workspace.adapters.fitting import fit_adapter
+from fixstar.workspace.adapters.registry import AdapterBook
 
 OLD, WIDTH = "old-system", 40
 PER_CLASS, CLASSES = 16, 24
@@ -253,7 +252,7 @@ def test_class_means_where_no_image_is_left(space: Workspace, photos: list[Catal
 def test_stored_vectors_move_once_even_if_interrupted(
     space: Workspace, photos: list[CatalogueItem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fixstar.lifecycle.adapter_use._BATCH", 100)
+    monkeypatch.setattr("fixstar.workspace.adapters.use._BATCH", 100)
     before = {item.id: item.vector for item in space.gallery.iterate(OLD)}
     stored, replace, calls = AdaptOptions(applied="stored", kind="procrustes"), space.gallery.replace_vectors, []
 

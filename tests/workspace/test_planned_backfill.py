@@ -8,9 +8,9 @@ from predictions import QUERIES, predicted
 
 from fixstar.errors import GateError
 from fixstar.evaluation import BackfillCurve
-from fixstar.lifecycle.backfill_curves import PredictedCurve
-from fixstar.lifecycle.backfill_plan import BackfillPlan
-from fixstar.workspace.planned_backfill import PlannedBackfill, demand_gain
+from fixstar.workspace.backfill.planning import PlannedBackfill, demand_gain
+from fixstar.workspace.backfill.prediction import PredictedCurve
+from fixstar.workspace.backfill.run import BackfillPlan
 
 
 def planned(curve: PredictedCurve | None, items: int = 10, position: int = 0) -> PlannedBackfill:

@@ -14,10 +14,10 @@ from typed import typed
 
 from fixstar.data import open_images
 from fixstar.geometry import unit
-from fixstar.lifecycle import Check, CheckedCell, catalogue, save_check
-from fixstar.lifecycle.adapters import fit_adapter
-from fixstar.workspace import BackfillOptions, Workspace
-from fixstar.workspace.replaced import expected_replaced
+from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
+from fixstar.workspace.adapters.fitting import fit_adapter
+from fixstar.workspace.backfill.planning import expected_replaced
+from fixstar.workspace.checks import CheckedCell, save_check
 
 PER_CLASS = 6
 ITEMS = 3 * PER_CLASS
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         seen.append((old[0], calibrate))
         return predicted(lost=30)
 
-    monkeypatch.setattr("fixstar.workspace.backfilling.predicted_curve", curve)
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", curve)
     return seen
 
 

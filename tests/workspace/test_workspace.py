@@ -13,9 +13,9 @@ from shops import passed, pictures, shop
 
 from fixstar.data import open_images
 from fixstar.errors import FixstarError, GalleryError, GateError, ImageError, InputError, ModelError, UnknownNameError
-from fixstar.lifecycle import catalogue, keep_held_out, labelled_items, split_off
 from fixstar.models import Encoder
-from fixstar.workspace import Workspace
+from fixstar.workspace import Workspace, catalogue, labelled_items
+from fixstar.workspace.held_out import keep_held_out, split_off
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json, print
 from fixstar.errors import NextStep
 
 if TYPE_CHECKING:
-    from fixstar.lifecycle import Check
-    from fixstar.workspace import Adapted
+    from fixstar.workspace import Adapted, Check
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -59,8 +58,7 @@ def command(
 
     Exit code 0: in use; 2: refused; 3: the evidence does not decide.
     """
-    from fixstar.lifecycle import GateRules
-    from fixstar.workspace import AdaptOptions, Workspace
+    from fixstar.workspace import AdaptOptions, GateRules, Workspace
 
     options = AdaptOptions(
         queries_by,

@@ -12,9 +12,9 @@ import typer
 from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
 
 if TYPE_CHECKING:
-    from fixstar.lifecycle import Backfilled
-    from fixstar.lifecycle.backfill_curves import MeasuredPoint, PredictedCurve
-    from fixstar.workspace.backfilling import PlannedBackfill
+    from fixstar.workspace import Backfilled
+    from fixstar.workspace.backfill.planning import PlannedBackfill
+    from fixstar.workspace.backfill.prediction import MeasuredPoint, PredictedCurve
 
 __all__ = ["EXAMPLES", "NAME", "command", "shown_shares"]
 
@@ -53,12 +53,11 @@ def command(
     chance. Items without an image stay as they are.
     """
     from fixstar.data import open_images
-    from fixstar.lifecycle.backfill import Pace
-    from fixstar.lifecycle.backfill_curves import draw_curves
     from fixstar.progress import progress_bar
     from fixstar.workspace import BackfillOptions, Workspace
-    from fixstar.workspace.backfilling import backfill
-    from fixstar.workspace.planned_backfill import demand_gain
+    from fixstar.workspace.backfill.planning import backfill, demand_gain
+    from fixstar.workspace.backfill.prediction import draw_curves
+    from fixstar.workspace.backfill.run import Pace
 
     Pace(rate)  # an impossible one is refused, also where nothing is left to do
     with Workspace(workspace, device) as space:

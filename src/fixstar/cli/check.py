@@ -14,7 +14,7 @@ from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json, print
 from fixstar.errors import NextStep
 
 if TYPE_CHECKING:
-    from fixstar.lifecycle import Check
+    from fixstar.workspace import Check
 
 __all__ = ["EXAMPLES", "EXIT_CODES", "NAME", "command"]
 

@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Let queries and new items use a version. Old vectors stay and are searched; a moment, whatever the size."""
     from fixstar.workspace import Workspace
-    from fixstar.workspace.deploying import unreached_vectors
+    from fixstar.workspace.deployment import unreached_vectors
 
     with Workspace(workspace, "cpu") as space:
         move, counts = space.deploy(version, force, by=operator_name()), space.gallery.count()

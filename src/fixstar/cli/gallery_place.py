@@ -127,7 +127,8 @@ def _kept(workspace: Path, target: str) -> str:
 
 def _own_versions(workspace: Path, gallery: Gallery) -> list[str]:
     """The versions of a workspace, after seeing that a gallery holds no vectors of other models under their names."""
-    from fixstar.lifecycle import Registry, ensure_version
+    from fixstar.workspace.items import ensure_version
+    from fixstar.workspace.registry import Registry
 
     registry, held = Registry(workspace), {space.name for space in gallery.versions()}
     for name in registry.names():

@@ -12,8 +12,8 @@ import typer
 from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
 
 if TYPE_CHECKING:
-    from fixstar.lifecycle import CatalogueItem, Embedder, Indexed
-    from fixstar.workspace import Workspace
+    from fixstar.workspace import CatalogueItem, Indexed, Workspace
+    from fixstar.workspace.items import Embedder
 
 __all__ = ["EXAMPLES", "NAME", "command"]
 
@@ -56,7 +56,7 @@ def command(
 
 
 def _catalogued(items: Path, prefix: str) -> list[CatalogueItem]:
-    from fixstar.lifecycle import catalogue
+    from fixstar.workspace import catalogue
 
     return list(catalogue(items, prefix))
 
@@ -66,7 +66,7 @@ def _labelled(space: Workspace, data: Path, prefix: str) -> list[CatalogueItem]:
     from dataclasses import replace
 
     from fixstar.data import open_images
-    from fixstar.lifecycle import labelled_items
+    from fixstar.workspace import labelled_items
 
     found = list(labelled_items(open_images(data), prefix))
     return [
@@ -79,7 +79,7 @@ def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractCo
     """What embeds; None stands for this process."""
     if cluster is None:
         return nullcontext()
-    from fixstar.lifecycle.cluster import RayEmbedder
+    from fixstar.workspace.cluster import RayEmbedder
 
     return RayEmbedder(space.registry.directory(version).absolute(), cluster)
 

@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Back to the version deployed before, at once. No vector is touched."""
     from fixstar.workspace import Workspace
-    from fixstar.workspace.deploying import unchecked_vectors, unreached_vectors
+    from fixstar.workspace.deployment import unchecked_vectors, unreached_vectors
 
     with Workspace(workspace, "cpu") as space:
         move = space.rollback(by=operator_name(), to=to)

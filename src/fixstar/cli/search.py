@@ -14,8 +14,7 @@ from fixstar.errors import InputError
 
 if TYPE_CHECKING:
     from fixstar.gallery import Hit
-    from fixstar.lifecycle import Answer
-    from fixstar.workspace import Workspace
+    from fixstar.workspace import Answer, Workspace
 
 __all__ = ["EXAMPLES", "NAME", "command", "parse_where"]
 
@@ -136,8 +135,8 @@ def _print(names: list[str], answer: Answer) -> None:
 
 def _draw(space: Workspace, names: list[str], answer: Answer, like: str | None, path: Path) -> Path:
     """Queries and what was found, as one picture."""
-    from fixstar.workspace.contact import draw_answer
+    from fixstar.workspace.search import draw_answer
 
     if path.suffix.lower() != ".png":
         raise InputError(f"--sheet {path}: a contact sheet is a .png file")
-    return draw_answer(space, names, answer, like is not None, path)
+    return draw_answer(space.gallery, space.images, names, answer, like is not None, path)

@@ -22,8 +22,8 @@ def command(
 ) -> None:
     """Show which class owns which slot, for ever; written as a manifest, it keeps separate teams interoperable."""
     from fixstar.durable import replace_json
-    from fixstar.lifecycle import Registry
     from fixstar.workspace.files import read_mark
+    from fixstar.workspace.registry import Registry
 
     read_mark(workspace)
     manifest = Registry(workspace).manifest()

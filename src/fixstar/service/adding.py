@@ -15,12 +15,12 @@ from fixstar.errors import GalleryError
 from fixstar.gallery.arguments import checked_ids
 from fixstar.gallery.store import Payload, Vectors
 from fixstar.images import Pixels
-from fixstar.lifecycle import CatalogueItem, LocalEmbedder, index_items
-from fixstar.lifecycle.catalogue import IMAGE, STAMP
 from fixstar.models import Encoder
 from fixstar.service.context import Context
 from fixstar.service.intake import read_upload, unusable
 from fixstar.service.problems import Problem
+from fixstar.workspace import CatalogueItem
+from fixstar.workspace.items import IMAGE, STAMP, LocalEmbedder, index_items
 
 __all__ = ["EXAMPLES", "Added", "Rejected", "Upload", "add_images", "keep_images", "nothing_added", "plan_uploads"]
 

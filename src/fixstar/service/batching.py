@@ -24,13 +24,13 @@ from fixstar.gallery import Hit
 from fixstar.gallery.filters import filter_key
 from fixstar.gallery.store import Where
 from fixstar.images import Pixels, Preprocessing, read_pixels
-from fixstar.lifecycle import LocalEmbedder
 from fixstar.models import Encoder
 from fixstar.service.intake import Intake
 from fixstar.service.metrics import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
+from fixstar.workspace.items import LocalEmbedder
 
 __all__ = ["Found", "QueryBatcher"]
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fixstar.errors import DeploymentMovedError, ImageError
 from fixstar.gallery import Gallery
 from fixstar.gallery.store import Payload, Vectors
-from fixstar.lifecycle import Backfilled, CatalogueItem, GateRules, check_version
-from fixstar.lifecycle.backfill_plan import BackfillPlan, KeptItem, PlanFiles
-from fixstar.lifecycle.indexing import Store
 from fixstar.service.job_files import Job, Kind
 from fixstar.service.problems import Problem
-from fixstar.workspace import BackfillOptions, Workspace
-from fixstar.workspace.backfilling import PlannedBackfill, backfill, plan_backfill, required_target
+from fixstar.workspace import Backfilled, BackfillOptions, CatalogueItem, GateRules, Workspace
+from fixstar.workspace.backfill.planning import PlannedBackfill, backfill, plan_backfill, required_target
+from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
+from fixstar.workspace.gate import check_version
+from fixstar.workspace.items import Store
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet

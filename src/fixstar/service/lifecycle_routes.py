@@ -13,8 +13,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from fixstar.errors import DeploymentMovedError, GateError, InputError
-from fixstar.lifecycle import Move
-from fixstar.lifecycle.backfill_plan import BackfillPlan, PlanFiles
 from fixstar.service import version_routes
 from fixstar.service.context import Context, Shared
 from fixstar.service.job_files import Job
@@ -36,8 +34,10 @@ from fixstar.service.lifecycle_shapes import (
 from fixstar.service.problems import Problem
 from fixstar.service.shapes import JobShape, job_shape, problems
 from fixstar.service.version_routes import existing
-from fixstar.workspace.backfill_outlook import backfill_outlook
-from fixstar.workspace.deploying import unchecked_vectors, unreached_vectors
+from fixstar.workspace import Move
+from fixstar.workspace.backfill.planning import backfill_outlook
+from fixstar.workspace.backfill.run import BackfillPlan, PlanFiles
+from fixstar.workspace.deployment import unchecked_vectors, unreached_vectors
 
 __all__ = ["router"]
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from fixstar.lifecycle.backfill_plan import BUDGETS
-from fixstar.lifecycle.checks import Outcome
 from fixstar.service.problems import Problem
 from fixstar.service.shapes import JobShape
+from fixstar.workspace.backfill.run import BUDGETS
+from fixstar.workspace.checks import Outcome
 
 __all__ = [
     "BackfillRequest",

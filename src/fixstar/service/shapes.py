@@ -13,8 +13,8 @@ from fixstar.errors import GalleryError
 from fixstar.gallery import Hit, Item
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.store import Payload, Where
-from fixstar.lifecycle.catalogue import IMAGE, LABEL, STAMP
 from fixstar.service.problems import Problem, as_requests
+from fixstar.workspace.items import IMAGE, LABEL, STAMP
 
 __all__ = [
     "BadShape",

@@ -13,8 +13,6 @@ from fastapi import Path as InPath
 from PIL import Image
 
 from fixstar.errors import FixstarError, ModelError
-from fixstar.lifecycle.checks import Check, CheckedCell, LostAnswer, last_check
-from fixstar.lifecycle.flip_pictures import Shown, flip_picture
 from fixstar.service.context import Context, Shared
 from fixstar.service.keys import Caller, needs
 from fixstar.service.lifecycle_shapes import (
@@ -29,8 +27,9 @@ from fixstar.service.lifecycle_shapes import (
 )
 from fixstar.service.problems import Problem, as_requests
 from fixstar.service.shapes import JobShape, job_shape, problems
-from fixstar.workspace import Workspace
-from fixstar.workspace.deploying import unreached_vectors
+from fixstar.workspace import Check, Workspace
+from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, flip_picture, last_check
+from fixstar.workspace.deployment import unreached_vectors
 
 __all__ = ["existing", "router"]
 

@@ -1,28 +1,60 @@
 """A workspace: versions, gallery, checks and deployment of one directory. The command line is thin over it.
 
-``Workspace`` is imported when it is first asked for: commands that only look into the gallery do without torch.
+Names are imported when they are first used: commands that only read the gallery do without torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fixstar.workspace.adapting import Adapted, AdaptOptions
-    from fixstar.workspace.backfilling import BackfillOptions
+    from fixstar.workspace.adapters.use import Adapted, AdaptOptions
+    from fixstar.workspace.backfill.planning import BackfillOptions
+    from fixstar.workspace.backfill.run import Backfilled
+    from fixstar.workspace.checks import Check
+    from fixstar.workspace.deployment import Move
+    from fixstar.workspace.gate import GateRules
+    from fixstar.workspace.items import CatalogueItem, ImageStore, Indexed, catalogue, labelled_items
+    from fixstar.workspace.search import Answer
     from fixstar.workspace.training import UpgradeOptions
     from fixstar.workspace.workspace import Status, Workspace
 
-__all__ = ["AdaptOptions", "Adapted", "BackfillOptions", "Status", "UpgradeOptions", "Workspace"]
+_MODULES = {
+    "adapters.use": ("AdaptOptions", "Adapted"),
+    "backfill.planning": ("BackfillOptions",),
+    "backfill.run": ("Backfilled",),
+    "checks": ("Check",),
+    "deployment": ("Move",),
+    "gate": ("GateRules",),
+    "items": ("CatalogueItem", "ImageStore", "Indexed", "catalogue", "labelled_items"),
+    "search": ("Answer",),
+    "training": ("UpgradeOptions",),
+    "workspace": ("Status", "Workspace"),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AdaptOptions",
+    "Adapted",
+    "Answer",
+    "BackfillOptions",
+    "Backfilled",
+    "CatalogueItem",
+    "Check",
+    "GateRules",
+    "ImageStore",
+    "Indexed",
+    "Move",
+    "Status",
+    "UpgradeOptions",
+    "Workspace",
+    "catalogue",
+    "labelled_items",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "UpgradeOptions":
-        from fixstar.workspace.training import UpgradeOptions
-
-        return UpgradeOptions
-    if name in __all__:
-        from fixstar.workspace import workspace
-
-        return getattr(workspace, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

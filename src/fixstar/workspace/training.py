@@ -11,9 +11,6 @@ from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.errors import CheckpointError, InputError, ModelError, UnknownNameError
 from fixstar.evaluation.pairs import gallery_query_split
-from fixstar.lifecycle import Registry, keep_held_out, split_off
-from fixstar.lifecycle.held_out import SHARE, SplitOff, keep_learnt
-from fixstar.lifecycle.reach import OLD_WIDTH
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
 from fixstar.scenarios import Past, Settings, Validation, Version, train_version
@@ -22,6 +19,9 @@ from fixstar.scenarios.sequences import remember
 from fixstar.scenarios.start import require_its_classifier, weights_digest
 from fixstar.training import Recipe
 from fixstar.training.distributed import on_first
+from fixstar.workspace.held_out import SHARE, SplitOff, keep_held_out, keep_learnt, split_off
+from fixstar.workspace.reachability import OLD_WIDTH
+from fixstar.workspace.registry import Registry
 
 __all__ = ["UpgradeOptions", "VersionTraining"]
 

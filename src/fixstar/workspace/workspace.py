@@ -1,9 +1,13 @@
-"""The workspace itself: the verbs of the command line as methods."""
+"""The workspace itself: the verbs of the command line as methods.
+
+Where a workspace stands.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -12,42 +16,28 @@ from fixstar.data.image_set import ImageSet
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery
+from fixstar.gallery.address_secrets import without_secret
 from fixstar.gallery.store import Where
 from fixstar.images import ImageSource
-from fixstar.lifecycle import (
-    Answer,
-    Backfilled,
-    CatalogueItem,
-    Check,
-    Embedder,
-    GateRules,
-    ImageStore,
-    Indexed,
-    LocalEmbedder,
-    Move,
-    Registry,
-    Rollout,
-    Serving,
-    Usage,
-    check_version,
-    index_items,
-    last_check,
-)
-from fixstar.lifecycle.adapter_book import AdapterBook
-from fixstar.lifecycle.indexing import Store
 from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder
 from fixstar.models.device import resolve_device
 from fixstar.progress import Advance
 from fixstar.scenarios import Settings, Version, version_features
-from fixstar.workspace.adapting import Adapted, AdaptOptions, adapt
-from fixstar.workspace.backfilling import BackfillOptions, PlannedBackfill, backfill, plan_backfill
-from fixstar.workspace.deploying import deploy, needed_versions
+from fixstar.workspace.adapters.registry import AdapterBook
+from fixstar.workspace.adapters.use import Adapted, AdaptOptions, adapt
+from fixstar.workspace.backfill.planning import BackfillOptions, PlannedBackfill, backfill, plan_backfill
+from fixstar.workspace.backfill.run import Backfilled
+from fixstar.workspace.checks import Check, last_check
+from fixstar.workspace.deployment import Move, Rollout, deploy, needed_versions
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
-from fixstar.workspace.status import Status, read_status
+from fixstar.workspace.gate import GateRules, check_version
+from fixstar.workspace.items import CatalogueItem, Embedder, ImageStore, Indexed, LocalEmbedder, Store, index_items
+from fixstar.workspace.registry import Registry
+from fixstar.workspace.search import Answer, Serving, Usage
 from fixstar.workspace.training import UpgradeOptions, VersionTraining
 
-__all__ = ["Status", "Workspace"]
+__all__ = ["Status", "Workspace", "read_status"]
 
 
 class Workspace:
@@ -214,7 +204,7 @@ class Workspace:
     ) -> Check:
         """Try the newest version, or another, against all live vectors, on labelled images that it has not learnt.
 
-        Without ``images`` on those held out at training. See ``fixstar.lifecycle.gate``; the verdict is kept.
+        Without ``images`` on those held out at training. See ``fixstar.workspace.gate``; the verdict is kept.
         """
         rules = GateRules(confidence, tolerance, seed)
         embed = partial(self.features, device=self.device, progress=progress)
@@ -296,3 +286,42 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a workspace stands: ``vectors`` counts items by the version that made them.
+
+    ``adapters`` says for a gallery version with a space of its own which versions' queries reach it.
+    """
+
+    path: str
+    deployed: str | None
+    previous: str | None
+    versions: tuple[str, ...]
+    retired: tuple[str, ...]
+    vectors: dict[str, int]
+    gallery: str
+    checks: Mapping[str, str]
+    training: str | None
+    adapters: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def read_status(registry: Registry, rollout: Rollout, gallery: Gallery, url: str, training: bool) -> Status:
+    """Look everything up; ``training`` says whether the next version has been begun."""
+    names = registry.names()
+    book = AdapterBook(registry.path)
+    reached = {name: [by for by in names if name in book.reached(by)] for name in sorted(book.apart())}
+    checks = {name: check.outcome for name in names if (check := last_check(registry.path, name)) is not None}
+    return Status(
+        str(registry.path),
+        rollout.current() if names else None,
+        rollout.before() if names else None,
+        tuple(names),
+        tuple(registry.retired()),
+        gallery.count(),
+        without_secret(url),
+        checks,
+        f"v{registry.next_number()}" if training else None,
+        reached,
+    )

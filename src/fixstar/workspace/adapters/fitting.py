@@ -1,0 +1,620 @@
+"""Pairs of vectors that an adapter is fitted on: the same images, or at least the same classes, in two spaces.
+
+Closed-form fits of adapters, from the second moments of pairs alone: one pass over the pairs, then small matrices.
+
+x and y are unit vectors of one image in two spaces, [a] and [b]; w its weight. A fit never sees the rows that choose
+its hyper-parameters, except for the ridge penalty, which generalised cross-validation chooses without any.
+
+A small perceptron as adapter: what is not linear between the two spaces.
+
+Adapters: from one model's vectors to another's, where the two were not trained together.
+
+Fitted on vectors that both models made of the same images (a few thousand are plenty; labels are not needed), or on
+class means where the old images are gone. Applied to queries, so that the gallery stays as it is, or to the stored
+vectors. Like any upgrade it is trusted only after its cross-test: ``fixstar.workspace.adapters.use``.
+
+Procrustes, a low-rank affine map and a residual perceptron between versions of a vector database: Vejendla 2025
+("Drift-Adapter"). Rigid against affine maps, and what lies between: Ricci et al. 2025 ("lambda-Orthogonality").
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.evaluation import nearest
+from fixstar.geometry import unit
+from fixstar.workspace.adapters.maps import VectorAdapter, slerp
+
+__all__ = [
+    "ADAPTERS",
+    "AdapterKind",
+    "Agreement",
+    "ClassPairs",
+    "Comparison",
+    "Fitted",
+    "Pairs",
+    "Ranked",
+    "agreement",
+    "best_adapter",
+    "checked_pairs",
+    "fit_adapter",
+    "fit_low_rank",
+    "fit_mlp",
+    "fit_procrustes",
+    "fit_ridge",
+    "fit_slerp",
+    "gcv_penalty",
+    "held_out_rows",
+    "moments",
+    "paired_by_class",
+]
+
+Floats = NDArray[np.floating[Any]]
+Labels = NDArray[np.integer[Any]]
+
+_LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that nobody normalised do not
+
+
+class Agreement(NamedTuple):
+    """How well adapted vectors meet their partners: the mean cosine, and the share of searches that are right.
+
+    Right is the own partner as the nearest of all; where classes are known, an image of the same class as the nearest
+    of all others.
+    """
+
+    mean_cosine: float
+    top1: float
+
+
+def agreement(adapted: Floats, partners: Floats, classes: NDArray[Any] | None = None) -> Agreement:
+    """Measure adapted vectors [N, b] against the vectors [N, b] they should be; ``classes`` [N] where they are known.
+
+    >>> agreement(np.eye(2), np.eye(2)[::-1])
+    Agreement(mean_cosine=0.0, top1=0.0)
+    """
+    cosines = np.einsum("ij,ij->i", unit(adapted), unit(partners))
+    rows = np.arange(len(partners))
+    if classes is None or len(partners) < 2:
+        right = nearest(adapted, partners)[0][:, 0] == rows
+    else:
+        two = nearest(adapted, partners, k=2)[0]
+        right = classes[np.where(two[:, 0] == rows, two[:, 1], two[:, 0])] == classes
+    return Agreement(float(cosines.mean()), float(right.mean()))
+
+
+def checked_pairs(X: ArrayLike, Y: ArrayLike) -> tuple[Floats, Floats]:
+    """Unit vectors [N, a] and [N, b], row by row of the same image; anything else is refused."""
+    x, y = _checked_vectors(X, "the first space"), _checked_vectors(Y, "the second space")
+    if len(x) != len(y):
+        raise InputError(
+            f"{len(x)} vectors of one space and {len(y)} of the other are no pairs: row i of both must come from the "
+            "same image. Embed a sample of images with both models; or, where only labelled vectors are left, fit on "
+            "paired_by_class(X, labels_x, Y, labels_y). Vectors without pairs and without labels cannot be adapted"
+        )
+    return x, y
+
+
+def _checked_vectors(vectors: ArrayLike, whose: str) -> Floats:
+    array = np.asarray(vectors)
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
+        raise InputError(
+            f"vectors of {whose} are a matrix of real numbers [images, components], not empty; "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64, casting="unsafe"))
+    if not np.isfinite(lengths).all():
+        row = int(np.flatnonzero(~np.isfinite(lengths))[0])
+        raise InputError(f"vectors of {whose} hold NaN or infinity in row {row}; leave that image out of both spaces")
+    if wrong := np.flatnonzero(np.abs(lengths - 1) >= _LENGTH_TOLERANCE).tolist():
+        raise InputError(
+            f"{len(wrong)} of {len(array)} vectors of {whose} are not of length 1: row {wrong[0]} has length "
+            f"{lengths[wrong[0]]:.4g}. Divide by the length (fixstar.geometry.unit)"
+        )
+    return array if array.dtype.kind == "f" else array.astype(np.float32)
+
+
+def held_out_rows(
+    count: int, share: float, seed: int, groups: ArrayLike | None = None
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows to fit on and rows to judge by. With ``groups`` [N], such as classes, no group is on both sides.
+
+    >>> [sorted(rows.tolist()) for rows in held_out_rows(6, 0.4, seed=0, groups=[0, 0, 1, 1, 2, 2])]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+    if not 0 < share < 1:
+        raise InputError(f"the share of held-out pairs lies between 0 and 1, such as 0.2; got {share}")
+    labels = np.arange(count) if groups is None else np.asarray(groups)
+    if labels.shape != (count,):
+        raise InputError(f"groups are one label a pair, ({count},); got shape {labels.shape}")
+    names, inverse = np.unique(labels, return_inverse=True)
+    if len(names) < 2:
+        raise InputError(f"{count} pairs of one group cannot be split; give groups of which some can be held out")
+    out = min(len(names) - 1, max(1, round(share * len(names))))
+    chosen = np.random.default_rng(seed).permutation(len(names))[:out]
+    judged = np.isin(inverse, chosen)
+    return np.flatnonzero(~judged), np.flatnonzero(judged)
+
+
+class ClassPairs(NamedTuple):
+    """Pseudo-pairs: the unit class means in both spaces [C, a] and [C, b], their weights [C], and the classes [C]."""
+
+    X: NDArray[np.float32]
+    Y: NDArray[np.float32]
+    weights: NDArray[np.float64]
+    classes: Labels
+
+
+def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: ArrayLike) -> ClassPairs:
+    """One pseudo-pair for each class that both spaces have, where no image was embedded by both models.
+
+    The old images may be gone: their vectors and labels are enough. A mean of n vectors whose class has the covariance
+    S (within the class, pooled over classes and shrunk: small classes know little of their own) errs by tr(S) / n, so
+    the pair of class c weighs 1 / (tr(S_x) / n_x + tr(S_y) / n_y), scaled to a mean of 1. Pass the weights to the fit.
+    """
+    x, y = _checked_vectors(X, "the first space"), _checked_vectors(Y, "the second space")
+    one, other = _checked_labels(labels_x, x, "first"), _checked_labels(labels_y, y, "second")
+    classes = np.intersect1d(one, other)
+    if len(classes) < 2:
+        raise InputError(
+            f"the two spaces share {len(classes)} classes ({len(np.unique(one))} and {len(np.unique(other))} in all); "
+            "pairing by class needs two at least, and an adapter of use about as many as a vector has components"
+        )
+    first, error_x = _class_means(x, one, classes)
+    second, error_y = _class_means(y, other, classes)
+    weights = 1 / np.maximum(error_x + error_y, 1e-12)
+    return ClassPairs(first, second, weights / weights.mean(), classes)
+
+
+def _checked_labels(labels: ArrayLike, vectors: Floats, which: str) -> Labels:
+    array = np.asarray(labels)
+    if array.shape != (len(vectors),) or array.dtype.kind not in "iu":
+        raise InputError(
+            f"labels of the {which} space are one integer for each of {len(vectors)} vectors; "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    return array
+
+
+def _class_means(vectors: Floats, labels: Labels, classes: Labels) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Unit means [C, d], and the expected squared error of each [C]: tr(S) / n, tr(S) shrunk towards the pooled one."""
+    kept = np.isin(labels, classes)
+    place = np.searchsorted(classes, labels[kept])
+    rows = vectors[kept][np.argsort(place, kind="stable")]
+    counts = np.bincount(place)
+    means = np.add.reduceat(rows, np.cumsum(counts) - counts, axis=0, dtype=np.float64) / counts[:, None]
+    lengths = np.linalg.norm(means, axis=1)
+    if (lengths < 1e-6).any():
+        raise InputError(f"the vectors of class {classes[int(lengths.argmin())]} cancel out; leave that class out")
+    scatter = counts * np.maximum(1 - lengths**2, 0)  # sum of |x - mean|^2, for unit vectors
+    pooled = scatter.sum() / max(1, int((counts - 1).sum()))
+    traces = (scatter + 2 * pooled) / (counts + 1)  # n - 1 degrees of freedom, and two of the pooled estimate
+    return unit(means).astype(np.float32), traces / counts
+
+
+Matrix = NDArray[np.float64]
+
+_MOMENT_ROWS = 65536
+_PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
+_STEPS = np.linspace(0, 1, 21)  # of t
+
+
+class Pairs(NamedTuple):
+    """Checked pairs [N, a] and [N, b], their weights [N] (mean 1), and groups [N] that no split takes apart."""
+
+    X: Floats
+    Y: Floats
+    weights: Matrix
+    groups: NDArray[Any] | None = None
+    seed: int = 0
+
+    def split(self, share: float = 0.2) -> tuple[Pairs, Pairs]:
+        """Pairs to fit on, and a share of the pairs to choose or to judge by, drawn by the seed."""
+        shown, judged = held_out_rows(len(self.X), share, self.seed, self.groups)
+        return self.rows(shown), self.rows(judged)
+
+    def rows(self, chosen: NDArray[np.intp]) -> Pairs:
+        """Some of the pairs."""
+        groups = None if self.groups is None else self.groups[chosen]
+        weights = self.weights[chosen]
+        return Pairs(self.X[chosen], self.Y[chosen], weights / weights.mean(), groups, self.seed)
+
+
+class Fitted(NamedTuple):
+    """The arrays of a fitted adapter, and what was chosen on the way."""
+
+    weights: dict[str, Matrix]
+    chosen: dict[str, float]
+
+
+class Moments(NamedTuple):
+    """Number of pairs, weighted means [a] and [b], and centred scatters: xx [a, a], xy [a, b], the trace of yy."""
+
+    pairs: int
+    x: Matrix
+    y: Matrix
+    xx: Matrix
+    xy: Matrix
+    yy: float
+
+
+def moments(pairs: Pairs) -> Moments:
+    """Weighted moments in float64, in blocks."""
+    X, Y, w = pairs.X, pairs.Y, pairs.weights
+    x, y = ((w @ part) / w.sum() for part in (X, Y))
+    xx, xy, yy = np.zeros((X.shape[1], X.shape[1])), np.zeros((X.shape[1], Y.shape[1])), 0.0
+    for start in range(0, len(X), _MOMENT_ROWS):
+        rows = slice(start, start + _MOMENT_ROWS)
+        dx, dy, weighted = X[rows] - x, Y[rows] - y, w[rows, None]
+        xx += dx.T @ (weighted * dx)
+        xy += dx.T @ (weighted * dy)
+        yy += float((weighted * dy * dy).sum())
+    return Moments(len(X), x, y, xx, xy, yy)
+
+
+def fit_procrustes(pairs: Pairs) -> Fitted:
+    """R = U V^T with U S V^T the SVD of sum w x y^T: the R of largest sum w (x R) . y with orthonormal rows or columns.
+
+    For a = b a rotation or reflection: all cosines within the source space stay what they were. For a < b the space is
+    laid isometrically into the wider one (R R^T = 1); for a > b it is projected (R^T R = 1), and the best R in this
+    sense. Nothing is centred, so that cosines survive. Nothing is chosen.
+    """
+    return Fitted({"W": _rotation(moments(pairs)), "c": np.zeros(pairs.Y.shape[1])}, {})
+
+
+def _rotation(m: Moments) -> Matrix:
+    sums = m.xy + m.pairs * np.outer(m.x, m.y)  # sum w x y^T: the weights sum to N
+    U, _, Vt = np.linalg.svd(sums, full_matrices=False)
+    rotation: Matrix = U @ Vt
+    return rotation
+
+
+def fit_ridge(pairs: Pairs, penalty: float | None = None) -> Fitted:
+    """min over W, c of sum w |x W + c - y|^2 + penalty |W|^2; c is not penalised.
+
+    The penalty is the one of least generalised cross-validation error, unless it is given.
+    """
+    m = moments(pairs)
+    penalty = _penalty(m, penalty)
+    W = _ridge(m, penalty)
+    return Fitted({"W": W, "c": m.y - m.x @ W}, {"penalty": float(penalty)})
+
+
+def _ridge(m: Moments, penalty: float) -> Matrix:
+    values, vectors = np.linalg.eigh(m.xx)
+    values = np.maximum(values, 0)
+    solved = values + penalty > 1e-12 * max(values[-1], 1e-300)  # directions that no pair has are left at zero
+    inverse = np.where(solved, 1 / np.where(solved, values + penalty, 1), 0)
+    W: Matrix = (vectors * inverse) @ (vectors.T @ m.xy)
+    return W
+
+
+def _penalty(m: Moments, given: float | None) -> float:
+    if given is not None and not 0 <= given < np.inf:
+        raise InputError(f"the penalty of a ridge is a number >= 0, got {given}")
+    return gcv_penalty(m) if given is None else given
+
+
+def gcv_penalty(m: Moments) -> float:
+    """The penalty of least N |y - H y|^2 / (N - tr H)^2 (Golub, Heath and Wahba 1979), on a grid; H includes c."""
+    values, vectors = np.linalg.eigh(m.xx)
+    values = np.maximum(values, 1e-12 * max(values[-1], 1e-300))
+    explained = ((vectors.T @ m.xy) ** 2).sum(axis=1) / values  # |u_i^T y|^2 of each singular direction, [a]
+    penalties = _PENALTIES * values.mean()
+    shrink = values / (values + penalties[:, None])  # [penalties, a]
+    error = np.maximum(m.yy - (shrink * (2 - shrink)) @ explained, 1e-12 * m.yy)
+    freedom = np.maximum(m.pairs - 1 - shrink.sum(axis=1), 1e-9 * m.pairs)
+    return float(penalties[np.argmin(error / freedom**2)])
+
+
+def fit_low_rank(pairs: Pairs, rank: int | None = None, penalty: float | None = None) -> Fitted:
+    """Reduced-rank ridge regression: of all W of rank r, the one of least ridge error.
+
+    W_r = W V V^T, with W the ridge solution and V the r leading eigenvectors of W^T (X^T X + penalty) W (Mukherjee and
+    Zhu 2011; without a penalty, classic reduced-rank regression). Unless given, the rank is the one whose fit on a
+    part of the pairs has the largest mean cosine on the rest; then all pairs are fitted with it.
+    """
+    largest = min(pairs.X.shape[1], pairs.Y.shape[1])
+    if rank is not None and not 1 <= rank <= largest:
+        raise InputError(f"the rank is a number from 1 to {largest}, the narrower width; got {rank}")
+    if rank is None:
+        shown, judged = pairs.split()
+        A, B, c = _factors(shown, penalty)[0]
+        rank = max(_ranks(largest), key=lambda r: _mean_cosine(judged.X @ A[:, :r] @ B[:r] + c(r), judged))
+    (A, B, c), penalty = _factors(pairs, penalty)
+    return Fitted({"A": A[:, :rank], "B": B[:rank], "c": c(rank)}, {"rank": rank, "penalty": float(penalty)})
+
+
+def _factors(pairs: Pairs, penalty: float | None) -> tuple[tuple[Matrix, Matrix, Any], float]:
+    """A [a, s] and B [s, b] whose first r columns and rows make the best map of rank r, c(r) [b]; the penalty."""
+    m = moments(pairs)
+    penalty = _penalty(m, penalty)
+    W = _ridge(m, penalty)
+    fitted = W.T @ m.xx @ W + penalty * (W.T @ W)
+    V = np.linalg.eigh(fitted)[1][:, ::-1][:, : min(W.shape)]
+    A, B = W @ V, V.T
+    return (A, B, lambda r: m.y - (m.x @ A[:, :r]) @ B[:r]), penalty
+
+
+def _ranks(largest: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... and the largest: the smaller wins a tie."""
+    steps = sorted({round(base * 2**power) for power in range(16) for base in (1, 1.5)})
+    return [r for r in steps if r < largest] + [largest]
+
+
+def _mean_cosine(adapted: Floats, pairs: Pairs) -> float:
+    cosines = np.einsum("ij,ij->i", unit(adapted), pairs.Y)
+    return float(np.average(cosines, weights=pairs.weights))
+
+
+def fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
+    """slerp(unit(x R), unit(x W + c), t): between what keeps the geometry and what follows the pairs.
+
+    R is Procrustes', W and c are ridge's. Procrustes keeps every cosine of the source space, ridge bends the space to
+    the pairs it has seen and flattens what they do not tell. t = 0 is Procrustes, t = 1 is ridge. Unless given, t is
+    the one whose fit on a part of the pairs searches best on the rest (``agreement``; by mean cosine where equal).
+    """
+    if t is not None and not 0 <= t <= 1:
+        raise InputError(f"t is a share of the way, 0 (Procrustes) to 1 (ridge); got {t}")
+    if t is None:
+        shown, judged = pairs.split()
+        ends = _two_ends(shown)
+        p, q = unit(judged.X @ ends["R"]), unit(judged.X @ ends["W"] + ends["c"])
+        scores = [agreement(slerp(p, q, float(step)), judged.Y, judged.groups)[::-1] for step in _STEPS]
+        t = float(_STEPS[max(range(len(_STEPS)), key=scores.__getitem__)])
+    return Fitted({**_two_ends(pairs), "t": np.array([t])}, {"t": t})
+
+
+def _two_ends(pairs: Pairs) -> dict[str, Matrix]:
+    return {"R": fit_procrustes(pairs).weights["W"], **fit_ridge(pairs).weights}
+
+
+_PATIENCE = 15  # epochs without a gain on the judged pairs
+_MLP_BATCH = 256
+
+
+class _Perceptron(nn.Module):
+    """x W + c + relu(x A + e) B, starting as the ridge map: B is zero at first."""
+
+    def __init__(self, start: Fitted, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        a, b = start.weights["W"].shape
+        self.W = nn.Parameter(torch.tensor(start.weights["W"], dtype=torch.float32))
+        self.c = nn.Parameter(torch.tensor(start.weights["c"], dtype=torch.float32))
+        self.A = nn.Parameter(torch.randn(a, hidden, generator=generator) * 2**0.5)  # unit x: activations of order 1
+        self.e = nn.Parameter(torch.zeros(hidden))
+        self.B = nn.Parameter(torch.zeros(hidden, b))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.W + self.c + torch.relu(x @ self.A + self.e) @ self.B
+
+
+def fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: float = 2e-3) -> Fitted:
+    """Minimise 1 - cos(adapted x, y) by Adam, from the ridge map on; on the CPU, the same for the same seed.
+
+    A part of the pairs is only judged by: the epoch of largest mean cosine there is kept, and training ends when it
+    stays away. The ridge map of the others is epoch 0, so on the judged pairs the result is never worse than it.
+    """
+    if hidden < 1 or epochs < 0 or not learning_rate > 0:
+        raise InputError(
+            f"an mlp needs hidden >= 1, epochs >= 0 and learning_rate > 0; got {hidden}, {epochs}, {learning_rate}"
+        )
+    shown, judged = pairs.split()
+    generator = torch.Generator().manual_seed(pairs.seed)
+    model = _Perceptron(fit_ridge(shown), hidden, generator)
+    x, y, w = _tensors(shown)
+    best, kept, best_epoch = _model_cosine(model, judged), copy.deepcopy(model.state_dict()), 0
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    with torch.enable_grad():
+        for epoch in range(1, epochs + 1):
+            for rows in torch.split(torch.randperm(len(x), generator=generator), _MLP_BATCH):
+                loss = (w[rows] * (1 - torch.cosine_similarity(model(x[rows]), y[rows]))).mean()
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+            score = _model_cosine(model, judged)
+            if score > best:
+                best, kept, best_epoch = score, copy.deepcopy(model.state_dict()), epoch
+            elif epoch - best_epoch >= _PATIENCE:
+                break
+    weights = {name: value.numpy().astype(np.float64) for name, value in kept.items()}
+    return Fitted(weights, {"hidden": hidden, "epoch": best_epoch})
+
+
+def _tensors(pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+    x, y, w = (torch.tensor(np.asarray(part), dtype=torch.float32) for part in pairs[:3])
+    return x, y, w
+
+
+def _model_cosine(model: _Perceptron, pairs: Pairs) -> float:
+    x, y, w = _tensors(pairs)
+    with torch.no_grad():
+        return float((w * torch.cosine_similarity(model(x), y)).mean())
+
+
+@dataclass(frozen=True)
+class AdapterKind:
+    """A way to fit an adapter: what it is, its fit, and the pairs it needs, in all and for each component."""
+
+    summary: str
+    fit: Callable[..., Fitted]
+    least: int
+    per_component: float = 0.0
+
+    def least_pairs(self, a: int, b: int) -> int:
+        """The least number of pairs between spaces of a and b components."""
+        return max(self.least, math.ceil(self.per_component * min(a, b)))
+
+    @property
+    def options(self) -> list[str]:
+        """What can be fixed instead of chosen."""
+        return list(inspect.signature(self.fit).parameters)[1:]
+
+
+def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: float = 2e-3) -> Fitted:
+    from fixstar.workspace.adapters.fitting import fit_mlp  # torch only where it is needed
+
+    return fit_mlp(pairs, hidden, epochs, learning_rate)
+
+
+ADAPTERS: dict[str, AdapterKind] = {
+    "procrustes": AdapterKind(
+        "rotation (SVD); keeps all cosines of its source space",
+        fit_procrustes,
+        least=2,
+        per_component=1,  # fewer do not determine the rotation
+    ),
+    "ridge": AdapterKind(
+        "affine map by least squares, penalty by generalised cross-validation",
+        fit_ridge,
+        least=8,
+    ),
+    "low-rank": AdapterKind(
+        "affine map of low rank (reduced-rank regression), rank by held-out pairs",
+        fit_low_rank,
+        least=20,
+    ),
+    "mlp": AdapterKind(
+        "ridge plus a small perceptron, cosine loss, stopped early by held-out pairs",
+        _fit_mlp,
+        least=100,
+    ),
+    "slerp": AdapterKind(
+        "on the great circle from Procrustes to ridge, how far by held-out pairs",
+        fit_slerp,
+        least=20,
+        per_component=1.25,  # four fifths of the pairs must determine the rotation
+    ),
+}
+"""Kinds of adapters by name."""
+
+
+def fit_adapter(
+    kind: str,
+    X: ArrayLike,
+    Y: ArrayLike,
+    *,
+    weights: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    seed: int = 0,
+    source: str = "",
+    target: str = "",
+    **options: Any,
+) -> VectorAdapter:
+    """Fit an adapter on unit vectors X [N, a] and Y [N, b], row by row of the same image.
+
+    ``weights`` [N] say how much a pair counts. ``groups`` [N] are the classes of the images, where they are known: no
+    inner split takes a class apart, and choices are made by searching for the class instead of the very image.
+    ``options`` fix what is otherwise chosen: see ``ADAPTERS[kind].options``.
+
+    >>> X = np.eye(4)[[0, 1, 2, 3, 0, 1, 2, 3]]
+    >>> adapter = fit_adapter("procrustes", X, X[:, [1, 2, 3, 0]])
+    >>> adapter(X[:1]).round(3).tolist()
+    [[0.0, 0.0, 0.0, 1.0]]
+    """
+    if kind not in ADAPTERS:
+        raise UnknownNameError("adapter", kind, ADAPTERS)
+    pairs = _pairs(X, Y, weights, groups, seed)
+    _require_enough(kind, pairs)
+    if unknown := [name for name in options if name not in ADAPTERS[kind].options]:
+        raise UnknownNameError(f"option of a {kind} adapter", unknown[0], ADAPTERS[kind].options)
+    fitted = ADAPTERS[kind].fit(pairs, **options)
+    about = {"pairs": len(pairs.X), "seed": seed, **fitted.chosen}
+    return VectorAdapter(kind, {n: w.astype(np.float32) for n, w in fitted.weights.items()}, source, target, about)
+
+
+def _pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups: ArrayLike | None, seed: int) -> Pairs:
+    x, y = checked_pairs(X, Y)
+    w = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
+    if w.shape != (len(x),) or not np.isfinite(w).all() or (w <= 0).any():
+        raise InputError(f"weights are one finite number > 0 a pair, ({len(x)},); got shape {w.shape}")
+    labels = None if groups is None else np.asarray(groups)
+    if labels is not None and labels.shape != (len(x),):
+        raise InputError(f"groups are one label a pair, ({len(x)},); got shape {labels.shape}")
+    return Pairs(x, y, w / w.mean(), labels, seed)
+
+
+def _require_enough(kind: str, pairs: Pairs) -> None:
+    a, b = pairs.X.shape[1], pairs.Y.shape[1]
+    least = ADAPTERS[kind].least_pairs(a, b)
+    if len(pairs.X) < least:
+        others = [name for name, other in ADAPTERS.items() if other.least_pairs(a, b) <= len(pairs.X)]
+        raise InputError(
+            f"a {kind} adapter from {a} to {b} components needs {least} pairs at least, got {len(pairs.X)}; embed "
+            f"more images with both models{', or use ' + ' or '.join(others) if others else ''}"
+        )
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """An adapter fitted on the shown pairs, and how it did on the held-out ones."""
+
+    adapter: VectorAdapter
+    held_out: Agreement
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All kinds on the same held-out pairs, best first.
+
+    ``unadapted`` is how raw vectors do there (None where the widths differ), ``left_out`` why a kind is missing.
+    """
+
+    ranked: tuple[Ranked, ...]
+    unadapted: Agreement | None
+    left_out: dict[str, str]
+
+    @property
+    def best(self) -> VectorAdapter:
+        """The winner, as it was measured; ``fit_adapter`` with its kind fits it on all pairs."""
+        return self.ranked[0].adapter
+
+
+def best_adapter(
+    X: ArrayLike,
+    Y: ArrayLike,
+    *,
+    kinds: Sequence[str] | None = None,
+    weights: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    held_out: float = 0.2,
+    seed: int = 0,
+    source: str = "",
+    target: str = "",
+) -> Comparison:
+    """Fit all kinds on a part of the pairs and rank them on the rest: by search (``agreement``), then by mean cosine.
+
+    Every choice within a kind is made on the shown pairs alone, so the figures are fair. Whether the winner is good
+    enough to deploy is for the cross-test to say.
+    """
+    names = list(ADAPTERS) if kinds is None else list(kinds)
+    if unknown := [name for name in names if name not in ADAPTERS]:
+        raise UnknownNameError("adapter", unknown[0], ADAPTERS)
+    pairs = _pairs(X, Y, weights, groups, seed)
+    shown, judged = pairs.split(held_out)
+    ranked, left_out = [], {}
+    for name in names:
+        try:
+            _require_enough(name, shown)
+        except InputError as error:
+            left_out[name] = str(error)
+            continue
+        adapter = fit_adapter(
+            name, shown.X, shown.Y, weights=shown.weights, groups=shown.groups, seed=seed, source=source, target=target
+        )
+        ranked.append(Ranked(adapter, agreement(adapter(judged.X), judged.Y, judged.groups)))
+    if not ranked:
+        raise InputError(f"no adapter can be fitted on {len(shown.X)} pairs: {'; '.join(left_out.values())}")
+    ranked.sort(key=lambda one: (one.held_out.top1, one.held_out.mean_cosine), reverse=True)
+    same = pairs.X.shape[1] == pairs.Y.shape[1]
+    return Comparison(tuple(ranked), agreement(judged.X, judged.Y, judged.groups) if same else None, left_out)

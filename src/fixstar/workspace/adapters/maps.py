@@ -1,0 +1,222 @@
+"""What a fitted adapter does to vectors: a few products, in NumPy, so that serving needs no torch.
+
+An adapter leads from unit vectors x of one space, [N, a], to unit vectors of another, [N, b]:
+
+    affine      unit(x W + c)                                     W [a, b], c [b]
+    low rank    unit((x A) B + c)                                 A [a, r], B [r, b]
+    perceptron  unit(x W + c + relu(x A + e) B)                   A [a, h], e [h], B [h, b]: the residual
+    slerp       slerp(unit(x R), unit(x W + c), t)                R [a, b] semi-orthogonal
+
+slerp(p, q, t) = (sin((1 - t) w) p + sin(t w) q) / sin(w), with w the angle between p and q: from p at t = 0 to q at
+t = 1 along the great circle.
+
+Adapters on disk: one safetensors file with a card and a checksum in its header. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fixstar.durable import replace_file
+from fixstar.errors import FixstarError, InputError, ModelError, UnknownNameError
+from fixstar.geometry import unit
+
+__all__ = ["APPLIED", "MAPS", "Applied", "VectorAdapter", "load_adapter", "save_adapter", "slerp"]
+
+Floats = NDArray[np.floating[Any]]
+Weights = Mapping[str, Floats]
+
+Applied = Literal["queries", "stored"]
+
+APPLIED = ("queries", "stored")
+"""What an adapter can be applied to."""
+_BLOCK = 8192  # rows at a time
+
+
+def slerp(p: Floats, q: Floats, t: float) -> Floats:
+    """Unit vectors [N, b] a share ``t`` of the way from p to q, along the great circle.
+
+    >>> slerp(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), 1 / 3).round(3).tolist()
+    [[0.866, 0.5]]
+    """
+    half = np.linalg.norm(p - q, axis=1, keepdims=True) / 2
+    angle = 2 * np.arcsin(np.minimum(half, 1))  # arccos loses half of the digits at small angles
+    near = np.sin(angle) < 1e-6  # equal, where both formulas agree; or opposite, where every way is as short
+    safe = np.where(near, 1.0, angle)
+    mixed = (np.sin((1 - t) * safe) * p + np.sin(t * safe) * q) / np.sin(safe)
+    blended: Floats = unit(np.where(near, (1 - t) * p + t * q, mixed))
+    return blended
+
+
+def _affine(w: Weights, x: Floats) -> Floats:
+    return x @ w["W"] + w["c"]
+
+
+def _low_rank(w: Weights, x: Floats) -> Floats:
+    return (x @ w["A"]) @ w["B"] + w["c"]
+
+
+def _perceptron(w: Weights, x: Floats) -> Floats:
+    return x @ w["W"] + w["c"] + np.maximum(x @ w["A"] + w["e"], 0) @ w["B"]
+
+
+def _slerp(w: Weights, x: Floats) -> Floats:
+    return slerp(unit(x @ w["R"]), unit(_affine(w, x)), float(w["t"][0]))
+
+
+@dataclass(frozen=True)
+class _Map:
+    """How arrays are applied, and which they are: dimensions by letter, a and b those of the two spaces."""
+
+    apply: Callable[[Weights, Floats], Floats]
+    shapes: Mapping[str, str]
+
+
+_AFFINE = {"W": "ab", "c": "b"}
+MAPS: dict[str, _Map] = {
+    "procrustes": _Map(_affine, _AFFINE),
+    "ridge": _Map(_affine, _AFFINE),
+    "low-rank": _Map(_low_rank, {"A": "ar", "B": "rb", "c": "b"}),
+    "mlp": _Map(_perceptron, {**_AFFINE, "A": "ah", "e": "h", "B": "hb"}),
+    "slerp": _Map(_slerp, {**_AFFINE, "R": "ab", "t": "1"}),
+}
+"""What each kind of adapter does, by the name it is fitted and saved under."""
+
+
+@dataclass(frozen=True, eq=False)
+class VectorAdapter:
+    """A fitted adapter: unit vectors [N, a] of the ``source`` space to unit vectors [N, b] of the ``target`` space.
+
+    ``about`` says how it came about (pairs, penalty, rank, ...), in values that JSON can hold.
+    """
+
+    kind: str
+    weights: Mapping[str, NDArray[np.float32]]
+    source: str = ""
+    target: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in MAPS:
+            raise UnknownNameError("adapter", self.kind, MAPS)
+        object.__setattr__(self, "weights", MappingProxyType(dict(_checked_weights(self.kind, self.weights))))
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The components of vectors that go in, a, and of those that come out, b."""
+        return len(self.weights["A" if self.kind == "low-rank" else "W"]), len(self.weights["c"])
+
+    def __call__(self, vectors: ArrayLike) -> NDArray[np.float32]:
+        """The vectors [N, a] in the other space: float32 [N, b], of length 1."""
+        array = np.asarray(vectors)
+        a, b = self.widths
+        if array.ndim != 2 or array.shape[1] != a or array.dtype.kind not in "fiu":
+            raise InputError(f"this adapter takes vectors [N, {a}]{self._way()}; got {array.dtype} {array.shape}")
+        adapted = np.empty((len(array), b), np.float32)
+        for start in range(0, len(array), _BLOCK):
+            rows = array[start : start + _BLOCK].astype(np.float32, copy=False)
+            adapted[start : start + _BLOCK] = unit(MAPS[self.kind].apply(self.weights, rows))
+        lost = np.flatnonzero(~(np.abs(np.linalg.norm(adapted, axis=1) - 1) < 1e-3)).tolist()
+        if lost:
+            raise InputError(
+                f"vector {lost[0]} has no direction after this {self.kind} adapter; is it of length 1, and not NaN?"
+            )
+        return adapted
+
+    def _way(self) -> str:
+        return f" of {self.source} and leads to {self.target}" if self.source and self.target else ""
+
+
+def _checked_weights(kind: str, weights: Mapping[str, ArrayLike]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Read-only copies, their shapes fitting each other."""
+    shapes = MAPS[kind].shapes
+    if set(weights) != set(shapes):
+        raise ModelError(f"a {kind} adapter has the arrays {sorted(shapes)}, got {sorted(weights)}")
+    sizes: dict[str, int] = {"1": 1}
+    for name, letters in shapes.items():
+        array = np.array(weights[name], dtype=np.float32)  # always a copy
+        fits = array.ndim == len(letters) and 0 not in array.shape
+        if not fits or any(sizes.setdefault(d, n) != n for d, n in zip(letters, array.shape, strict=True)):
+            raise ModelError(f"array {name} of a {kind} adapter is [{', '.join(letters)}], got shape {array.shape}")
+        if not np.isfinite(array).all():
+            raise ModelError(f"array {name} of a {kind} adapter holds NaN or infinity")
+        array.setflags(write=False)
+        yield name, array
+
+
+_FORMAT, _FORMAT_VERSION = "fixstar-adapter", 1
+
+
+def save_adapter(adapter: VectorAdapter, path: str | Path) -> Path:
+    """Write FILE.safetensors, whole or not at all; a file that exists is never overwritten."""
+    from safetensors.numpy import save_file
+
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ModelError(f"{path}: an adapter is saved as FILE.safetensors")
+    if path.exists():
+        raise ModelError(f"{path} exists already, and a saved adapter is never overwritten; choose another name")
+    weights = {name: np.ascontiguousarray(array) for name, array in adapter.weights.items()}
+    card = json.dumps(
+        {
+            "format": _FORMAT,
+            "format_version": _FORMAT_VERSION,
+            "kind": adapter.kind,
+            "source": adapter.source,
+            "target": adapter.target,
+            "about": dict(adapter.about),
+        }
+    )
+    metadata = {"card": card, "sha256": _checksum(card, weights)}
+    replace_file(path, lambda partial: save_file(weights, partial, metadata))
+    return path
+
+
+def load_adapter(path: str | Path) -> VectorAdapter:
+    """The adapter in a file; anything that is not whole and unchanged is refused."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(f"there is no adapter {path}; save one with save_adapter(adapter, path)")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        if "card" not in metadata or metadata.get("sha256") != _checksum(metadata["card"], weights):
+            raise ModelError("its checksum is not that of its content" if "card" in metadata else "it has no card")
+        return _from_card(json.loads(metadata["card"]), weights)
+    except FixstarError as error:
+        raise _damaged(path, error) from error
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _from_card(card: dict[str, Any], weights: Mapping[str, Any]) -> VectorAdapter:
+    if card.get("format") != _FORMAT or card.get("format_version") != _FORMAT_VERSION:
+        seen = f"{card.get('format')!r}, version {card.get('format_version')!r}"
+        raise ModelError(f"it is of format {seen}; this fixstar reads {_FORMAT!r}, version {_FORMAT_VERSION}")
+    return VectorAdapter(card["kind"], weights, card["source"], card["target"], card["about"])
+
+
+def _checksum(card: str, weights: Mapping[str, Any]) -> str:
+    """Over the card, and over name, type, shape and numbers of every array."""
+    digest = hashlib.sha256(card.encode())
+    for name in sorted(weights):
+        array = np.ascontiguousarray(weights[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"{path} is damaged, or no adapter: {error}. Restore it from a copy, or fit it again")

@@ -1,0 +1,239 @@
+"""In which order a backfill re-embeds: what gains most comes first.
+
+A vector of the new version draws new queries more strongly than the old vectors around it do. Re-embedding an item
+therefore helps the queries of its own class and can mislead those of others, and a partial backfill in a bad order can
+be worse than none. Where searches merge by calibrations it is hardly so, and the order decides how much is gained.
+
+    gain        labelled queries q of the new version say where help is needed. With b the cosine of q's best match
+                now, item i pulls q by w(q, i) = exp((cos(q, i) - b) / 0.05). Its gain is the sum of w over the
+                queries of its class, less the sum over other classes' queries that find what they should now: those
+                could be misled. Queries count as often as items of their class are found (``usage``).
+                Without labels: certain items first, and those found often.
+    classes     by turns: the item of every class that gains most, then every class's second, and so on
+    certain     items whose nearest neighbour stands out from the ten nearest
+    uncertain   the reverse
+    queried     items found most often
+    oldest      items of the oldest version first
+    random      any
+
+``benchmarks/backfill_planner.py`` compares them. None is best everywhere, so a workspace tries those of ``TRIED`` on
+held-out images and takes the best at its budget ("auto").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import UnknownNameError
+from fixstar.gallery import Gallery
+from fixstar.geometry import carry, short_basis, unit
+from fixstar.workspace.items import LABEL, ImageStore
+
+__all__ = [
+    "BLIND",
+    "ORDERS",
+    "TRIED",
+    "LabelledQueries",
+    "OldItems",
+    "certainty",
+    "expected_gain",
+    "old_items",
+    "planned_order",
+    "with_images",
+]
+
+ORDERS = ("gain", "classes", "certain", "uncertain", "queried", "oldest", "random")
+TRIED = ("gain", "classes", "certain")
+BLIND = ("queried", "oldest", "random")  # orders that do not look at vectors
+
+NEIGHBOURS = 10
+COMPARED = 4096  # items that every item is compared with, at most
+QUERIES = 2000  # labelled queries that are asked, at most
+REACH = 0.05  # a cosine difference over which a new vector's pull falls to 1/e
+_BLOCK = 2048
+
+Floats = NDArray[np.floating[Any]]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class OldItems:
+    """Items whose vectors are older than the target's: ``vectors`` [N, s] in its space, ``ages`` [N], 0 the oldest.
+
+    ``labels`` are names, "" where nobody gave one; ``counts`` say how often each was found.
+    """
+
+    ids: list[str]
+    ages: Indices
+    vectors: NDArray[np.float32]
+    labels: list[str]
+    counts: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledQueries:
+    """Unit vectors [Q, s] of the target version, and the name of each one's class."""
+
+    vectors: Floats
+    labels: list[str]
+
+
+def old_items(
+    gallery: Gallery,
+    target: str,
+    newer: Collection[str] = (),
+    usage: Mapping[str, int] | None = None,
+    vectors: bool = True,
+) -> OldItems:
+    """The items that a backfill to ``target`` may re-embed: all but those of it and of ``newer`` versions.
+
+    All ids are in memory, but no payloads; ``vectors=False`` leaves the vectors out, [N, 0], for ``BLIND`` orders.
+    """
+    spaces = {space.name: space for space in gallery.versions()}
+    basis, width = short_basis(gallery.projection(target)), spaces[target].full_width
+    ids: list[str] = []
+    labels: list[str] = []
+    ages: list[int] = []
+    parts: list[Floats] = [np.zeros((0, spaces[target].width if vectors else 0), np.float32)]
+    for age, name in enumerate(spaces):
+        if name == target or name in newer:
+            continue
+        own, stored = short_basis(gallery.projection(name)), gallery.iterate(name)
+        while found := list(islice(stored, _BLOCK)):
+            ids += [item.id for item in found]
+            labels += [str(item.payload.get(LABEL) or "") for item in found]
+            ages += [age] * len(found)
+            rows = np.stack([item.vector for item in found])
+            parts.append(carry(rows, own, basis, width).astype(np.float32) if vectors else rows[:, :0])
+    known = usage or {}
+    counts = np.array([known.get(name, 0) for name in ids], np.float64)
+    return OldItems(ids, np.array(ages, np.int64), np.concatenate(parts), labels, counts)
+
+
+def with_images(
+    gallery: Gallery, images: ImageStore, items: OldItems, order: Indices, most: int
+) -> tuple[list[str], int]:
+    """The first ``most`` ids of an order whose images can be found, and how many before them have none.
+
+    No more images are looked for than it takes. What was deleted meanwhile is passed over.
+    """
+    chosen: list[str] = []
+    without = start = 0
+    while start < len(order) and len(chosen) < most:
+        names = [items.ids[row] for row in order[start : start + _BLOCK].tolist()]
+        known = gallery.get(names)
+        for name in names:
+            if name in known and len(chosen) < most:
+                found = images.find(known[name]) is not None
+                chosen += [name] * found
+                without += not found
+        start += len(names)
+    return chosen, without
+
+
+def planned_order(kind: str, items: OldItems, queries: LabelledQueries | None = None, seed: int = 0) -> Indices:
+    """The rows of ``items``, first to be re-embedded first; ties are in random order, drawn with ``seed``."""
+    if kind not in ORDERS:
+        raise UnknownNameError("order", kind, ORDERS)
+    shuffled: Indices = np.random.default_rng(seed).permutation(len(items))
+    if kind == "random" or len(items) < 2:
+        return shuffled
+    scores = _scores("gain" if kind == "classes" else kind, items, queries, seed)
+    best: Indices = shuffled[np.argsort(-scores[shuffled], kind="stable")]
+    return _by_turns(best, items.labels) if kind == "classes" else best
+
+
+def _by_turns(rows: Indices, labels: list[str]) -> Indices:
+    """The first row of every class, then the second of every class, ...; within a turn as they came."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for row in rows.tolist():
+        turns.append(seen[labels[row]])
+        seen[labels[row]] += 1
+    return rows[np.argsort(turns, kind="stable")]
+
+
+def _scores(kind: str, items: OldItems, queries: LabelledQueries | None, seed: int) -> NDArray[np.float64]:
+    if kind == "oldest":
+        return -items.ages.astype(np.float64)
+    if kind == "queried":
+        return items.counts
+    if kind == "gain" and queries is not None and set(queries.labels) & set(items.labels):
+        return expected_gain(items, queries, seed)
+    sure = certainty(items.vectors, seed)
+    if kind == "gain":
+        blended: NDArray[np.float64] = np.log1p(items.counts) + 0.3 * (sure - sure.mean()) / max(sure.std(), 1e-12)
+        return blended
+    return sure if kind == "certain" else -sure
+
+
+def certainty(vectors: Floats, seed: int = 0) -> NDArray[np.float64]:
+    """How far each item's nearest neighbour stands out, [N]: its cosine less the mean of the ten nearest.
+
+    Neighbours are looked for among ``COMPARED`` items drawn at random, where there are more.
+    """
+    rows = unit(np.asarray(vectors, np.float32))
+    others = np.sort(np.random.default_rng(seed).permutation(len(rows))[:COMPARED])
+    near = min(NEIGHBOURS, len(others) - 1)
+    if near < 1:
+        return np.zeros(len(rows))
+    margins = []
+    for start in range(0, len(rows), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        cosines = rows[block] @ rows[others].T
+        mine = np.flatnonzero((others >= start) & (others < start + _BLOCK))
+        cosines[others[mine] - start, mine] = -1.0  # an item is not its own neighbour
+        best = np.partition(cosines, -near, axis=1)[:, -near:]
+        margins.append(best.max(axis=1) - best.mean(axis=1))
+    return np.concatenate(margins).astype(np.float64)
+
+
+def expected_gain(items: OldItems, queries: LabelledQueries, seed: int = 0) -> NDArray[np.float64]:
+    """The gain of the module docstring for each item, [N]."""
+    rows = np.random.default_rng(seed).permutation(len(queries.labels))[:QUERIES]
+    asked = unit(np.asarray(queries.vectors, np.float32)[rows])
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(items.labels))}
+    truth = np.array([numbers.get(queries.labels[row], -1) for row in rows.tolist()])
+    asked, truth = asked[truth >= 0], truth[truth >= 0]  # nothing in the gallery could answer the others
+    owners = np.array([numbers[name] for name in items.labels])
+    weights = _traffic(truth, owners, items.counts, len(numbers))
+    best, found = _best_now(asked, items.vectors)
+    right = owners[found] == truth
+    gains = []
+    for start in range(0, len(items), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        pull = np.exp((asked @ items.vectors[block].T - best[:, None]) / REACH) * weights[:, None]  # [Q, n]
+        same = truth[:, None] == owners[block]
+        gains.append(np.where(same, pull, np.where(right[:, None], -pull, 0.0)).sum(axis=0))
+    return np.concatenate(gains).astype(np.float64)
+
+
+def _traffic(truth: Indices, owners: Indices, counts: NDArray[np.float64], classes: int) -> NDArray[np.float32]:
+    """What each query [Q] stands for: the searches that ended in its class, shared by its class's queries."""
+    found = np.bincount(owners, counts, minlength=classes)
+    asked = np.bincount(truth, minlength=classes)
+    smooth = max(1.0, float(found.mean()) / 10)  # a class that nobody has found yet still counts a little
+    shares = (found + smooth) / np.maximum(asked, 1) if counts.any() else np.ones(classes)
+    return shares[truth].astype(np.float32)
+
+
+def _best_now(asked: Floats, vectors: Floats) -> tuple[Floats, Indices]:
+    """The best cosine of each query [Q] among the old vectors, and its row."""
+    best, found = np.full(len(asked), -np.inf, np.float32), np.zeros(len(asked), np.int64)
+    for start in range(0, len(vectors), _BLOCK):
+        cosines = asked @ vectors[start : start + _BLOCK].T
+        rows = cosines.argmax(axis=1)
+        values = cosines[np.arange(len(asked)), rows]
+        better = values > best
+        best, found = np.where(better, values, best), np.where(better, rows + start, found)
+    return best, found

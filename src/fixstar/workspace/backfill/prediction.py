@@ -1,0 +1,182 @@
+"""What a backfill will bring, and what it brought: accuracy of labelled queries over the share re-embedded.
+
+Predicted on held-out images that play the gallery and the queries, before anything is embedded: the planner's order
+beside random ones. Measured on the gallery itself, as far as its items carry labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fixstar.data.image_set import ImageSet
+from fixstar.errors import InputError
+from fixstar.evaluation import (
+    BackfillCurve,
+    Split,
+    VersionFeatures,
+    backfill_curves,
+    cross_test,
+    gallery_query_split,
+    paired_bootstrap,
+)
+from fixstar.gallery import Calibration, Gallery, calibrated_search
+from fixstar.geometry import carry, short_basis, unit
+from fixstar.models import Encoder
+from fixstar.scenarios import version_features
+from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
+from fixstar.workspace.calibrations import class_folds, tried_curve
+from fixstar.workspace.items import LABEL
+
+__all__ = ["SHARES", "MeasuredPoint", "PredictedCurve", "draw_curves", "gallery_accuracy", "predicted_curve"]
+
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+_LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # of the queries, and queries: lost in earnest, even where chance might do it
+
+
+class MeasuredPoint(NamedTuple):
+    """Accuracy of the labelled queries when a share of the old items had been re-embedded."""
+
+    share: float
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedCurve:
+    """The planner's order beside random ones, on held-out images; ``self_tests`` are the old and the new version's.
+
+    ``images`` counts those that played the gallery and those that asked. ``calibrated`` says that hits of the two
+    versions were merged by probability, each query's by calibrations that had not seen its class; else by cosine.
+    """
+
+    order: str
+    planned: BackfillCurve
+    random: BackfillCurve
+    self_tests: tuple[float, float]
+    images: tuple[int, int]
+    calibrated: bool = False
+
+    def at(self, share: float) -> tuple[float, float]:
+        """Accuracy by the planner's order and by random order at a share between those measured."""
+        shares = self.planned.shares
+        return float(np.interp(share, shares, self.planned.accuracy)), float(
+            np.interp(share, shares, self.random.accuracy)
+        )
+
+    def loses(self, share: float) -> bool:
+        """Whether the planner's order has a lower accuracy at a share than at none, in earnest.
+
+        That is beyond chance by the gate's evidence (a paired bootstrap over the queries at 95 %), or by five points
+        and three queries: few queries prove nothing, but a loss that large is not to be run into. Where only accuracies
+        are known, any loss counts.
+        """
+        hits = self.planned.hits
+        if hits is None:
+            return self.at(share)[0] < float(self.planned.accuracy[0])
+        shares = self.planned.shares
+        weights = np.array([np.interp(share, shares, row) for row in np.eye(len(shares))])
+        then = weights @ hits[0]  # [queries], between the outcomes at the shares beside it
+        lost = hits[0, 0].sum() - then.sum()  # queries
+        if lost >= max(_LARGE_LOSS * len(then), _FEWEST_LOST):
+            return True
+        return paired_bootstrap(hits[0, 0], then).verdict == "compatible"  # none re-embedded is strictly better
+
+
+def predicted_curve(
+    old: tuple[str, Encoder],
+    new: tuple[str, Encoder],
+    images: ImageSet,
+    order: str = "gain",
+    shares: Sequence[float] = SHARES,
+    random_orders: int = 5,
+    seed: int = 0,
+    calibrate: bool = False,
+) -> PredictedCurve:
+    """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
+
+    Of each class a third plays the gallery, a third the queries that the planner asks, a third those that measure: the
+    planner must not know what it is measured with. What is found often is not known here, so "queried" is random.
+    With ``calibrate`` hits are merged as a search with calibrations does, if there are enough images to fit some.
+    """
+    gallery, asking, split = _thirds(images, seed)
+    first, second = (version_features(name, encoder, asking, gallery) for name, encoder in (old, new))
+    names = [asking.classes[label] for label in asking.labels[split.gallery].tolist()]
+    queries = LabelledQueries(second.queries[split.gallery], names)
+    rows = planned_order(order, _as_old_items(first, second, gallery), queries, seed)
+    truth = asking.labels, gallery.labels
+    folds = class_folds([first, second], *truth, seed) if calibrate else []
+    measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed}
+    planned = tried_curve((first, second), *truth, shares, order=rows, **measured)
+    random = tried_curve((first, second), *truth, shares, orders=random_orders, **measured)
+    judging = [replace(version, queries=version.queries[split.queries]) for version in (first, second)]
+    tests = cross_test(judging, truth[0][split.queries], truth[1], "image").matrix.diagonal()
+    sizes = len(gallery), len(split.queries)
+    return PredictedCurve(order, planned, random, (float(tests[0]), float(tests[1])), sizes, bool(folds))
+
+
+def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, Split]:
+    """A third of each class for the gallery, and the rest with its division: for the planner, and to measure with."""
+    counts = images.counts()
+    several = images.of_classes([name for name in images.classes if counts[name] >= 3])
+    if len(several.classes) < 2:
+        raise InputError(
+            "a backfill is predicted on labelled images, at least three of each of two classes; "
+            f"these are {len(images)} of {len(images.classes)} classes"
+        )
+    split = gallery_query_split(several.labels, share=1 / 3, seed=seed)
+    rest = several.take(split.queries)
+    return several.take(split.gallery), rest, gallery_query_split(rest.labels, seed=seed)
+
+
+def _as_old_items(old: VersionFeatures, new: VersionFeatures, gallery: ImageSet) -> OldItems:
+    vectors = carry(unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width)
+    labels = [gallery.classes[label] for label in gallery.labels.tolist()]
+    count = len(gallery)
+    names = [str(row) for row in range(count)]
+    return OldItems(names, np.zeros(count, np.int64), vectors.astype(np.float32), labels, np.zeros(count))
+
+
+def gallery_accuracy(
+    gallery: Gallery,
+    version: str,
+    queries: LabelledQueries,
+    calibrations: Mapping[str, Calibration] | None = None,
+    among: Sequence[str] | None = None,
+) -> float | None:
+    """How many labelled queries find an item of their class first, of those whose class the gallery knows.
+
+    By probability where there are ``calibrations``, else by cosine, among the vectors of all versions or those of
+    ``among``. None where its items carry none of these labels.
+    """
+    names = sorted(set(queries.labels))
+    probe = np.asarray(queries.vectors[:1])
+    known = {name for name in names if gallery.search(version, probe, k=1, where={LABEL: name}, versions=among)[0]}
+    rows = [row for row, name in enumerate(queries.labels) if name in known]
+    if not rows:
+        return None
+    asked = np.asarray(queries.vectors)[rows]
+    if calibrations:
+        hits = calibrated_search(gallery, version, asked, calibrations, k=1)
+    else:
+        hits = gallery.search(version, asked, k=1, versions=among)
+    right = [found[0].payload.get(LABEL) == queries.labels[row] for row, found in zip(rows, hits, strict=True)]
+    return float(np.mean(right))
+
+
+def draw_curves(path: Path, predicted: PredictedCurve | None, measured: Sequence[MeasuredPoint] = ()) -> Path:
+    """The picture of a backfill: PNG, or by its suffix SVG or PDF."""
+    curves, tests = {}, {}
+    if predicted is not None:
+        planned = f"predicted, order: {predicted.order}"
+        curves = {planned: predicted.planned, "predicted, random order": predicted.random}
+        tests = {planned: predicted.self_tests}
+    if measured:
+        shares, accuracies = (np.array(values, np.float64) for values in zip(*measured, strict=True))
+        curves["measured on the gallery"] = BackfillCurve(shares, accuracies[None])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    backfill_curves(curves, path, tests, title="Accuracy while the gallery is re-embedded")
+    return path

@@ -1,0 +1,364 @@
+"""The plan of a backfill on disk, so that it goes on after a kill.
+
+state/backfill/plan.jsonl     what it is, then one id a line in the order of work; whole or absent, never rewritten
+state/backfill/cursor.json    how many of the ids have been dealt with, and how; may be behind, never ahead
+state/backfill/kept.jsonl     items that keep their old vector, and why
+
+Backfill: items with older vectors are embedded again with the deployed version, batch by batch, while serving.
+
+The gallery is the truth about what is done: an item that holds a vector of the target version is not touched again,
+whatever the files of the plan say. So a backfill that was killed goes on without doing anything twice; only images that
+were embedded but not stored when it died are embedded anew.
+
+Others may write meanwhile: items that were deleted or written since their image was embedded stay as others left them
+(``Gallery.replace_vectors``, one transaction where the store has them).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fixstar.durable import exclusive, replace_file, replace_json
+from fixstar.errors import CheckpointError, InputError
+from fixstar.gallery import Gallery, Item
+from fixstar.images import ImageSource
+from fixstar.progress import Advance
+from fixstar.workspace.backfill.prediction import MeasuredPoint
+from fixstar.workspace.items import Embedded, Embedder, ImageStore
+
+__all__ = ["BUDGETS", "BackfillPlan", "Backfilled", "KeptItem", "Pace", "PlanFiles", "budget_items", "run_backfill"]
+
+BUDGETS = (
+    'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), or "all"'
+)
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+class KeptItem(NamedTuple):
+    """An item that keeps its old vector."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BackfillPlan:
+    """What is re-embedded: ``ids`` in order, with the version ``target``. ``old`` items had older vectors by then.
+
+    ``without_image`` of them were passed over: their turn had come, and no image of theirs could be found.
+    """
+
+    target: str
+    order: str
+    budget: str
+    old: int
+    ids: tuple[str, ...]
+    token: str
+    when: str
+    without_image: int = 0
+
+    @classmethod
+    def made(
+        cls, target: str, order: str, budget: str, old: int, ids: Sequence[str], without_image: int = 0
+    ) -> BackfillPlan:
+        """A new plan."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(target, order, budget, old, tuple(ids), uuid.uuid4().hex, now, without_image)
+
+
+def budget_items(budget: str, total: int) -> int:
+    """How many of ``total`` items a budget means: a share, a number, or all.
+
+    >>> budget_items("10%", 205), budget_items("50", 205), budget_items("500", 205), budget_items("all", 205)
+    (21, 50, 205, 205)
+    """
+    text = budget.strip().lower()
+    if text == "all":
+        return total
+    if (match := _PERCENT.fullmatch(text)) and 0 < float(match[1]) <= 100:
+        return min(total, -int(-total * float(match[1]) // 100))
+    if text.isdecimal() and int(text):
+        return min(total, int(text))
+    raise InputError(f"{BUDGETS}; got {budget!r}")
+
+
+class PlanFiles:
+    """The files of one workspace's backfill."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.directory = workspace / "state" / "backfill"
+        self._plan, self._cursor, self._kept = (
+            self.directory / name for name in ("plan.jsonl", "cursor.json", "kept.jsonl")
+        )
+
+    def save(self, plan: BackfillPlan) -> None:
+        """Put a plan in the place of the one before. Cursor and list of the old one no longer count."""
+        head = {"format": "fixstar-backfill", **asdict(plan)}
+        head.pop("ids")
+        lines = [json.dumps(head, ensure_ascii=False), *(json.dumps(name, ensure_ascii=False) for name in plan.ids)]
+        text = "\n".join(lines) + "\n"
+        replace_file(self._plan, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
+
+    def plan(self) -> BackfillPlan | None:
+        """The plan that is there, if any."""
+        if not self._plan.is_file():
+            return None
+        try:
+            with self._plan.open(encoding="utf-8", newline="\n") as lines:
+                head = json.loads(next(lines))
+                head.pop("format")
+                return BackfillPlan(**head, ids=tuple(json.loads(line) for line in lines))
+        except (ValueError, KeyError, TypeError, StopIteration) as error:
+            raise CheckpointError(
+                f"{self._plan} is damaged ({error}); delete it and plan again: what was re-embedded stays so"
+            ) from error
+
+    def position(self, plan: BackfillPlan) -> int:
+        """How many ids of the plan have been dealt with, at least."""
+        try:
+            cursor = json.loads(self._cursor.read_text(encoding="utf-8"))
+            return int(cursor["position"]) if cursor["token"] == plan.token else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0  # the gallery knows what is done; looking through the plan again costs little
+
+    def counts(self, plan: BackfillPlan) -> dict[str, int]:
+        """What became of those, over all calls; empty where nothing is known, as after an older release."""
+        try:
+            cursor = json.loads(self._cursor.read_text(encoding="utf-8"))
+            return dict(cursor["counts"]) if cursor["token"] == plan.token else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:
+        """Note that the first ``position`` ids have been dealt with, and what became of them."""
+        replace_json(self._cursor, {"token": plan.token, "position": position, "counts": dict(counts)})
+
+    def keep(self, plan: BackfillPlan, kept: Sequence[KeptItem]) -> None:
+        """Note items that keep their old vector."""
+        if kept:
+            rows = [json.dumps([plan.token, *item], ensure_ascii=False) for item in kept]
+            with self._kept.open("a", encoding="utf-8", newline="\n") as file:
+                file.write("\n" + "\n".join(rows) + "\n")  # after a line that a kill cut off, a new one begins
+
+    def kept(self, plan: BackfillPlan) -> list[KeptItem]:
+        """The items of a plan that kept their old vector, each once."""
+        if not self._kept.is_file():
+            return []
+        found: dict[str, KeptItem] = {}
+        for line in self._kept.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                token, name, reason = json.loads(line)
+            except ValueError:  # empty, or cut off
+                continue
+            if token == plan.token:
+                found[name] = KeptItem(name, reason)
+        return list(found.values())
+
+
+BATCH = 64
+_NAP = 0.1  # seconds between two looks at ``stop`` while waiting
+
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Backfilled:
+    """What a call did: items re-embedded, and of the plan those done before, deleted or rewritten meanwhile.
+
+    ``kept`` keep their old vectors, over all calls; ``left`` still wait; ``stopped`` says why, where that is not zero.
+    ``measured`` is the accuracy along the way, where there were labels to measure it with. ``without_image`` items were
+    not planned, since they have no image any more: they keep their vectors too.
+    """
+
+    version: str
+    planned: int
+    done: int
+    done_before: int
+    deleted: int
+    rewritten: int
+    kept: tuple[KeptItem, ...]
+    left: int
+    seconds: float
+    stopped: str | None = None
+    measured: tuple[MeasuredPoint, ...] = ()
+    without_image: int = 0
+
+
+class Pace:
+    """At most ``rate`` items a second, measured from the start; None is as fast as it goes."""
+
+    def __init__(self, rate: float | None) -> None:
+        if rate is not None and not rate > 0:
+            raise InputError(f"the rate is in items a second, above 0; got {rate:g}")
+        self.rate, self._started, self._done = rate, time.monotonic(), 0
+
+    @property
+    def batch(self) -> int:
+        """Items at a time: about a second's worth, so that a slow backfill is an even one."""
+        return BATCH if self.rate is None else max(1, min(BATCH, int(self.rate)))
+
+    def wait(self, count: int, stop: Stop) -> None:
+        """Wait until ``count`` more items may be embedded, or until told to stop."""
+        if self.rate is None:
+            return
+        due = self._started + self._done / self.rate
+        self._done += count
+        while (left := due - time.monotonic()) > 0 and not stop():
+            time.sleep(min(left, _NAP))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Items whose images are being embedded; all ids of the plan up to ``end`` are in it or before it."""
+
+    items: list[Item]
+    end: int
+
+
+def run_backfill(
+    gallery: Gallery,
+    images: ImageStore,
+    files: PlanFiles,
+    plan: BackfillPlan,
+    embedder: Embedder,
+    deployed: Callable[[], str],
+    newer: Callable[[], Collection[str]],
+    rate: float | None = None,
+    stop: Stop = lambda: False,
+    progress: Advance | None = None,
+) -> Backfilled:
+    """Work through a plan, from where it stands to its end, or until ``stop`` answers True after some batch.
+
+    ``deployed`` is asked before every write: once another version is deployed, nothing more is written. Vectors of the
+    versions that ``newer`` names at the time are left as they are: since the plan was made one may have been deployed,
+    and taken back.
+    """
+    started = time.monotonic()
+    try:
+        with exclusive(files.directory):
+            work = _Work(gallery, images, files, plan, deployed, newer, Pace(rate), stop, progress)
+            work.run(embedder)
+    except BlockingIOError:
+        raise InputError(
+            f"another process is working on the backfill in {files.directory}; wait for it, or stop it first"
+        ) from None
+    counts = work.counts
+    return Backfilled(
+        version=plan.target,
+        planned=len(plan.ids),
+        done=counts["done"],
+        done_before=counts["done before"],
+        deleted=counts["deleted"],
+        rewritten=counts["rewritten"],
+        kept=tuple(files.kept(plan)),
+        left=len(plan.ids) - work.position,
+        seconds=time.monotonic() - started,
+        stopped=work.stopped,
+        without_image=plan.without_image,
+    )
+
+
+class _Work:
+    """One call: where it stands in the plan, what it counted, and why it stopped."""
+
+    def __init__(
+        self,
+        gallery: Gallery,
+        images: ImageStore,
+        files: PlanFiles,
+        plan: BackfillPlan,
+        deployed: Callable[[], str],
+        newer: Callable[[], Collection[str]],
+        pace: Pace,
+        stop: Stop,
+        progress: Advance | None,
+    ) -> None:
+        self._gallery, self._images, self._files, self._plan = gallery, images, files, plan
+        self._deployed, self._newer = deployed, newer
+        self._pace, self._stop, self._progress = pace, stop, progress
+        self._waiting: deque[_Batch] = deque()
+        self.counts: Counter[str] = Counter()
+        self.stopped: str | None = None
+        self.position, self._before = files.position(plan), Counter(files.counts(plan))
+        self._advance(self.position)
+
+    def run(self, embedder: Embedder) -> None:
+        for answer in embedder(self._batches()):
+            self._pass_empty()
+            batch = self._waiting.popleft()
+            if self._deployed() != self._plan.target:
+                self.stopped = self._reason()
+                return
+            self._store(batch.items, answer)
+            self._arrive(batch)
+        self._pass_empty()
+
+    def _batches(self) -> Iterator[Sequence[ImageSource]]:
+        ids, end = iter(self._plan.ids[self.position :]), self.position
+        while names := list(islice(ids, self._pace.batch)):
+            if (reason := self._reason()) is not None:
+                self.stopped = reason
+                return
+            end += len(names)
+            items, sources = self._to_embed(names)
+            self._pace.wait(len(items), lambda: self._reason() is not None)
+            self._waiting.append(_Batch(items, end))
+            if sources:
+                yield sources
+
+    def _reason(self) -> str | None:
+        """Why not to go on, if so."""
+        if (now := self._deployed()) != self._plan.target:
+            return f"{now} is deployed now: nothing more is re-embedded with {self._plan.target}"
+        return "stopped on request; the same command goes on" if self._stop() else None
+
+    def _to_embed(self, names: list[str]) -> tuple[list[Item], list[ImageSource]]:
+        """Of the next ids, the items that still hold an old vector and have an image, and their images."""
+        known = self._gallery.get(names)
+        self.counts["deleted"] += len(names) - len(known)
+        self.counts["done before"] += sum(item.version == self._plan.target for item in known.values())
+        newer = set(self._newer())
+        self.counts["rewritten"] += sum(item.version in newer for item in known.values())
+        old = [item for item in known.values() if item.version not in {self._plan.target, *newer}]
+        found = {item.id: self._images.find(item) for item in old}
+        self._files.keep(self._plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
+        there = [(item, path) for item in old if (path := found[item.id]) is not None]
+        return [item for item, _ in there], [path for _, path in there]
+
+    def _store(self, items: list[Item], answer: Embedded) -> None:
+        self._files.keep(self._plan, [KeptItem(items[bad.index].id, bad.reason) for bad in answer.bad])
+        good = np.flatnonzero(~np.isnan(answer.vectors).any(axis=1)).tolist()
+        chosen = [items[row] for row in good]
+        done = set(self._gallery.replace_vectors(self._plan.target, chosen, answer.vectors[good]) if chosen else [])
+        others = [item.id for item in chosen if item.id not in done]
+        there = self._gallery.get(others) if others else {}
+        self.counts["done"] += len(done)
+        self.counts["rewritten"] += len(there)
+        self.counts["deleted"] += len(others) - len(there)
+
+    def _arrive(self, batch: _Batch) -> None:
+        self._files.move(self._plan, batch.end, self._before + self.counts)
+        self._advance(batch.end - self.position)
+        self.position = batch.end
+
+    def _pass_empty(self) -> None:
+        """Batches in which nothing was to be embedded have no answer to wait for."""
+        while self._waiting and not self._waiting[0].items:
+            self._arrive(self._waiting.popleft())
+
+    def _advance(self, count: int) -> None:
+        if self._progress is not None:
+            self._progress(count)

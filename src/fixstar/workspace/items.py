@@ -1,0 +1,392 @@
+"""What is to be indexed: items with an id, an image and a payload, found in a folder, a list or a labelled set.
+
+The payload of an item that fixstar indexed says where its image is (``image``: a path, relative to the workspace for
+images that the workspace keeps) and what it looked like then (``stamp``), so that backfill finds it again.
+
+Images to the vectors that a gallery stores, batch after batch: here, or wherever an embedder runs.
+
+Embedding items into the gallery, batch by batch: what is acknowledged stays, and a repeated call goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.data.image_set import ImageSet
+from fixstar.durable import replace_file
+from fixstar.errors import DataError, GalleryError, ImageError, InputError
+from fixstar.gallery import Gallery
+from fixstar.gallery.store import Item, Payload, Vectors
+from fixstar.gallery.transfer import made_or_same
+from fixstar.images import ImageSource
+from fixstar.models import Encoder
+from fixstar.progress import Advance
+
+__all__ = [
+    "IMAGE",
+    "LABEL",
+    "STAMP",
+    "CatalogueItem",
+    "Embedded",
+    "Embedder",
+    "ImageStore",
+    "Indexed",
+    "LocalEmbedder",
+    "Store",
+    "catalogue",
+    "ensure_version",
+    "index_items",
+    "labelled_items",
+]
+
+IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
+
+
+@dataclass(frozen=True)
+class CatalogueItem:
+    """An item to index. ``image`` is what the encoder reads."""
+
+    id: str
+    image: ImageSource
+    payload: Payload = field(default_factory=dict)
+
+    @property
+    def stamp(self) -> str | None:
+        """What the image looks like from outside; None where it is no file."""
+        stamp: str | None = self.payload.get(STAMP)
+        return stamp
+
+
+def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
+    """The items of a folder (all images below it), of a CSV list (``path`` and any other columns), or of one image.
+
+    An id is the path below the folder, or as the list writes it; a list may have a column ``id``. In a folder with
+    subfolders the first of them is the label. ``prefix`` goes before every id.
+    """
+    if not source.exists():
+        raise InputError(
+            f"{source} does not exist; give a folder of images, a list (.csv with a column path), or one image"
+        )
+    if source.is_dir():
+        return _folder(source, prefix)
+    if source.suffix.lower() == ".csv":
+        return _listed(source, prefix)
+    if source.suffix.lower() in _SUFFIXES:
+        return iter([_from_file(prefix + source.name, source, {})])
+    raise InputError(
+        f"{source} is no folder of images, no list (.csv with a column path) and no image "
+        f"({', '.join(sorted(_SUFFIXES))})"
+    )
+
+
+def _folder(folder: Path, prefix: str) -> Iterator[CatalogueItem]:
+    found = False
+    for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()):
+        found = True
+        below = path.relative_to(folder)
+        label = {LABEL: below.parts[0]} if len(below.parts) > 1 else {}
+        yield _from_file(prefix + below.as_posix(), path, label)
+    if not found:
+        raise DataError(f"{folder} holds no image ({', '.join(sorted(_SUFFIXES))})")
+
+
+def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
+    seen: dict[str, int] = {}
+    for line, row in _rows(path):  # all of it once, before anything is indexed
+        if not row.get("path"):
+            raise DataError(f"{path}, line {line}: no path; it has {list(filter(None, row.values()))[:3]}")
+        name = row.get("id") or str(row["path"])
+        if seen.setdefault(name, line) != line:
+            raise DataError(
+                f"{path}, line {line}: the id {name!r} stands in line {seen[name]} already. Ids must be distinct; "
+                "give one to every row in a column id"
+            )
+    seen.clear()
+    for _, row in _rows(path):
+        where = str(row.pop("path"))
+        name = row.pop("id", None) or where
+        payload = {key: _value(key, text) for key, text in row.items() if key and text not in (None, "")}
+        yield _from_file(prefix + name, path.parent / where, payload)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a list, each with the number of its last line."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            columns = rows.fieldnames or ()
+            if "path" not in columns:
+                raise DataError(f"{path} needs a column named path; it has: {', '.join(columns) or 'nothing'}")
+            if reserved := {IMAGE, STAMP} & set(columns):
+                raise DataError(f"{path}: the column {min(reserved)} is filled in here; give yours another name")
+            for row in rows:
+                yield rows.line_num, row
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is no list of comma-separated values: {error}") from error
+
+
+def _value(column: str, text: str) -> str | int | float:
+    """A number where a column holds one, so that filters may compare it; labels stay as they are written."""
+    if column == LABEL or not _NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def _from_file(name: str, path: Path, payload: Payload) -> CatalogueItem:
+    absolute = path.absolute()
+    return CatalogueItem(name, absolute, {**payload, IMAGE: str(absolute), STAMP: _stamp(absolute)})
+
+
+def _stamp(path: Path) -> str:
+    try:
+        seen = path.stat()
+    except OSError:
+        return "absent"  # reading it will say so, with its name
+    return f"{seen.st_size}-{seen.st_mtime_ns}"
+
+
+def labelled_items(images: ImageSet, prefix: str = "") -> Iterator[CatalogueItem]:
+    """The items of a labelled set: files by their path, pixels by their number."""
+    for row, label in enumerate(images.labels.tolist()):
+        payload = {LABEL: images.classes[label]}
+        source = images.images[row]
+        if isinstance(source, Path):
+            yield _from_file(prefix + _below_class(source, images.classes[label]), source, payload)
+        else:
+            yield CatalogueItem(f"{prefix}{row}", source, payload)
+
+
+def _below_class(path: Path, label: str) -> str:
+    """CLASS/.../NAME where a folder above the image is named after its class, else the whole path: no two are alike."""
+    folders = path.parts[:-1]
+    if label not in folders:
+        return path.as_posix()
+    return "/".join(path.parts[len(folders) - 1 - folders[::-1].index(label) :])
+
+
+class ImageStore:
+    """Images that the workspace keeps itself, because they came as bytes or pixels: images/ab/abcd....png.
+
+    The name is the SHA-256 of the content, so the same image is kept once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def keep(self, image: bytes | ImageSource, suffix: str = ".png") -> Payload:
+        """Keep an image; the payload fields that lead back to it. Pixels are kept as PNG, bytes as they are."""
+        content = image if isinstance(image, bytes) else _png(image)
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"images/{digest[:2]}/{digest}{suffix}"
+        try:
+            os.utime(self.path / name)  # there already, and wanted again: ``prune`` must not take it away now
+        except FileNotFoundError:
+            replace_file(self.path / name, lambda partial: partial.write_bytes(content))
+        return {IMAGE: name, STAMP: digest[:16]}
+
+    def unused(self, used: Iterable[str], before: float) -> list[Path]:
+        """Kept images that none of the names in ``used`` leads to, and that nobody kept since the time ``before``.
+
+        Ask for the names after ``before`` has passed: an image is kept first and named in an item later.
+        """
+        old = {path for path in self.path.glob("images/??/*") if path.is_file() and path.stat().st_mtime < before}
+        return sorted(old - {self.path / name for name in used})
+
+    def prune(self, unused: Iterable[Path], before: float) -> tuple[int, int]:
+        """Delete images that are not in use; how many, and their bytes. One that is kept again meanwhile stays."""
+        images, total = 0, 0
+        for path in unused:
+            aside = path.with_name(f".{path.name}.pruned")
+            try:
+                path.rename(aside)  # from here on ``keep`` writes it anew
+            except FileNotFoundError:
+                continue
+            seen = aside.stat()
+            if seen.st_mtime >= before:
+                aside.rename(path)
+            else:
+                aside.unlink()
+                images, total = images + 1, total + seen.st_size
+        return images, total
+
+    def find(self, item: Item) -> Path | None:
+        """Where the image of an item is; None where nobody knows, or it is gone."""
+        name = item.payload.get(IMAGE)
+        if not isinstance(name, str) or not name:
+            return None
+        path = Path(name) if Path(name).is_absolute() else self.path / name
+        return path if path.is_file() else None
+
+
+def _png(image: Any) -> bytes:
+    from PIL import Image
+
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    buffer = BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def without_repeats(items: Sequence[CatalogueItem]) -> list[CatalogueItem]:
+    """The last of every id: a batch must not name one twice."""
+    return list({item.id: item for item in items}.values())
+
+
+class Embedded(NamedTuple):
+    """A batch's short forms [n, width]; rows of images that could not be read are NaN, and ``bad`` says why."""
+
+    vectors: NDArray[np.float32]
+    bad: tuple[ImageError, ...]
+
+
+class Embedder(Protocol):
+    """Makes vectors of one version. Batches may be worked on side by side; answers come in their order."""
+
+    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
+        """One answer for each batch."""
+
+
+class LocalEmbedder:
+    """An encoder in this process."""
+
+    def __init__(self, encoder: Encoder, batch_size: int = 256) -> None:
+        self._encoder, self._batch_size = encoder, batch_size
+
+    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
+        """One answer for each batch, made when it is asked for."""
+        for batch in batches:
+            yield self.one(batch)
+
+    def one(self, images: Sequence[ImageSource]) -> Embedded:
+        """The vectors of one batch."""
+        bad: list[ImageError] = []
+        vectors = self._encoder.encode(images, self._batch_size, form="short", bad="skip", on_bad=bad.append)
+        return Embedded(vectors, tuple(bad))
+
+
+def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
+    """Make room for a version's vectors, if there is none yet. Its cost does not depend on the gallery's size.
+
+    A version of that name with another space is another model's: nothing may be stored or searched under it.
+    """
+    projection, width = encoder.projection_matrix(), min(encoder.feature_dim, encoder.backbone.feature_dim)
+    if not made_or_same(gallery, name, width, projection):
+        raise GalleryError(
+            f"the gallery holds vectors of another model under the name {name!r}; each workspace needs a gallery "
+            "of its own (fixstar init PATH --gallery ADDRESS), and imported vectors a name of their own"
+        )
+
+
+BATCH = 256
+
+Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as Gallery.upsert
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What was done: items embedded, items that were there already, images that could not be read."""
+
+    version: str
+    added: int
+    unchanged: int
+    bad: tuple[ImageError, ...]
+
+
+def index_items(
+    gallery: Gallery,
+    version: str,
+    embedder: Embedder,
+    items: Iterable[CatalogueItem],
+    again: bool = False,
+    progress: Advance | None = None,
+    store: Store | None = None,
+) -> Indexed:
+    """Embed items with a version and store them. Those whose image has not changed since keep their vector.
+
+    ``again`` embeds those too. Memory stays flat, whatever the number of items. ``store`` writes what was embedded, in
+    the place of ``Gallery.upsert``: for whoever has to look at what others wrote meanwhile.
+    """
+    unchanged, added = 0, 0
+    bad: list[ImageError] = []
+    waiting: list[list[CatalogueItem]] = []
+
+    def batches() -> Iterator[list[object]]:
+        nonlocal unchanged
+        source = iter(items)
+        while came := without_repeats(list(islice(source, BATCH))):
+            batch = [item for item in came if _is_unicode(item.id)]
+            bad.extend(_unnameable(item) for item in came if not _is_unicode(item.id))
+            fresh = batch if again else _new_images(gallery, batch)
+            unchanged += len(batch) - len(fresh)
+            if progress is not None:
+                progress(len(came) - len(fresh))
+            if fresh:
+                waiting.append(fresh)
+                yield [item.image for item in fresh]
+
+    for vectors, unread in embedder(batches()):  # type: ignore[arg-type]
+        batch = waiting.pop(0)
+        good = np.flatnonzero(~np.isnan(vectors).any(axis=1)).tolist()
+        kept = [batch[i] for i in good]
+        if kept:
+            write = store or gallery.upsert
+            write(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
+        added += len(kept)
+        bad += [ImageError(batch[image.index].id, image.reason, image.index) for image in unread]
+        if progress is not None:
+            progress(len(batch))
+    return Indexed(version, added, unchanged, tuple(bad))
+
+
+def _is_unicode(name: str) -> bool:
+    """File names may hold any bytes; those that are no UTF-8 come as lone surrogates, which no store can hold."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _unnameable(item: CatalogueItem) -> ImageError:
+    shown = item.id.encode("utf-8", "backslashreplace").decode()
+    return ImageError(shown, "its name is not valid UTF-8; rename it")
+
+
+def _new_images(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
+    """Items that the gallery does not have, or has of another image. Other fields that differ are stored."""
+    known = gallery.get([item.id for item in batch])
+    same = [item for item in batch if item.stamp is not None and _is_image_of(known.get(item.id), item)]
+    _store_fields(gallery, known, same)
+    kept = {item.id for item in same}
+    return [item for item in batch if item.id not in kept]
+
+
+def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[CatalogueItem]) -> None:
+    """Give stored items the fields that are told now. What others delete meanwhile stays deleted."""
+    items = [item for item in items if dict(known[item.id].payload) != dict(item.payload)]
+    while items:
+        done: set[str] = set()
+        for version in {known[item.id].version for item in items}:
+            told = [item for item in items if known[item.id].version == version]
+            stored = [known[item.id] for item in told]
+            vectors = np.stack([one.vector for one in stored])
+            done.update(gallery.replace_vectors(version, stored, vectors, [item.payload for item in told]))
+        known = gallery.get([item.id for item in items if item.id not in done])  # embedded anew meanwhile: once more
+        items = [item for item in items if item.id in known]
+
+
+def _is_image_of(stored: Item | None, item: CatalogueItem) -> bool:
+    return stored is not None and all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))

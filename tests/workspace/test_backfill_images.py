@@ -1,0 +1,96 @@
+"""A backfill plans what it can embed: items without an image do not use up its budget, and are counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shops import passed, pictures, shop
+
+from fixstar.gallery import Item, MemoryGallery
+from fixstar.geometry import unit
+from fixstar.workspace import BackfillOptions, ImageStore, Workspace, catalogue
+from fixstar.workspace.backfill.orders import BLIND, ORDERS, old_items, planned_order, with_images
+from fixstar.workspace.backfill.run import PlanFiles
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Iterator[Workspace]:
+    """30 items by v1, with v2 deployed."""
+    with shop(tmp_path / "shop") as space:
+        space.index(catalogue(pictures(tmp_path / "photos", 10)))
+        passed(space, "v2", "v1")
+        space.deploy("v2")
+        yield space
+
+
+@pytest.mark.parametrize("order", ["certain", "random"])
+def test_the_budget_is_spent_on_items_that_have_an_image(space: Workspace, tmp_path: Path, order: str) -> None:
+    options = BackfillOptions("20%", order)
+    gone = space.plan_backfill(options).plan.ids
+    PlanFiles(space.path).save(space.plan_backfill(BackfillOptions("1", order)).plan)  # not the one under way
+    for name in gone:
+        (tmp_path / "photos" / name).unlink()
+    planned = space.plan_backfill(options)
+    assert (len(planned.plan.ids), planned.plan.old, planned.plan.without_image) == (6, 30, 6)
+    assert not set(planned.plan.ids) & set(gone)
+    first, second = space.backfill(options), space.backfill(options)
+    assert (first.done, first.kept, first.without_image) == (6, (), 6)
+    assert second.done == 5  # a fifth of the 24 that are left
+    rest = space.backfill(BackfillOptions("all", order))
+    assert (rest.done, rest.without_image, space.gallery.count()) == (13, 6, {"v1": 6, "v2": 24})
+    nothing = space.backfill(BackfillOptions("all", order))
+    assert (nothing.planned, nothing.without_image) == (0, 6)
+
+
+def test_a_plan_from_before_such_items_were_counted_is_read(space: Workspace) -> None:
+    files, plan = PlanFiles(space.path), space.plan_backfill(BackfillOptions("all", "random")).plan
+    path = files.directory / "plan.jsonl"
+    head, *ids = path.read_text().splitlines()
+    known = json.loads(head)
+    assert known.pop("without_image") == 0
+    path.write_text("\n".join([json.dumps(known), *ids]) + "\n")
+    assert files.plan() == plan
+
+
+class Looking(ImageStore):
+    """Counts how many images were looked for."""
+
+    looked = 0
+
+    def find(self, item: Item) -> Path | None:
+        self.looked += 1
+        return None if item.payload["gone"] else self.path
+
+
+def test_no_more_images_are_looked_for_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fixstar.workspace.backfill.orders._BLOCK", 4)
+    gallery = MemoryGallery()
+    for name in ("v1", "v2"):
+        gallery.create_version(name, 3)
+    rows = unit(np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32))
+    names = [f"{i:02}" for i in range(20)]
+    gallery.upsert("v1", names, rows, [{"gone": i in (0, 2, 3, 19), "label": "a"} for i in range(20)])
+    items, order, images = old_items(gallery, "v2"), np.arange(20), Looking(tmp_path)
+    np.testing.assert_allclose(items.vectors, rows, atol=1e-6)  # read in blocks of four
+    gallery.delete(["04"])
+    assert with_images(gallery, images, items, order, 3) == (["01", "05", "06"], 3)
+    assert images.looked == 6
+    everything, without = with_images(gallery, images, items, order, 20)
+    assert (len(everything), without) == (15, 4)
+    assert with_images(gallery, images, items, order, 0) == ([], 0)
+
+
+def test_orders_that_do_not_look_at_vectors_do_without_them() -> None:
+    gallery = MemoryGallery()
+    for name in ("v1", "v2"):
+        gallery.create_version(name, 3)
+    gallery.upsert("v1", list("abcd"), np.eye(3)[[0, 1, 2, 0]])
+    whole, blind = old_items(gallery, "v2", usage={"b": 2}), old_items(gallery, "v2", usage={"b": 2}, vectors=False)
+    assert (blind.vectors.shape, blind.ids) == ((4, 0), whole.ids)
+    assert set(BLIND) < set(ORDERS)
+    for order in BLIND:
+        assert planned_order(order, blind).tolist() == planned_order(order, whole).tolist()

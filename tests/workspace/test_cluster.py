@@ -1,0 +1,92 @@
+"""Embedding on a local Ray cluster: the same vectors in the same order, whoever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shops import passed, pictures, shop
+
+from fixstar.errors import InputError, ModelError
+from fixstar.models import Encoder
+from fixstar.workspace import BackfillOptions, Workspace, catalogue
+from fixstar.workspace.items import LocalEmbedder
+
+ray: Any = pytest.importorskip("ray", reason="the extra cluster is not installed")
+
+from fixstar.workspace.cluster import RayEmbedder  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two nodes on this machine."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+    nodes.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def upgraded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Path]:
+    folder = tmp_path_factory.mktemp("cluster")
+    return shop(folder / "shop"), pictures(folder / "photos", 8)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothing(
+    upgraded: tuple[Workspace, Path],
+) -> None:
+    space, photos = upgraded
+    directory = space.registry.directory("v2")
+    paths: list[Any] = sorted(photos.rglob("*.png"))
+    broken = photos / "hat" / "broken.png"
+    broken.write_bytes(b"no image")
+    batches = [paths[:5], [broken, *paths[5:7]], paths[7:8], [np.asarray(np.zeros((32, 32, 3), np.uint8))], paths[8:]]
+    expected = list(LocalEmbedder(Encoder.load(directory))(batches))
+    broken_batch = [expected[1].bad[0].index, expected[1].bad[0].reason]
+    with RayEmbedder(directory, "auto", workers=2) as embedder:
+        assert len(embedder._workers) == 2
+        process = ray.get(embedder._workers[0].__ray_call__.remote(lambda _: os.getpid()))
+        answers = []
+        for number, answer in enumerate(embedder(iter(batches))):
+            answers.append(answer)
+            if number == 0:
+                os.kill(process, signal.SIGKILL)  # batches 2 and 4 are its own, and may be under way
+    broken.unlink()
+    assert len(answers) == len(batches)
+    for answer, wanted in zip(answers, expected, strict=True):
+        np.testing.assert_allclose(answer.vectors, wanted.vectors, atol=1e-5)
+        answer.vectors[:] = 0  # it may be written to
+    assert [answers[1].bad[0].index, answers[1].bad[0].reason] == broken_batch
+    assert [len(answer.bad) for answer in answers] == [0, 1, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_backfill_runs_on_the_cluster(upgraded: tuple[Workspace, Path]) -> None:
+    space, photos = upgraded
+    with space:
+        space.index(catalogue(photos))
+        passed(space, "v2", "v1")
+        space.deploy("v2")
+        done = space.backfill(BackfillOptions("all", "random", cluster="auto", workers=2))
+        assert (done.done, done.left, space.gallery.count()) == (24, 0, {"v1": 0, "v2": 24})
+        items = list(space.gallery.iterate("v2"))
+        vectors = space.serving.embed("v2", [photos / item.id for item in items])
+        np.testing.assert_allclose(np.stack([item.vector for item in items]), vectors, atol=1e-5)
+
+
+def test_what_a_worker_cannot_load_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nothing"):
+        RayEmbedder(tmp_path / "nothing", workers=1)
+    with pytest.raises(InputError, match="one worker or more"):
+        RayEmbedder(tmp_path, workers=0)

@@ -1,0 +1,235 @@
+"""The gate on vectors whose answers are known: every query points at one class, so hits are chosen one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixstar.errors import GateError, InputError, ModelError
+from fixstar.evaluation import VersionFeatures, cross_test, paired_bootstrap
+from fixstar.evaluation.evidence import Difference
+from fixstar.evaluation.trial import Trial
+from fixstar.workspace import GateRules
+from fixstar.workspace.checks import LostAnswer, demand, last_check, save_check
+from fixstar.workspace.gate import _highest_rate, needed_queries, run_check
+
+CLASSES = 10
+
+
+def version(name: str, wrong: Sequence[int], queries: int, instead: int = 1) -> VersionFeatures:
+    """A version that finds the right class for all queries but some, and there the class ``instead`` further on."""
+    found = np.arange(queries) % CLASSES
+    found[list(wrong)] = (found[list(wrong)] + instead) % CLASSES
+    return VersionFeatures(name, np.eye(CLASSES)[found], np.eye(CLASSES))
+
+
+def trial(*versions: VersionFeatures) -> Trial:
+    names = dict(enumerate("abcdefghij"))
+    return Trial(versions, np.arange(len(versions[0].queries)) % CLASSES, np.arange(CLASSES), names, {})
+
+
+def test_a_clear_gain_passes_and_flips_are_counted() -> None:
+    old, new = version("v1", range(200), 1000), version("v2", [*range(100), 555, 777], 1000, instead=2)
+    check = run_check(trial(old, new))
+    assert (check.version, check.outcome, check.against) == ("v2", "pass", ("v1",))
+    assert (check.self_test, check.queries, check.gallery) == (0.898, 1000, 10)
+    (cell,) = check.cells
+    assert (cell.self_test, cell.cross_test, cell.differing) == (0.8, 0.898, 102)
+    assert (cell.negative_flips, cell.positive_flips) == (2, 100)
+    assert cell.lost == (LostAnswer("f", "h"), LostAnswer("h", "j"))  # 555 is of class 5, 777 of class 7
+    expected = paired_bootstrap(np.arange(1000) >= 102, np.arange(1000) >= 200)
+    assert 0 < cell.low < cell.difference < cell.high
+    assert cell.low == pytest.approx(expected.low, abs=0.01)
+    assert "+9.8 points" in check.reasons[0]
+    assert demand(check, "v2", ["v1", "v2"]) is check
+    with pytest.raises(GateError, match="before vectors of v0"):
+        demand(check, "v2", ["v0", "v1"])
+
+
+def test_a_clear_loss_is_refused() -> None:
+    check = run_check(trial(version("v1", range(50), 1000), version("v2", range(150), 1000)))
+    assert check.outcome == "refuse"
+    assert check.cells[0].verdict == "incompatible"
+    assert (check.cells[0].negative_flips, len(check.cells[0].lost)) == (100, 20)
+    assert {lost.label for lost in check.cells[0].lost} == set("abcdefghij")  # of each class in turn
+    assert "this is not above it" in check.reasons[0]
+    with pytest.raises(GateError, match="did not pass"):
+        demand(check, "v2", ["v1"])
+
+
+def test_too_little_evidence_is_told_in_numbers() -> None:
+    check = run_check(trial(version("v1", range(20), 200), version("v2", [*range(8), *range(100, 107)], 200)))
+    (cell,) = check.cells
+    assert (cell.negative_flips, cell.positive_flips, cell.verdict) == (7, 12, "not decided")
+    assert check.outcome == "missing evidence"
+    by_hand = 200 * ((cell.difference - cell.low) / cell.difference) ** 2
+    named = int(check.reasons[0].split("about ")[1].split(" ")[0].replace(",", ""))
+    assert by_hand <= named < by_hand * 1.1
+    assert named > 200
+    assert f"about {2 * named:,} labelled images" in check.reasons[0]
+    assert "fixstar check v2 --data" in check.reasons[0]
+
+
+def test_so_many_queries_as_it_names_do_decide() -> None:
+    def tried(times: int) -> str:
+        old, new = (
+            np.tile(np.arange(200) < 20, times),
+            np.tile(np.isin(np.arange(200), [*range(8), *range(100, 107)]), times),
+        )
+        sized = [
+            version(name, np.flatnonzero(wrong).tolist(), 200 * times) for name, wrong in (("v1", old), ("v2", new))
+        ]
+        return run_check(trial(*sized)).outcome
+
+    check = run_check(trial(version("v1", range(20), 200), version("v2", [*range(8), *range(100, 107)], 200)))
+    cell = check.cells[0]
+    needed = needed_queries(Difference(cell.difference, cell.low, cell.high, "not decided", cell.differing), 200, 0.95)
+    assert needed is not None
+    assert tried(needed // 200 - 2) == "missing evidence"
+    assert tried(needed // 200 + 2) == "pass"
+
+
+def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
+    old, new = version("v1", range(20), 1000), version("v2", range(500, 520), 1000)  # 20 lost, 20 won
+    check = run_check(trial(old, new))
+    assert "gains and losses balance exactly: more of the same would not show a gain" in check.reasons[0]
+    named = float(check.reasons[0].split("these queries show that: fixstar check v2 --tolerance ")[1])
+    assert run_check(trial(old, new), GateRules(tolerance=named)).outcome == "pass"
+    assert run_check(trial(old, new), GateRules(tolerance=named - 0.01)).outcome == "missing evidence"
+
+    few = run_check(trial(version("v1", range(4), 28), version("v2", range(14, 18), 28)))
+    assert few.cells[0].low < -0.05  # no tolerance that somebody may mean is shown to be kept
+    assert "show that: fixstar" not in few.reasons[0]
+    needed = int(few.reasons[0].split("points, about ")[1].split(" queries")[0].replace(",", ""))
+    by_hand = 28 * (few.cells[0].low / 0.01) ** 2
+    assert by_hand <= needed < by_hand * 1.1
+    assert few.reasons[0].endswith("fixstar check v2 --tolerance 0.01 --data LABELLED_IMAGES")
+
+    worse = run_check(trial(version("v1", [], 28), version("v2", range(4), 28)))  # a point would not do
+    assert worse.outcome == "missing evidence"
+    assert "--tolerance" not in worse.reasons[0]
+
+
+def test_needed_queries_by_hand() -> None:
+    assert needed_queries(Difference(0.02, -0.02, 0.05, "not decided", 30), 200, 0.95) == 800  # (0.04 / 0.02)^2 = 4
+    assert (
+        needed_queries(Difference(-0.02, -0.06, 0.03, "not decided", 30), 200, 0.95) == 1300
+    )  # 6.25 * 200, rounded up
+    assert needed_queries(Difference(0.0, -0.02, 0.02, "not decided", 30), 200, 0.95) is None
+    assert needed_queries(Difference(0.0, -0.02, 0.02, "not decided", 30), 200, 0.95, tolerance=0.01) == 800
+    assert needed_queries(Difference(0.03, -0.01, 0.05, "not decided", 3), 100, 0.95) == 200  # six must differ
+    assert needed_queries(Difference(0.0, -0.04, 0.04, "not decided", 0), 100, 0.95, tolerance=0.01) == 400
+
+
+def test_a_tolerance_accepts_a_small_loss_and_no_larger_one() -> None:
+    old, new = version("v1", range(50), 2000), version("v2", range(70), 2000)  # one point lost
+    assert run_check(trial(old, new)).outcome == "refuse"
+    accepted = run_check(trial(old, new), GateRules(tolerance=0.02))
+    assert (accepted.outcome, accepted.tolerance, accepted.cells[0].verdict) == ("pass", 0.02, "compatible")
+    assert "less than 2.0 points below it" in accepted.reasons[0]
+    assert run_check(trial(old, new), GateRules(tolerance=0.01)).outcome == "missing evidence"
+    assert run_check(trial(old, new), GateRules(tolerance=0.002)).outcome == "refuse"
+
+
+def test_every_live_version_counts_and_what_decided_comes_first() -> None:
+    poor, good, new = version("v1", range(200), 1000), version("v2", range(20), 1000), version("v3", range(100), 1000)
+    check = run_check(trial(poor, good, new))
+    assert [cell.verdict for cell in check.cells] == ["compatible", "incompatible"]
+    assert check.outcome == "refuse"
+    assert check.reasons[0].startswith("on v2's gallery")
+    assert check.reasons[1].startswith("on v1's gallery")
+    assert "all 2 galleries together" in check.reasons[0]
+    close = version("v2", range(101), 1000)
+    assert run_check(trial(poor, close, new)).outcome == "missing evidence"
+
+
+def test_several_cells_share_the_error() -> None:
+    """Bonferroni: 99 % for each of five cells, 95 % for one alone."""
+    old, new = version("v1", range(14), 400), version("v9", [*range(2), 300, 301, 302], 400)  # 12 won, 3 lost
+    alone = run_check(trial(old, new))
+    many = run_check(trial(*(replace(old, name=f"v{k}") for k in range(5)), new))
+    assert (alone.outcome, many.outcome) == ("pass", "missing evidence")
+    hits = np.arange(400) >= 2, np.arange(400) >= 14
+    hits[0][[300, 301, 302]] = False
+    expected = paired_bootstrap(*hits, confidence=0.99)
+    assert (many.cells[0].low, many.cells[0].high) == (expected.low, expected.high)
+    assert alone.cells[0].low > many.cells[0].low
+
+
+def test_where_hardly_anything_differs_the_exact_interval_of_rare_events_counts() -> None:
+    assert _highest_rate(0, 100, 0.95) == pytest.approx(1 - 0.025**0.01)
+    assert _highest_rate(1, 10, 0.95) == pytest.approx(0.4450, abs=1e-4)  # Clopper and Pearson's tables
+    same = version("v1", [3], 100), version("v2", [3], 100)
+    strict = run_check(trial(*same))
+    assert strict.outcome == "missing evidence"
+    assert "--tolerance" in strict.reasons[0]
+    tolerant = run_check(trial(*same), GateRules(tolerance=0.01))
+    assert tolerant.outcome == "missing evidence"  # up to 3.6 points may have gone unseen
+    assert tolerant.cells[0].low == pytest.approx(0.025**0.01 - 1)
+    assert "about 370 queries would decide; there were 100" in tolerant.reasons[0]
+    assert run_check(trial(version("v1", [], 400), version("v2", [], 400)), GateRules(tolerance=0.01)).outcome == "pass"
+
+
+def test_a_first_version_passes_and_says_why() -> None:
+    check = run_check(trial(version("v1", range(30), 100)))
+    assert (check.outcome, check.cells, check.self_test) == ("pass", (), 0.7)
+    assert "only vectors of v1 itself" in check.reasons[0]
+
+
+def test_vectors_that_cannot_be_asked_about_do_not_pass() -> None:
+    old, new = version("v1", range(200), 1000), version("v2", [], 1000)
+    check = run_check(trial(old, new), foreign=["legacy"])
+    assert check.outcome == "missing evidence"
+    assert "vectors of legacy" in check.reasons[0]
+    wide = VersionFeatures("v0", np.eye(12)[np.arange(1000) % 10], np.eye(12)[:10])
+    apart = run_check(trial(wide, old, new))
+    assert (apart.outcome, apart.against) == ("refuse", ("v1",))
+    assert "different widths" in apart.reasons[0]
+
+
+def test_a_gallery_is_searched_as_it_is_not_as_a_version_would_move_it() -> None:
+    old = version("v1", range(20), 500)
+    turned = np.roll(np.eye(CLASSES), 1, axis=1)
+    new = VersionFeatures("v2", old.queries @ turned, old.gallery @ turned, adapt=lambda vectors: vectors @ turned)
+    labels = np.arange(500) % CLASSES, np.arange(CLASSES)
+    assert cross_test([old, new], *labels, "image").matrix[1, 0] == 0.96
+    check = run_check(trial(old, new))
+    assert (check.outcome, check.cells[0].cross_test) == ("refuse", 0.0)
+
+
+def test_a_mixture_that_is_worse_than_both_its_parts_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By cosine: a search goes by calibrations where there are some, and then this mixture is not worse."""
+    e = np.eye(CLASSES + 2)
+    fresh = np.sqrt(0.4) * e[:CLASSES] + np.sqrt(0.6) * e[CLASSES]  # new vectors of two classes: cosine 0.6
+    stored = 0.5 / np.sqrt(0.4) * e[:CLASSES] + np.sqrt(1 - 0.625) * e[CLASSES + 1]  # to new ones of its class: 0.5
+    rows = np.arange(200) % CLASSES
+    bad_old = np.where(np.arange(200)[:, None] < 40, stored[(rows + 1) % CLASSES], stored[rows])
+    old, new = VersionFeatures("v1", bad_old, stored), VersionFeatures("v2", fresh[rows], fresh)
+    assert run_check(trial(old, new)).notes == ()
+    monkeypatch.setattr("fixstar.workspace.calibrations.LEAST", 10_000)
+    check = run_check(trial(old, new))
+    assert (check.outcome, check.calibrations) == ("pass", {})
+    note, why = check.notes
+    assert "a partial backfill is worse than none" in note
+    assert why.startswith("no calibrations")
+    assert "all v1's (100.0 %) or all v2's (100.0 %)" in note
+    assert run_check(trial(version("v1", range(40), 200), version("v2", [], 200))).notes == (why,)
+
+
+def test_a_check_is_kept_and_a_damaged_one_is_not_believed(tmp_path: Path) -> None:
+    check = run_check(trial(version("v1", range(20), 200), version("v2", [0, 150], 200)))
+    path = save_check(tmp_path, check)
+    assert last_check(tmp_path, "v2") == check
+    path.write_text(path.read_text().replace('"cells"', '"celery"'))
+    with pytest.raises(ModelError, match="fixstar check v2"):
+        last_check(tmp_path, "v2")
+
+
+@pytest.mark.parametrize("wrong", [{"confidence": 95}, {"tolerance": -0.1}, {"tolerance": 1}, {"seed": -1}])
+def test_odd_rules_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        GateRules(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,165 @@
+"""The gate asks only about images that no version in question has learnt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixstar.data import Augmentation, ImageSet
+from fixstar.data.image_set import concatenate, from_arrays
+from fixstar.methods import create_method
+from fixstar.scenarios import Settings
+from fixstar.training import paper_recipe
+from fixstar.workspace import BackfillOptions, UpgradeOptions, Workspace, labelled_items
+from fixstar.workspace.backfill.planning import _held_out
+from fixstar.workspace.held_out import _draw, held_out_images, split_off, unlearnt_images
+
+METHOD = create_method("hoc")
+RECIPE = replace(paper_recipe(METHOD.scenario).shortened(1), batch_size=16)
+PLAIN = UpgradeOptions(device="cpu", progress=False)
+
+
+def patches(count: int = 40) -> ImageSet:
+    """Four classes, already at the model's size, so that what is kept is what was drawn."""
+    pixels = np.random.default_rng(0).integers(0, 255, (4 * count, 32, 32, 3)).astype(np.uint8)
+    return from_arrays(pixels, np.repeat(np.arange(4), count), list("abcd"))
+
+
+IMAGES = patches()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with v1, which held out three tenths, and one item."""
+    path = tmp_path_factory.mktemp("held") / "space"
+    settings = Settings(
+        backbone="tiny",
+        capacity=8,
+        recipe=RECIPE,
+        augmentation=Augmentation(flip=False),
+        replay_per_class=2,
+        device="cpu",
+    )
+    with Workspace.create(path, device="cpu") as space:
+        space.train(IMAGES, settings, METHOD, progress=False, hold_out=0.3)
+        space.index(list(labelled_items(IMAGES))[:1])
+    return path
+
+
+@pytest.fixture
+def space(first: Path, tmp_path: Path) -> Any:
+    with Workspace(shutil.copytree(first, tmp_path / "space"), device="cpu") as space:
+        yield space
+
+
+def share(space: Workspace, name: str) -> Any:
+    return space.registry.card(name)["about"]["hold_out"]
+
+
+def drawn(images: ImageSet | None) -> list[float]:
+    return [] if images is None else sorted(_draw(pixels) for pixels in images.images)
+
+
+@pytest.mark.parametrize("options", [replace(PLAIN, keep_images=False), PLAIN])
+def test_where_the_candidate_held_out_nothing_the_evidence_is_missing(
+    space: Workspace, options: UpgradeOptions
+) -> None:
+    space.upgrade(IMAGES, options)
+    assert (share(space, "v1"), share(space, "v2")) == (0.3, 0.0)
+    check = space.check("v2", report=False, progress=False)
+    assert (check.outcome, check.cells, check.queries, check.data) == ("missing evidence", (), 0, {})
+    assert "v2 has learnt, or may have learnt, images that others held out, and none is left" in check.reasons[0]
+    assert "fixstar check v2 --data LABELLED_IMAGES" in check.reasons[0]
+    assert _held_out(space, BackfillOptions(), "v2") is None
+    given = space.check("v2", IMAGES, report=False, progress=False)
+    assert given.data["source"] == "given"
+    assert space.check("v1", report=False, progress=False).queries > 0  # nobody learnt what v1 held out before it
+
+
+def test_a_smaller_share_leaves_the_images_that_both_held_out(space: Workspace) -> None:
+    space.upgrade(IMAGES, replace(PLAIN, hold_out=0.15))
+    check = space.check("v2", report=False, progress=False)
+    both = [number for number in drawn(IMAGES) if number < 0.15]
+    assert check.data["images"] == len(both) == check.queries + check.gallery
+    assert any("v2 has learnt, or may have learnt" in note for note in check.notes)
+    preprocessing = space.encoder("v2").preprocessing
+    found = unlearnt_images(space.registry, "v2", ["v1", "imported"], preprocessing)
+    assert (drawn(found.images), found.learnt_by) == (both, ("v2",))
+    assert drawn(_held_out(space, BackfillOptions(), "v2")) == both
+
+
+def test_a_larger_share_leaves_what_the_old_version_had_not_learnt(space: Workspace) -> None:
+    space.upgrade(IMAGES, replace(PLAIN, hold_out=0.5))
+    found = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v2").preprocessing)
+    assert drawn(found.images) == [number for number in drawn(IMAGES) if number < 0.3]
+    assert found.learnt_by == ("v1",)
+
+
+def test_the_same_share_asks_about_all(space: Workspace) -> None:
+    space.upgrade(IMAGES, replace(PLAIN, hold_out=0.3))
+    preprocessing = space.encoder("v2").preprocessing
+    found = unlearnt_images(space.registry, "v2", ["v1"], preprocessing)
+    held = split_off(IMAGES, 0.3).held
+    assert (drawn(found.images), found.learnt_by) == (drawn(held), ())
+    assert drawn(held_out_images(space.path, ["v1", "v2"], preprocessing)) == drawn(held)
+    check = space.check("v2", report=False, progress=False)
+    assert (check.data["images"], [note for note in check.notes if "may have learnt" in note]) == (len(drawn(held)), [])
+
+
+def others(count: int = 20) -> ImageSet:
+    """Other photos, of two classes that are known and two that are new."""
+    pixels = np.random.default_rng(1).integers(0, 255, (4 * count, 32, 32, 3)).astype(np.uint8)
+    return from_arrays(pixels, np.repeat(np.arange(4), count), list("cdef"))
+
+
+def test_an_upgrade_on_other_photos_leaves_all_that_was_held_out_before(space: Workspace) -> None:
+    space.upgrade(others(), replace(PLAIN, keep_images=False))  # it holds out nothing
+    found = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v2").preprocessing)
+    assert (drawn(found.images), found.learnt_by) == (drawn(split_off(IMAGES, 0.3).held), ())
+    check = space.check("v2", report=False, progress=False)
+    assert check.data["images"] == len(drawn(found.images))
+    assert not any("learnt" in note for note in check.notes)
+
+
+def test_an_image_that_was_the_only_one_of_its_class_is_known_to_be_learnt(space: Workspace) -> None:
+    """Training keeps the last image of a class, whatever it drew: the share alone does not say so."""
+    held = split_off(IMAGES, 0.3).held
+    assert held is not None
+    alone = held.take([0])
+    both = concatenate([alone, others()])
+    space.upgrade(both, replace(PLAIN, hold_out=0.3))
+    found = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v2").preprocessing)
+    assert drawn(alone)[0] not in drawn(found.images)
+    assert set(drawn(held)) - set(drawn(found.images)) == set(drawn(alone))
+    assert found.learnt_by == ("v2",)
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\x93NUMPY\x01\x00"])
+def test_where_it_cannot_be_read_what_was_learnt_the_share_decides(space: Workspace, damage: bytes) -> None:
+    space.upgrade(others(), PLAIN)
+    (space.path / "held-out" / "v2-learnt.npy").write_bytes(damage)
+    found = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v2").preprocessing)
+    assert (drawn(found.images), found.learnt_by) == ([], ("v2",))
+
+
+def test_cards_and_files_from_before_are_read_as_they_were(space: Workspace) -> None:
+    space.upgrade(IMAGES, replace(PLAIN, hold_out=0.15))
+    for name in ("v1", "v2"):
+        (space.path / "held-out" / f"{name}-learnt.npy").unlink()
+    preprocessing = space.encoder("v2").preprocessing
+    everything = drawn(held_out_images(space.path, ["v1"], preprocessing))
+    (space.path / "held-out" / "v1.json").unlink()  # draws are not known: v2 may have held out these too
+    assert drawn(unlearnt_images(space.registry, "v2", ["v1"], preprocessing).images) == everything
+    for name in ("v1", "v2"):
+        file = space.registry.directory(name) / "card.json"
+        card = json.loads(file.read_text())
+        del card["about"]["hold_out"]
+        file.write_text(json.dumps(card))
+    assert unlearnt_images(space.registry, "v2", ["v1"], preprocessing).learnt_by == ()
+    assert space.check("v2", report=False, progress=False).data["images"] == len(everything)

@@ -1,0 +1,72 @@
+"""Indexing beside others who write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixstar.gallery import Gallery, Item, open_gallery
+from fixstar.workspace import CatalogueItem
+from fixstar.workspace.items import Embedded, index_items
+
+SEEN = {"image": "/photo.png", "stamp": "1-1"}
+
+
+def never(batches: Any) -> Any:
+    """An embedder that must not be asked."""
+    assert not list(batches)
+    return iter(())
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Gallery:
+    made = open_gallery(str(tmp_path / "gallery.db"))
+    for version in ("v1", "v2"):
+        made.create_version(version, 4)
+    made.upsert("v1", ["a", "b", "c"], np.eye(4, dtype=np.float32)[:3], [SEEN] * 3)
+    return made
+
+
+def told(*names: str, **fields: Any) -> list[CatalogueItem]:
+    return [CatalogueItem(name, Path("/photo.png"), {**SEEN, **fields}) for name in names]
+
+
+def test_fields_that_changed_are_stored_without_embedding(gallery: Gallery) -> None:
+    done = index_items(gallery, "v1", never, told("a", "b", "c", sizes=(1, 2)))
+    assert (done.added, done.unchanged) == (0, 3)
+    assert gallery.get(["b"])["b"].payload == {**SEEN, "sizes": [1, 2]}
+
+
+def test_what_others_delete_or_embed_meanwhile_stays_so(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = gallery.get
+
+    def others_are_faster(names: list[str]) -> dict[str, Item]:
+        known = look(names)
+        monkeypatch.setattr(gallery, "get", look)
+        assert gallery.replace_vectors("v2", [known["a"]], np.eye(4, dtype=np.float32)[3:]) == ["a"]
+        gallery.delete(["b"])
+        return known
+
+    monkeypatch.setattr(gallery, "get", others_are_faster)
+    index_items(gallery, "v1", never, told("a", "b", "c", price=5))
+    now = gallery.get(["a", "b", "c"])
+    assert {name: item.version for name, item in now.items()} == {"a": "v2", "c": "v1"}
+    assert [item.payload["price"] for item in now.values()] == [5, 5]
+    np.testing.assert_array_equal(now["a"].vector, [0, 0, 0, 1])
+
+
+def test_a_name_that_is_no_text_is_told_and_the_others_are_indexed(gallery: Gallery) -> None:
+    def embed(batches: Any) -> Any:
+        for batch in batches:
+            yield Embedded(np.tile(np.eye(4, dtype=np.float32)[0], (len(batch), 1)), ())
+
+    files = [CatalogueItem(name, Path("/photo.png")) for name in ("good", "bad\udcff.png", "\u00fcber \U0001f600")]
+    done = index_items(gallery, "v1", embed, files)
+    assert done.added == 2
+    assert [(bad.name, bad.reason) for bad in done.bad] == [
+        ("bad\\udcff.png", "its name is not valid UTF-8; rename it")
+    ]
+    assert gallery.get(["\u00fcber \U0001f600"])
