@@ -40,7 +40,7 @@ def backfilled(http: TestClient, **wanted: Any) -> dict[str, Any]:
 
 def conflict(answer: Any, says: str) -> bool:
     body = answer.json()
-    return answer.status_code == 409 and body["title"] == "The deployment has moved" and says in body["detail"]
+    return answer.status_code == 409 and body["type"] == "/problems/deployment-moved" and says in body["detail"]
 
 
 def test_the_second_of_two_rollbacks_that_saw_the_same_is_refused(http: TestClient, space: Workspace) -> None:
@@ -107,7 +107,7 @@ def test_a_rollback_to_a_retired_version_is_neither_offered_nor_made(http: TestC
     assert http.get("/v1/status").json()["previous"] is None
     for answer in (http.get("/v1/rollback"), http.post("/v1/rollback", json={"deployed": "v2", "to": "v1"})):
         assert answer.status_code == 409
-        assert answer.json()["title"] == "There is nothing to roll back to"
+        assert answer.json()["type"] == "/problems/no-rollback"
         assert "v1, which was deployed before v2, was retired" in answer.json()["detail"]
         assert "POST /v1/deploy" in answer.json()["hint"]
     assert space.deployed() == "v2"

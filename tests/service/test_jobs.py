@@ -331,7 +331,7 @@ def test_a_job_under_which_the_service_dies_again_and_again_is_given_up(space: W
     JobFiles(space.path).save(job)
     work = running(space)
     assert work.get(job.id).state == "failed"
-    assert work.get(job.id).error["title"] == "The job was given up"  # type: ignore[index]
+    assert work.get(job.id).error["title"] == "The job was abandoned"  # type: ignore[index]
     work.stop()
 
 

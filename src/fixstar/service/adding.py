@@ -100,7 +100,7 @@ def _checked(payload: Any) -> dict[str, Any]:
 
 
 def _wrong(detail: str, hint: str) -> Problem:
-    return Problem(422, "The request is not as documented", detail, hint)
+    return Problem("invalid-request", detail, hint)
 
 
 async def add_images(context: Context, uploads: Sequence[Upload]) -> Added:
@@ -133,7 +133,7 @@ def nothing_added(bad: Sequence[Rejected], told: list[dict[str, Any]]) -> Proble
     first, statuses = bad[0], {one.problem.status for one in bad}
     seen = f"nothing was stored, of {len(bad)} sent; {_which(first)}: {first.problem.detail}"
     hint = first.problem.hint if len(statuses) == 1 else "see bad for what to do about each"
-    problem = Problem(min(statuses) if len(statuses) == 1 else 422, "No image can be used", seen, hint)
+    problem = Problem("no-usable-image", seen, hint, status=min(statuses) if len(statuses) == 1 else 422)
     problem.more = {"bad": told}
     return problem
 

@@ -116,6 +116,7 @@ class Check:
     outcome: str
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+    next_steps: tuple[dict[str, Any], ...]
     cells: tuple[dict[str, Any], ...]
     self_test: float | None
     queries: int

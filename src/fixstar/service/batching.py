@@ -234,7 +234,7 @@ def _embedded(encoder: Encoder, pixels: Sequence[Pixels]) -> list[NDArray[np.flo
 
 
 def _busy(detail: str) -> Problem:
-    return Problem(503, "Too busy", detail, "come again in a second", Retry_After="1")
+    return Problem("busy", detail, "come again in a second", headers={"Retry-After": "1"})
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:

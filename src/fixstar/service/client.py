@@ -191,9 +191,7 @@ class Client:
                 raise ServiceError("The job goes on", f"{seen.id} is {seen.state} after {timeout:g} s", "wait again")
             time.sleep(every)
         if seen.state != "done":
-            error = seen.error or {}
-            title = error.get("title") or f"The job was {seen.state}"
-            raise ServiceError(title, error.get("detail") or seen.message, error.get("hint", ""), error.get("status"))
+            raise ServiceError.of(seen.error or {"title": f"The job was {seen.state}", "detail": seen.message})
         return seen
 
     # --- the wire
@@ -239,8 +237,8 @@ def _answered(answer: httpx.Response) -> Any:
     told = content if isinstance(content, dict) else {}
     if bad := _bad(told):
         raise ImagesLeftOutError((), bad, answer.status_code)
-    title = told.get("title") or f"The answer was {answer.status_code}, and not of a fixstar service"
-    raise ServiceError(title, told.get("detail", ""), told.get("hint", ""), answer.status_code)
+    unknown = {"title": f"The answer was {answer.status_code}, and not of a fixstar service"}
+    raise ServiceError.of(told if "title" in told else unknown, answer.status_code)
 
 
 def _bad(told: Mapping[str, Any]) -> tuple[Bad, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,19 +11,18 @@ from starlette.exceptions import HTTPException
 
 from fixstar.errors import FixstarError, GalleryUnavailableError
 from fixstar.service.parameters import operation
-from fixstar.service.problems import Problem, full, is_full, problem_response
+from fixstar.service.problems import Problem, disk_full, is_disk_full, problem_response
 
 __all__ = ["add_problem_handlers", "framework_problem"]
 
-_WRONG, _UNREADABLE, _LARGE = "The request is not as documented", "The form cannot be read", "Too large"
 _FEWER = "send fewer images in one request, or shorter payloads"
 _FORM_ERRORS = (  # how the form parser's messages begin, and what they mean
-    ("Part exceeded", (413, _LARGE, _FEWER)),
-    ("Field exceeded", (413, _LARGE, _FEWER)),
-    ("Too many files", (422, _WRONG, "send the images in several requests")),
-    ("Too many fields", (422, _WRONG, "see /v1/docs for the fields that there are")),
-    ("Missing boundary", (400, _UNREADABLE, "let the HTTP library write the form's Content-Type, with its boundary")),
-    ("", (400, _UNREADABLE, "send multipart/form-data as curl -F does; see /v1/docs")),
+    ("Part exceeded", ("too-large", _FEWER)),
+    ("Field exceeded", ("too-large", _FEWER)),
+    ("Too many files", ("invalid-request", "send the images in several requests")),
+    ("Too many fields", ("invalid-request", "see /v1/docs for the fields that there are")),
+    ("Missing boundary", ("unreadable-form", "let the HTTP library write the form's Content-Type, with its boundary")),
+    ("", ("unreadable-form", "send multipart/form-data as curl -F does; see /v1/docs")),
 )
 
 
@@ -46,7 +44,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         seen = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
-        return problem_response(Problem(422, _WRONG, seen, _validation_hint(request, error)))
+        return problem_response(Problem("invalid-request", seen, _validation_hint(request, error)))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
@@ -75,8 +73,8 @@ def _takes_form(request: Request) -> bool:
 
 def _disk_problem(error: OSError) -> Problem:
     """What the disk's errors mean. Others are faults of ours."""
-    if is_full(error):
-        return full(error)
+    if is_disk_full(error):
+        return disk_full(error)
     if error.errno in (errno.EROFS, errno.EIO):
         return Problem.of(GalleryUnavailableError(str(error)))
     raise error
@@ -84,14 +82,15 @@ def _disk_problem(error: OSError) -> Problem:
 
 def framework_problem(method: str, path: str, error: HTTPException) -> Problem:
     """What the framework answers by itself, as we say it."""
-    status, told = error.status_code, str(error.detail)
-    title, hint = HTTPStatus(status).phrase, "see /v1/docs"
-    headers = {name.replace("-", "_"): value for name, value in (error.headers or {}).items()}
+    status, seen = error.status_code, str(error.detail)
+    kind, hint = "bug" if status >= 500 else "invalid-request", "see /v1/docs"
+    headers = dict(error.headers or {})
     if status == 404:
-        title, told = "There is nothing at this address", f"no operation has the path {path!r:.200}"
+        kind, seen = "not-found", f"no operation has the path {path!r:.200}"
     elif status == 405:
         allowed = headers.get("Allow") or headers.get("allow") or "other methods"
-        title, told = "Not by this method", f"{method:.20} {path!r:.200}: this address takes {allowed}"
+        kind, seen = "wrong-method", f"{method:.20} {path!r:.200}: this address takes {allowed}"
     elif status == 400:
-        status, title, hint = next(rest for begin, rest in _FORM_ERRORS if told.startswith(begin))
-    return Problem(status, title, told, hint, **headers)
+        kind, hint = next(rest for begin, rest in _FORM_ERRORS if seen.startswith(begin))
+        return Problem(kind, seen, hint, headers=headers)
+    return Problem(kind, seen, hint, status=status, headers=headers)

@@ -81,7 +81,7 @@ def readyz(context: Shared) -> ReadyShape:
     except (FixstarError, OSError) as error:
         _log.warning("not ready: %s", error)  # not told: whoever asks here has shown no key
         raise Problem(
-            503, "Not ready", "a search would fail now", "the log of the service says why", Retry_After="5"
+            "not-ready", "a search would fail now", "the log of the service says why", headers={"Retry-After": "5"}
         ) from error
     return ReadyShape(version=version, writes=room >= context.settings.upload_bytes)
 

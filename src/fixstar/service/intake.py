@@ -61,7 +61,7 @@ def check_image(data: bytes, settings: ServiceSettings) -> str:
     kind = image_kind(data)
     if kind is None:
         seen = "the file is empty" if not data else f"its first bytes are not those of a {_KINDS} file"
-        raise Problem(415, "Not an image of a known format", seen, f"send {_KINDS}")
+        raise Problem("unknown-format", seen, f"send {_KINDS}")
     try:
         with Image.open(io.BytesIO(data), formats=(kind,)) as image:
             width, height = image.size
@@ -75,12 +75,12 @@ def check_image(data: bytes, settings: ServiceSettings) -> str:
 
 def _too_large(size: int, settings: ServiceSettings) -> Problem:
     seen = f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed"
-    return Problem(413, "The image is too large", seen, SMALLER)
+    return Problem("image-too-large", seen, SMALLER)
 
 
 def unusable(detail: str, hint: str = "open it in an image editor and save it again") -> Problem:
     """The answer to an image that is of an allowed format, and still of no use."""
-    return Problem(422, "The image cannot be used", detail, hint)
+    return Problem("unreadable-image", detail, hint)
 
 
 class Read(NamedTuple):

@@ -79,7 +79,7 @@ def items(
     gallery = context.workspace.gallery
     if version is not None and version not in (known := [space.name for space in gallery.versions()]):
         hint = f"there are: {', '.join(known) or 'none yet'}"
-        raise Problem(404, "There is no such version", f"the gallery has no vectors of {version!r}", hint)
+        raise Problem("unknown-version", f"the gallery has no vectors of {version!r}", hint)
     return item_page(gallery, limit, version, after, parse_filter(where))
 
 
@@ -195,7 +195,7 @@ def find_item(context: Context, name: str) -> Item:
 
 
 def _absent(name: str) -> Problem:
-    return Problem(404, "There is no such item", f"the gallery has no item {name!r}", "see /v1/items")
+    return Problem("unknown-item", f"the gallery has no item {name!r}", "see /v1/items")
 
 
 async def _planned(images: list[UploadFile], payloads: str | None, ids: str | None, most: int) -> list[Upload]:
@@ -217,5 +217,5 @@ def _listed(name: str, text: str | None) -> list[Any] | None:
     content = parse_json(name, text)
     if not isinstance(content, list):
         seen = f"{name} is a JSON list, one entry an image; got {text:.80}"
-        raise Problem(422, "The request is not as documented", seen, f"send such as {EXAMPLES[name]}")
+        raise Problem("invalid-request", seen, f"send such as {EXAMPLES[name]}")
     return content

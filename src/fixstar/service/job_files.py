@@ -137,11 +137,12 @@ def _read(path: Path) -> Job:
 def _damaged(path: Path) -> Job:
     when = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
     error = {
-        "type": "about:blank",
+        "type": "/problems/damaged-job",
         "title": "The job's file is damaged",
         "status": 500,
         "detail": "what it asked for may not have been done",
         "hint": "ask for it again",
+        "next_steps": [],
     }
     message = "its file is damaged"
     return Job(path.stem, "unknown", state="failed", message=message, error=error, created=when, ended=when)

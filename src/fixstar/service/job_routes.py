@@ -39,5 +39,5 @@ def cancel(context: Shared, name: JobId, caller: Annotated[Caller, Depends(needs
     kind = context.jobs.get(name).kind
     if kind != "index" and not caller.may("admin"):
         seen = f"{caller.name!r} has the role {caller.role}; ending a {kind} needs admin"
-        raise Problem(403, "Your key may not do that", seen, "ask whoever started it, or the operator")
+        raise Problem("not-allowed", seen, "ask whoever started it, or the operator")
     return job_shape(context.jobs.cancel(name, caller.name))

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fixstar.errors import DeploymentMovedError, ImageError
+from fixstar.errors import DeploymentMovedError, ImageError, NextStep
 from fixstar.gallery import Gallery
 from fixstar.gallery.store import Payload, Vectors
 from fixstar.service.job_files import Job, Kind
-from fixstar.service.problems import Problem
+from fixstar.service.problems import Problem, next_steps, to_step
 from fixstar.workspace import Backfilled, BackfillOptions, CatalogueItem, GateRules, Workspace
 from fixstar.workspace.backfill.planning import PlannedBackfill, backfill, plan_backfill, required_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
@@ -137,7 +137,8 @@ def check_work(space: Workspace, handle: Handle) -> Result:
     check = check_version(space.registry, wanted["version"], space.met_by(wanted["version"]), embed, None, rules)
     total = handle.job().total
     handle.note(done=total or 0, message=f"{check.version}: {check.outcome}")
-    return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons)}
+    steps = [to_step(step) for step in next_steps(check)]
+    return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons), "next_steps": steps}
 
 
 def backfill_work(space: Workspace, handle: Handle) -> Result:
@@ -195,12 +196,15 @@ def _backfilled(space: Workspace, handle: Handle) -> Result:
 
 
 def _losing(planned: PlannedBackfill) -> Problem:
-    """The refusal of a plan that is predicted to lose, as ``demand_gain`` does, with the requests to send next."""
+    """The refusal of a plan that is predicted to lose accuracy."""
     seen = f"this plan is predicted to {planned.loss}, and the old vectors would not be kept; nothing was embedded"
     larger = ", ".join(planned.larger_budgets)
     take = f', send a larger "budget" ({larger})' if larger else " (no larger budget is predicted to gain, either)"
     hint = f'leave all as it is{take}, or send "anyway": true to do it all the same'
-    return Problem(409, "Predicted to lower the accuracy", seen, hint)
+    steps = [NextStep("backfill", {"budget": budget}) for budget in planned.larger_budgets]
+    return Problem(
+        "backfill-loses", seen, hint, *steps, NextStep("backfill", {"anyway": True}, "despite the prediction")
+    )
 
 
 def _finished(files: PlanFiles, wanted: Mapping[str, Any]) -> BackfillPlan | None:

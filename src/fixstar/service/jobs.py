@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from fixstar.durable import exclusive, remove_leftovers
-from fixstar.errors import FixstarError, InputError
+from fixstar.errors import InputError
 from fixstar.service.history import History
 from fixstar.service.job_files import KINDS, Job, JobFiles, Kind, now
 from fixstar.service.job_work import WORK, StoppedError, intention
-from fixstar.service.problems import Problem, fault, full, is_full
+from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
@@ -117,15 +117,15 @@ class Jobs:
 
     def _refuse(self, kind: Kind) -> None:
         if self._stopping:
-            raise Problem(503, "The service is stopping", "no new jobs", "come again", Retry_After="10")
+            raise Problem("stopping", "no new jobs", "come again", headers={"Retry-After": "10"})
         active = [job for job in self._jobs.values() if job.kind == kind and not job.has_ended]
         if kind == "index":
             if len(active) >= WAITING:
                 seen = f"{len(active)} jobs that index are waiting"
-                raise Problem(429, "Too many jobs", seen, "come again when some are done", Retry_After="30")
+                raise Problem("too-many-jobs", seen, "come again when some are done", headers={"Retry-After": "30"})
         elif active:
-            seen = f"job {active[0].id} is {active[0].state}: {active[0].message}"
-            raise Problem(409, f"A {kind} is under way", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
+            seen = f"{kind} job {active[0].id} is {active[0].state}: {active[0].message}"
+            raise Problem("already-running", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
 
     @contextlib.contextmanager
     def overtaking(self, ids: Collection[str]) -> Iterator[bool]:
@@ -146,7 +146,7 @@ class Jobs:
         """A job by its id."""
         with self._changed:
             if name not in self._jobs:
-                raise Problem(404, "There is no such job", f"no job {name!r:.80}", "see /v1/jobs")
+                raise Problem("unknown-job", f"no job {name!r:.80}", "see /v1/jobs")
             return self._jobs[name]
 
     def all(self) -> list[Job]:
@@ -176,7 +176,7 @@ class Jobs:
             self._end(job, state="cancelled", message="cancelled")
         elif job.attempts >= ATTEMPTS:
             seen = f"the service ended {job.attempts} times while it ran"
-            self._fail(job.id, Problem(500, "The job was given up", seen, "see the log, then ask for it again"))
+            self._fail(job.id, Problem("job-abandoned", seen, "see the log, then ask for it again"))
         else:
             self._jobs[job.id] = replace(job, state="queued")
 
@@ -231,15 +231,7 @@ class Jobs:
                 self._end(job, state="cancelled", result=result, message=error.message)
 
     def _fail(self, name: str, error: Exception) -> None:
-        if isinstance(error, FixstarError):
-            problem = Problem.of(error)
-        elif isinstance(error, Problem):
-            problem = error
-        elif is_full(error):
-            problem = full(error)
-        else:
-            _log.error("job %s failed", name, exc_info=error)
-            problem = fault()
+        problem = Problem.of(error, f"job {name}")
         self._end(self.get(name), state="failed", error=problem.body(), message=problem.title)
 
     def _keep(self, job: Job, save: bool = True) -> Job:

@@ -33,8 +33,7 @@ def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
             raise unknown(request.headers, context.keys)
         if not caller.may(role):
             raise Problem(
-                403,
-                "Your key may not do that",
+                "not-allowed",
                 f"{caller.name!r} has the role {caller.role}; this needs {role}",
                 f"ask the operator for a key: fixstar keys add NAME --role {role}",
             )
@@ -84,4 +83,4 @@ def unknown(headers: Mapping[str, str], keys: Keys) -> Problem:
     else:
         seen = "this key is not known here, or was removed"
     hint = "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read"
-    return Problem(401, "Who are you?", seen, hint, WWW_Authenticate='Bearer realm="fixstar"')
+    return Problem("no-key", seen, hint, headers={"WWW-Authenticate": 'Bearer realm="fixstar"'})

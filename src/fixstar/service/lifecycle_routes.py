@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from fixstar.errors import DeploymentMovedError, GateError, InputError
+from fixstar.errors import InputError
 from fixstar.service import version_routes
 from fixstar.service.context import Context, Shared
 from fixstar.service.job_files import Job
@@ -56,15 +54,11 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> DeployShape
     """Let queries and new items use a version, at once. Asks for a passed check, or for a reason to do without."""
     space = context.workspace
     existing(space, wanted.version)
-    with _unless_moved():
-        space.rollout.expect(wanted.deployed)
-        if wanted.version == space.deployed():
-            seen = f"{wanted.version} answers queries"
-            raise Problem(409, "It is deployed already", seen, "there is nothing to do; see /v1/status")
-        try:
-            move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed)
-        except GateError as error:
-            raise _not_shown(error) from error
+    space.rollout.expect(wanted.deployed)
+    if wanted.version == space.deployed():
+        seen = f"{wanted.version} answers queries"
+        raise Problem("already-deployed", seen, "there is nothing to do; see /v1/status")
+    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed)
     return DeployShape(**_told(_noted(context, move)), unreached=_unreached(context, move.version))
 
 
@@ -72,12 +66,11 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> DeployShape
 def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = None) -> RollbackShape:
     """Back to the version deployed before, at once. A backfill to another version ends."""
     space, wanted = context.workspace, wanted or RollbackRequest()
-    with _unless_moved():
-        if space.versions():
-            space.rollout.expect(wanted.deployed)
-        _before(context)
-        job = _backfill_under_way(context)
-        move = _noted(context, space.rollback(caller.name, wanted.deployed, wanted.to))
+    if space.versions():
+        space.rollout.expect(wanted.deployed)
+    _before(context)
+    job = _backfill_under_way(context)
+    move = _noted(context, space.rollback(caller.name, wanted.deployed, wanted.to))
     return RollbackShape(
         **_told(move),
         left=space.rollout.left_by(move),
@@ -100,33 +93,15 @@ def rollback_ahead(context: Shared) -> RollbackAheadShape:
     )
 
 
-@contextmanager
-def _unless_moved() -> Iterator[None]:
-    """A deployment that is not where the caller believed is told as a conflict."""
-    try:
-        yield
-    except DeploymentMovedError as error:
-        hint = "see GET /v1/status or /v1/rollback, then decide anew"
-        raise Problem(409, "The deployment has moved", str(error), hint) from error
-
-
-def _not_shown(error: GateError) -> Problem:
-    """The answer to a deployment that the gate refuses, and what to send, where a reason would do."""
-    problem = Problem.of(error)
-    if '"force"' in problem.detail:
-        problem.hint = 'let it pass a check, or send "force": "REASON" with the deployment; the reason is kept'
-    return problem
-
-
 def _before(context: Context) -> str:
     """Where a rollback leads."""
-    title, hint = "There is nothing to roll back to", "name the version you want: POST /v1/deploy"
+    hint = "name the version you want: POST /v1/deploy"
     if not context.workspace.versions():
-        raise Problem(409, title, "there is no version yet", hint)
+        raise Problem("no-rollback", "there is no version yet", hint)
     try:
         return context.workspace.rollout.demand_before()
     except InputError as error:
-        raise Problem(409, title, str(error), hint) from error
+        raise Problem("no-rollback", str(error), hint) from error
 
 
 def _told(move: Move) -> dict[str, Any]:
@@ -175,7 +150,7 @@ def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | Non
     target = context.workspace.deployed()
     if wanted.deployed not in (None, target):
         seen = f"{target} is deployed now, not {wanted.deployed}; nothing was started"
-        raise Problem(409, "The deployment has moved", seen, "see GET /v1/backfill, then decide anew")
+        raise Problem("deployment-moved", seen, "see GET /v1/backfill, then decide anew")
     settings = wanted.model_dump(exclude={"deployed"})
     return job_shape(context.jobs.submit("backfill", {"target": target, **settings}, caller.name))
 

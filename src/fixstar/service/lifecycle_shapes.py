@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fixstar.service.problems import Problem
-from fixstar.service.shapes import JobShape
+from fixstar.service.shapes import JobShape, NextStepShape
 from fixstar.workspace.backfill.run import BUDGETS
 from fixstar.workspace.checks import Outcome
 
@@ -67,6 +67,7 @@ class CheckShape(_Told):
     outcome: Outcome
     reasons: list[str]
     notes: list[str]
+    next_steps: list[NextStepShape]
     cells: list[CellShape]
     self_test: float | None
     queries: int
@@ -214,7 +215,7 @@ def _budget(text: str) -> str:
     if re.fullmatch(_BUDGET, text) and text.strip("0.%"):  # something is left of what is not nothing
         return text
     seen = f"body.budget: {BUDGETS}; got {text!r}"
-    raise Problem(422, "The request is not as documented", seen, 'send such as {"budget": "10%"}')
+    raise Problem("invalid-request", seen, 'send such as {"budget": "10%"}')
 
 
 class BackfillRequest(_Asked):

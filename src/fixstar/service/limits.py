@@ -90,13 +90,13 @@ class SameOrigin:
             known = ", ".join(("localhost", *self._settings.names))
             seen = f"the request is for {host!r}; this service answers to {known}"
             hint = "call it by http://localhost, with its port; for other names the operator has: fixstar serve --name"
-            return Problem(421, "Not this host", seen, hint)
+            return Problem("wrong-host", seen, hint)
         if method in _SAFE:
             return None
         site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
         if site not in ("same-origin", "none") or (origin is not None and not self._is_own(origin, host)):
             seen = f"a page of {origin or 'another site'} sent this request"
-            return Problem(403, "Not from another site", seen, "use the page of this service, or a program")
+            return Problem("cross-site", seen, "use the page of this service, or a program")
         return None
 
     def _is_own(self, origin: str, host: str) -> bool:
@@ -158,11 +158,10 @@ class RateLimit:
         if scope["type"] == "http" and (wait := self._wait(scope)):
             seconds = str(int(wait) + 1)
             problem = Problem(
-                429,
-                "Too many requests",
+                "too-many-requests",
                 f"{self._settings.rate} requests a minute are allowed",
                 f"come again in {seconds} s; the operator may allow more with: fixstar serve --rate",
-                Retry_After=seconds,
+                headers={"Retry-After": seconds},
             )
             await problem_response(problem)(scope, receive, send)
             return
@@ -220,7 +219,7 @@ class BodyLimit:
             hint = "send fewer images in one request, or smaller ones"
         else:
             seen, hint = f"this takes up to {_AROUND:,} bytes, and no image", "send it in several requests"
-        return Problem(413, "Too large", seen, hint)
+        return Problem("too-large", seen, hint)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the body while it comes in."""
@@ -242,7 +241,7 @@ class BodyLimit:
                     message = await receive()
             except TimeoutError:
                 stopped = f"nothing came for {self._idle:.0f} s"
-                problem = Problem(408, "The request stopped coming", stopped, "send it again, without a pause")
+                problem = Problem("stalled", stopped, "send it again, without a pause")
                 raise _RefusedError from None
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)

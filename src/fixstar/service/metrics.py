@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fixstar.service.problems import fault_response
+from fixstar.service.problems import Problem, problem_response
 from fixstar.service.route_names import RouteNames
 
 __all__ = ["Metrics", "Watch"]
@@ -90,10 +90,10 @@ class Watch:
         try:
             await self._app(scope, receive, noted)
         except Exception as error:
-            response = fault_response(scope["method"], scope["path"], error)
+            problem = Problem.of(error, f"{scope['method']} {scope['path']}")
             if status:
                 raise  # the answer has begun: all that is left is to break it off
-            await response(scope, receive, noted)
+            await problem_response(problem)(scope, receive, noted)
         finally:
             self._metrics.under_way.dec()
             self._note(scope, status, time.perf_counter() - began)

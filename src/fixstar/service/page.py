@@ -37,7 +37,7 @@ def mount_page(app: FastAPI) -> None:
     @app.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def static(request: Request, name: str) -> Response:
         if name not in assets:
-            raise Problem(404, "There is no such file", f"the page has no file {name!r}", "the page is at /")
+            raise Problem("not-found", f"the page has no file {name!r}", "the page is at /")
         return _answer(request, assets[name])
 
 

@@ -52,4 +52,4 @@ def _refuse_unknown(kind: str, place: str, given: Iterable[str], known: list[str
         guess = f"did you mean {close[0]}?" if close else "see /v1/docs"
         hint = f"{place} this takes: {', '.join(known) or 'none'}; {guess}"
         seen = f"there is no {kind} {unknown[0]!r:.80}"
-        raise Problem(422, "The request is not as documented", seen, hint)
+        raise Problem("invalid-request", seen, hint)

@@ -1,102 +1,221 @@
 """Every error as problem+json (RFC 9457): what happened, and what to do about it.
 
-Errors that fixstar raises on purpose carry what to type next in their message; they become 4xx. Where the gallery or
-the workspace itself does not do its part, the message is for the operator: logged, and told without it, because it
-names files and servers. Anything else is a fault of ours: 500, logged with its traceback.
+``type`` is the relative URI ``/problems/NAME``, stable, for programs; ``PROBLEMS`` lists the names. ``next_steps`` are
+remedies as data: an action with its arguments, and the request that performs it where HTTP can.
 
-A problem cannot be made without a hint, so every error has one.
+Errors that fixstar raises on purpose become 4xx with their message. Where the gallery or the workspace itself fails,
+the message names files and servers: it is logged for the operator and not sent. Anything else is a bug: 500, logged
+with its traceback. Needs no web framework until a response is made.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import re
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from fastapi.responses import JSONResponse
+from fixstar.errors import FixstarError, NextStep
 
-from fixstar.errors import (
-    DamagedItemError,
-    DataError,
-    FixstarError,
-    GalleryError,
-    GalleryUnavailableError,
-    GateError,
-    ImageError,
-    InputError,
-    MissingExtraError,
-    UnknownNameError,
-)
+if TYPE_CHECKING:
+    from fastapi.responses import JSONResponse
 
-__all__ = ["Problem", "as_requests", "fault", "fault_response", "full", "is_full", "problem_response"]
+__all__ = [
+    "OPERATOR_ONLY",
+    "PROBLEMS",
+    "REQUESTS",
+    "Problem",
+    "disk_full",
+    "is_disk_full",
+    "next_steps",
+    "problem_response",
+    "to_step",
+]
 
 _log = logging.getLogger("fixstar.service")
 
-_LOGGED = "the log of the service says why"
-_STATUS: tuple[tuple[type[FixstarError], tuple[int, str, str]], ...] = (
-    (ImageError, (422, "The image cannot be used", "open it in an image editor and save it again")),
-    (UnknownNameError, (404, "There is nothing of that name", "take one of the names in detail")),
-    (GateError, (409, "Not shown to be compatible", "do what detail says, or leave it as it is")),
-    (InputError, (400, "The request cannot be carried out", "change what detail names; see /v1/docs")),
-    (GalleryUnavailableError, (503, "The gallery does not answer now", f"come again; {_LOGGED}")),
-    (DamagedItemError, (500, "A stored item is damaged", "the operator can find it with: fixstar gallery verify")),
-    (GalleryError, (400, "The gallery cannot do that", "change what detail names; see /v1/docs")),
-    (DataError, (422, "The data cannot be used", "the operator can mend what detail names")),
-    (MissingExtraError, (501, "Not installed here", "the operator can install what detail names")),
-    (FixstarError, (500, "The workspace cannot do that", _LOGGED)),
+_SEE_LOG = "the log of the service says why"
+_HIDDEN = "details are in the log: they name files or servers"
+
+PROBLEMS: dict[str, tuple[int, str]] = {
+    # the library's errors, by their type
+    "invalid-input": (400, "The request cannot be carried out"),
+    "gallery": (400, "The gallery cannot do that"),
+    "unknown-name": (404, "There is nothing of that name"),
+    "not-compatible": (409, "Not shown to be compatible"),
+    "deployment-moved": (409, "The deployment has moved"),
+    "unreadable-image": (422, "The image cannot be used"),
+    "unusable-data": (422, "The data cannot be used"),
+    "missing-extra": (501, "Not installed here"),
+    "damaged-item": (500, "A stored item is damaged"),
+    "unusable-model": (500, "The workspace cannot do that"),
+    "unusable-checkpoint": (500, "The workspace cannot do that"),
+    "error": (500, "The workspace cannot do that"),
+    "gallery-unavailable": (503, "The gallery is not available now"),
+    # the service's own
+    "unreadable-form": (400, "The form cannot be read"),
+    "no-key": (401, "A valid key is needed"),
+    "not-allowed": (403, "Your key may not do that"),
+    "cross-site": (403, "Not from another site"),
+    "not-found": (404, "There is nothing at this address"),
+    "not-checked": (404, "Not checked yet"),
+    "unknown-item": (404, "There is no such item"),
+    "unknown-job": (404, "There is no such job"),
+    "unknown-picture": (404, "There is no such picture"),
+    "unknown-version": (404, "There is no such version"),
+    "wrong-method": (405, "Method not allowed"),
+    "stalled": (408, "The request stopped coming"),
+    "already-deployed": (409, "It is deployed already"),
+    "already-running": (409, "Such a job is already under way"),
+    "backfill-loses": (409, "Predicted to lower the accuracy"),
+    "no-rollback": (409, "There is nothing to roll back to"),
+    "retired-version": (409, "The version was retired"),
+    "too-large": (413, "Too large"),
+    "image-too-large": (413, "The image is too large"),
+    "unknown-format": (415, "Not an image of a known format"),
+    "wrong-host": (421, "Not this host"),
+    "invalid-request": (422, "The request is not as documented"),
+    "no-usable-image": (422, "No image can be used"),
+    "too-many-results": (422, "Too many results"),
+    "wrong-vector": (422, "The vector does not fit"),
+    "too-many-jobs": (429, "Too many jobs"),
+    "too-many-requests": (429, "Too many requests"),
+    "bug": (500, "Something is wrong in the service"),
+    "damaged-job": (500, "The job's file is damaged"),
+    "job-abandoned": (500, "The job was abandoned"),
+    "busy": (503, "Too busy"),
+    "not-ready": (503, "Not ready"),
+    "stopping": (503, "The service is stopping"),
+    "disk-full": (507, "The disk is full"),
+}
+_HINTS = {  # for the library's errors
+    "unknown-name": "use one of the names in detail",
+    "not-compatible": "see next_steps, or leave it as it is",
+    "deployment-moved": "see GET /v1/status or /v1/rollback, then decide again",
+    "unreadable-image": "open it in an image editor and save it again",
+    "unusable-data": "the operator can repair what detail names",
+    "missing-extra": "the operator can install what detail names",
+    "damaged-item": "the operator can find it by verifying the gallery",
+    "gallery-unavailable": f"try again; {_SEE_LOG}",
+}
+REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, path, fields of the body
+    "backfill": ("POST", "/v1/backfill", ("budget", "order", "rate", "deployed", "anyway")),
+    "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed")),
+    "delete-items": ("POST", "/v1/items/delete", ("ids",)),
+    "deploy": ("POST", "/v1/deploy", ("version", "force", "deployed")),
+    "rollback": ("POST", "/v1/rollback", ("deployed", "to")),
+    "status": ("GET", "/v1/status", ()),
+}
+OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine, or files there
+    {
+        "adapt",
+        "evaluate",
+        "grow",
+        "import-vectors",
+        "index",
+        "init",
+        "install",
+        "prune-images",
+        "retire",
+        "train",
+        "upgrade",
+        "verify-gallery",
+    }
 )
-_REQUESTS = (  # commands in messages, and the requests that do the same; where none does, who can
-    (r'fixstar deploy (v\d+) --force "REASON"', r'POST /v1/deploy {"version": "\1", "force": "REASON"}'),
-    (r"(?:: | with )fixstar check (v\d+) --data LABELLED_IMAGES", r" (the operator can check \1 on them)"),
-    (
-        r"(?:: | with )fixstar check (v\d+) --tolerance (\d++(?:\.\d++)?+) --data LABELLED_IMAGES",
-        r" (the operator can check \1 on more, with a tolerance of \2)",
-    ),
-    (
-        r"Fit an adapter, which is checked on labelled items \(fixstar adapt [^)]*\), or compare features \([^)]*\);",
-        "The operator can fit an adapter, which is checked on labelled items, or compare features;",
-    ),
-    (r"are imported with: fixstar gallery import FILE --as (.+?@v\d+)", r"can be imported as \1, by the operator too"),
-    (r"fixstar check (v\d+) --tolerance (\d++(?:\.\d++)?+)(?! --)", r'POST /v1/versions/\1/check {"tolerance": \2}'),
-    (r"fixstar check (v\d+)(?! --)", r"POST /v1/versions/\1/check"),
-    (r'--force "REASON"', '"force": "REASON"'),
-)
-_UNSEEN = "nothing is said here that names files or servers"
+
+
+def next_steps(check: object) -> tuple[NextStep, ...]:
+    """The next steps of a check."""
+    return tuple(getattr(check, "next_steps", ()))
+
+
+def to_step(step: NextStep) -> dict[str, Any]:
+    """A next step as JSON, with the request that does it; null where only the operator can. Null values: fill them in.
+
+    >>> to_step(NextStep("check", {"version": "v2", "tolerance": 0.03}))["request"]
+    {'method': 'POST', 'path': '/v1/versions/v2/check', 'body': {'tolerance': 0.03}}
+    >>> to_step(NextStep("check", {"version": "v2", "data": ...}, "about 400 labelled images"))["note"]
+    'about 400 labelled images (the operator can do this)'
+    """
+    content = step.to_json()
+    request = _request(step.action, content["arguments"])
+    if request is None:
+        content["note"] = f"{step.note} (the operator can do this)" if step.note else "the operator can do this"
+    return {**content, "request": request}
+
+
+def _request(action: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    if action not in REQUESTS:
+        return None
+    method, path, fields = REQUESTS[action]
+    body = {("ids" if name == "id" else name): [value] if name == "id" else value for name, value in arguments.items()}
+    if "{version}" in path:
+        path = path.format(version=quote(str(body.pop("version", "VERSION")), safe=""))
+    if any(name not in fields for name in body):
+        return None
+    return {"method": method, "path": path, "body": None if method == "GET" else body}
 
 
 class Problem(Exception):  # noqa: N818 (the name of the media type)
-    """An answer that is no success. ``detail`` says what was seen, ``hint`` what to do; ``more`` are other members."""
+    """An error response. ``kind`` is a key of ``PROBLEMS``, ``detail`` says what was seen, ``hint`` what to do.
 
-    def __init__(self, status: int, title: str, detail: str, hint: str, **headers: str) -> None:
+    ``more`` holds further members of the JSON document.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        hint: str,
+        *next_steps: NextStep,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(detail)
-        self.status, self.title, self.detail, self.hint = status, title, detail, hint
+        known, self.title = PROBLEMS[kind]
+        self.kind, self.detail, self.hint, self.next_steps = kind, detail, hint, next_steps
+        self.status = known if status is None else status
         self.more: dict[str, Any] = {}
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """The JSON document."""
-        told = {"title": self.title, "status": self.status, "detail": self.detail, "hint": self.hint}
-        return {"type": "about:blank", **told, **self.more}
+        return {
+            "type": f"/problems/{self.kind}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "hint": self.hint,
+            "next_steps": [to_step(step) for step in self.next_steps],
+            **self.more,
+        }
 
     def sentence(self) -> str:
-        """All of it in one line, for where it stands alone."""
+        """All of it in one line."""
         return f"{self.title}: {self.detail}; {self.hint}"
 
     @classmethod
-    def of(cls, error: FixstarError) -> Problem:
-        """The problem that an expected error is."""
-        if is_full(error):
-            return full(error)
-        status, title, hint = next(rest for kind, rest in _STATUS if isinstance(error, kind))
+    def of(cls, error: Exception, source: str = "a request") -> Problem:
+        """The problem that an exception is. One that nobody raised on purpose is a bug, logged with its ``source``."""
+        if isinstance(error, Problem):
+            return error
+        if is_disk_full(error):
+            return disk_full(error)
+        if not isinstance(error, FixstarError):
+            _log.error("%s failed", source, exc_info=error)
+            return cls("bug", _HIDDEN, "the operator finds it in the log")
+        kind = error.type if error.type in PROBLEMS else "error"
+        status, title = PROBLEMS[kind]
         if status not in (500, 503):
-            return cls(status, title, as_requests(str(error)), hint)
+            hint = _HINTS.get(kind, "change what detail names; see /v1/docs")
+            return cls(kind, str(error), hint, *error.next_steps)
         _log.error("%s: %s", title, error)
-        return cls(status, title, _UNSEEN, hint, **({"Retry_After": "5"} if status == 503 else {}))
+        return cls(kind, _HIDDEN, _HINTS.get(kind, _SEE_LOG), headers={"Retry-After": "5"} if status == 503 else None)
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Whether an error comes of a full disk, here or under the gallery's server."""
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk caused an error, here or on the gallery's server."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -106,45 +225,19 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
-def full(error: BaseException) -> Problem:
-    """The answer where the disk is full. No Retry-After: to come again does not help."""
+def disk_full(error: BaseException) -> Problem:
+    """The answer where the disk is full. No Retry-After: retrying does not help."""
     _log.error("the disk is full: %s", error)
-    seen = "there is no room left to store anything; what was stored before is there, and searches go on"
-    return Problem(507, "The disk is full", seen, "the operator has to make room; come again after that, not before")
+    seen = "there is no room left to store anything; what was stored before is safe, and searches still work"
+    return Problem("disk-full", seen, "the operator has to make room; try again after that")
 
 
 def problem_response(problem: Problem) -> JSONResponse:
-    """The response."""
-    body = {key: _sendable(value) for key, value in problem.body().items()}
+    """The HTTP response. Lone surrogates quoted from a request are replaced: no response can carry them."""
+    from fastapi.responses import JSONResponse
+
+    body = {
+        key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for key, value in problem.body().items()
+    }
     return JSONResponse(body, problem.status, problem.headers, media_type="application/problem+json")
-
-
-def fault_response(method: str, path: str, error: Exception) -> JSONResponse:
-    """The response to a fault of ours; the log says more."""
-    _log.error("%s %s failed", method, path, exc_info=error)
-    return problem_response(fault())
-
-
-def fault() -> Problem:
-    """What is told of a fault of ours."""
-    return Problem(500, "Something is wrong in the service", _UNSEEN, "the operator finds it in the log")
-
-
-def _sendable(value: Any) -> Any:
-    """Text that may quote a request, without half characters that no answer can carry."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-
-
-def as_requests(text: str) -> str:
-    """A message with the requests that do what its commands do: who reads it has no shell on this machine.
-
-    Of the gate's commands that no request replaces it says that the operator can. Others stay.
-
-    >>> as_requests('run: fixstar check v2, or fixstar deploy v2 --force "REASON"')
-    'run: POST /v1/versions/v2/check, or POST /v1/deploy {"version": "v2", "force": "REASON"}'
-    >>> as_requests("More images help: fixstar check v2 --data LABELLED_IMAGES")
-    'More images help (the operator can check v2 on them)'
-    """
-    for pattern, request in _REQUESTS:
-        text = re.sub(pattern, request, text)
-    return text

@@ -89,16 +89,16 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchShape:
     spaces = {space.name: space for space in space.gallery.versions()}
     if version not in spaces:
         seen = f"no vectors of {version!r}; there are: {', '.join(spaces) or 'none yet'}"
-        raise Problem(404, "There is no such version", seen, "take one of those, or send no version: the deployed one")
+        raise Problem("unknown-version", seen, "take one of those, or send no version: the deployed one")
     vector = np.asarray(query.vector, np.float64)
     if len(vector) != spaces[version].width:
         seen = f"{len(vector)} numbers; vectors of {version} have {spaces[version].width}"
         hint = f'send the short form, which galleries store: encoder.encode(images, form="short") of {version}'
-        raise Problem(422, "The vector does not fit", seen, hint)
+        raise Problem("wrong-vector", seen, hint)
     largest = float(np.abs(vector).max())
     if not largest:
         seen = "all its numbers are 0, so it has no direction"
-        raise Problem(422, "The vector does not fit", seen, "send one with a number that is not 0")
+        raise Problem("wrong-vector", seen, "send one with a number that is not 0")
     if query.where is not None:
         check_filter(query.where)
     row = unit(vector[None] / largest)  # divided first: squares of very large or small numbers do not fit
@@ -122,7 +122,7 @@ def similar(
 def _count(context: Context, k: int) -> int:
     if k > context.settings.results:
         seen = f"k={k}; up to {context.settings.results} are allowed"
-        raise Problem(422, "Too many results", seen, "ask for fewer; to go through all items: GET /v1/items")
+        raise Problem("too-many-results", seen, "ask for fewer; to go through all items: GET /v1/items")
     return k
 
 

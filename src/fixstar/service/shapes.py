@@ -13,7 +13,7 @@ from fixstar.errors import GalleryError
 from fixstar.gallery import Hit, Item
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.store import Payload, Where
-from fixstar.service.problems import Problem, as_requests
+from fixstar.service.problems import Problem
 from fixstar.workspace.items import IMAGE, LABEL, STAMP
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "HitShape",
     "ItemShape",
     "JobShape",
+    "NextStepShape",
     "NothingAddedShape",
     "ProblemShape",
     "check_filter",
@@ -36,19 +37,36 @@ __all__ = [
 ]
 
 _HIDDEN = (IMAGE, STAMP)  # they lead to files of this machine
-_WRONG = "The request is not as documented"
 _WHERE = 'write a filter such as {"label": "shoes"}, {"price": {"lt": 50}} or {"sold": {"exists": false}}'
 _DEEP = 20  # levels of lists and maps that a request may nest
 
 
-class ProblemShape(BaseModel):
-    """What went wrong, and what to do about it (RFC 9457)."""
+class RequestShape(BaseModel):
+    """A request that performs a next step. Null values in ``body`` are for the caller to fill in."""
 
-    type: str = "about:blank"
+    method: str
+    path: str
+    body: dict[str, Any] | None = None
+
+
+class NextStepShape(BaseModel):
+    """What to do next: an action with its arguments. ``request`` is null where only the operator can do it."""
+
+    action: str
+    arguments: dict[str, Any]
+    note: str
+    request: RequestShape | None
+
+
+class ProblemShape(BaseModel):
+    """What went wrong, and what to do about it (RFC 9457). ``type`` is stable: ``/problems/NAME``."""
+
+    type: str
     title: str
     status: int
     detail: str = ""
     hint: str = ""
+    next_steps: list[NextStepShape] = Field(default_factory=list)
 
 
 class BadShape(BaseModel):
@@ -102,12 +120,8 @@ class JobShape(BaseModel):
 
 
 def job_shape(job: object) -> JobShape:
-    """A job as it is told; what a check found names requests, not commands."""
-    told = JobShape.model_validate(job)
-    if told.result is None or "reasons" not in told.result:
-        return told
-    reasons = [as_requests(reason) for reason in told.result["reasons"]]
-    return told.model_copy(update={"result": {**told.result, "reasons": reasons}})
+    """A job as JSON."""
+    return JobShape.model_validate(job)
 
 
 def problems(*statuses: int, shape: type[ProblemShape] = ProblemShape) -> dict[int | str, dict[str, Any]]:
@@ -162,9 +176,9 @@ def parse_json(name: str, text: str | bytes) -> Any:
         json.dumps(value, ensure_ascii=False).encode()  # half a character (a lone surrogate) cannot be stored
     except (ValueError, RecursionError) as error:
         hint = _WHERE if name == "where" else "let a JSON library write it, with numbers below 1.8e308"
-        raise Problem(422, _WRONG, f"{name} is not valid JSON: {error}", f"it must be JSON: {hint}") from error
+        raise Problem("invalid-request", f"{name} is not valid JSON: {error}", f"it must be JSON: {hint}") from error
     if _depth(value) > _DEEP:
-        raise Problem(422, _WRONG, f"{name} is nested deeper than {_DEEP} levels", "send it flatter")
+        raise Problem("invalid-request", f"{name} is nested deeper than {_DEEP} levels", "send it flatter")
     return value
 
 
@@ -201,7 +215,7 @@ def check_filter(where: Where) -> None:
         payload_test(where)
         filter_key(where)
     except GalleryError as error:
-        raise Problem(422, _WRONG, f"where: {error}", _WHERE) from error
+        raise Problem("invalid-request", f"where: {error}", _WHERE) from error
     if hidden := [field for field in _HIDDEN if field in where]:
         seen = f"where: the field {hidden[0]!r} says where files are, and cannot be asked for"
-        raise Problem(422, _WRONG, seen, "filter by other payload fields")
+        raise Problem("invalid-request", seen, "filter by other payload fields")

@@ -107,4 +107,4 @@ def _upright_size(path: Path) -> tuple[int, int]:
 
 
 def _gone(detail: str) -> Problem:
-    return Problem(404, "There is no picture of this item", detail, "store the item again with its image")
+    return Problem("unknown-picture", detail, "store the item again with its image")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ from fixstar.service.lifecycle_shapes import (
     VersionCardShape,
     VersionShape,
 )
-from fixstar.service.problems import Problem, as_requests
+from fixstar.service.problems import Problem, next_steps, to_step
 from fixstar.service.shapes import JobShape, job_shape, problems
 from fixstar.workspace import Check, Workspace
 from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, flip_picture, last_check
@@ -112,7 +111,7 @@ def flip_image(
     """A picture of a negative flip: the query, what the old version found, or what the new one finds."""
     pixels = flip_picture(context.workspace.path, _checked(context, name), number, which)
     if pixels is None:
-        raise Problem(404, "There is no such picture", f"no flip {number} of {name}", f"see /v1/versions/{name}/flips")
+        raise Problem("unknown-picture", f"no flip {number} of {name}", f"see /v1/versions/{name}/flips")
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     kept = "private, max-age=31536000, immutable" if stamp else "private, no-cache"
@@ -146,16 +145,14 @@ def existing(space: Workspace, name: str) -> str:
     """A version whose weights are here, or the problem that they are not."""
     if name in space.registry.retired():
         detail = f"{name} was retired: its weights are gone"
-        raise Problem(409, "The version was retired", detail, f"there are: {', '.join(space.versions())}")
+        raise Problem("retired-version", detail, f"there are: {', '.join(space.versions())}")
     return _known(space, name)
 
 
 def _known(space: Workspace, name: str) -> str:
     """A version of the registry; no other name ever becomes part of a path."""
     if name not in (names := _all(space)):
-        raise Problem(
-            404, "There is no such version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}"
-        )
+        raise Problem("unknown-version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}")
     return name
 
 
@@ -206,14 +203,13 @@ def _tolerant_check(space: Workspace, name: str) -> Check | None:
 def _checked(context: Context, name: str) -> Check:
     found = last_check(context.workspace.path, _known(context.workspace, name))
     if found is None:
-        raise Problem(404, "Not checked yet", f"{name} was never checked", f"POST /v1/versions/{name}/check")
+        raise Problem("not-checked", f"{name} was never checked", f"POST /v1/versions/{name}/check")
     return found
 
 
 def _check_shape(found: Check) -> CheckShape:
-    """A check as it is told: what it says to do next names requests, not commands."""
-    reasons, notes = tuple(map(as_requests, found.reasons)), tuple(map(as_requests, found.notes))
-    return CheckShape.model_validate(replace(found, reasons=reasons, notes=notes))
+    fields = {name: getattr(found, name) for name in CheckShape.model_fields if name != "next_steps"}
+    return CheckShape.model_validate({**fields, "next_steps": [to_step(step) for step in next_steps(found)]})
 
 
 def _flip(found: Check, number: int, cell: CheckedCell, lost: LostAnswer) -> FlipShape:

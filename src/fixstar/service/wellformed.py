@@ -46,7 +46,7 @@ def _check_query(query: bytes) -> None:
     except UnicodeDecodeError as error:
         seen = f"the query string is not UTF-8: {error.reason} at byte {error.start}"
         hint = "write ids and other text as UTF-8, each byte that is no letter or digit as %XX"
-        raise Problem(422, "The request is not as documented", seen, hint) from error
+        raise Problem("invalid-request", seen, hint) from error
 
 
 async def _checked_body(receive: Receive) -> Receive:

@@ -4,9 +4,9 @@ const KEY = "fixstar-key";
 let askForKey = null; // set by session.js
 
 export class Problem extends Error {
-  constructor({ title = "The request failed", detail = "", hint = "", status = 0 }) {
+  constructor({ type = "about:blank", title = "The request failed", detail = "", hint = "", status = 0, next_steps = [] }) {
     super(detail || title);
-    Object.assign(this, { title, detail, hint, status });
+    Object.assign(this, { type, title, detail, hint, status, next_steps });
   }
 }
 

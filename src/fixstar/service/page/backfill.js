@@ -10,7 +10,7 @@ import { problemView } from "./problem.js";
 import { may } from "./session.js";
 import { badge } from "./tones.js";
 
-const LOSES = "Predicted to lower the accuracy"; // the title of the problem where the service would not do it
+const LOSES = "/problems/backfill-loses";
 const ORDERS = { auto: "what does best on labelled images", gain: "what gains most", classes: "every class by turns", certain: "the certain ones", uncertain: "the uncertain ones", queried: "those found most often", oldest: "the oldest", random: "any" };
 let started = () => {};
 let shown = ""; // what the form was made for: it is not made anew under the visitor's hands
@@ -19,6 +19,15 @@ let latest = null; // what the service told last
 /** `onStart` runs when a job was begun. */
 export function startBackfill(onStart) {
   started = onStart;
+}
+
+/** What a next step asks for: its settings, else those of the last plan, put into the form and submitted. */
+export function askBackfill({ budget = latest?.budget, order = latest?.order }) {
+  const form = byId("backfill").querySelector("form");
+  if (!form) return;
+  if (budget) byId("budget").value = budget;
+  if (order) byId("order").value = order;
+  form.requestSubmit();
 }
 
 export function showBackfill(state, status) {
@@ -50,7 +59,7 @@ function summary(status, outlook) {
 
 function progress({ job, version, order, budget, planned, position, kept }, deployed) {
   if (job && (job.state === "running" || job.state === "queued")) return el("div", { class: "running" }, progressBar(job), el("p", { class: "note" }, job.message || ""), cancelButton(job, started));
-  if (job?.state === "failed") return [problemView(job.error ?? { title: "The last backfill failed" }, null, true), job.error?.title === LOSES && note("Started with the same settings it says so, and asks whether to do it all the same.")];
+  if (job?.state === "failed") return [problemView(job.error ?? { title: "The last backfill failed" }, { small: true }), job.error?.type === LOSES && note("Started with the same settings it says so, and asks whether to do it all the same.")];
   if (!version) return null;
   const over = version !== deployed;
   const rest = over ? ` It is over: ${deployed} is deployed now.` : position < planned ? " Started with the same settings it goes on from there." : "";
@@ -80,7 +89,7 @@ function form() {
     event.preventDefault();
     const wanted = { budget: budget.value.trim().toLowerCase(), order: order.value, rate: rate.value ? Number(rate.value) : null };
     const wrong = budgetProblem(wanted.budget);
-    trouble.replaceChildren(...(wrong ? [problemView(wrong, null, true)] : []));
+    trouble.replaceChildren(...(wrong ? [problemView(wrong, { small: true })] : []));
     if (wrong) budget.setAttribute("aria-invalid", "true");
     if (wrong) return budget.focus();
     if (await asked(wanted)) started();
@@ -115,7 +124,7 @@ function asked({ budget, order, rate }) {
     ],
     verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}${loses ? " all the same" : ""}`,
     danger: true,
-    problem: loses ? { ...latest.job.error, hint: "" } : null, // the button below is what the hint would say
+    problem: loses ? { ...latest.job.error, hint: "", next_steps: [] } : null, // the button below is what the hint would say
     act: () => call("/v1/backfill", { json: { budget, order, rate, deployed: target, anyway: loses } }),
   });
 }

@@ -1,6 +1,6 @@
 // The upgrade board: loads what its panels show, and looks again while jobs run.
 import { call } from "./api.js";
-import { showBackfill, startBackfill } from "./backfill.js";
+import { askBackfill, showBackfill, startBackfill } from "./backfill.js";
 import { showDeployments } from "./deployments.js";
 import { byId, el, renew } from "./dom.js";
 import { showFlips } from "./flips.js";
@@ -10,7 +10,7 @@ import { showLineage } from "./lineage.js";
 import { showMatrix } from "./matrix.js";
 import { deploy, rollBack, runCheck } from "./moves.js";
 import { showOverview } from "./overview.js";
-import { problemView, tellProblem } from "./problem.js";
+import { onStep, problemView, tellProblem } from "./problem.js";
 import { status } from "./session.js";
 import { rememberVersions } from "./tones.js";
 
@@ -18,6 +18,7 @@ const SELDOM = 3; // of the looks at a running backfill, every third also counts
 const KEPT = 3; // announcements that stay for those who come to them late
 const watch = new JobWatch(onLook, onEnd);
 let now = null; // the last status
+let known = []; // all versions
 let backfilling = false; // whether a backfill was under way at the last look at the jobs
 
 export function showBoard() {
@@ -30,10 +31,17 @@ export function hideBoard() {
 }
 
 const actions = {
-  check: (version) => acted(() => runCheck(version)),
+  check: (version, rules) => acted(() => runCheck(version, rules)),
   deploy: (version) => acted(() => deploy(version, now, backfilling, refresh)),
   rollBack: () => acted(() => rollBack(now, refresh)),
 };
+
+onStep({
+  backfill: askBackfill,
+  check: ({ version, ...rules }) => actions.check(version, rules),
+  deploy: ({ version }) => actions.deploy(known.find(({ name }) => name === version)),
+  rollback: actions.rollBack,
+});
 
 startBackfill(async () => {
   watch.poke();
@@ -69,6 +77,7 @@ async function refresh() {
   showOverview(now, actions);
   await Promise.all([
     panel("lineage", "/v1/versions", (versions) => {
+      known = versions;
       showLineage(versions, actions);
       showFlips(versions);
     }),
@@ -85,7 +94,7 @@ async function panel(place, path, show) {
   try {
     show(await call(path));
   } catch (error) {
-    renew(byId(place), problemView(error, () => panel(place, path, show), true));
+    renew(byId(place), problemView(error, { retry: () => panel(place, path, show), small: true }));
   }
 }
 

@@ -13,7 +13,7 @@ export function confirm({ title, says, reason = null, verb, danger = false, act,
     const why = reason && el("textarea", { id: "reason", required: true, maxlength: 500, rows: 3 });
     const go = el("button", { class: danger ? "danger" : "primary" }, verb);
     const cancel = el("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel");
-    const trouble = el("div", { role: "alert" }, problem && problemView(problem, null, true));
+    const trouble = el("div", { role: "alert" }, problem && problemView(problem, { small: true, dialog: true }));
     let running = null; // a dialog that is closed while it acts still answers with what came of it
     const submit = async (event) => {
       event.preventDefault();
@@ -28,7 +28,7 @@ export function confirm({ title, says, reason = null, verb, danger = false, act,
         if (!dialog.open) return;
         const again = onProblem(error);
         if (again) return resolve(confirm({ ...again, problem: error }));
-        trouble.replaceChildren(problemView(error, null, true));
+        trouble.replaceChildren(problemView(error, { small: true, dialog: true }));
         go.disabled = false;
       }
     };

@@ -31,7 +31,7 @@ async function load(version, list) {
     if (flips.length) list.replaceChildren(...flips.map((flip) => pair(flip, version)));
     else list.replaceChildren(el("li", { class: "note" }, `No query of the check is lost by ${version}.`));
   } catch (error) {
-    list.replaceChildren(el("li", {}, problemView(error, () => load(version, list), true)));
+    list.replaceChildren(el("li", {}, problemView(error, { retry: () => load(version, list), small: true })));
   }
 }
 

@@ -67,7 +67,7 @@ function line(job, changed) {
     el("div", { class: "job" }, el("strong", {}, job.kind), el("span", { class: `chip ${job.state}` }, job.state), el("span", { class: "note" }, `${when(job.created)}${took}`), isOpen(job) && cancelButton(job, changed)),
     isOpen(job) && progressBar(job),
     job.message && el("p", { class: "note wrap" }, job.message),
-    job.error && problemView(job.error, null, true),
+    job.error && problemView(job.error, { small: true }),
   );
 }
 

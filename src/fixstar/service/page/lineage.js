@@ -3,7 +3,7 @@ import { call, versionPath } from "./api.js";
 import { byId, el, renew } from "./dom.js";
 import { count, percent, plural, points, when } from "./format.js";
 import { verdictMark } from "./marks.js";
-import { problemView } from "./problem.js";
+import { problemView, stepsView } from "./problem.js";
 import { may } from "./session.js";
 import { badge, tone } from "./tones.js";
 
@@ -78,7 +78,7 @@ function details(name) {
     try {
       place.replaceChildren(...evidence(await call(versionPath(name, "/check"))));
     } catch (error) {
-      place.replaceChildren(problemView(error, load, true));
+      place.replaceChildren(problemView(error, { retry: load, small: true }));
     }
   };
   const shown = el("details", {}, el("summary", { data: { focus: `details ${name}` } }, "What the check found"), place);
@@ -93,6 +93,7 @@ function evidence(check) {
   );
   return [
     el("ul", {}, sentences.map((sentence) => el("li", {}, sentence))),
+    stepsView(check.next_steps) ?? "",
     el("ul", {}, cells),
     el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
   ];

@@ -4,14 +4,14 @@ import { confirm } from "./dialogs.js";
 import { count, plural } from "./format.js";
 
 const NOT_PASSED = { refuse: "Its check refused it: queries would lose.", "missing evidence": "Its check could not decide: evidence is missing." };
-const REFUSED = "Not shown to be compatible"; // the title of the gate's problem
-const MOVED = "The deployment has moved"; // the title where the dialog spoke of a deployment that is not there any more
+const REFUSED = "/problems/not-compatible"; // the gate's problem
+const MOVED = "/problems/deployment-moved"; // the dialog spoke of a deployment that has changed since
 const ENDS = "The backfill that is under way ends; what it has re-embedded stays so.";
 const REASON = "Why deploy it all the same? This is kept in the history.";
 
 /** Starts a check; it goes on as a job. */
-export async function runCheck(version) {
-  await call(versionPath(version, "/check"), { json: {} });
+export async function runCheck(version, rules = {}) {
+  await call(versionPath(version, "/check"), { json: rules });
   return `The check of ${version} was started.`;
 }
 
@@ -28,7 +28,7 @@ export async function deploy({ name, check, unreached }, status, backfilling, mo
   ];
   const act = (force) => move("/v1/deploy", { version: name, force, deployed: status.deployed }, moved);
   const forced = { title: `Deploy ${name} against its check?`, says, reason: REASON, verb: "Deploy all the same", danger: true, act };
-  const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.title === REFUSED ? forced : null) };
+  const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.type === REFUSED ? forced : null) };
   const done = await confirm(passed ? plain : forced);
   return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");
 }
@@ -57,7 +57,7 @@ async function move(path, json, moved) {
   try {
     return await call(path, { json });
   } catch (problem) {
-    if (problem.title === MOVED) moved();
+    if (problem.type === MOVED) moved();
     throw problem;
   }
 }
