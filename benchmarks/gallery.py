@@ -119,13 +119,13 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     one.search("v1", queries[:1])
     report["load_seconds"] = round(time.perf_counter() - start, 2)
     contestants: dict[str, Callable[[Array], Any]] = {
-        "fixstar": lambda batch: one.search("v1", batch, K),
-        "fixstar_filtered": lambda batch: one.search("v1", batch, K, where={"shop": 7}),
+        "fixstar": lambda batch: one.search("v1", batch, k=K),
+        "fixstar_filtered": lambda batch: one.search("v1", batch, k=K, where={"shop": 7}),
         "numpy": numpy_search(vectors),
     }
     if rival := faiss_search(vectors):
         contestants["faiss"] = rival
-    same = [int(hit.id[5:]) for hit in one.search("v1", queries[:1], K)[0]] == contestants["numpy"](queries[:1])[
+    same = [int(hit.id[5:]) for hit in one.search("v1", queries[:1], k=K)[0]] == contestants["numpy"](queries[:1])[
         0
     ].tolist()
     report["same_answer_as_numpy"] = same
@@ -145,7 +145,7 @@ def across_versions(
     """The same vectors as one version and as three, each with a projection of its own."""
     with insert(folder / "three.db", vectors, 3, options.insert)[0] as three:
         three.search("v3", queries[:1])
-        both = {"one_version": one, "three_versions": lambda batch: three.search("v3", batch, K)}
+        both = {"one_version": one, "three_versions": lambda batch: three.search("v3", batch, k=K)}
         singles = [queries[i : i + 1] for i in range(options.singles)]
         return {
             "versions_single_qps": rates(both, singles, options.rounds),
@@ -172,7 +172,7 @@ def approximate(options: argparse.Namespace, folder: Path) -> Figures:
             report[f"while_writing_{'exact' if exact else 'approximate'}"] = waiting(
                 gallery, queries[:1], vectors[: options.insert], exact=exact
             )
-        report["recall_after_writing"] = round(measured_recall(gallery, "v1", queries, K), 4)
+        report["recall_after_writing"] = round(measured_recall(gallery, "v1", queries, k=K), 4)
     return report
 
 
@@ -183,7 +183,7 @@ def beside_bare(
 
     def own(batch: Array, breadth: int) -> list[list[Hit]]:
         hnsw.BREADTH = breadth
-        return gallery.search("v1", batch, K, exact=False)
+        return gallery.search("v1", batch, k=K, exact=False)
 
     def own_rows(batch: Array, breadth: int) -> Any:
         return np.array([[int(hit.id[5:]) for hit in hits] for hits in own(batch, breadth)])
@@ -222,7 +222,7 @@ def search_times(gallery: SqliteGallery, queries: Array, count: int, exact: bool
     times = []
     for i in range(count):
         start = time.perf_counter()
-        gallery.search("v1", queries[i % len(queries)][None], K, exact=exact)
+        gallery.search("v1", queries[i % len(queries)][None], k=K, exact=exact)
         times.append(1000 * (time.perf_counter() - start))
     return times
 
@@ -267,12 +267,12 @@ def filtered(gallery: SqliteGallery, queries: Array, shops: int, options: argpar
     where = {"shop": {"lt": shops}}
     gallery.search("v1", queries[:1], where=where)
     both: dict[str, Callable[[Array], Any]] = {
-        "approximate": lambda batch: gallery.search("v1", batch, K, where, exact=False),
-        "exact": lambda batch: gallery.search("v1", batch, K, where),
+        "approximate": lambda batch: gallery.search("v1", batch, k=K, where=where, exact=False),
+        "exact": lambda batch: gallery.search("v1", batch, k=K, where=where),
     }
     singles = [queries[i : i + 1] for i in range(options.singles)]
     return rates(both, singles, options.rounds) | {
-        "recall": round(measured_recall(gallery, "v1", queries, K, where), 4)
+        "recall": round(measured_recall(gallery, "v1", queries, k=K, where=where), 4)
     }
 
 

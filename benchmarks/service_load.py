@@ -106,7 +106,7 @@ def direct(path: Path, seconds: float, meanwhile: bool = False) -> float:
             version = space.deployed()
             encoder = space.serving.encoder(version)
             vectors = encoder.encode([files[i % IMAGES] for i in range(start, start + BATCH)], form="short")
-            space.gallery.search(version, vectors, K)
+            space.gallery.search(version, vectors, k=K)
 
         def work() -> None:
             time.sleep(seconds / 6)

@@ -227,8 +227,9 @@ EXPORTED = {
         *("Terms", "Upgrade", "create_method"),
     ],
     "fixstar.gallery": [
-        *("Calibration", "Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "PostgresGallery", "QdrantGallery"),
-        *("SqliteGallery", "VersionSpace"),
+        *("Calibration", "Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "Payload", "PostgresGallery"),
+        *("QdrantGallery", "SearchOptions", "SearchRequest", "SearchResult", "SqliteGallery", "Vectors"),
+        *("VersionSpace", "Where"),
         *("calibrated_search", "copy_gallery", "export_version", "fit_calibration", "import_version"),
         *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),
     ],
@@ -237,7 +238,7 @@ EXPORTED = {
         *("lifelong", "replacing", "retraining", "run_scenario", "train_version", "version_features"),
     ],
     "fixstar.workspace": [
-        *("AdaptOptions", "Adapted", "Answer", "BackfillOptions", "Backfilled", "CatalogueItem", "Check", "GateRules"),
+        *("AdaptOptions", "Adapted", "BackfillOptions", "Backfilled", "CatalogueItem", "Check", "GateRules"),
         *("ImageStore", "Indexed", "Move", "Status", "UpgradeOptions", "Workspace", "catalogue", "labelled_items"),
     ],
     "fixstar.training": [

@@ -160,7 +160,7 @@ def _settings(epochs: int, seed: int, device: str) -> Settings:
 def _found(space: Workspace, queries: ImageSet, chosen: NDArray[Any], gallery: ImageSet) -> list[list[Found]]:
     """What v2's queries find among v1's vectors, deployed or not."""
     vectors = space.serving.embed("v2", [np.asarray(queries.images[row]) for row in chosen])
-    hits = space.serving.search_vectors("v2", vectors, DEPTH).hits
+    hits = space.serving.search_vectors("v2", vectors, k=DEPTH).hits
 
     def shown(hit: Hit, row: int) -> Found:
         right = hit.payload["label"] == queries.classes[queries.labels[row]]

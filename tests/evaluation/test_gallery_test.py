@@ -65,6 +65,6 @@ def test_wrong_input_is_named() -> None:
     gallery, _ = store(10)
     with pytest.raises(InputError, match="2 query labels for 3 queries"):
         store_search(gallery, "new", np.eye(8)[:3], np.arange(2), LABEL_OF)
-    forgetful: Any = SimpleNamespace(search=lambda *_: [[]])
+    forgetful: Any = SimpleNamespace(search=lambda *_, **__: [[]])
     with pytest.raises(InputError, match="1 answers to 3 queries"):
         store_search(forgetful, "new", np.eye(8)[:3], np.arange(3), LABEL_OF)

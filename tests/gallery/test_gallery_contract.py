@@ -106,7 +106,7 @@ def test_the_k_nearest_are_those_of_brute_force(gallery: Gallery, k: int) -> Non
     gallery.upsert("v2", [f"{i:04}" for i in range(2000, 3000)], rows[2000:])
     cosines = queries.astype(np.float64) @ rows.T.astype(np.float64)
     for batch in (queries, queries[:1]):
-        for row, hits in zip(cosines, gallery.search("v1", batch, k), strict=False):
+        for row, hits in zip(cosines, gallery.search("v1", batch, k=k), strict=False):
             found, best = [int(hit.id) for hit in hits], np.sort(row)[::-1][:k]
             assert len(set(found)) == len(best)
             np.testing.assert_allclose(row[found], best, atol=1e-6)

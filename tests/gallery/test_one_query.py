@@ -63,10 +63,10 @@ def short_ways(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> list[
 
 def agree(gallery: SqliteGallery, queries: Any, k: int) -> None:
     """Each query alone gets what it gets among the others, and scores are those of exact search."""
-    together = gallery.search("v1", queries, k, exact=False)
-    alone = [gallery.search("v1", query[None], k, exact=False)[0] for query in queries]
+    together = gallery.search("v1", queries, k=k, exact=False)
+    alone = [gallery.search("v1", query[None], k=k, exact=False)[0] for query in queries]
     assert alone == together
-    for found, true in zip(alone, gallery.search("v1", queries, COUNT + 100), strict=True):
+    for found, true in zip(alone, gallery.search("v1", queries, k=COUNT + 100), strict=True):
         scores = {hit.id: hit.score for hit in true}
         assert all(hit.score == scores[hit.id] for hit in found)
         assert found == sorted(found, key=lambda hit: [one.id for one in true].index(hit.id))
@@ -99,7 +99,7 @@ def test_after_random_changes_too(gallery: SqliteGallery, monkeypatch: pytest.Mo
             vectors = some(len(names), 1000 + 100 * seed + step)
             gallery.upsert("v1", names, vectors, [{"n": step}] * len(names))
             held |= set(names)
-            found = [gallery.search("v1", vector[None], 1, exact=False)[0][0].id for vector in vectors]
+            found = [gallery.search("v1", vector[None], k=1, exact=False)[0][0].id for vector in vectors]
             assert found == names
         agree(gallery, queries, 10)
         assert {hit.id for query in queries for hit in gallery.search("v1", query[None], exact=False)[0]} <= held
@@ -116,7 +116,7 @@ def test_what_only_came_is_found(gallery: SqliteGallery, monkeypatch: pytest.Mon
     gallery.upsert("v1", list("abcde"), vectors)
     assert gallery._matrices.exact.rows()["v1"].allowed(None) is None
     agree(gallery, vectors, 10)
-    assert [gallery.search("v1", vector[None], 1, exact=False)[0][0].id for vector in vectors] == list("abcde")
+    assert [gallery.search("v1", vector[None], k=1, exact=False)[0][0].id for vector in vectors] == list("abcde")
     assert taken == [True] * 5 + [False] * 10
 
 
@@ -136,7 +136,7 @@ def test_what_went_is_not_found_after_its_segment_was_written_anew(
 
 def test_equal_scores_come_in_the_order_of_writing(gallery: SqliteGallery) -> None:
     for query in some(COUNT, 1, 2)[:20]:
-        first, second = gallery.search("v1", query[None], 2, exact=False)[0]
+        first, second = gallery.search("v1", query[None], k=2, exact=False)[0]
         assert first.score == second.score
         assert int(second.id) - int(first.id) == COUNT // 2
 

@@ -213,7 +213,7 @@ def test_vectors_closer_than_rounding_come_in_their_true_order(gallery: Postgres
         for store in (memory, gallery):
             store.upsert("v1", [f"{i:03}" for i in range(400)], rows)
         for k in (1, 5, 40):
-            assert gallery.search("v1", rows[:3], k) == memory.search("v1", rows[:3], k)
+            assert gallery.search("v1", rows[:3], k=k) == memory.search("v1", rows[:3], k=k)
 
 
 def test_names_are_only_names() -> None:

@@ -286,5 +286,5 @@ def test_a_full_disk_and_a_missing_driver_are_told(monkeypatch: pytest.MonkeyPat
     assert "no room left" in told
     assert "sesame" not in told
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingExtraError, match=r"\[postgres\]"):
+    with pytest.raises(MissingExtraError, match="needs psycopg"):
         open_gallery("postgresql://me@host/db")

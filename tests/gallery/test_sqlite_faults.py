@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from test_gallery_contract import vectors
 
-from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError
+from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, NextStep
 from fixstar.gallery import MemoryGallery, SqliteGallery, copy_gallery, export_version, import_version, verify_gallery
 from fixstar.gallery.sqlite import file as sqlite_file
 
@@ -268,9 +268,10 @@ def test_every_damaged_item_is_told_and_can_be_deleted(tmp_path: Path, monkeypat
     with SqliteGallery(path) as gallery:
         problems = verify_gallery(gallery)
         assert [problem.split("'")[1] for problem in problems] == sorted([*wrong, "300"])
-        with pytest.raises(DamagedItemError, match=r"'010' of version 'v1'.*fixstar gallery delete") as caught:
+        with pytest.raises(DamagedItemError, match=r"'010' of version 'v1'.*delete it") as caught:
             gallery.get(["009", "010"])
         assert (caught.value.item, caught.value.version) == ("010", "v1")
+        assert caught.value.next_steps == (NextStep("delete-items", {"id": "010"}),)
         monkeypatch.setattr("fixstar.gallery.verification._TOLD", 2)
         assert [*problems[:2], "and 5 more items"] == verify_gallery(gallery)
         assert gallery.delete([*wrong, "300"]) == 7

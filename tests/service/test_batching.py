@@ -65,24 +65,24 @@ def test_many_at_once_are_few_calls_with_the_answers_of_one_by_one(space: Worksp
     queries = [(picture(i), 1 + i % 3, {"label": "hat"} if i % 2 else None) for i in range(48)]
 
     async def together(batcher: QueryBatcher) -> Any:
-        return await asyncio.gather(*(batcher.search(data, k, where, True) for data, k, where in queries))
+        return await asyncio.gather(*(batcher.search(data, k=k, where=where, exact=True) for data, k, where in queries))
 
     found = run(space, together, batch=16, batch_wait=0.05)
     assert sum(sizes) == 48
     assert len(sizes) <= 8
     assert max(sizes) <= 16
     for (data, k, where), one in zip(queries, found, strict=True):
-        truth = space.search([data], k, where)
+        truth = space.search([data], k=k, where=where)
         assert one.version == truth.version
-        assert [hit.id for hit in one.hits] == [hit.id for hit in truth.hits[0]]
-        assert np.allclose([hit.score for hit in one.hits], [hit.score for hit in truth.hits[0]], atol=1e-5)
+        assert [hit.id for hit in one.hits[0]] == [hit.id for hit in truth.hits[0]]
+        assert np.allclose([hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5)
 
 
 def test_one_bad_image_or_filter_fails_alone(space: Workspace) -> None:
     async def together(batcher: QueryBatcher) -> Any:
-        asked = [batcher.search(picture(i), 2, None, True) for i in range(6)]
-        asked.insert(3, batcher.search(picture(9)[:-30], 2, None, True))
-        asked.insert(5, batcher.search(picture(9), 2, {"label": {"near": 1}}, True))
+        asked = [batcher.search(picture(i), k=2, where=None, exact=True) for i in range(6)]
+        asked.insert(3, batcher.search(picture(9)[:-30], k=2, where=None, exact=True))
+        asked.insert(5, batcher.search(picture(9), k=2, where={"label": {"near": 1}}, exact=True))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     found = run(space, together, batch_wait=0.05)
@@ -114,7 +114,7 @@ def test_an_image_that_breaks_the_encoder_fails_alone(space: Workspace, monkeypa
         nonlocal poison
         read = await batcher._intake.read(picture(4), lambda: space.serving.encoder("v1").preprocessing)
         poison = read.pixels
-        asked = [batcher.search(picture(i), 2, None, True) for i in range(8)]
+        asked = [batcher.search(picture(i), k=2, where=None, exact=True) for i in range(8)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     monkeypatch.setattr(LocalEmbedder, "one", fragile)
@@ -160,8 +160,8 @@ def test_too_many_waiting_are_told_to_come_again(space: Workspace, monkeypatch: 
 
 def test_who_gives_up_waiting_disturbs_nobody(space: Workspace, sizes: list[int]) -> None:
     async def work(batcher: QueryBatcher) -> Any:
-        leaving = [asyncio.create_task(batcher.search(picture(i), 2, None, True)) for i in range(5)]
-        staying = [asyncio.create_task(batcher.search(picture(i), 2, None, True)) for i in range(5)]
+        leaving = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(5)]
+        staying = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(5)]
         await asyncio.sleep(0.02)
         for task in leaving:
             task.cancel()
@@ -171,7 +171,7 @@ def test_who_gives_up_waiting_disturbs_nobody(space: Workspace, sizes: list[int]
 
     space.serving.encoder("v1")
     found = run(space, work, batch_wait=0.3)
-    assert all(len(one.hits) == 2 for one in found)
+    assert all(len(one.hits[0]) == 2 for one in found)
     assert sum(sizes) == 5
 
 
@@ -181,7 +181,7 @@ def test_a_deployment_in_between_gives_each_answer_one_version(space: Workspace)
 
     async def work(batcher: QueryBatcher) -> Any:
         async def ask(i: int) -> Any:
-            return i, await batcher.search(picture(i), 3, None, True)
+            return i, await batcher.search(picture(i), k=3, where=None, exact=True)
 
         first = [asyncio.create_task(ask(i)) for i in range(20)]
         await asyncio.sleep(0.02)
@@ -193,8 +193,8 @@ def test_a_deployment_in_between_gives_each_answer_one_version(space: Workspace)
     assert {one.version for i, one in found if i >= 20} == {"v2"}
     for i, one in found:
         vectors = truth[one.version].embed(one.version, [picture(i)])
-        scores = [hit.score for hit in space.gallery.search(one.version, vectors, 3)[0]]
-        assert np.allclose([hit.score for hit in one.hits], scores, atol=1e-5)
+        scores = [hit.score for hit in space.gallery.search(one.version, vectors, k=3)[0]]
+        assert np.allclose([hit.score for hit in one.hits[0]], scores, atol=1e-5)
 
 
 def test_stopping_answers_those_that_wait(space: Workspace) -> None:
@@ -203,7 +203,7 @@ def test_stopping_answers_those_that_wait(space: Workspace) -> None:
         intake = Intake(settings)
         batcher = QueryBatcher(space, settings, Metrics(), intake)
         batcher.start()
-        waiting = [asyncio.create_task(batcher.search(picture(i), 2, None, True)) for i in range(3)]
+        waiting = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(3)]
         await asyncio.sleep(0.3)
         await batcher.stop()
         intake.close()

@@ -37,7 +37,7 @@ def asked(http: TestClient, data: bytes, options: str = "", **form: str) -> Any:
 def test_an_image_finds_what_the_workspace_finds(http: TestClient, space: Workspace) -> None:
     query = picture(3)
     answer = asked(http, query, "?k=4").json()
-    truth = space.search([query], 4)
+    truth = space.search([query], k=4)
     assert answer["version"] == truth.version == "v1"
     assert [(hit["id"], hit["score"]) for hit in answer["hits"]] == [(hit.id, hit.score) for hit in truth.hits[0]]
     assert answer["milliseconds"] > 0
@@ -154,7 +154,7 @@ def test_versions_that_a_query_does_not_reach_are_named(
 
 def test_more_like_this_leaves_the_item_out(http: TestClient, space: Workspace) -> None:
     hits = http.get("/v1/item/similar", params={"id": "hat/1.png", "k": 3}).json()["hits"]
-    assert [hit["id"] for hit in hits] == [hit.id for hit in space.like("hat/1.png", 3).hits[0]]
+    assert [hit["id"] for hit in hits] == [hit.id for hit in space.like("hat/1.png", k=3).hits[0]]
     assert http.get("/v1/item/similar", params={"id": "hat/99.png"}).status_code == 404
 
 

@@ -16,8 +16,8 @@ from fixstar.data import ImageSet, from_arrays, open_images
 from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures, backfill_curve, mixed_gallery_search
 from fixstar.evaluation.trial import Trial
-from fixstar.gallery import Calibration, Gallery, Hit, MemoryGallery, calibrated_search
-from fixstar.workspace import Answer, BackfillOptions, Check, Workspace, catalogue
+from fixstar.gallery import Calibration, Gallery, Hit, MemoryGallery, SearchResult, calibrated_search
+from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
 from fixstar.workspace.backfill.orders import LabelledQueries
 from fixstar.workspace.backfill.prediction import gallery_accuracy, predicted_curve
 from fixstar.workspace.calibrations import _drawn, class_folds, fit_calibrations, tried_curve
@@ -178,7 +178,7 @@ def small_serving(path: Path, gallery: Gallery | None = None) -> Serving:
     return Serving(Registry(path), Rollout(path), gallery)
 
 
-def found(answer: Answer) -> list[str]:
+def found(answer: SearchResult) -> list[str]:
     return [hit.id for hit in answer.hits[0]]
 
 

@@ -13,8 +13,8 @@ from fixstar.cli.options import AsJson, Device, WorkspacePath, print_json
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
-    from fixstar.gallery import Hit
-    from fixstar.workspace import Answer, Workspace
+    from fixstar.gallery import Hit, SearchResult
+    from fixstar.workspace import Workspace
 
 __all__ = ["EXAMPLES", "NAME", "command", "parse_where"]
 
@@ -44,14 +44,16 @@ def command(
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
+    from fixstar.gallery import SearchRequest
     from fixstar.workspace import Workspace
 
+    request = SearchRequest(k, parse_where(where), exact=not approximate, calibrate=not raw)
     with Workspace(workspace, device) as space:
         if like is not None:
-            names, answer = [like], space.like(like, k, parse_where(where), not approximate, not raw)
+            names, answer = [like], space.like(like, request)
         else:
             names = [str(path) for path in images or ()]
-            answer = space.search(list(images or ()), k, parse_where(where), not approximate, not raw)
+            answer = space.search(list(images or ()), request)
         drawn = None if sheet is None else _draw(space, names, answer, like, sheet)
         trained = answer.version in space.versions()
     if as_json:
@@ -108,7 +110,7 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
     )
 
 
-def _print(names: list[str], answer: Answer) -> None:
+def _print(names: list[str], answer: SearchResult) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -133,7 +135,7 @@ def _print(names: list[str], answer: Answer) -> None:
             console.print(table, highlight=False)
 
 
-def _draw(space: Workspace, names: list[str], answer: Answer, like: str | None, path: Path) -> Path:
+def _draw(space: Workspace, names: list[str], answer: SearchResult, like: str | None, path: Path) -> Path:
     """Queries and what was found, as one picture."""
     from fixstar.workspace.search import draw_answer
 

@@ -28,7 +28,7 @@ class Found(Protocol):
 class Searchable(Protocol):
     """A store that can be searched: every ``fixstar.gallery.Gallery`` is one."""
 
-    def search(self, version: str, queries: Floats, k: int = 10) -> Sequence[Sequence[Found]]:
+    def search(self, version: str, queries: Floats, *, k: int = 10) -> Sequence[Sequence[Found]]:
         """The k nearest items of each query [N, width of ``version``], best first."""
 
 
@@ -49,7 +49,7 @@ def store_search(
     hits = np.zeros(len(queries), dtype=np.bool_)
     for start in range(0, len(queries), BLOCK):
         rows = slice(start, start + BLOCK)
-        found = store.search(version, queries[rows], 1)
+        found = store.search(version, queries[rows], k=1)
         if len(found) != len(queries[rows]):
             raise InputError(f"the store gave {len(found)} answers to {len(queries[rows])} queries; one each is needed")
         hits[rows] = [

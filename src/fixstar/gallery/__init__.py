@@ -8,7 +8,19 @@ from fixstar.gallery.opening import open_gallery
 from fixstar.gallery.postgres.gallery import PostgresGallery
 from fixstar.gallery.qdrant.gallery import QdrantGallery
 from fixstar.gallery.sqlite.gallery import SqliteGallery
-from fixstar.gallery.store import Gallery, Hit, IndexState, Item, VersionSpace
+from fixstar.gallery.store import (
+    Gallery,
+    Hit,
+    IndexState,
+    Item,
+    Payload,
+    SearchOptions,
+    SearchRequest,
+    SearchResult,
+    Vectors,
+    VersionSpace,
+    Where,
+)
 from fixstar.gallery.transfer import copy_gallery, export_version, import_version
 from fixstar.gallery.verification import verify_gallery
 
@@ -19,10 +31,16 @@ __all__ = [
     "IndexState",
     "Item",
     "MemoryGallery",
+    "Payload",
     "PostgresGallery",
     "QdrantGallery",
+    "SearchOptions",
+    "SearchRequest",
+    "SearchResult",
     "SqliteGallery",
+    "Vectors",
     "VersionSpace",
+    "Where",
     "calibrated_search",
     "copy_gallery",
     "export_version",

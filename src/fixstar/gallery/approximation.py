@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from fixstar.errors import InputError
-from fixstar.gallery.store import Gallery, Hit, Vectors, Where
+from fixstar.gallery.store import Gallery, Hit, SearchOptions, SearchRequest, Vectors
 
 __all__ = ["measured_recall"]
 
 
-def measured_recall(gallery: Gallery, version: str, queries: Vectors, k: int = 10, where: Where | None = None) -> float:
+def measured_recall(
+    gallery: Gallery,
+    version: str,
+    queries: Vectors,
+    request: SearchRequest | None = None,
+    **options: Unpack[SearchOptions],
+) -> float:
     """The share of the true k nearest that ``search(..., exact=False)`` finds; ``queries`` are [N, width].
 
     Ask with real queries of the version that will ask: recall falls as they drift from the vectors that were stored.
@@ -21,8 +29,9 @@ def measured_recall(gallery: Gallery, version: str, queries: Vectors, k: int = 1
     ...     measured_recall(gallery, "v1", np.eye(2))
     1.0
     """
-    exact = gallery.search(version, queries, k, where)
-    quick = gallery.search(version, queries, k, where, exact=False)
+    wanted = SearchRequest.of(request, **options)
+    exact = gallery.search(version, queries, wanted, exact=True)
+    quick = gallery.search(version, queries, wanted, exact=False)
     there = sum(map(len, exact))
     if not there:
         raise InputError("a recall needs queries that have results; got no queries, or nothing there to find")

@@ -16,7 +16,6 @@ from fixstar.gallery.store import Item, Payload, Vectors
 
 __all__ = [
     "checked_ids",
-    "checked_k",
     "checked_projection",
     "checked_vectors",
     "checked_version",
@@ -172,10 +171,3 @@ def checked_version(version: str, known: Iterable[str]) -> str:
 def unknown_version(version: object, known: Iterable[str]) -> GalleryError:
     """What to say about a version that the gallery does not have."""
     return GalleryError(f"the gallery has no version {version!r} (it has: {', '.join(known) or 'none yet'})")
-
-
-def checked_k(k: int) -> int:
-    """The number of results asked for."""
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise GalleryError(f"k counts results, at least 1; got {k!r}")
-    return int(k)

@@ -8,13 +8,13 @@ p = 1 / (1 + exp(-(slope * cosine + offset))). It rises with the cosine, so with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError
-from fixstar.gallery.store import Gallery, Hit, Vectors, Where
+from fixstar.gallery.store import Gallery, Hit, SearchOptions, SearchRequest, Vectors
 
 __all__ = ["Calibration", "calibrated_search", "fit_calibration"]
 
@@ -91,21 +91,21 @@ def calibrated_search(
     version: str,
     queries: Vectors,
     calibrations: Mapping[str, Calibration],
-    k: int = 10,
-    where: Where | None = None,
-    exact: bool = True,
+    request: SearchRequest | None = None,
+    **options: Unpack[SearchOptions],
 ) -> list[list[Hit]]:
     """The k items of each query that are most probably of its class; the score is that probability.
 
     ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Items
     of versions without one are not found: no probability of theirs is known. Each version searched gives its k nearest,
-    so none that belongs among the best is missing; with ``exact=False`` an index may be asked for them. Versions are
-    searched in the order given: an item that moves from one to a later one meanwhile is found, once.
+    so none that belongs among the best is missing; versions are searched in the order
+    given: an item that moves from one to a later one meanwhile is found, once.
     """
     if not calibrations:
         raise InputError("no version has a calibration, so none would be searched; fit one with fit_calibration")
-    found = {name: gallery.search(version, queries, k, where, versions=[name], exact=exact) for name in calibrations}
-    return [_merged([hits[i] for hits in found.values()], calibrations, k) for i in range(len(queries))]
+    wanted = SearchRequest.of(request, **options)
+    found = {name: gallery.search(version, queries, wanted, versions=[name]) for name in calibrations}
+    return [_merged([hits[i] for hits in found.values()], calibrations, wanted.k) for i in range(len(queries))]
 
 
 def _merged(parts: Sequence[list[Hit]], calibrations: Mapping[str, Calibration], k: int) -> list[Hit]:

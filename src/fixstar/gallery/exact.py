@@ -7,20 +7,19 @@ wait for no change, and no change waits for them: a change is made aside and tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.gallery.arguments import checked_k, checked_vectors, unknown_version
+from fixstar.gallery.arguments import checked_vectors, unknown_version
 from fixstar.gallery.bridging import Bridges
-from fixstar.gallery.filters import payload_test
 from fixstar.gallery.matrix import Rows, all_parsed, parsed
 from fixstar.gallery.ranking import CELLS, Floats, Indices, exact_cosines, first_of_each, paired_cosines
 from fixstar.gallery.segments import Mask
-from fixstar.gallery.store import Hit, Vectors, VersionSpace, Where
+from fixstar.gallery.store import Hit, SearchRequest, Vectors, VersionSpace, Where
 
 __all__ = ["ExactSearch", "RowIndex"]
 
@@ -89,20 +88,15 @@ class ExactSearch:
         self,
         version: str,
         queries: Vectors,
-        k: int,
-        where: Where | None = None,
-        versions: Sequence[str] | None = None,
-        exact: bool = True,
+        request: SearchRequest,
     ) -> list[list[Hit]]:
         """See ``Gallery.search``."""
-        source, k = self._version(version), checked_k(k)
-        indexes, rows = {} if exact else self.indexes, self._rows
-        names = list(self._versions) if versions is None else versions
+        source = self._version(version)
+        indexes, rows = {} if request.exact else self.indexes, self._rows
+        names = list(self._versions) if request.versions is None else request.versions
         known = [self._version(name) for name in dict.fromkeys(names)]
         targets = [target for target in known if target.space.name in rows]  # others came since: they are empty here
         unit_queries = checked_vectors(queries, source.space.width, version)
-        if where is not None:
-            payload_test(where)  # a wrong filter is told even where there is nothing to search
         hits: list[list[Hit]] = []
         for start in range(0, len(unit_queries), QUERIES):
             part = unit_queries[start : start + QUERIES]
@@ -111,7 +105,7 @@ class ExactSearch:
                 for target in targets
                 if len(rows[name := target.space.name])
             ]
-            hits += _nearest(live, len(part), k, where)
+            hits += _nearest(live, len(part), int(request.k), request.where)
         return hits
 
     def _version(self, name: str) -> _Version:

@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.store import Payload, Where
 
-__all__ = ["filter_key", "payload_test"]
+__all__ = ["Payload", "Where", "filter_key", "payload_test"]
 
+Payload = Mapping[str, Any]
+Where = Mapping[str, Any]
 _Test = Callable[[Any], bool]
 _MISSING: Any = object()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from fixstar.gallery.arguments import checked_ids, checked_projection, checked_v
 from fixstar.gallery.draft import Draft
 from fixstar.gallery.exact import ExactSearch
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
+from fixstar.gallery.store import Hit, IndexState, Item, Payload, SearchOptions, SearchRequest, Vectors, VersionSpace
 
 __all__ = ["MemoryGallery"]
 
@@ -92,13 +93,11 @@ class MemoryGallery:
         self,
         version: str,
         queries: Vectors,
-        k: int = 10,
-        where: Where | None = None,
-        versions: Sequence[str] | None = None,
-        exact: bool = True,
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
-        """The k nearest items of each query, best first; always exact, whatever ``exact`` says."""
-        return self._open().search(version, queries, k, where, versions, exact)
+        """The k nearest items of each query, best first; always exact."""
+        return self._open().search(version, queries, SearchRequest.of(request, **options))
 
     def build_index(self, version: str | None = None) -> list[IndexState]:
         """Nothing to do: there is no approximate search here."""

@@ -2,18 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Gallery", "Hit", "IndexState", "Item", "Payload", "Vectors", "VersionSpace", "Where"]
+from fixstar.errors import GalleryError
+from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
+
+__all__ = [
+    "Gallery",
+    "Hit",
+    "IndexState",
+    "Item",
+    "Payload",
+    "SearchOptions",
+    "SearchRequest",
+    "SearchResult",
+    "Vectors",
+    "VersionSpace",
+    "Where",
+]
 
 Vectors = NDArray[np.floating[Any]]
-Payload = Mapping[str, Any]
-Where = Mapping[str, Any]
+
+
+class SearchOptions(TypedDict, total=False):
+    """The fields of ``SearchRequest`` as keyword arguments of a search."""
+
+    k: int
+    where: Where | None
+    exact: bool
+    calibrate: bool
+    versions: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a search asks for.
+
+    k          number of hits per query
+    where      restricts by payload: see ``filters``
+    exact      False lets an approximate index answer where there is one: faster, and a hit may be missing
+    calibrate  rank the vectors of several versions by probability where the deployed version's check allows it;
+               a gallery alone ranks by cosine
+    versions   search only vectors of these versions
+
+    >>> SearchRequest.of(SearchRequest(k=3), exact=False)
+    SearchRequest(k=3, where=None, exact=False, calibrate=True, versions=None)
+    """
+
+    k: int = 10
+    where: Where | None = None
+    exact: bool = True
+    calibrate: bool = True
+    versions: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, (int, np.integer)) or self.k < 1:
+            raise GalleryError(f"k is the number of hits per query, at least 1; got {self.k!r}")
+        if self.where is not None:
+            payload_test(self.where)
+            filter_key(self.where)
+
+    @classmethod
+    def of(cls, request: SearchRequest | None, **options: Unpack[SearchOptions]) -> SearchRequest:
+        """A request with some options replaced."""
+        return cls(**options) if request is None else replace(request, **options) if options else request
 
 
 class Hit(NamedTuple):
@@ -23,6 +81,19 @@ class Hit(NamedTuple):
     score: float
     version: str
     payload: Payload
+
+
+class SearchResult(NamedTuple):
+    """The hits of each query, best first, and the version that embedded the queries.
+
+    Scores are cosines; if ``calibrated``, probabilities that query and item show the same class. ``left_out`` are
+    versions with vectors that these queries cannot reach: no adapter connects their models.
+    """
+
+    version: str
+    hits: list[list[Hit]]
+    left_out: tuple[str, ...] = ()
+    calibrated: bool = False
 
 
 class Item(NamedTuple):
@@ -99,16 +170,12 @@ class Gallery(Protocol):
         self,
         version: str,
         queries: Vectors,
-        k: int = 10,
-        where: Where | None = None,
-        versions: Sequence[str] | None = None,
-        exact: bool = True,
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
-        """The k nearest items of each query [N, width of ``version``], best first.
+        """The k nearest items of each query [N, width of ``version``], best first; scores are exact cosines.
 
-        Among the vectors of all versions, or of ``versions``. ``where`` restricts by payload: see ``filters``. With
-        ``exact=False`` an index may be asked where there is one: faster, and a hit may be missing. Scores are exact
-        cosines either way.
+        ``options`` are those of ``SearchRequest``; they replace what ``request`` says.
         """
 
     def build_index(self, version: str | None = None) -> list[IndexState]:

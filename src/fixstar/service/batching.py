@@ -14,15 +14,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import ImageError
-from fixstar.gallery import Hit
+from fixstar.gallery import SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.filters import filter_key
-from fixstar.gallery.store import Where
 from fixstar.images import Pixels, Preprocessing, read_pixels
 from fixstar.models import Encoder
 from fixstar.service.intake import Intake
@@ -32,22 +31,9 @@ from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 from fixstar.workspace.items import LocalEmbedder
 
-__all__ = ["Found", "QueryBatcher"]
+__all__ = ["QueryBatcher"]
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Found:
-    """The hits of one query, and the version that made its vector; scores are probabilities where ``calibrated``.
-
-    ``left_out`` are versions with vectors that the query does not reach.
-    """
-
-    version: str
-    hits: list[Hit]
-    calibrated: bool = False
-    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,16 +43,15 @@ class _Query:
     data: bytes
     pixels: Pixels
     preprocessing: Preprocessing
-    k: int
-    where: Where | None
-    exact: bool
-    answer: asyncio.Future[Found]
+    request: SearchRequest
+    answer: asyncio.Future[SearchResult]
 
     def alike(self) -> tuple[int, str, bool]:
         """Queries that are equal in this are searched together."""
-        return self.k, "" if self.where is None else filter_key(self.where), self.exact
+        where = self.request.where
+        return self.request.k, "" if where is None else filter_key(where), self.request.exact
 
-    def finish(self, answer: Found | Exception) -> None:
+    def finish(self, answer: SearchResult | Exception) -> None:
         """Hand the answer over, unless nobody waits for it any more."""
         if self.answer.done():
             return
@@ -103,16 +88,19 @@ class QueryBatcher:
         for pool in (self._embedding, self._searching):
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
-    async def search(self, data: bytes, k: int, where: Where | None, exact: bool) -> Found:
+    async def search(
+        self, data: bytes, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+    ) -> SearchResult:
         """The nearest items of an image."""
+        wanted = SearchRequest.of(request, **options)
         if self._inside >= self._settings.waiting:
             self._metrics.refused.inc()
             raise _busy(f"{self._inside} queries are waiting already")
         self._inside += 1
         try:
             read = await self._intake.read(data, lambda: self._encoder()[1].preprocessing)
-            answer: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
-            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, k, where, exact, answer))
+            answer: asyncio.Future[SearchResult] = asyncio.get_running_loop().create_future()
+            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, wanted, answer))
             return await answer
         finally:
             self._inside -= 1
@@ -184,16 +172,15 @@ class QueryBatcher:
             self._batches.release()
 
     async def _answer(self, queries: list[_Query], version: str, vectors: NDArray[np.float32]) -> None:
-        k, where, exact = queries[0].k, queries[0].where, queries[0].exact
         serving = self._workspace.serving
         try:
-            ask = functools.partial(serving.search_vectors, version, vectors, k, where, exact)
+            ask = functools.partial(serving.search_vectors, version, vectors, queries[0].request)
             answer = await _in(self._searching, ask)
         except Exception as error:
             self._fail(queries, error)
             return
         for query, hits in zip(queries, answer.hits, strict=True):
-            query.finish(Found(version, hits, answer.calibrated, answer.left_out))
+            query.finish(answer._replace(hits=[hits]))
 
     def _encoder(self) -> tuple[str, Encoder]:
         version = self._workspace.deployed()

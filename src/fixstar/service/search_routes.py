@@ -9,8 +9,8 @@ import numpy as np
 from fastapi import APIRouter, Depends, File, Form, Query, UploadFile
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from fixstar.gallery import SearchRequest, SearchResult
 from fixstar.geometry import unit
-from fixstar.service.batching import Found
 from fixstar.service.context import Context, Shared
 from fixstar.service.intake import read_upload
 from fixstar.service.item_routes import ItemId, find_item
@@ -76,8 +76,8 @@ async def search(
     wanted = parse_filter(where if where is not None else form_where)
     precise = next((given for given in (exact, form_exact) if given is not None), True)
     data = await read_upload(image, context.settings)
-    found = await context.batcher.search(data, count, wanted, precise)
-    return _told(found, began)
+    answer = await context.batcher.search(data, SearchRequest(count, wanted, precise))
+    return _told(answer, began)
 
 
 @router.post("/search/vector", responses=problems(404))
@@ -103,8 +103,10 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchShape:
         check_filter(query.where)
     row = unit(vector[None] / largest)  # divided first: squares of very large or small numbers do not fit
     count = _count(context, query.k)
-    answer = space.serving.search_vectors(version, row.astype(np.float32), count, query.where, query.exact)
-    return _told(Found(version, answer.hits[0], answer.calibrated, answer.left_out), began)
+    answer = space.serving.search_vectors(
+        version, row.astype(np.float32), SearchRequest(count, query.where, query.exact)
+    )
+    return _told(answer, began)
 
 
 @router.get("/item/similar", responses=problems(404))
@@ -115,8 +117,8 @@ def similar(
     began = time.perf_counter()
     find_item(context, item_id)
     count = _count(context, k or 10)
-    answer = context.workspace.like(item_id, count, parse_filter(where), exact is not False)
-    return _told(Found(answer.version, answer.hits[0], answer.calibrated, answer.left_out), began)
+    answer = context.workspace.like(item_id, SearchRequest(count, parse_filter(where), exact is not False))
+    return _told(answer, began)
 
 
 def _count(context: Context, k: int) -> int:
@@ -126,11 +128,11 @@ def _count(context: Context, k: int) -> int:
     return k
 
 
-def _told(found: Found, began: float) -> SearchShape:
+def _told(answer: SearchResult, began: float) -> SearchShape:
     return SearchShape(
-        version=found.version,
-        hits=list(map(hit_shape, found.hits)),
-        calibrated=found.calibrated,
-        left_out=list(found.left_out),
+        version=answer.version,
+        hits=list(map(hit_shape, answer.hits[0])),
+        calibrated=answer.calibrated,
+        left_out=list(answer.left_out),
         milliseconds=round(1000 * (time.perf_counter() - began), 3),
     )

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fixstar.workspace.deployment import Move
     from fixstar.workspace.gate import GateRules
     from fixstar.workspace.items import CatalogueItem, ImageStore, Indexed, catalogue, labelled_items
-    from fixstar.workspace.search import Answer
     from fixstar.workspace.training import UpgradeOptions
     from fixstar.workspace.workspace import Status, Workspace
 
@@ -28,7 +27,6 @@ _MODULES = {
     "deployment": ("Move",),
     "gate": ("GateRules",),
     "items": ("CatalogueItem", "ImageStore", "Indexed", "catalogue", "labelled_items"),
-    "search": ("Answer",),
     "training": ("UpgradeOptions",),
     "workspace": ("Status", "Workspace"),
 }
@@ -37,7 +35,6 @@ _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "AdaptOptions",
     "Adapted",
-    "Answer",
     "BackfillOptions",
     "Backfilled",
     "CatalogueItem",

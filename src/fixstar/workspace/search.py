@@ -23,15 +23,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GalleryError, ImageError
 from fixstar.evaluation import Found, contact_sheet
-from fixstar.gallery import Calibration, Gallery, Hit, VersionSpace, calibrated_search
-from fixstar.gallery.store import Vectors, Where
+from fixstar.gallery import (
+    Calibration,
+    Gallery,
+    Hit,
+    SearchOptions,
+    SearchRequest,
+    SearchResult,
+    Vectors,
+    VersionSpace,
+    calibrated_search,
+)
 from fixstar.images import ImageSource, Preprocessing, read_pixels
 from fixstar.models import Encoder
 from fixstar.workspace.adapters.maps import VectorAdapter
@@ -42,21 +51,7 @@ from fixstar.workspace.items import ImageStore, LocalEmbedder, ensure_version
 from fixstar.workspace.reachability import Reach
 from fixstar.workspace.registry import Registry
 
-__all__ = ["Answer", "Serving", "Usage", "draw_answer"]
-
-
-class Answer(NamedTuple):
-    """The hits of each query, and the version that made the queries' vectors.
-
-    ``left_out`` are versions with vectors that these queries do not reach: made by a model that was not trained
-    together with theirs, and no adapter between the two is in use. Scores are cosines; where ``calibrated``,
-    probabilities that query and item are of one class.
-    """
-
-    version: str
-    hits: list[list[Hit]]
-    left_out: tuple[str, ...] = ()
-    calibrated: bool = False
+__all__ = ["Serving", "Usage", "draw_answer"]
 
 
 class _Ways(NamedTuple):
@@ -123,50 +118,44 @@ class Serving:
     def search(
         self,
         images: Sequence[ImageSource],
-        k: int = 10,
-        where: Where | None = None,
-        exact: bool = True,
-        calibrate: bool = True,
-    ) -> Answer:
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> SearchResult:
         """The nearest items of each image; see ``search_vectors``."""
         version = self._rollout.current()
-        return self.search_vectors(version, self.embed(version, images), k, where, exact, calibrate)
+        return self.search_vectors(version, self.embed(version, images), request, **options)
 
     def search_vectors(
         self,
         version: str,
         vectors: Vectors,
-        k: int = 10,
-        where: Where | None = None,
-        exact: bool = True,
-        calibrate: bool = True,
-    ) -> Answer:
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> SearchResult:
         """The nearest items of vectors that a version made.
 
-        Where ``calibrations`` apply, and ``calibrate`` does not say otherwise, the most probable ones. Else scores are
-        cosines in the space of the version found, and those of different versions are not on one scale.
+        Where ``calibrations`` apply, and the request asks for them, the most probable ones. Else scores are cosines in
+        the space of the version found, and those of different versions are not on one scale.
         """
-        answer = self._found(version, vectors, k, where, exact, calibrate)
+        answer = self._found(version, vectors, SearchRequest.of(request, **options))
         self._count(answer)
         return answer
 
-    def _found(
-        self, version: str, vectors: Vectors, k: int, where: Where | None, exact: bool, calibrate: bool
-    ) -> Answer:
+    def _found(self, version: str, vectors: Vectors, request: SearchRequest) -> SearchResult:
         ways = self._ways(version)
-        calibrations = self._calibrations(version, ways) if calibrate else {}
+        calibrations = self._calibrations(version, ways) if request.calibrate else {}
         if calibrations:
-            hits = calibrated_search(self.gallery, version, vectors, calibrations, k, where, exact)
+            hits = calibrated_search(self.gallery, version, vectors, calibrations, request)
         elif not ways.adapted:
             among = ways.direct if ways.unreached else None
-            hits = self.gallery.search(version, vectors, k, where, versions=among, exact=exact)
+            hits = self.gallery.search(version, vectors, request, versions=among)
         else:
-            hits = self._search_adapted(ways, version, vectors, k, where, exact)
+            hits = self._search_adapted(ways, version, vectors, request)
         counts = self.gallery.count() if ways.unreached else {}
         left_out = tuple(name for name in ways.unreached if counts.get(name))
-        return Answer(version, hits, left_out, calibrated=bool(calibrations))
+        return SearchResult(version, hits, left_out, calibrated=bool(calibrations))
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: SearchResult) -> None:
         if self._usage is not None:
             self._usage.record(found[0].id for found in answer.hits if found)
 
@@ -213,17 +202,17 @@ class Serving:
                 ways.unreached.append(name)
         return ways
 
-    def _search_adapted(
-        self, ways: _Ways, version: str, vectors: Vectors, k: int, where: Where | None, exact: bool
-    ) -> list[list[Hit]]:
+    def _search_adapted(self, ways: _Ways, version: str, vectors: Vectors, request: SearchRequest) -> list[list[Hit]]:
         """Search where some versions have a space of their own: there with what their adapters make of the queries."""
         parts = [
-            self.gallery.search(name, adapter(vectors), k, where, versions=[name], exact=exact)
+            self.gallery.search(name, adapter(vectors), request, versions=[name])
             for name, adapter in ways.adapted.items()
             if len(vectors)
         ]
-        parts.append(self.gallery.search(version, vectors, k, where, versions=ways.direct, exact=exact))
-        return [_best(chain(*found), k) for found in zip(*parts, strict=True)]  # what may move there was searched last
+        parts.append(self.gallery.search(version, vectors, request, versions=ways.direct))
+        return [
+            _best(chain(*found), request.k) for found in zip(*parts, strict=True)
+        ]  # what may move there was searched last
 
     def close(self) -> None:
         """Close the gallery, and write down what was counted."""
@@ -231,9 +220,7 @@ class Serving:
         if self._usage is not None:
             self._usage.flush()
 
-    def like(
-        self, item: str, k: int = 10, where: Where | None = None, exact: bool = True, calibrate: bool = True
-    ) -> Answer:
+    def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
         """The nearest items of one that is stored, itself left out, by the vector that it was stored with.
 
         Refused where nothing connects the model of that vector with the version deployed.
@@ -242,8 +229,9 @@ class Serving:
         if known is None:
             raise GalleryError(f"the gallery has no item {item!r}")
         self._demand_reached(item, known.version)
-        answer = self._found(known.version, known.vector[None], k + 1, where, exact, calibrate)
-        answer = answer._replace(hits=[[hit for hit in answer.hits[0] if hit.id != item][:k]])
+        wanted = SearchRequest.of(request, **options)
+        answer = self._found(known.version, known.vector[None], SearchRequest.of(wanted, k=wanted.k + 1))
+        answer = answer._replace(hits=[[hit for hit in answer.hits[0] if hit.id != item][: wanted.k]])
         self._count(answer)
         return answer
 
@@ -337,7 +325,7 @@ _THUMBNAIL = Preprocessing(size=(96, 96), mean=(0, 0, 0), std=(1, 1, 1), fit="pa
 
 
 def draw_answer(
-    gallery: Gallery, images: ImageStore, queries: Sequence[str], answer: Answer, stored: bool, path: Path
+    gallery: Gallery, images: ImageStore, queries: Sequence[str], answer: SearchResult, stored: bool, path: Path
 ) -> Path:
     """Draw each query with its hits; a frame is green where labels agree. ``stored`` says that queries are item ids."""
     items = gallery.get([hit.id for hits in answer.hits for hit in hits] + (list(queries) if stored else []))

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
-from fixstar.gallery import Gallery
+from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.address_secrets import without_secret
-from fixstar.gallery.store import Where
 from fixstar.images import ImageSource
 from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder
@@ -34,7 +34,7 @@ from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gal
 from fixstar.workspace.gate import GateRules, check_version
 from fixstar.workspace.items import CatalogueItem, Embedder, ImageStore, Indexed, LocalEmbedder, Store, index_items
 from fixstar.workspace.registry import Registry
-from fixstar.workspace.search import Answer, Serving, Usage
+from fixstar.workspace.search import Serving, Usage
 from fixstar.workspace.training import UpgradeOptions, VersionTraining
 
 __all__ = ["Status", "Workspace", "read_status"]
@@ -157,20 +157,16 @@ class Workspace:
     def search(
         self,
         images: Sequence[ImageSource],
-        k: int = 10,
-        where: Where | None = None,
-        exact: bool = True,
-        calibrate: bool = True,
-    ) -> Answer:
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> SearchResult:
         """The k nearest items of each image, whatever version made their vectors; see ``Serving.search_vectors``."""
         self.deployed()
-        return self.serving.search(images, k, where, exact, calibrate)
+        return self.serving.search(images, request, **options)
 
-    def like(
-        self, item: str, k: int = 10, where: Where | None = None, exact: bool = True, calibrate: bool = True
-    ) -> Answer:
+    def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
         """The k items nearest to a stored one."""
-        return self.serving.like(item, k, where, exact, calibrate)
+        return self.serving.like(item, request, **options)
 
     # --- deployment
 

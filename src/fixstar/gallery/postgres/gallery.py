@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.gallery.arguments import (
     checked_ids,
-    checked_k,
     checked_projection,
     checked_vectors,
     payload_texts,
@@ -22,7 +22,7 @@ from fixstar.gallery.arguments import (
     unknown_version,
 )
 from fixstar.gallery.bridging import Bridges
-from fixstar.gallery.filters import filter_key, payload_test
+from fixstar.gallery.filters import payload_test
 from fixstar.gallery.postgres import index
 from fixstar.gallery.postgres.address import parse_address
 from fixstar.gallery.postgres.connection import READ, WRITE, Pool, require_driver, translated
@@ -39,7 +39,7 @@ from fixstar.gallery.postgres.statements import (
     remove_items,
     write_items,
 )
-from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
+from fixstar.gallery.store import Hit, IndexState, Item, Payload, SearchOptions, SearchRequest, Vectors, VersionSpace
 
 __all__ = ["PostgresGallery"]
 
@@ -142,16 +142,13 @@ class PostgresGallery:
         self,
         version: str,
         queries: Vectors,
-        k: int = 10,
-        where: Where | None = None,
-        versions: Sequence[str] | None = None,
-        exact: bool = True,
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
         """The k nearest items of each query, best first."""
-        k, test = checked_k(k), None if where is None else payload_test(where)
-        if where is not None:
-            filter_key(where)  # refuses what JSON cannot hold
-        narrowed = narrowing(where)
+        wanted = SearchRequest.of(request, **options)
+        k, versions, narrowed = int(wanted.k), wanted.versions, narrowing(wanted.where)
+        test = None if wanted.where is None else payload_test(wanted.where)
         while True:
             known = self._with((version,) if versions is None else (version, *versions))
             source = known[version].space
@@ -162,11 +159,11 @@ class PostgresGallery:
                 self._known = live = all_versions(db)
                 if versions is None and len(live) > len(targets):
                     continue  # a version came since: its bridge is made while nothing is held on the server
-                quick = set() if exact else index.indexed(db)
+                quick = set() if wanted.exact else index.indexed(db)
                 parts: list[Found] = []
                 for (number, space), here in zip(targets, carried, strict=True):
-                    request = Request(space.name, number, space.width, here, k, narrowed, test, number in quick)
-                    parts += nearest(db, request)
+                    asked = Request(space.name, number, space.width, here, k, narrowed, test, number in quick)
+                    parts += nearest(db, asked)
             return merged(parts, len(unit_queries), k)
 
     def _with(self, names: Sequence[str]) -> dict[str, NumberedVersion]:

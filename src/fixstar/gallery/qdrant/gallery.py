@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from fixstar.errors import GalleryError
 from fixstar.gallery.arguments import (
     checked_ids,
-    checked_k,
     checked_projection,
     checked_vectors,
     payload_texts,
@@ -38,14 +37,13 @@ from fixstar.gallery.arguments import (
     unknown_version,
 )
 from fixstar.gallery.bridging import Bridges
-from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.qdrant.index import build_indexes, index_states
 from fixstar.gallery.qdrant.moves import finish_moves, places_of, remove, settle
 from fixstar.gallery.qdrant.points import as_item, lost_name, point_id, point_payload
 from fixstar.gallery.qdrant.reading import listed, newest
-from fixstar.gallery.qdrant.search import Question, at_once, nearest
+from fixstar.gallery.qdrant.search import at_once, nearest
 from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion, connect, qdrant_translated
-from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
+from fixstar.gallery.store import Hit, IndexState, Item, Payload, SearchOptions, SearchRequest, Vectors, VersionSpace
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -182,29 +180,27 @@ class QdrantGallery:
         self,
         version: str,
         queries: Vectors,
-        k: int = 10,
-        where: Where | None = None,
-        versions: Sequence[str] | None = None,
-        exact: bool = True,
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
         """The k nearest items of each query, best first."""
+        wanted = SearchRequest.of(request, **options)
         with self._asking() as server:
             known = server.versions()
-            source, k = _version(known, version).space, checked_k(k)
-            asked = {_version(known, name).space.name for name in (known if versions is None else versions)}
+            source = _version(known, version).space
+            asked = {
+                _version(known, name).space.name for name in (known if wanted.versions is None else wanted.versions)
+            }
             targets = [stored for name, stored in known.items() if name in asked]
             unit_queries = checked_vectors(queries, source.width, version)
-            if where is not None:
-                payload_test(where)
-                filter_key(where)
             if not targets:
                 return [[] for _ in unit_queries]
-            step = at_once(k, max(target.space.width for target in targets))
+            step = at_once(wanted.k, max(target.space.width for target in targets))
             hits: list[list[Hit]] = []
             for start in range(0, len(unit_queries), step):
                 part = unit_queries[start : start + step]
                 carried = {t.space.name: self._bridges.carried(part, source, t.space) for t in targets}
-                hits += nearest(server, carried, targets, Question(k, where, exact, self.ef))
+                hits += nearest(server, carried, targets, wanted, self.ef)
             return hits
 
     def build_index(self, version: str | None = None) -> list[IndexState]:

@@ -79,6 +79,6 @@ def _recall(server: QdrantServer, version: StoredVersion, search: Callable[..., 
         return 1.0
     queries = np.array([record.vector for record in sample], np.float32)
     name = version.space.name
-    true, found = (search(name, queries, _NEAREST, versions=[name], exact=exact) for exact in (True, False))
+    true, found = (search(name, queries, k=_NEAREST, versions=[name], exact=exact) for exact in (True, False))
     shared = sum(len({hit.id for hit in a} & {hit.id for hit in b}) for a, b in zip(true, found, strict=True))
     return shared / sum(map(len, true))

@@ -16,26 +16,17 @@ from fixstar.gallery.filters import payload_test
 from fixstar.gallery.qdrant.points import item_name, item_payload, server_filter, written_as
 from fixstar.gallery.qdrant.server import QdrantServer, StoredVersion
 from fixstar.gallery.ranking import exact_cosines, first_of_each
-from fixstar.gallery.store import Hit, Where
+from fixstar.gallery.store import Hit, SearchRequest
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-__all__ = ["Question", "at_once", "nearest"]
+__all__ = ["at_once", "nearest"]
 
 _SPARE = 8  # asked for beyond k: sees ties, and makes up for an item that is moving
 _MORE = 4
 _NUMBERS = 1 << 22  # components in one answer, which is text
 _QUERIES = 128
-
-
-class Question(NamedTuple):
-    """What is asked of every version; ``ef`` is how widely the index is searched where it may be."""
-
-    k: int
-    where: Where | None
-    exact: bool
-    ef: int
 
 
 class _Found(NamedTuple):
@@ -50,7 +41,11 @@ def at_once(k: int, width: int) -> int:
 
 
 def nearest(
-    server: QdrantServer, carried: dict[str, NDArray[np.float64]], targets: list[StoredVersion], question: Question
+    server: QdrantServer,
+    carried: dict[str, NDArray[np.float64]],
+    targets: list[StoredVersion],
+    request: SearchRequest,
+    ef: int,
 ) -> list[list[Hit]]:
     """The k best of all versions for each query; ``carried`` has the queries [N, width] in each version's space.
 
@@ -61,29 +56,29 @@ def nearest(
     cosines = [np.empty(0, np.float32)]
     for target in targets:
         queries = carried[target.space.name]
-        here = _candidates(server, target, queries.astype(np.float32), question)
+        here = _candidates(server, target, queries.astype(np.float32), request, ef)
         found += here
         vectors = np.array([one.point.vector for one in here], np.float32).reshape(-1, target.space.width)
         query = np.array([one.query for one in here], np.intp)
         cosines.append(exact_cosines(vectors, queries, query, np.arange(len(here))))
     number_of_queries = len(next(iter(carried.values()))) if carried else 0
-    return _merged(found, np.concatenate(cosines), number_of_queries, question.k)
+    return _merged(found, np.concatenate(cosines), number_of_queries, request.k)
 
 
 def _candidates(
-    server: QdrantServer, target: StoredVersion, queries: NDArray[np.float32], question: Question
+    server: QdrantServer, target: StoredVersion, queries: NDArray[np.float32], request: SearchRequest, ef: int
 ) -> list[_Found]:
     """The k best points of one version for each query, and some others."""
     from qdrant_client import models
 
     params = None  # the client's engine searches in full, and warns if it is told how
     if not server.is_engine:
-        params = models.SearchParams(exact=question.exact, hnsw_ef=None if question.exact else question.ef)
-    condition, name = server_filter(question.where), target.space.name
-    test = None if question.where is None else payload_test(question.where)
-    slack = 2e-6 * max(1.0, target.space.width**0.5 / 8) if question.exact else None
+        params = models.SearchParams(exact=request.exact, hnsw_ef=None if request.exact else ef)
+    condition, name = server_filter(request.where), target.space.name
+    test = None if request.where is None else payload_test(request.where)
+    slack = 2e-6 * max(1.0, target.space.width**0.5 / 8) if request.exact else None
     found: list[_Found] = []
-    pending, limit = list(range(len(queries))), question.k + _SPARE
+    pending, limit = list(range(len(queries))), request.k + _SPARE
     while pending:
         requests = [
             models.QueryRequest(
@@ -99,7 +94,7 @@ def _candidates(
         unfinished = []
         for q, points in zip(pending, server.query(target.collection, requests), strict=True):
             passing = points if test is None else [point for point in points if test(item_payload(point, name))]
-            if len(points) == limit and not _is_enough(points, passing, question.k, slack):
+            if len(points) == limit and not _is_enough(points, passing, request.k, slack):
                 unfinished.append(q)
             else:
                 found += [_Found(q, name, point) for point in passing]

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ from fixstar.gallery.sqlite.statements import (
     version_names,
     write_items,
 )
-from fixstar.gallery.store import Hit, IndexState, Item, Payload, Vectors, VersionSpace, Where
+from fixstar.gallery.store import Hit, IndexState, Item, Payload, SearchOptions, SearchRequest, Vectors, VersionSpace
 
 __all__ = ["SqliteGallery"]
 
@@ -145,16 +146,15 @@ class SqliteGallery:
         self,
         version: str,
         queries: Vectors,
-        k: int = 10,
-        where: Where | None = None,
-        versions: Sequence[str] | None = None,
-        exact: bool = True,
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
         """The k nearest items of each query, best first."""
+        wanted = SearchRequest.of(request, **options)
         self._refresh()
-        if not exact:
+        if not wanted.exact:
             self._keeper.look_after()
-        return self._matrices.exact.search(version, queries, k, where, versions, exact)
+        return self._matrices.exact.search(version, queries, wanted)
 
     def build_index(self, version: str | None = None) -> list[IndexState]:
         """Build the HNSW index of a version, or of all, anew; it is saved beside the file, and searches go on."""
