@@ -409,7 +409,7 @@ def test_every_damaged_item_is_named_and_can_be_replaced(gallery: QdrantTestGall
         "'150' of version 'v1': the payload is da",
         "'270' of version 'v1': the payload is mi",
     ]
-    with pytest.raises(DamagedItemError, match=r"'005' of version 'v1'.*delete it") as caught:
+    with pytest.raises(DamagedItemError, match=r"'005' of version 'v1'.*[Dd]elete it") as caught:
         gallery.get(["004", "005"])
     assert (caught.value.item, caught.value.version) == ("005", "v1")
     assert caught.value.next_steps == (NextStep("delete-items", {"id": "005"}),)

@@ -268,7 +268,7 @@ def test_every_damaged_item_is_told_and_can_be_deleted(tmp_path: Path, monkeypat
     with SqliteGallery(path) as gallery:
         problems = verify_gallery(gallery)
         assert [problem.split("'")[1] for problem in problems] == sorted([*wrong, "300"])
-        with pytest.raises(DamagedItemError, match=r"'010' of version 'v1'.*delete it") as caught:
+        with pytest.raises(DamagedItemError, match=r"'010' of version 'v1'.*[Dd]elete it") as caught:
             gallery.get(["009", "010"])
         assert (caught.value.item, caught.value.version) == ("010", "v1")
         assert caught.value.next_steps == (NextStep("delete-items", {"id": "010"}),)
