@@ -22,7 +22,7 @@ from fixstar.data import Augmentation, ImageSet, concatenate, from_arrays
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
 from fixstar.durable import is_vacant, replace_json
 from fixstar.errors import InputError
-from fixstar.evaluation import Found, contact_sheet, is_compatible, side_by_side, update_gain
+from fixstar.evaluation import HitPicture, contact_sheet, is_compatible, side_by_side, update_gain
 from fixstar.gallery import Hit
 from fixstar.methods import Method, create_method
 from fixstar.models.device import resolve_device
@@ -68,7 +68,7 @@ def run_demo(
     matrices: dict[str, NDArray[Any]] = {}
     checks: dict[str, Check] = {}
     deployed: dict[str, str] = {}
-    found: dict[str, list[list[Found]]] = {}
+    found: dict[str, list[list[HitPicture]]] = {}
     chosen = np.random.default_rng(seed).choice(len(queries), SHOWN, replace=False)
     for kind, method in (("compatible", create_method("hoc", lam=0.5)), ("independent", create_method("itm"))):
         say(f"\n{TITLES[kind]} ({method.summary})")
@@ -157,19 +157,19 @@ def _settings(epochs: int, seed: int, device: str) -> Settings:
     )
 
 
-def _found(space: Workspace, queries: ImageSet, chosen: NDArray[Any], gallery: ImageSet) -> list[list[Found]]:
+def _found(space: Workspace, queries: ImageSet, chosen: NDArray[Any], gallery: ImageSet) -> list[list[HitPicture]]:
     """What v2's queries find among v1's vectors, deployed or not."""
     vectors = space.serving.embed("v2", [np.asarray(queries.images[row]) for row in chosen])
     hits = space.serving.search_vectors("v2", vectors, k=DEPTH).hits
 
-    def shown(hit: Hit, row: int) -> Found:
+    def shown(hit: Hit, row: int) -> HitPicture:
         right = hit.payload["label"] == queries.classes[queries.labels[row]]
-        return Found(np.asarray(gallery.images[int(hit.id)]), right)
+        return HitPicture(np.asarray(gallery.images[int(hit.id)]), right)
 
     return [[shown(hit, row) for hit in line] for row, line in zip(chosen.tolist(), hits, strict=True)]
 
 
-def _draw_search(found: dict[str, list[list[Found]]], queries: ImageSet, chosen: NDArray[Any], path: Path) -> None:
+def _draw_search(found: dict[str, list[list[HitPicture]]], queries: ImageSet, chosen: NDArray[Any], path: Path) -> None:
     """Queries drawn at random, searched by v2 among the vectors that v1 left in the gallery."""
     results = {f"found by v2 in v1's gallery, {TITLES[kind].lower()}": rows for kind, rows in found.items()}
     title = "Characters that no model was trained on; six queries drawn at random"

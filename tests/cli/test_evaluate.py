@@ -19,7 +19,6 @@ from fixstar.errors import FixstarError
 from fixstar.evaluation import (
     VersionFeatures,
     cross_test,
-    cross_test_by,
     gallery_query_split,
     sample_pairs,
     verdicts,
@@ -107,7 +106,7 @@ def test_features_of_another_system_in_both_layouts(files: list[str]) -> None:
 @pytest.mark.parametrize("protocol", ["template", "rank3", "knn5", "map", "map10"])
 def test_every_protocol(files: list[str], protocol: str) -> None:
     found = answer(*files, "--protocol", protocol)
-    expected = cross_test_by(protocol, features(), QUERY_LABELS, GALLERY_LABELS)
+    expected = cross_test(features(), QUERY_LABELS, GALLERY_LABELS, protocol)
     assert found["protocol"] == protocol
     assert found["matrix"][1] == expected.matrix[1].tolist()
     assert found["AC"] == expected.summary()["AC"]
@@ -130,7 +129,7 @@ def test_verification_keeps_its_pairs(files: list[str], tmp_path: Path) -> None:
     count = len(labels) // 2 - len(labels) // 2 % 10  # no more than half as many pairs of a kind as images
     pairs = sample_pairs(labels, count, count, 3)
     both = [VersionFeatures(v.name, *2 * (np.concatenate([v.queries, v.gallery]),)) for v in features()]
-    expected = cross_test_by("verification", both, labels, labels, pairs=pairs)
+    expected = cross_test(both, labels, labels, "verification", pairs=pairs)
     assert found["answers"] == 2 * count
     assert found["matrix"][1] == expected.matrix[1].tolist()
     kept = (tmp_path / "pairs.npz").read_bytes()
@@ -211,10 +210,10 @@ def test_a_workspace_with_a_report_and_a_kept_split(shop: Path, tmp_path: Path) 
         assert kept["queries"].tolist() == expected.queries.tolist()
     assert answer(*words, "--seed", "7")["matrix"] == found["matrix"]
     gallery_query_split(np.repeat(np.arange(5), 9)).save(tmp_path / "split.npz")
-    with pytest.raises(FixstarError, match="names image 44 and there are 40"):
+    with pytest.raises(FixstarError, match="image 44, but there are 40"):
         answer(*words)
     gallery_query_split(np.repeat(np.arange(5), 4)).save(tmp_path / "split.npz")
-    with pytest.warns(UserWarning, match="leaves 20 of 40 images out"):
+    with pytest.warns(UserWarning, match="leaves out 20 of 40 images"):
         assert answer(*words)["answers"] == 10
 
 
@@ -231,11 +230,9 @@ def test_a_file_of_pairs_is_no_split(shop: Path, tmp_path: Path) -> None:
     words: list[str | Path] = [shop / "held-out", "-w", shop / "space"]
     answer(*words, "--protocol", "verification", "--pairs-file", path)
     kept = path.read_bytes()
-    with pytest.raises(
-        FixstarError, match=r"holds pairs, not a split.*--protocol verification --pairs-file"
-    ) as refused:
+    with pytest.raises(FixstarError, match=r"holds pairs, not a split") as refused:
         answer(*words, "--split-file", path)
-    assert "save(" not in str(refused.value)
+    assert refused.value.next_steps[1].arguments["pairs_file"] == str(path)
     assert path.read_bytes() == kept
 
 
@@ -280,7 +277,7 @@ def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -
         (["--features", "old.npz"], "'old.npz' is not NAME=FILE.npz"),
         (["--features", "a=old.npz", "--split-file", "s.npz"], "--split-file divides images"),
         (["--features", "a=old-q.npy,old-g.npy"], "say what the images show"),
-        (["--features", "a=old.npz"], "it needs query_labels and gallery_labels.*--labels FILE.npz"),
+        (["--features", "a=old.npz"], "it needs query_labels and gallery_labels"),
         (["--features", "a=old.npz", "--features", "a=new.npz", "--labels", "labels.npz"], "its own name"),
         (["--features", "a=old.npz", "--labels", "labels.npz", "--report", "out"], "a report needs two versions"),
         (["--features", "a=old.npz", "--features", "b=new.npz", "--report", "old.npz"], "is a file"),

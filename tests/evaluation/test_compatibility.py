@@ -170,14 +170,14 @@ def test_one_version_has_accuracy_but_no_compatibility() -> None:
 
 @pytest.mark.parametrize("bad", [[[48.2, 0], [50.0, 51.0]], [[0.5, 0], [-0.1, 0.5]], [[0.5, 0], [np.inf, 0.5]]])
 def test_percent_and_other_values_outside_zero_to_one_are_refused(bad: list[list[float]]) -> None:
-    with pytest.raises(InputError, match="Divide percent by 100"):
+    with pytest.raises(InputError, match="Divide percentages by 100"):
         metrics.summary(bad)
 
 
 def test_gains_refuse_percent() -> None:
-    with pytest.raises(InputError, match="Divide percent by 100"):
+    with pytest.raises(InputError, match="Divide percentages by 100"):
         metrics.update_gain(80.25, 77.86, 86.96)
-    with pytest.raises(InputError, match="Divide percent by 100"):
+    with pytest.raises(InputError, match="Divide percentages by 100"):
         metrics.is_compatible(80.25, 77.86)
     with pytest.raises(InputError, match="NaN"):
         metrics.absolute_gain(np.nan, 0.5)

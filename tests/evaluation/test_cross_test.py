@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility, search
-from fixstar.evaluation.cross_test import VersionFeatures, cross_test
-from fixstar.evaluation.mixed import stored_galleries
+from fixstar.evaluation.cross_test import cross_test
+from fixstar.evaluation.features import VersionFeatures, stored_galleries
 from fixstar.evaluation.search import PROTOCOLS, image_search
 
 Array = NDArray[Any]
@@ -141,9 +141,9 @@ def test_wrong_adapters_are_named() -> None:
     with pytest.raises(InputError, match=r"v1 came as short forms.*without projection"):
         cross_test([short, versions[1]], QUERY_LABELS, GALLERY_LABELS)
     flat = replace(versions[1], adapt=lambda x: x[:, :7])
-    with pytest.raises(InputError, match=r"adapt of version 'v2' made \(40, 7\) of \(40, 15\).*15 components"):
+    with pytest.raises(InputError, match=r"adapt of version 'v2' turned \(40, 15\) into \(40, 7\).*15 components"):
         stored_galleries([versions[0], flat])
-    with pytest.raises(InputError, match=r"adapt of version 'v2' made \(40, 7\) of \(40, 15\).*15 components"):
+    with pytest.raises(InputError, match=r"adapt of version 'v2' turned \(40, 15\) into \(40, 7\).*15 components"):
         cross_test([versions[0], flat], QUERY_LABELS, GALLERY_LABELS)
 
 
@@ -212,12 +212,6 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert cross_test([version], labels, labels, device="auto").matrix[0, 0] == 1
 
 
-def test_another_measure_is_led_to_its_function() -> None:
-    version, labels = VersionFeatures("v1", np.eye(2), np.eye(2)), np.array([0, 1])
-    with pytest.raises(UnknownNameError, match=r"Known: image, template\. Other measures.*cross_test_by\(\"rank5\""):
-        cross_test([version], labels, labels, protocol="rank5")
-
-
 def test_wrong_input_is_named() -> None:
     short, full = make_pair(1, 15, 6)
     with pytest.raises(UnknownNameError, match="unknown protocol 'templates'; did you mean 'template'"):
@@ -226,9 +220,9 @@ def test_wrong_input_is_named() -> None:
         cross_test([], QUERY_LABELS, GALLERY_LABELS)
     with pytest.raises(InputError, match="its own name, got v1, v1"):
         cross_test([full, short], QUERY_LABELS, GALLERY_LABELS)
-    with pytest.raises(InputError, match="7 query labels for 120"):
+    with pytest.raises(InputError, match=r"120 queries .* for 7"):
         cross_test([full], QUERY_LABELS[:7], GALLERY_LABELS)
-    with pytest.raises(InputError, match=r"'v1'.*one width"):
+    with pytest.raises(InputError, match=r"'v1'.*same width"):
         VersionFeatures("v1", full.queries, short.gallery)
     with pytest.raises(InputError, match="short forms of 6 components, got 15"):
         VersionFeatures("v1", full.queries, full.gallery, short.projection)

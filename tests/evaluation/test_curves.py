@@ -14,8 +14,8 @@ from PIL import Image
 
 from fixstar.errors import InputError
 from fixstar.evaluation import compatibility
-from fixstar.evaluation.backfill import BackfillCurve
 from fixstar.evaluation.curves import METRICS, accuracy_curves, backfill_curves, metric_curve, roc_curves
+from fixstar.evaluation.mixed import BackfillCurve
 from fixstar.evaluation.verification import roc
 
 C = np.tril(np.random.default_rng(0).uniform(0.2, 0.6, size=(9, 9)))
@@ -113,7 +113,7 @@ def test_the_file_is_a_png_of_the_figures_size_with_nothing_cut_off(
         (lambda: metric_curve(C, "FC"), "unknown metric 'FC'"),
         (lambda: accuracy_curves({}), "at least one method"),
         (lambda: accuracy_curves({"a": []}), "not empty"),
-        (lambda: accuracy_curves({"a": [50.0]}), "Divide percent by 100"),
+        (lambda: accuracy_curves({"a": [50.0]}), "Divide percentages by 100"),
         (lambda: accuracy_curves({"a": [0.5]}, None, (2,)), "1 to 1 here; got 2"),
         (lambda: backfill_curves({}), "at least one curve"),
         (lambda: backfill_curves({"a": CURVE}, None, {"b": (0, 1)}), "unknown curve 'b'"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fixstar.errors import FixstarError
-from fixstar.evaluation.feature_files import read_features, read_labels
+from fixstar.evaluation.features import read_features, read_labels
 
 Q, G = np.arange(6.0).reshape(3, 2) + 1, np.arange(8.0).reshape(4, 2) + 1
 
@@ -79,12 +79,12 @@ def wrong(folder: Path) -> None:
         ("objects.npy,g.npy", "holds Python objects.*never unpickled"),
         ("objects.npz", "never unpickled"),
         ("words.npy,g.npy", "never unpickled|no NumPy file"),
-        ("hole.npy,g.npy", "1 of 3 rows hold NaN or infinity, the first is row 1"),
+        ("hole.npy,g.npy", "1 of 3 rows contain NaN or infinity, the first is row 1"),
         ("other.npz", "holds features; it needs queries and gallery"),
-        ("narrow.npz", "of one width"),
+        ("narrow.npz", "of the same width"),
         ("cut.npz", "damaged"),
         ("named.npz", "one bare array"),
-        ("q.npy,hidden.npy", "by its content"),
+        ("q.npy,hidden.npy", "content of one of these"),
     ],
 )
 def test_wrong_features_are_named(folder: Path, files: str, message: str) -> None:
@@ -97,7 +97,7 @@ def test_wrong_features_are_named(folder: Path, files: str, message: str) -> Non
     ("files", "message"),
     [
         ("v1.npz", "it needs query_labels and gallery_labels"),
-        ("floats.npy,floats.npy", "query labels .* one integer or string an image"),
+        ("floats.npy,floats.npy", "query labels .* one integer or string per image"),
         ("q.npy,g.npy", r"got float64 of shape \(3, 2\)"),
         ("labels.txt", "neither one FILE.npz nor QUERY_LABELS.npy,GALLERY_LABELS.npy"),
     ],

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fixstar import geometry
 from fixstar.errors import InputError
-from fixstar.evaluation.cross_test import VersionFeatures, cross_test
-from fixstar.evaluation.flips import ClassFlips, flips, found_before_after
+from fixstar.evaluation.cross_test import cross_test
+from fixstar.evaluation.evidence import ClassFlips, flips, found_before_after
+from fixstar.evaluation.features import VersionFeatures
 
 Array = NDArray[Any]
 
@@ -105,7 +106,7 @@ def test_an_adapted_gallery_is_searched_where_it_was_moved() -> None:
 def test_versions_of_different_width_need_a_word() -> None:
     _, (old, _), _, _ = versions(12)
     _, (_, new), _, _ = versions(15)
-    with pytest.raises(InputError, match=r"v2 15, v1 12.*shared_components=True"):
+    with pytest.raises(InputError, match=r"v1 12, v2 15.*shared_components=True"):
         found_before_after([0], old, new)
     rows = found_before_after([5], old, new, shared_components=True)
     assert rows.after[0, 0] == np.argmax(old.gallery @ new.queries[5, :12])
@@ -118,10 +119,10 @@ YES, LABELS = np.array([True, False]), np.array([1, 2])
     ("call", "message"),
     [
         (lambda: flips(YES[:0], YES[:0], LABELS[:0]), "not empty"),
-        (lambda: flips(YES, YES[:1], LABELS), "the same queries"),
-        (lambda: flips(YES, YES, LABELS[:1]), "the same queries"),
+        (lambda: flips(YES, YES[:1], LABELS), "one integer class per query"),
+        (lambda: flips(YES, YES, LABELS[:1]), "one integer class per query"),
         (lambda: flips(YES, YES, LABELS / 2), "one integer class"),  # type: ignore[arg-type]
-        (lambda: flips(YES.astype(float), YES, LABELS), "one bool a query"),
+        (lambda: flips(YES.astype(float), YES, LABELS), "one bool per query"),
         (lambda: found_before_after([80], *versions()[0]), "'v1' has queries 0 to 79; got 80 to 80"),
         (lambda: found_before_after([-1, 2], *versions()[0]), "got -1 to 2"),
         (lambda: found_before_after(YES, *versions()[0]), "query numbers; got bool"),

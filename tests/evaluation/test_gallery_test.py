@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from fixstar import geometry
 from fixstar.errors import InputError
-from fixstar.evaluation import gallery_test
-from fixstar.evaluation.gallery_test import store_search
-from fixstar.evaluation.search import image_search
+from fixstar.evaluation import search
+from fixstar.evaluation.search import image_search, store_search
 from fixstar.gallery import MemoryGallery
 
 Array = NDArray[Any]
@@ -44,7 +43,7 @@ def store(old_items: int) -> tuple[MemoryGallery, Array]:
 @pytest.mark.parametrize("block", [1024, 50])
 @pytest.mark.parametrize("old_items", [0, 25, 40])
 def test_a_store_answers_like_the_search_by_image(old_items: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gallery_test, "BLOCK", block)
+    monkeypatch.setattr(search, "STORE_BLOCK", block)
     gallery, full = store(old_items)
     h = weak(QUERY_LABELS, 8, 4)
     hits = store_search(gallery, "new", geometry.short_form(h, NEW), QUERY_LABELS, LABEL_OF)

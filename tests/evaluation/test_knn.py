@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from sklearn.neighbors import KNeighborsClassifier
 
 from fixstar.errors import InputError
-from fixstar.evaluation.knn import knn_accuracy, knn_classes, knn_hits
-from fixstar.evaluation.search import image_search
+from fixstar.evaluation.search import image_search, knn_accuracy, knn_classes, knn_hits
 
 Array = NDArray[Any]
 
@@ -118,8 +117,8 @@ def test_a_tiny_temperature_does_not_overflow() -> None:
     [
         (lambda: knn_classes(QUERIES, GALLERY, LABELS, 51), "1 to 50 here; got 51"),
         (lambda: knn_classes(QUERIES, GALLERY, LABELS, 0), "got 0"),
-        (lambda: knn_classes(QUERIES, GALLERY, LABELS, 1, 0.0), "above 0 and finite"),
-        (lambda: knn_classes(QUERIES, GALLERY, LABELS, 1, math.inf), "above 0 and finite"),
+        (lambda: knn_classes(QUERIES, GALLERY, LABELS, 1, 0.0), "positive and finite"),
+        (lambda: knn_classes(QUERIES, GALLERY, LABELS, 1, math.inf), "positive and finite"),
         (lambda: knn_classes(QUERIES, GALLERY, LABELS[:3], 1), "3 gallery labels for 50"),
         (lambda: knn_hits(QUERIES, TRUTH[:3], GALLERY, LABELS, 1), "3 query labels for 80"),
     ],

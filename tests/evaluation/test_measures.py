@@ -13,11 +13,10 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from fixstar import geometry
 from fixstar.errors import InputError
-from fixstar.evaluation.cross_test import VersionFeatures, cross_test
+from fixstar.evaluation.cross_test import cross_test, cross_test_cmc, cross_test_scores
 from fixstar.evaluation.evidence import verdicts
-from fixstar.evaluation.measures import cross_test_by, cross_test_cmc, cross_test_scores
-from fixstar.evaluation.pairs import sample_pairs
-from fixstar.evaluation.verification import kfold_accuracy
+from fixstar.evaluation.features import VersionFeatures
+from fixstar.evaluation.verification import kfold_accuracy, sample_pairs
 
 Array = NDArray[Any]
 T, N, M, WIDTH = 3, 60, 36, 9
@@ -50,15 +49,9 @@ def nearest_labels(t: int, k: int) -> Array:
     return np.asarray(GALLERY_LABELS[np.argsort(-cosines(t, k), axis=1)])
 
 
-@pytest.mark.parametrize("protocol", ["image", "template"])
-def test_the_search_protocols_are_those_of_cross_test(protocol: str) -> None:
-    ours = cross_test_by(protocol, SHORT, QUERY_LABELS, GALLERY_LABELS)
-    assert np.array_equal(ours.matrix, cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, protocol).matrix, equal_nan=True)
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_rank_k(k: int) -> None:
-    result = cross_test_by(f"rank{k}", SHORT, QUERY_LABELS, GALLERY_LABELS)
+    result = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, f"rank{k}")
     for cell in CELLS:
         expected = (nearest_labels(*cell)[:, :k] == QUERY_LABELS[:, None]).any(axis=1)
         assert np.array_equal(result.hits[cell], expected)
@@ -68,7 +61,7 @@ def test_rank_k(k: int) -> None:
 
 
 def test_knn() -> None:
-    result = cross_test_by("knn5", SHORT, QUERY_LABELS, GALLERY_LABELS)
+    result = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "knn5")
     for t, k in CELLS:
         weights = KNeighborsClassifier(5).fit(FULL[k].gallery, GALLERY_LABELS).predict_proba(FULL[t].queries)
         clear = np.sort(weights, axis=1)[:, -1] > np.sort(weights, axis=1)[:, -2]  # ties are broken otherwise there
@@ -78,14 +71,14 @@ def test_knn() -> None:
 
 def test_average_precision_leaves_queries_without_a_positive_out() -> None:
     labels = np.where(QUERY_LABELS == 3, 99, QUERY_LABELS)
-    result = cross_test_by("map", SHORT, labels, GALLERY_LABELS)
+    result = cross_test(SHORT, labels, GALLERY_LABELS, "map")
     kept = np.flatnonzero(labels != 99)
     for cell in CELLS:
         expected = [average_precision_score(labels[i] == GALLERY_LABELS, cosines(*cell)[i]) for i in kept]
         assert np.allclose(result.hits[cell], expected)
         assert result.matrix[cell] == pytest.approx(np.mean(expected))
     assert verdicts(result)[1, 0].mean == pytest.approx(result.matrix[1, 0] - result.matrix[0, 0])
-    first = cross_test_by("map1", SHORT, labels, GALLERY_LABELS)
+    first = cross_test(SHORT, labels, GALLERY_LABELS, "map1")
     assert first.matrix[2, 0] == (nearest_labels(2, 0)[kept, 0] == labels[kept]).mean()
 
 
@@ -93,7 +86,7 @@ def test_verification_uses_full_cosines_and_fold_thresholds() -> None:
     both = [VersionFeatures(v.name, v.gallery, v.gallery, v.projection) for v in SHORT]
     pairs = sample_pairs(GALLERY_LABELS, 60, 60)
     scores = cross_test_scores(both, pairs)
-    result = cross_test_by("verification", both, GALLERY_LABELS, GALLERY_LABELS, pairs=pairs)
+    result = cross_test(both, GALLERY_LABELS, GALLERY_LABELS, "verification", pairs=pairs)
     for t, k in CELLS:
         expected = (FULL[t].gallery[pairs.first] * FULL[k].gallery[pairs.second]).sum(axis=1)
         assert np.allclose(scores[t, k], expected, atol=1e-5)
@@ -118,20 +111,20 @@ def test_adapted_galleries_are_searched_where_they_were_moved() -> None:
     plain = VersionFeatures("v2", turn, turn)
     moving = VersionFeatures("v2", turn, turn, adapt=lambda vectors: vectors @ turn)
     labels = np.array([0, 1])
-    assert cross_test_by("rank1", [old, moving], labels, labels).matrix[1, 0] == 1
-    assert cross_test_by("rank1", [old, plain], labels, labels).matrix[1, 0] < 1
+    assert cross_test([old, moving], labels, labels, "rank1").matrix[1, 0] == 1
+    assert cross_test([old, plain], labels, labels, "rank1").matrix[1, 0] < 1
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: cross_test_by("rank", SHORT, QUERY_LABELS, GALLERY_LABELS), "unknown protocol 'rank'.*as in rank5"),
-        (lambda: cross_test_by("rank0", SHORT, QUERY_LABELS, GALLERY_LABELS), "unknown protocol 'rank0'"),
-        (lambda: cross_test_by("images", SHORT, QUERY_LABELS, GALLERY_LABELS), "did you mean 'image'"),
-        (lambda: cross_test_by("map", [], QUERY_LABELS, GALLERY_LABELS), "at least one version"),
-        (lambda: cross_test_by("map", SHORT, QUERY_LABELS + 9, GALLERY_LABELS), "none of the 60 queries"),
-        (lambda: cross_test_by("map", SHORT, QUERY_LABELS[:5], GALLERY_LABELS), "60 queries .* for 5"),
-        (lambda: cross_test_by("verification", SHORT, QUERY_LABELS, GALLERY_LABELS), "needs pairs"),
+        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "rank"), "unknown protocol 'rank'.*as in rank5"),
+        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "rank0"), "unknown protocol 'rank0'"),
+        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "images"), "did you mean 'image'"),
+        (lambda: cross_test([], QUERY_LABELS, GALLERY_LABELS, "map"), "at least one version"),
+        (lambda: cross_test(SHORT, QUERY_LABELS + 9, GALLERY_LABELS, "map"), "none of the 60 queries"),
+        (lambda: cross_test(SHORT, QUERY_LABELS[:5], GALLERY_LABELS, "map"), "60 queries .* for 5"),
+        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "verification"), "needs pairs"),
     ],
 )
 def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.evaluation.backfill import backfill_curve
-from fixstar.evaluation.cross_test import VersionFeatures, cross_test
-from fixstar.evaluation.mixed import mixed_gallery_search, mixed_nearest
+from fixstar.evaluation.cross_test import cross_test
+from fixstar.evaluation.features import VersionFeatures
+from fixstar.evaluation.mixed import backfill_curve, mixed_gallery_search, mixed_nearest
 from fixstar.evaluation.search import PROTOCOLS
 
 Array = NDArray[Any]
@@ -102,7 +102,7 @@ def test_components_that_a_version_lacks_count_as_zero(widths: tuple[int, int], 
     for versions in ([short for short, _ in pairs], [full for _, full in pairs], [pairs[0][0], pairs[1][1]]):
         ways: dict[str, Any] = {"protocol": protocol, "shared_components": True}
         assert mixed_gallery_search(versions, held, QUERY_LABELS, GALLERY_LABELS, **ways).tolist() == expected
-        with pytest.raises(InputError, match=f"v2 {widths[1]}, v1 {widths[0]}.*shared_components=True"):
+        with pytest.raises(InputError, match=f"v1 {widths[0]}, v2 {widths[1]}.*shared_components=True"):
             mixed_gallery_search(versions, held, QUERY_LABELS, GALLERY_LABELS, protocol=protocol)
 
 
@@ -248,21 +248,21 @@ def broken() -> VersionFeatures:
     [
         (lambda: mixed_gallery_search(PAIR, HELD[:3], *LABELS), "each of 36 gallery images"),
         (lambda: mixed_gallery_search(PAIR, HELD[:3], *LABELS, protocol="template"), "each of 36 gallery images"),
-        (lambda: mixed_gallery_search(PAIR, HELD + 2, *LABELS), "0 to 1 here; got 2 to 2"),
+        (lambda: mixed_gallery_search(PAIR, HELD + 2, *LABELS), "0 to 1; got 2 to 2"),
         (lambda: mixed_gallery_search(PAIR, HELD - 1, *LABELS), "got -1 to -1"),
         (lambda: mixed_gallery_search(PAIR, HELD / 1, *LABELS), "one version number"),  # type: ignore[arg-type]
         (lambda: mixed_gallery_search(PAIR, HELD, *LABELS, query_version=2), "query_version.*0 to 1 here; got 2"),
         (lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS[:7], GALLERY_LABELS), "60 queries.*for 7 and 36 labels"),
         (lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS[:0], GALLERY_LABELS), "not empty"),
-        (lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS / 2, GALLERY_LABELS), "one integer an image"),  # type: ignore[arg-type]
-        (lambda: mixed_gallery_search([PAIR[0], broken()], HELD, *LABELS), "'v2' holds NaN"),
-        (lambda: backfill_curve(PAIR[0], broken(), *LABELS, [0.5]), "'v2' holds NaN"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [0, 50]), "got 50. Divide percent by 100"),
+        (lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS / 2, GALLERY_LABELS), "one integer per image"),  # type: ignore[arg-type]
+        (lambda: mixed_gallery_search([PAIR[0], broken()], HELD, *LABELS), "'v2' contains NaN"),
+        (lambda: backfill_curve(PAIR[0], broken(), *LABELS, [0.5]), "'v2' contains NaN"),
+        (lambda: backfill_curve(*PAIR, *LABELS, [0, 50]), "got 50. Divide percentages by 100"),
         (lambda: backfill_curve(*PAIR, *LABELS, [np.nan]), "from 0 to 1, got nan"),
-        (lambda: backfill_curve(*PAIR, *LABELS, []), "not empty"),
+        (lambda: backfill_curve(*PAIR, *LABELS, []), "non-empty"),
         (lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.zeros(36, int)), "each of the 36 gallery rows once"),
         (lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.arange(35)), "each of the 36 gallery rows once"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.arange(36), orders=2), "would be the same"),
+        (lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.arange(36), orders=2), "would be equal"),
         (lambda: backfill_curve(*PAIR, *LABELS, [0.5], orders=0), "at least 1; got 0"),
     ],
 )

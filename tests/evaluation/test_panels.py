@@ -73,7 +73,7 @@ def test_the_file_has_the_size_that_the_figure_says(tmp_path: Path) -> None:
         ({}, "at least one curve a group"),
         ({"hoc": {}}, "at least one curve a group"),
         ({"hoc": {"hoc": []}}, "'hoc' needs a list of fractions, not empty"),
-        ({"hoc": {"hoc": [50.0]}}, "Divide percent by 100"),
+        ({"hoc": {"hoc": [50.0]}}, "Divide percentages by 100"),
     ],
 )
 def test_what_is_no_curve_is_refused(groups: dict[str, dict[str, list[float]]], said: str) -> None:

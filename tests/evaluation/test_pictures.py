@@ -172,7 +172,7 @@ def test_wrong_input_is_named() -> None:
         compatibility_heat_map(SMALL, names=["v1", "v2"])
     with pytest.raises(InputError, match="two versions"):
         compatibility_heat_map([[0.5]])
-    with pytest.raises(InputError, match="Divide percent by 100"):
+    with pytest.raises(InputError, match="Divide percentages by 100"):
         side_by_side({"percent": 100 * SMALL})
     with pytest.raises(InputError, match="at least one"):
         side_by_side({})

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fixstar.errors import InputError
-from fixstar.evaluation.backfill import BackfillCurve, backfill_curve
 from fixstar.evaluation.compatibility import summary
-from fixstar.evaluation.cross_test import CrossTest, VersionFeatures, cross_test
+from fixstar.evaluation.cross_test import CrossTest, cross_test
 from fixstar.evaluation.curves import metric_curve
-from fixstar.evaluation.evidence import cell_evidence, verdicts
-from fixstar.evaluation.flips import flips, found_before_after
-from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries, needed_resamples
+from fixstar.evaluation.evidence import cell_evidence, flips, found_before_after, needed_resamples, verdicts
+from fixstar.evaluation.features import VersionFeatures
+from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
+from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.report_words import backfill_sentence, verdict_sentences
 
 EMPTY = {"img", "meta"}

@@ -196,20 +196,20 @@ ONE = np.array([0, 1])
     ("call", "message"),
     [
         (lambda: nearest(GOOD, np.ones((2, 4))), "3 components and the gallery 4"),
-        (lambda: nearest(GOOD, np.ones((0, 3))), "gallery features.*not empty"),
-        (lambda: nearest(np.ones((0, 3)), GOOD), "query features.*not empty"),
-        (lambda: nearest(np.ones(3), GOOD), "query features are a matrix"),
-        (lambda: nearest(np.array([[np.nan, 1, 1]]), GOOD), "query features hold NaN"),
-        (lambda: nearest(GOOD, GOOD * np.inf), "gallery features hold NaN or infinity"),
+        (lambda: nearest(GOOD, np.ones((0, 3))), "gallery features are a non-empty"),
+        (lambda: nearest(np.ones((0, 3)), GOOD), "query features are a non-empty"),
+        (lambda: nearest(np.ones(3), GOOD), "query features are a non-empty matrix"),
+        (lambda: nearest(np.array([[np.nan, 1, 1]]), GOOD), "query features contain NaN"),
+        (lambda: nearest(GOOD, GOOD * np.inf), "gallery features contain NaN or infinity"),
         (lambda: nearest(GOOD.astype(str), GOOD), "real numbers"),
         (lambda: nearest(GOOD, GOOD, k=3), "1 to 2 here; got 3"),
         (lambda: nearest(GOOD, GOOD, k=0), "got 0"),
         (lambda: nearest(GOOD, GOOD, block=0), "block"),
         (lambda: image_search(GOOD, ONE[:1], GOOD, ONE), "1 query labels for 2 query images"),
         (lambda: template_search(GOOD, ONE, GOOD, np.arange(3)), "3 gallery labels for 2 gallery images"),
-        (lambda: image_search(GOOD, ONE / 2, GOOD, ONE), "one integer an image, got float64"),  # type: ignore[arg-type]
-        (lambda: templates(GOOD, ONE[:, None]), "one integer an image"),
-        (lambda: templates(np.ones((0, 3)), ONE[:0]), "not empty"),
+        (lambda: image_search(GOOD, ONE / 2, GOOD, ONE), "one integer per image, got float64"),  # type: ignore[arg-type]
+        (lambda: templates(GOOD, ONE[:, None]), "one integer per image"),
+        (lambda: templates(np.ones((0, 3)), ONE[:0]), "non-empty"),
     ],
 )
 def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fixstar.errors import InputError
 from fixstar.evaluation import compatibility
-from fixstar.evaluation.seeds import MatrixSpread, Spread, format_spread, summarise, summarise_matrices
+from fixstar.evaluation.compatibility import MatrixSpread, Spread, format_spread, summarise, summarise_matrices
 
 FRACTIONS = st.floats(-1, 1)
 
@@ -66,13 +66,13 @@ def test_text_for_people(spread: Spread, ways: dict[str, int], text: str) -> Non
     ("call", "message"),
     [
         (lambda: summarise([]), "no runs"),
-        (lambda: summarise([{"AC": 0.5}, {"AC": 0.5, "AA": 0.4}]), "run 1 and run 0.*AA only in one"),
-        (lambda: summarise([{"AC": 0.5, "AA": 0.4}, {"AC": 0.5}]), "AA only in one"),
+        (lambda: summarise([{"AC": 0.5}, {"AC": 0.5, "AA": 0.4}]), "run 1 and run 0.*AA is in one of them only"),
+        (lambda: summarise([{"AC": 0.5, "AA": 0.4}, {"AC": 0.5}]), "AA is in one of them only"),
         (lambda: summarise([{"AC": 0.5}, {"AC": np.nan}]), "AC of run 1 is nan"),
         (lambda: summarise([{"gain": None}]), "gain of run 0 is None"),  # type: ignore[dict-item]
         (lambda: summarise_matrices([]), "no runs"),
-        (lambda: summarise_matrices([np.eye(2), np.eye(3)]), r"one shape, got \[\(2, 2\), \(3, 3\)\]"),
-        (lambda: summarise_matrices([[[0.5]], [[np.nan]]]), r"cell \[0, 0\] was measured in some of the 2 runs"),
+        (lambda: summarise_matrices([np.eye(2), np.eye(3)]), r"same shape, got \[\(2, 2\), \(3, 3\)\]"),
+        (lambda: summarise_matrices([[[0.5]], [[np.nan]]]), r"cell \[0, 0\] was measured in only some of the 2 runs"),
     ],
 )
 def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:

@@ -15,13 +15,15 @@ from sklearn.metrics import roc_curve
 from sklearn.metrics.pairwise import cosine_similarity
 
 from fixstar.errors import InputError
-from fixstar.evaluation.pairs import Pairs, draw_pairs, sample_pairs
 from fixstar.evaluation.search import templates
 from fixstar.evaluation.verification import (
+    Pairs,
+    draw_pairs,
     kfold_accuracy,
     mean_templates,
     pair_scores,
     roc,
+    sample_pairs,
     tar_at_far,
     threshold_at_far,
 )
@@ -255,14 +257,14 @@ ONE = Pairs(np.array([0]), np.array([1]), np.array([True]))
         (lambda: tar_at_far(GOOD, KINDS, 1.1), "fraction from 0 to 1, got 1.1"),
         (lambda: tar_at_far(GOOD, KINDS, float("nan")), "fraction from 0 to 1"),
         (lambda: roc(np.array([0.5, np.nan]), KINDS), "NaN or infinity"),
-        (lambda: roc(GOOD[:1], KINDS), "one score and one bool a pair"),
-        (lambda: roc(GOOD, np.array([1, 0])), "one score and one bool a pair"),
+        (lambda: roc(GOOD[:1], KINDS), "one score and one bool per pair"),
+        (lambda: roc(GOOD, np.array([1, 0])), "one score and one bool per pair"),
         (lambda: kfold_accuracy(GOOD, KINDS), "got 10. Draw more pairs"),
         (lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 1), "2 to 4 folds here, got 1"),
         (lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 5), "2 to 4 folds here, got 5"),
         (lambda: pair_scores(np.ones((2, 3)), np.ones((2, 4)), ONE), "3 components and the second 4"),
         (lambda: pair_scores(np.ones((2, 3)), np.ones((1, 3)), ONE), "row 1 of the second features, which have 1"),
-        (lambda: pair_scores(np.full((2, 3), np.nan), np.ones((2, 3)), ONE), "first features hold NaN"),
+        (lambda: pair_scores(np.full((2, 3), np.nan), np.ones((2, 3)), ONE), "first features contain NaN"),
         (lambda: mean_templates(np.ones((2, 3)), np.arange(3)), "3 template labels for 2"),
         (lambda: mean_templates(np.ones((2, 3)), np.arange(2), np.arange(3)), "3 media labels for 2"),
     ],

@@ -18,7 +18,7 @@ from fixstar.benchmarks.catalogue import Benchmark
 from fixstar.benchmarks.plan import changed_settings, file_stem, method_choice
 from fixstar.benchmarks.published import Figure, Row, published
 from fixstar.benchmarks.result import METRICS, RunResult
-from fixstar.evaluation.seeds import Spread, summarise, summarise_matrices
+from fixstar.evaluation.compatibility import Spread, summarise, summarise_matrices
 
 __all__ = ["Comparison", "Line", "Printed", "compare", "read_results"]
 

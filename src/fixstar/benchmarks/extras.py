@@ -11,7 +11,7 @@ import numpy as np
 from fixstar.benchmarks.datasets import dataset
 from fixstar.benchmarks.plan import Run
 from fixstar.data import ImageSet, class_order
-from fixstar.evaluation.pairs import gallery_query_split
+from fixstar.evaluation.verification import gallery_query_split
 from fixstar.models import Encoder
 from fixstar.scenarios import Past, Settings, Validation, train_version
 

@@ -12,9 +12,15 @@ from numpy.typing import NDArray
 from fixstar.benchmarks.catalogue import Benchmark
 from fixstar.benchmarks.datasets import dataset
 from fixstar.data import ImageSet
-from fixstar.evaluation import VersionFeatures, draw_pairs, kfold_accuracy, sample_pairs
-from fixstar.evaluation.measures import cross_test_by, cross_test_scores
-from fixstar.evaluation.pairs import Pairs
+from fixstar.evaluation import (
+    Pairs,
+    VersionFeatures,
+    cross_test,
+    cross_test_scores,
+    draw_pairs,
+    kfold_accuracy,
+    sample_pairs,
+)
 
 __all__ = ["PAIRS_SEED", "Searched"]
 
@@ -59,7 +65,7 @@ class Searched:
         if protocol == "verification-published" and self.drawn is not None:
             return self._published(versions, self.drawn)
         labels = self.queries.labels, self.gallery.labels
-        return cross_test_by(protocol, versions, *labels, pairs=self.pairs, device=device).matrix
+        return cross_test(versions, *labels, protocol, pairs=self.pairs, device=device).matrix
 
     def _published(self, versions: Sequence[VersionFeatures], pairs: Pairs) -> NDArray[np.float64]:
         matrix = np.full((len(versions), len(versions)), np.nan)

@@ -11,7 +11,7 @@ from fixstar.benchmarks.comparison import Comparison, Line
 from fixstar.benchmarks.plan import SETTINGS
 from fixstar.benchmarks.published import Figure
 from fixstar.benchmarks.result import RunResult
-from fixstar.evaluation.seeds import format_spread
+from fixstar.evaluation.compatibility import format_spread
 
 __all__ = ["figure_text", "markdown", "parts_of", "put_section", "table_of", "what_differs"]
 

@@ -81,8 +81,7 @@ def command(
     A cross-test is compatible, incompatible (x) or not decided (?), by paired bootstrap over the queries.
     """
     from fixstar.cli.evaluation_input import from_files, require_two_classes
-    from fixstar.evaluation import compatibility_heat_map, cross_test_by, verdicts
-    from fixstar.evaluation.report import needed_resamples
+    from fixstar.evaluation import compatibility_heat_map, cross_test, needed_resamples, verdicts
     from fixstar.evaluation.trial import searchable, trial_of_images
 
     resamples = needed_resamples(confidence)
@@ -102,7 +101,7 @@ def command(
         require_two_classes(images.classes, str(data))
         embed = partial(space.features, device=device, progress=not as_json)
         given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
-    result = cross_test_by(protocol, *given.images, pairs=given.pairs, shared_components=given.shared_components)
+    result = cross_test(*given.images, protocol, pairs=given.pairs, shared_components=given.shared_components)
     clusters = given.answered(protocol) if by_class else None
     judged = partial(verdicts, confidence=confidence, resamples=resamples, clusters=clusters)
     evidence: Evidence = judged(result) if len(result.names) > 1 else {}
@@ -138,9 +137,9 @@ def _check_source(
 def _check_protocol(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
     """Refuse an unknown protocol, and a file that this one would neither read nor write: its user believes it kept."""
     from fixstar.errors import InputError
-    from fixstar.evaluation.measures import check_measure
+    from fixstar.evaluation.cross_test import check_protocol
 
-    check_measure(protocol)
+    check_protocol(protocol)
     if pairs_file is not None and protocol != "verification":
         raise InputError(
             f"--pairs-file {pairs_file} keeps the pairs of verification, and --protocol {protocol} draws none. Add "

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fixstar.errors import DataError, InputError
-from fixstar.evaluation.cross_test import VersionFeatures
-from fixstar.evaluation.feature_files import LabelFile, read_features, read_labels
+from fixstar.evaluation.features import LabelFile, VersionFeatures, read_features, read_labels
 from fixstar.evaluation.trial import Trial, counted, kept_pairs, with_vectors
 
 __all__ = ["from_files", "require_two_classes"]
@@ -18,7 +17,7 @@ __all__ = ["from_files", "require_two_classes"]
 def from_files(
     features: Sequence[str], labels: str | None, protocol: str, seed: int, pairs_file: Path | None, shared: bool
 ) -> Trial:
-    """Versions of any system, given as NAME=FILES; see ``fixstar.evaluation.feature_files``."""
+    """Versions of any system, given as NAME=FILES; see ``fixstar.evaluation.features``."""
     named = [_named(word) for word in features]
     versions = [read_features(name, files) for name, files in named]
     seen = ", ".join(f"{version.name} {version.width}" for version in versions)

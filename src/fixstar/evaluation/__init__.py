@@ -1,47 +1,78 @@
 """Evaluation: search and verification, the cross-test between versions, evidence, metrics, pictures and reports.
 
-NumPy in, NumPy out: nothing here needs torch to start.
+NumPy in, NumPy out: importing it loads no torch.
 """
 
-from fixstar.evaluation.backfill import BackfillCurve, backfill_curve
 from fixstar.evaluation.compatibility import (
+    MatrixSpread,
+    Spread,
     absolute_gain,
     average_accuracy,
     average_compatibility,
     average_compatibility_accuracy,
     backward_compatibility,
     compatible_cells,
+    format_spread,
     forward_compatibility,
     is_compatible,
     multi_model_compatible,
+    summarise,
+    summarise_matrices,
     summary,
     update_gain,
 )
-from fixstar.evaluation.contact_sheet import Found, contact_sheet
-from fixstar.evaluation.cross_test import CrossTest, VersionFeatures, cross_test
+from fixstar.evaluation.contact_sheet import HitPicture, contact_sheet
+from fixstar.evaluation.cross_test import MEASURES, CrossTest, cross_test, cross_test_cmc, cross_test_scores
 from fixstar.evaluation.curves import accuracy_curves, backfill_curves, metric_curve, roc_curves
-from fixstar.evaluation.evidence import CellEvidence, Difference, cell_evidence, paired_bootstrap, verdicts
-from fixstar.evaluation.feature_files import LabelFile, read_features, read_labels
-from fixstar.evaluation.flips import ClassFlips, Flips, FoundRows, flips, found_before_after
-from fixstar.evaluation.identification import cmc, open_set_hits, rank_hits, tpir_at_fpir
-from fixstar.evaluation.knn import knn_accuracy, knn_classes, knn_hits
-from fixstar.evaluation.measures import MEASURES, cross_test_by, cross_test_cmc, cross_test_scores
-from fixstar.evaluation.mixed import mixed_gallery_search, mixed_nearest
-from fixstar.evaluation.pairs import Pairs, Split, draw_pairs, gallery_query_split, sample_pairs
+from fixstar.evaluation.evidence import (
+    CellEvidence,
+    ClassFlips,
+    Difference,
+    Flips,
+    FoundRows,
+    cell_evidence,
+    flips,
+    found_before_after,
+    needed_resamples,
+    paired_bootstrap,
+    verdicts,
+)
+from fixstar.evaluation.features import LabelFile, VersionFeatures, read_features, read_labels
+from fixstar.evaluation.mixed import BackfillCurve, backfill_curve, mixed_gallery_search, mixed_nearest
 from fixstar.evaluation.panels import accuracy_panels
 from fixstar.evaluation.pictures import compatibility_heat_map, side_by_side
 from fixstar.evaluation.report import LostQuery, RateTable, Report, Thumbnails, lost_queries
-from fixstar.evaluation.retrieval import MeanAveragePrecision, average_precisions, mean_average_precision
-from fixstar.evaluation.search import PROTOCOLS, image_search, nearest, template_search, templates
-from fixstar.evaluation.seeds import MatrixSpread, Spread, format_spread, summarise, summarise_matrices
+from fixstar.evaluation.search import (
+    PROTOCOLS,
+    MeanAveragePrecision,
+    average_precisions,
+    cmc,
+    image_search,
+    knn_accuracy,
+    knn_classes,
+    knn_hits,
+    mean_average_precision,
+    nearest,
+    rank_hits,
+    store_search,
+    template_search,
+    templates,
+)
 from fixstar.evaluation.verification import (
     FoldAccuracy,
+    Pairs,
+    Split,
+    draw_pairs,
+    gallery_query_split,
     kfold_accuracy,
     mean_templates,
+    open_set_hits,
     pair_scores,
     roc,
+    sample_pairs,
     tar_at_far,
     threshold_at_far,
+    tpir_at_fpir,
 )
 
 __all__ = [
@@ -54,8 +85,8 @@ __all__ = [
     "Difference",
     "Flips",
     "FoldAccuracy",
-    "Found",
     "FoundRows",
+    "HitPicture",
     "LabelFile",
     "LostQuery",
     "MatrixSpread",
@@ -83,7 +114,6 @@ __all__ = [
     "compatible_cells",
     "contact_sheet",
     "cross_test",
-    "cross_test_by",
     "cross_test_cmc",
     "cross_test_scores",
     "draw_pairs",
@@ -106,6 +136,7 @@ __all__ = [
     "mixed_nearest",
     "multi_model_compatible",
     "nearest",
+    "needed_resamples",
     "open_set_hits",
     "pair_scores",
     "paired_bootstrap",
@@ -116,6 +147,7 @@ __all__ = [
     "roc_curves",
     "sample_pairs",
     "side_by_side",
+    "store_search",
     "summarise",
     "summarise_matrices",
     "summary",

@@ -1,17 +1,22 @@
-"""The papers' metrics of a compatibility matrix: pure functions of numbers.
+"""The papers' metrics of a compatibility matrix, and their mean and deviation over several runs.
 
 C[t, k] is the accuracy M with queries by version t and gallery by version k (eq. 7 of HOC). The diagonal
 holds the **self-tests**, the cells below it the **cross-tests**. Cells above it (an old query model on a newer gallery)
-are ignored, whatever they hold. Version t is **compatible** with an older version k when C[t, k] > C[k, k], strictly
-(eq. 6).
+are ignored. Version t is **compatible** with an older version k when C[t, k] > C[k, k], strictly (eq. 6).
 
-One unit everywhere: fractions from 0 to 1. Percent is refused, never guessed; 0 is a value, never "missing".
-``up_to=tau`` takes the first tau versions only: AC_tau, AA_tau, BC(t) of the papers.
+All values are fractions from 0 to 1. Percentages are rejected; 0 is a value and never means "missing".
+``up_to=tau`` uses the first tau versions only: AC_tau, AA_tau, BC(t) of the papers.
+
+Report several runs where you can: over 20 runs CoReS reports AC 0.51 with a deviation of 0.10. Runs may differ in seed,
+class order or both; say which. The deviation is that of a single run (divisor n - 1), not the error of the mean.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,15 +25,20 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import InputError
 
 __all__ = [
+    "MatrixSpread",
+    "Spread",
     "absolute_gain",
     "average_accuracy",
     "average_compatibility",
     "average_compatibility_accuracy",
     "backward_compatibility",
     "compatible_cells",
+    "format_spread",
     "forward_compatibility",
     "is_compatible",
     "multi_model_compatible",
+    "summarise",
+    "summarise_matrices",
     "summary",
     "update_gain",
 ]
@@ -59,10 +69,10 @@ def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
 
 
 def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """ACA: the accuracy of the compatible cross-tests, the others counting as zero (section 5.1 of HOC).
+    """ACA: the mean accuracy of cross-tests, incompatible ones counting as zero (section 5.1 of HOC).
 
-    2 / (T(T-1)) * sum of C[t, k] where C[t, k] > C[k, k]. The formula as printed lost its factor C[t, k] and would
-    repeat AC; the tables (ACA 39.25 where AC is 1.00) show that it belongs there.
+    2 / (T(T-1)) * sum of C[t, k] where C[t, k] > C[k, k]. The printed formula lacks the factor C[t, k] and
+    would repeat AC; the tables (ACA 39.25 where AC is 1.00) show that it belongs there.
 
     >>> average_compatibility_accuracy([[0.30, 0], [0.35, 0.50]])
     0.35
@@ -73,9 +83,9 @@ def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) ->
 
 
 def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """BC: mean over k of C[T, k] - C[k, k]: what the last version gains on every older gallery (eq. 5 of CL2R).
+    """BC: mean over k of C[T, k] - C[k, k]: the gain of the last version on older galleries (eq. 5 of CL2R).
 
-    Below zero the newer model has forgotten. ``up_to=t`` is BC(t), the same for version t.
+    Negative values mean forgetting. ``up_to=t`` gives BC(t).
 
     >>> round(backward_compatibility([[0.30, 0], [0.35, 0.50]]), 4)
     0.05
@@ -85,9 +95,9 @@ def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
 
 
 def forward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
-    """FC: mean over k of C[k, k-1] - C[k, k]: what keeping the previous gallery costs (eq. 6 of CL2R).
+    """FC: mean over k of C[k, k-1] - C[k, k]: the cost of keeping the previous gallery (eq. 6 of CL2R).
 
-    From zero upwards, re-embedding the gallery would on average not help.
+    At zero or above, re-embedding the gallery would not help on average.
 
     >>> round(forward_compatibility([[0.30, 0], [0.35, 0.50]]), 4)
     -0.15
@@ -109,8 +119,8 @@ def is_compatible(cross: float, old: float) -> bool:
 def update_gain(cross: float, old: float, new: float) -> float | None:
     """(cross - old) / (new - old): the share of a full re-embedding's gain that comes without one (eq. 9 of BCT).
 
-    ``new`` is the self-test of the best new model, the paragon phi*. None where the gain means nothing: the criterion
-    fails (cross <= old), or re-embedding gains nothing (new <= old).
+    ``new`` is the self-test of the best new model, the paragon phi*. None where the gain is meaningless: the
+    criterion fails (cross <= old), or re-embedding gains nothing (new <= old).
 
     >>> update_gain(0.375, 0.25, 0.50)
     0.5
@@ -147,14 +157,12 @@ def compatible_cells(C: ArrayLike) -> NDArray[np.bool_]:
 
 
 def multi_model_compatible(C: ArrayLike) -> bool:
-    """Whether every version is compatible with every older one (eq. 5 of CoReS): AC = 1.
+    """Whether every version is compatible with every older one (eq. 5 of CoReS), that is AC = 1.
 
     >>> multi_model_compatible([[0.30, 0], [0.35, 0.50]])
     True
     """
-    matrix = _with_cross_tests(C)
-    T = len(matrix)
-    return int(compatible_cells(matrix).sum()) == T * (T - 1) // 2
+    return average_compatibility(C) == 1
 
 
 def summary(C: ArrayLike) -> dict[str, float]:
@@ -172,12 +180,80 @@ def summary(C: ArrayLike) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample deviation of one metric; ``deviation`` is None for a single run."""
+
+    mean: float
+    deviation: float | None
+    runs: int
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixSpread:
+    """Mean and sample deviation of each cell, [T, T]; NaN where no run has a value."""
+
+    mean: Matrix
+    deviation: Matrix | None
+    runs: int
+
+
+def summarise(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """The spread of every metric over the runs' summaries. All runs must have the same metrics.
+
+    >>> summarise([{"AC": 0.5, "AA": 0.25}, {"AC": 1.0, "AA": 0.25}])["AA"]
+    Spread(mean=0.25, deviation=0.0, runs=2)
+    """
+    if not runs:
+        raise InputError("no runs to summarise; pass at least one summary")
+    for number, run in enumerate(runs):
+        if odd := sorted(run.keys() ^ runs[0].keys()):
+            raise InputError(f"run {number} and run 0 have different metrics: {', '.join(odd)} is in one of them only")
+    return {name: _spread(name, [run[name] for run in runs]) for name in runs[0]}
+
+
+def summarise_matrices(matrices: Sequence[ArrayLike]) -> MatrixSpread:
+    """Mean and deviation of each cell over runs with matrices of the same shape.
+
+    NaN means not measured, and all runs must agree on that: a mean of some runs would look like a mean of all.
+
+    >>> summarise_matrices([[[0.25, np.nan], [0.5, 0.5]], [[0.75, np.nan], [0.5, 1.0]]]).mean
+    array([[0.5 ,  nan],
+           [0.5 , 0.75]])
+    """
+    if not len(matrices):
+        raise InputError("no runs to summarise; pass at least one matrix")
+    arrays = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise InputError(f"the matrices of all runs must have the same shape, got {sorted(shapes)}")
+    stack = np.stack(arrays)
+    missing = np.isnan(stack)
+    if partly := np.argwhere(missing.any(axis=0) & ~missing.all(axis=0)).tolist():
+        raise InputError(f"cell {partly[0]} was measured in only some of the {len(stack)} runs; leave out the others")
+    deviation = stack.std(axis=0, ddof=1) if len(stack) > 1 else None
+    return MatrixSpread(stack.mean(axis=0), deviation, len(stack))
+
+
+def format_spread(spread: Spread, *, percent: bool = True, digits: int = 1) -> str:
+    """Mean and deviation as text: percent with one digit, as in the tables; ``percent=False, digits=2`` suits AC.
+
+    >>> format_spread(Spread(0.479, 0.0058, 3))
+    '47.9 ± 0.6'
+    >>> format_spread(Spread(0.51, 0.1, 20), percent=False, digits=2), format_spread(Spread(0.479, None, 1))
+    ('0.51 ± 0.10', '47.9')
+    """
+    unit = 100 if percent else 1
+    mean = f"{unit * spread.mean:z.{digits}f}"
+    return mean if spread.deviation is None else f"{mean} ± {unit * spread.deviation:.{digits}f}"
+
+
 def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:
     """The first ``up_to`` versions of C, checked, with zeros above the diagonal."""
     try:
         matrix: Matrix = np.asarray(C, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"a compatibility matrix holds numbers, T rows of T; got {C!r}") from error
+        raise InputError(f"a compatibility matrix is T rows of T numbers; got {C!r}") from error
     T = matrix.shape[0] if matrix.ndim else 0
     if T == 0 or matrix.shape != (T, T):
         raise InputError(f"a compatibility matrix is square, [T, T] with T >= 1; got shape {matrix.shape}")
@@ -194,15 +270,20 @@ def _with_cross_tests(C: ArrayLike, up_to: int | None = None) -> Matrix:
     """``_lower_triangle``, with at least one cell below the diagonal."""
     matrix = _lower_triangle(C, up_to)
     if len(matrix) < 2:
-        raise InputError("compatibility needs two versions or more; one version has only its self-test")
+        raise InputError("compatibility needs at least two versions; one version has only its self-test")
     return matrix
 
 
 def _require_fractions(values: NDArray[Any]) -> None:
     if np.isnan(values).any():
-        raise InputError(
-            "a self-test or cross-test is NaN: it was not measured. up_to=tau takes the first tau versions"
-        )
+        raise InputError("a self-test or cross-test is NaN (not measured); up_to=tau uses the first tau versions only")
     outside = values[(values < 0) | (values > 1)]
     if outside.size:
-        raise InputError(f"accuracies are fractions from 0 to 1, got {outside[0]:g}. Divide percent by 100")
+        raise InputError(f"accuracies are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100")
+
+
+def _spread(name: str, values: Sequence[float]) -> Spread:
+    if wrong := [number for number, value in enumerate(values) if value is None or not math.isfinite(value)]:
+        raise InputError(f"{name} of run {wrong[0]} is {values[wrong[0]]}: not measured. Leave out that run")
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Spread(float(np.mean(values)), deviation, len(values))

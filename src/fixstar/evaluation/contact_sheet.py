@@ -14,13 +14,13 @@ from fixstar.evaluation.pictures import DPI, GREY, INK
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Found", "contact_sheet"]
+__all__ = ["HitPicture", "contact_sheet"]
 
 RIGHT, WRONG = "#1d7a3e", "#b3261e"
 CELL, GAP, BAND, HEAD = 0.62, 0.10, 0.42, 0.62  # inches: a picture, between pictures, between groups, above all
 
 
-class Found(NamedTuple):
+class HitPicture(NamedTuple):
     """One hit: its pixels [H, W] or [H, W, C], and whether it is of the query's class."""
 
     pixels: NDArray[Any]
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 def contact_sheet(
     queries: Sequence[NDArray[Any]],
-    results: Mapping[str, Sequence[Sequence[Found]]],
+    results: Mapping[str, Sequence[Sequence[HitPicture]]],
     path: str | Path | None = None,
     title: str = "",
 ) -> Figure:

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility
-from fixstar.evaluation.backfill import BackfillCurve
 from fixstar.evaluation.heat_map_layout import TEXT, TITLE
+from fixstar.evaluation.mixed import BackfillCurve
 from fixstar.evaluation.pictures import DPI, GREY, INK
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def checked_series(name: str, values: ArrayLike) -> Floats:
     if array.ndim != 1 or not len(array):
         raise InputError(f"{name!r} needs a list of fractions, not empty; got shape {array.shape}")
     if (np.abs(array[~np.isnan(array)]) > 1).any():
-        raise InputError(f"{name!r} holds values beyond -1 to 1; curves take fractions. Divide percent by 100")
+        raise InputError(f"{name!r} holds values beyond -1 to 1; curves take fractions. Divide percentages by 100")
     return array
 
 

@@ -1,28 +1,32 @@
-"""Is a cross-test better than the old self-test, or is it luck with the queries? Paired bootstrap over queries.
+"""Is a cross-test better than the old self-test, or was it chance? Paired bootstrap over queries, and flips.
 
-Both searches answer the same queries, so it is their difference, query by query, that is resampled. For hits it is -1,
-0 or 1: drawing N rows with replacement then means drawing three counts from one multinomial, which is the same
-experiment and costs the same for a thousand queries and for millions.
+Both searches answer the same queries, so the difference per query is resampled. For hits it is -1, 0 or 1: drawing N
+rows with replacement then means drawing three counts from one multinomial, which costs the same for a thousand queries
+and for millions.
 
 **The interval** is the percentile interval, with its tails widened as a t interval is (Hesterberg, "What Teachers
 Should Know About the Bootstrap", 2015). BCa corrects bias and skewness; a mean difference has no bias and hardly any
-skewness. What fails in practice is the width with few clusters (ten classes), and that the t factor repairs. With
+skewness. What fails in practice is the width with few clusters (ten classes), which the t factor corrects. With
 hundreds of queries it is the plain percentile interval.
 
 **The verdict** follows eq. 6 of HOC, which is strict: "compatible" where the interval lies above 0, "incompatible"
-where no part of it does. Otherwise "not decided", and also where so few queries (or clusters) changed at all that even
-unanimous ones would be no evidence: n coins agree with probability 2^(1-n), so 95 % needs six.
+where no part of it does, and "not decided" otherwise. It is also "not decided" if so few queries (or clusters) changed
+that even unanimous ones would prove nothing: n coins agree with probability 2^(1-n), so 95 % needs six.
 
-It speaks of other queries of the same kind. The gallery stays as it is, and so do the weights: the spread between
-training runs is ``fixstar.evaluation.seeds``.
+It generalises to other queries of the same kind, with the gallery and the weights fixed. For the spread between
+training runs see ``summarise``.
+
+A **negative flip** is a query that was right before the upgrade and is wrong after it. Two versions of equal accuracy
+may differ in many queries, and users notice those they lose. Before is the self-test of the gallery's version,
+``hits[k, k]``; after is the cross-test ``hits[t, k]`` on the same gallery.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
@@ -31,22 +35,39 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.cross_test import CrossTest
+from fixstar.evaluation.features import VersionFeatures, carried_queries, stored_galleries
+from fixstar.evaluation.search import nearest
 
-__all__ = ["CellEvidence", "Difference", "cell_evidence", "paired_bootstrap", "verdicts"]
+__all__ = [
+    "CellEvidence",
+    "ClassFlips",
+    "Difference",
+    "Flips",
+    "FoundRows",
+    "cell_evidence",
+    "flips",
+    "found_before_after",
+    "needed_resamples",
+    "paired_bootstrap",
+    "verdicts",
+]
 
 Floats = NDArray[np.float64]
+Labels = NDArray[np.integer[Any]]
+Hits = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 Verdict = Literal["compatible", "incompatible", "not decided"]
 
 FAMILIES = ("cell", "matrix")
 
-_FEW_VALUES = 64  # up to here three counts, or sixty-four, are drawn instead of rows
+_FEW_VALUES = 64  # up to so many distinct values, counts are drawn instead of rows
 _BLOCK = 2**22  # row numbers drawn at a time
 _BEYOND = 5  # resamples that must lie beyond each end of the interval
 
 
 @dataclass(frozen=True)
 class Difference:
-    """cross - old, averaged over queries, with the ends of its confidence interval: fractions from -1 to 1.
+    """cross - old, averaged over queries, with its confidence interval: fractions from -1 to 1.
 
     ``differing`` counts the queries (with clusters: the clusters) in which the two differ.
     """
@@ -81,15 +102,14 @@ def paired_bootstrap(
     seed: int = 0,
     clusters: ArrayLike | None = None,
 ) -> Difference:
-    """How far a cross-test lies above the old self-test, from outcomes [N] of the same queries.
+    """How far a cross-test is above the old self-test, from outcomes [N] of the same queries.
 
-    Outcomes are hits (bool) or fractions such as average precisions. One query has no spread: its interval is the
-    whole range, -1 to 1.
+    Outcomes are hits (bool) or fractions such as average precisions. A single query has the interval -1 to 1.
 
-    ``clusters`` [N], such as the class or identity of each query, draws whole clusters instead of queries. Queries of
-    one class rise and fall together, so they are fewer independent observations than they seem. Pass it where the
-    claim is about classes other than those tested (faces, products); leave it out where these are the classes to be
-    searched. The interval is then usually much wider.
+    ``clusters`` [N], such as the class of each query, resamples whole clusters instead of queries. Queries of one
+    class are correlated, so they are fewer independent observations than they seem. Pass it if the claim is about
+    classes other than those tested (faces, products); leave it out if these are the classes to be searched. The
+    interval is then usually much wider.
 
     >>> old = np.arange(1000) % 10 < 6  # 0.6 right
     >>> paired_bootstrap(np.arange(1000) % 10 < 7, old).verdict
@@ -124,15 +144,15 @@ def verdicts(
     """``paired_bootstrap`` of every cross-test (t, k), t > k, against the self-test (k, k) of its gallery.
 
     With ``family="cell"`` each verdict is right with the given confidence. A matrix of seven versions has 21 of them,
-    so one wrong verdict among them is to be expected now and then. ``family="matrix"`` makes *all* of them right at
-    once with that confidence (Bonferroni: each cell gets its share of the error, and as many more resamples). The
-    intervals are then wider. Holm's procedure decides a little more but leaves no interval to print.
+    so expect a wrong one now and then. With ``family="matrix"`` *all* of them are right at once with that confidence
+    (Bonferroni: each cell gets its share of the error, and as many more resamples). The intervals are then wider.
+    Holm's procedure decides a little more but gives no interval.
     """
     if family not in FAMILIES:
         raise UnknownNameError("family", family, FAMILIES)
     cells = sorted(cell for cell in result.hits if cell[0] > cell[1])
     if not cells:
-        raise InputError("verdicts need two versions or more, with their hits query by query; run cross_test on them")
+        raise InputError("verdicts need the hits of at least two versions; run cross_test on them")
     shared = len(cells) if family == "matrix" else 1
     _check_precision(confidence, resamples)
     return {
@@ -149,7 +169,7 @@ def verdicts(
 
 
 def cell_evidence(cells: Mapping[tuple[int, int], Difference]) -> CellEvidence:
-    """The verdicts counted.
+    """Count the verdicts.
 
     >>> one = Difference(0.02, 0.01, 0.03, "compatible", 90)
     >>> two = Difference(0.00, -0.01, 0.01, "not decided", 50)
@@ -157,9 +177,109 @@ def cell_evidence(cells: Mapping[tuple[int, int], Difference]) -> CellEvidence:
     CellEvidence(compatible=2, incompatible=0, not_decided=1)
     """
     if not cells:
-        raise InputError("there is no cross-test to count; compatibility needs two versions or more")
+        raise InputError("there is no cross-test to count; compatibility needs at least two versions")
     count = Counter(cell.verdict for cell in cells.values())
     return CellEvidence(count["compatible"], count["incompatible"], count["not decided"])
+
+
+def needed_resamples(confidence: float, fewest: int = 2000) -> int:
+    """The number of resamples that an interval of this confidence needs: 2,000, or more for a high confidence."""
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence is a fraction between 0 and 1, such as 0.95; got {confidence:g}")
+    return max(fewest, math.ceil(2 * _BEYOND / (1 - confidence) - 1e-6))
+
+
+class ClassFlips(NamedTuple):
+    """The number of queries of one class, and of its negative and positive flips."""
+
+    label: int
+    queries: int
+    negative: int
+    positive: int
+
+    @property
+    def net(self) -> int:
+        """Queries won minus queries lost."""
+        return self.positive - self.negative
+
+
+@dataclass(frozen=True, eq=False)
+class Flips:
+    """``negative`` and ``positive`` are query numbers, ascending; ``classes`` counts them, heaviest net loss first."""
+
+    queries: int
+    negative: Indices
+    positive: Indices
+    classes: tuple[ClassFlips, ...]
+
+    @property
+    def negative_rate(self) -> float:
+        """The share of all queries that are lost."""
+        return len(self.negative) / self.queries
+
+    @property
+    def positive_rate(self) -> float:
+        """The share of all queries that are won; minus ``negative_rate`` it is C[t, k] - C[k, k]."""
+        return len(self.positive) / self.queries
+
+
+class FoundRows(NamedTuple):
+    """Gallery rows found for n queries by the old and by the new version, [n, k] each, nearest first."""
+
+    before: Indices
+    after: Indices
+
+
+def flips(before: Hits, after: Hits, labels: Labels) -> Flips:
+    """Which queries flip between two searches, from their hits [N] and the queries' classes [N].
+
+    >>> before, after = np.array([True, True, False, False]), np.array([True, False, False, True])
+    >>> found = flips(before, after, np.array([5, 5, 5, 3]))
+    >>> found.negative.tolist(), found.positive.tolist(), [(c.label, c.net) for c in found.classes]
+    ([1], [3], [(5, -1), (3, 1)])
+    """
+    old, new, classes = np.asarray(before), np.asarray(after), np.asarray(labels)
+    if old.dtype != np.bool_ or new.dtype != np.bool_ or old.ndim != 1 or not len(old):
+        raise InputError(f"flips compare hits, one bool per query, not empty; got {_seen(old)} and {_seen(new)}")
+    if not len(old) == len(new) == len(classes) or classes.ndim != 1 or classes.dtype.kind not in "iu":
+        raise InputError(
+            f"flips need the hits of both searches and one integer class per query; got {_seen(old)}, {_seen(new)} and "
+            f"classes {_seen(classes)}"
+        )
+    lost, won = old & ~new, new & ~old
+    names, inverse, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    columns = (names, counts, *(np.bincount(inverse[which], minlength=len(names)) for which in (lost, won)))
+    table = (ClassFlips(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
+    ranked = sorted(table, key=lambda row: (row.net, -row.negative, row.label))
+    return Flips(len(old), np.flatnonzero(lost), np.flatnonzero(won), tuple(ranked))
+
+
+def found_before_after(
+    queries: Sequence[int] | Indices,
+    old: VersionFeatures,
+    new: VersionFeatures,
+    k: int = 1,
+    *,
+    shared_components: bool = False,
+) -> FoundRows:
+    """What some queries, such as ``Flips.negative``, find in the old gallery by the old and by the new version.
+
+    By image search the first row is the answer that was right or wrong. By template search the answer was a class
+    mean, and the rows are just the nearest images.
+    """
+    rows = np.asarray(queries)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise InputError(f"queries is a list of query numbers; got {_seen(rows)}")
+    if not len(rows):
+        return FoundRows(np.empty((0, k), np.int64), np.empty((0, k), np.int64))
+    for version in (old, new):
+        if rows.min() < 0 or rows.max() >= len(version.queries):
+            seen = f"{rows.min()} to {rows.max()}"
+            raise InputError(f"version {version.name!r} has queries 0 to {len(version.queries) - 1}; got {seen}")
+    chosen = replace(new, queries=new.queries[rows], adapt=None)
+    stored = stored_galleries([old, new])[0]
+    (carried,) = carried_queries(chosen, [stored], shared_components=shared_components)
+    return FoundRows(nearest(old.queries[rows], old.gallery, k)[0], nearest(carried, stored.gallery, k)[0])
 
 
 def _paired(cross: ArrayLike, old: ArrayLike) -> NDArray[Any]:
@@ -167,44 +287,42 @@ def _paired(cross: ArrayLike, old: ArrayLike) -> NDArray[Any]:
     pair = _outcomes(cross, "cross-test"), _outcomes(old, "self-test")
     if len(pair[0]) != len(pair[1]):
         raise InputError(
-            f"{len(pair[0])} outcomes of the cross-test, {len(pair[1])} of the self-test: both must answer the same "
-            "queries in the same order"
+            f"{len(pair[0])} outcomes of the cross-test, {len(pair[1])} of the self-test: pass the same queries in the "
+            "same order for both"
         )
     hits = all(outcomes.dtype == np.bool_ for outcomes in pair)
     differences: NDArray[Any] = np.subtract(*pair, dtype=np.int8 if hits else np.float64)
     return differences
 
 
-def _outcomes(values: ArrayLike, whose: str) -> NDArray[Any]:
+def _outcomes(values: ArrayLike, name: str) -> NDArray[Any]:
     outcomes = np.asarray(values)
     if outcomes.ndim != 1 or outcomes.dtype.kind not in "bfiu":
         raise InputError(
-            f"outcomes of the {whose} are one bool or fraction a query, [N]; got {outcomes.dtype} {outcomes.shape}"
+            f"outcomes of the {name} are one bool or fraction per query, [N]; got {outcomes.dtype} {outcomes.shape}"
         )
     if not len(outcomes):
-        raise InputError(f"the {whose} has no queries; a difference needs at least one, a verdict at least six")
+        raise InputError(f"the {name} has no queries; a difference needs at least one, a verdict at least six")
     if outcomes.dtype.kind != "b":
         if np.isnan(outcomes).any():
-            raise InputError(f"the {whose} holds NaN at query {int(np.isnan(outcomes).argmax())}; leave it out of both")
+            raise InputError(f"the {name} is NaN at query {int(np.isnan(outcomes).argmax())}; leave it out of both")
         outside = outcomes[(outcomes < 0) | (outcomes > 1)]
         if outside.size:
-            raise InputError(f"outcomes are fractions from 0 to 1, got {outside[0]:g}. Divide percent by 100")
+            raise InputError(f"outcomes are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100")
     return outcomes
 
 
 def _check_precision(confidence: float, resamples: int) -> None:
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence is a fraction between 0 and 1, such as 0.95; got {confidence}")
-    enough = math.ceil(2 * _BEYOND / (1 - confidence) - 1e-6)
+    enough = needed_resamples(confidence, fewest=1)
     if resamples < enough:
-        raise InputError(f"{resamples} resamples are too few for confidence {confidence:g}; pass {enough} or more")
+        raise InputError(f"{resamples} resamples are too few for confidence {confidence:g}; pass at least {enough}")
 
 
 def _cluster_sums(differences: NDArray[Any], clusters: ArrayLike) -> tuple[Floats, Floats]:
     """The sum of differences and the number of queries of each cluster, [G] and [G]."""
     labels = np.asarray(clusters)
     if labels.shape != differences.shape:
-        raise InputError(f"clusters are one label a query, {differences.shape}; got shape {labels.shape}")
+        raise InputError(f"clusters are one label per query, {differences.shape}; got shape {labels.shape}")
     inverse = np.unique(labels, return_inverse=True)[1]
     sums: Floats = np.bincount(inverse, weights=differences).astype(np.float64)
     return sums, np.bincount(inverse).astype(np.float64)
@@ -266,3 +384,7 @@ def _verdict(low: float, high: float, differing: int, confidence: float) -> Verd
     if low > 0:
         return "compatible"
     return "incompatible" if high <= 0 else "not decided"
+
+
+def _seen(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"

@@ -1,83 +1,43 @@
-"""Mixed galleries: while a gallery is re-embedded, some of its images hold an old vector and some a new one.
+"""Mixed galleries: while a gallery is re-embedded, some images hold an old vector and some a new one.
 
-A query meets every vector in that vector's own space: it is carried there as in the cross-test, and dot products are
-the cosines of the full features. So all gallery images compete, whichever version embedded them. Two versions' cosines
-need not mean the same; with ``scores``, slope and offset by version's name, slope * cosine + offset competes instead.
+A query is compared with every vector in that vector's own space, as in the cross-test, and dot products are the cosines
+of the full features. So all gallery images compete, whichever version embedded them. Cosines of two versions may not
+mean the same; with ``scores`` (slope and offset by version name) slope * cosine + offset competes instead.
 
 Templates are means over the full unit features z / |z| of a class, whichever version made each, renormalised. They are
 never built: with s_v the sum of a class's vectors of version v, a template's dot product with a query is the sum over v
 of (query carried to v) . s_v, and its squared length the sum over v and w of s_v . (s_w carried to v). Both are exact.
+
+A **backfill curve** is the accuracy while a gallery is re-embedded (figure 3 of BCT).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from itertools import accumulate
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.evaluation.cross_test import VersionFeatures
-from fixstar.evaluation.search import BLOCK, PROTOCOLS, nearest
+from fixstar.evaluation.features import VersionFeatures, carried_queries, check_images, stored_galleries
+from fixstar.evaluation.search import BLOCK, PROTOCOLS, blocks, nearest
 
-__all__ = [
-    "better_of",
-    "carried_queries",
-    "check_images",
-    "mixed_gallery_search",
-    "mixed_nearest",
-    "nearest_rows",
-    "scored",
-    "stored_galleries",
-]
+__all__ = ["BackfillCurve", "backfill_curve", "mixed_gallery_search", "mixed_nearest"]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]
-Cosines = NDArray[np.floating[Any]]
 Hits = NDArray[np.bool_]
+Best = tuple[Indices, Floats]  # for each query the best gallery row and its cosine or score
 Scores = Mapping[str, tuple[float, float]]
+Order = Literal["images", "classes"]
 
-
-def carried_queries(
-    query: VersionFeatures, galleries: Iterable[VersionFeatures], *, shared_components: bool = False
-) -> list[Floats]:
-    """The unit queries of one version in the space of each gallery, [N, s] each: dot products are full cosines.
-
-    Do not normalise them: a query that the other version's space cannot hold in full is shorter than 1 there.
-    """
-    queries = _unit(query.queries)
-    basis = geometry.short_basis(query.projection)
-    carried = []
-    for gallery in galleries:
-        if not query.meets(gallery) and not shared_components:
-            raise InputError(
-                f"versions of different feature width cannot be compared ({query.name} {query.width}, {gallery.name} "
-                f"{gallery.width}). Pass shared_components=True to compare over the first components that both have"
-            )
-        own = gallery is query
-        target = basis if own else geometry.short_basis(gallery.projection)
-        carried.append(queries if own else geometry.carry(queries, basis, target, gallery.width))
-    return carried
-
-
-def stored_galleries(versions: Sequence[VersionFeatures], query_version: int = -1) -> list[VersionFeatures]:
-    """The versions with their galleries as they are stored when ``query_version`` searches.
-
-    That is as they were made, unless a version up to then brought ``adapt`` (FAN): it has moved all older vectors into
-    its own space, as in the cross-test.
-    """
-    if not -len(versions) <= query_version < len(versions):
-        raise InputError(f"query_version counts versions, 0 to {len(versions) - 1} here; got {query_version}")
-    stored: list[VersionFeatures] = []
-    for version in versions[: query_version % len(versions) + 1]:
-        if version.adapt is not None:
-            stored = [_adapted(older, version) for older in stored]
-        stored.append(version)
-    return [*stored, *versions[len(stored) :]]
+ORDERS = ("images", "classes")
 
 
 def mixed_gallery_search(
@@ -93,7 +53,7 @@ def mixed_gallery_search(
 ) -> Hits:
     """[N] bool: whether each query finds its class in a gallery whose image i holds its vector of version ``held[i]``.
 
-    ``held`` [M] counts versions from 0, oldest first; queries are by ``query_version``, the last unless told. See
+    ``held`` [M] holds version numbers, 0 for the oldest; queries are by ``query_version``, by default the last. See
     ``fixstar.evaluation.search`` for the protocols.
 
     >>> v1, v2 = (VersionFeatures(name, np.eye(2), np.eye(2)) for name in ("v1", "v2"))
@@ -105,18 +65,19 @@ def mixed_gallery_search(
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     check_images(versions, truth, labels)
     if protocol == "image":
-        ways: dict[str, Any] = {"shared_components": shared_components, "scores": scores}
-        found, _ = mixed_nearest(versions, held, query_version=query_version, **ways)
+        found, _ = mixed_nearest(
+            versions, held, query_version=query_version, shared_components=shared_components, scores=scores
+        )
         return np.equal(labels[found], truth)
     if scores is not None:
-        raise InputError(
-            "scores by version are for single vectors (protocol 'image'); a template is of several versions"
-        )
+        raise InputError("scores by version apply to protocol 'image' only; a template mixes several versions")
     stored = stored_galleries(versions, query_version)
     classes, sums = _template_sums(stored, _checked_held(held, len(labels), len(stored)), labels)
     queries = carried_queries(stored[query_version], [stored[v] for v in sums], shared_components=shared_components)
-    parts = list(zip(queries, sums.values(), strict=True))
-    winners = [_highest(parts, slice(start, start + BLOCK)) for start in range(0, len(truth), BLOCK)]
+    winners: list[Indices] = []
+    for rows in blocks(len(truth), BLOCK):
+        dots: Floats = reduce(np.add, (q[rows] @ s.T for q, s in zip(queries, sums.values(), strict=True)))
+        winners.append(dots.argmax(axis=1))  # the first of equals
     return np.equal(classes[np.concatenate(winners)], truth)
 
 
@@ -127,7 +88,7 @@ def mixed_nearest(
     query_version: int = -1,
     shared_components: bool = False,
     scores: Scores | None = None,
-) -> tuple[Indices, Cosines]:
+) -> Best:
     """The nearest gallery image of each query, [N], and its cosine or score, [N]. Equal ones go to the lowest index."""
     stored = stored_galleries(versions, query_version)
     query = stored[query_version]
@@ -135,89 +96,154 @@ def mixed_nearest(
     present = np.unique(held).tolist()
     carried = carried_queries(query, [stored[v] for v in present], shared_components=shared_components)
     found = (
-        scored(nearest_rows(queries, stored[v].gallery, np.flatnonzero(held == v)), stored[v].name, scores)
+        _nearest_of_rows(queries, stored[v], np.flatnonzero(held == v), scores)
         for v, queries in zip(present, carried, strict=True)
     )
-    return reduce(better_of, found)
+    return reduce(_better_of, found)
 
 
-def nearest_rows(queries: Floats, gallery: Floats, rows: Indices) -> tuple[Indices, Cosines]:
-    """The nearest among some gallery rows, [N], and its dot product with the carried query, [N].
+@dataclass(frozen=True, eq=False)
+class BackfillCurve:
+    """Accuracy of the new queries at each share of the gallery re-embedded; ``runs`` [orders, shares] has each order.
 
-    Without rows it is -inf. ``better_of`` compares such answers.
+    Share 0 is the cross-test C[new, old], share 1 the self-test C[new, new]. ``hits`` [orders, shares, queries] says
+    which queries found their class; None where only accuracies are known.
     """
+
+    shares: NDArray[np.float64]
+    runs: NDArray[np.float64]
+    hits: Hits | None = None
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """The mean over the orders, [shares]."""
+        means: NDArray[np.float64] = self.runs.mean(axis=0)
+        return means
+
+
+def backfill_curve(
+    old: VersionFeatures,
+    new: VersionFeatures,
+    query_labels: Labels,
+    gallery_labels: Labels,
+    shares: ArrayLike,
+    order: Order | Labels = "images",
+    *,
+    orders: int = 1,
+    seed: int = 0,
+    protocol: str = "image",
+    shared_components: bool = False,
+    scores: Scores | None = None,
+) -> BackfillCurve:
+    """Accuracy while the gallery is re-embedded with the new version, queries by the new one.
+
+    ``order`` says what is re-embedded first: a permutation of the gallery's rows; "images", a random permutation; or
+    "classes", whole classes in random order as in the figure, where shares count classes. The curve averages
+    ``orders`` random orders; number i is drawn with seed + i.
+
+    By image search each vector, old and new, is compared once, whatever the number of shares.
+    """
+    shares = _checked_shares(shares)
+    if protocol not in PROTOCOLS:
+        raise UnknownNameError("protocol", protocol, PROTOCOLS)
+    truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
+    check_images([old, new], truth, labels)
+    ways: dict[str, Any] = {"shared_components": shared_components, "scores": scores}
+    outcomes = []
+    for steps in _steps(order, labels, orders, seed):
+        done = np.rint(shares * (steps.max() + 1)).astype(np.int64)  # steps completed at each share
+        if protocol == "image":
+            found = _found_along(old, new, steps, np.unique(done), **ways)
+            outcomes.append([np.equal(labels[found[count]], truth) for count in done.tolist()])
+        else:
+            mixtures = ((steps < count).astype(np.int64) for count in done)
+            outcomes.append(
+                [mixed_gallery_search([old, new], held, truth, labels, protocol=protocol, **ways) for held in mixtures]
+            )
+    hits: Hits = np.array(outcomes)
+    return BackfillCurve(shares, hits.mean(axis=2), hits)
+
+
+def _found_along(
+    old: VersionFeatures,
+    new: VersionFeatures,
+    steps: Indices,
+    stops: Indices,
+    shared_components: bool,
+    scores: Scores | None,
+) -> dict[int, Indices]:
+    """The nearest gallery image [N] at each stop, when all rows with ``steps`` below it are new.
+
+    The gallery is cut at the stops. Each piece is searched once by its new vectors and once by its old ones; a stop
+    then takes the best of the new pieces before it and of the old pieces after it.
+    """
+    old = stored_galleries([old, new])[0]
+    to_old, to_new = carried_queries(new, [old, new], shared_components=shared_components)
+    place = np.searchsorted(stops, steps, side="right")
+    pieces = [np.flatnonzero(place == number) for number in range(len(stops) + 1)]
+    by_new = accumulate((_nearest_of_rows(to_new, new, rows, scores) for rows in pieces[:-1]), _better_of)
+    by_old = accumulate((_nearest_of_rows(to_old, old, rows, scores) for rows in pieces[:0:-1]), _better_of)
+    halves = zip(stops.tolist(), by_new, list(by_old)[::-1], strict=True)
+    return {stop: _better_of(one, other)[0] for stop, one, other in halves}
+
+
+def _nearest_of_rows(queries: Floats, version: VersionFeatures, rows: Indices, scores: Scores | None) -> Best:
+    """The nearest among some gallery rows of a version, [N], and its cosine or score, [N]; -inf without rows."""
+    if scores is not None and not (version.name in scores and scores[version.name][0] > 0):
+        raise InputError(f"scores need a positive slope and an offset for {version.name!r}; got {dict(scores)}")
     if not len(rows):
         return np.full(len(queries), np.iinfo(np.int64).max), np.full(len(queries), -np.inf, np.float32)
-    found, cosines = nearest(queries, gallery[rows])
+    found, cosines = nearest(queries, version.gallery[rows])
     lengths = np.linalg.norm(queries, axis=1).astype(np.float32)  # ``nearest`` has divided by them
-    return rows[found[:, 0]], cosines[:, 0] * lengths
+    values: Floats = cosines[:, 0] * lengths
+    if scores is not None:
+        slope, offset = scores[version.name]
+        values = slope * values.astype(np.float64) + offset
+    return rows[found[:, 0]], values
 
 
-def scored(found: tuple[Indices, Cosines], version: str, scores: Scores | None) -> tuple[Indices, Cosines]:
-    """What was found among one version's vectors, with its scores in the place of cosines, where there are some."""
-    if scores is None:
-        return found
-    if version not in scores or not scores[version][0] > 0:
-        raise InputError(f"scores need a slope above zero and an offset for {version!r}; got {dict(scores)}")
-    slope, offset = scores[version]
-    return found[0], slope * found[1].astype(np.float64) + offset
-
-
-def better_of(one: tuple[Indices, Cosines], two: tuple[Indices, Cosines]) -> tuple[Indices, Cosines]:
-    """Query by query the higher cosine, of equals the lower index.
-
-    >>> one, two = (np.array([4, 4]), np.float32([0.5, 0.9])), (np.array([1, 1]), np.float32([0.5, 0.7]))
-    >>> better_of(one, two)[0]
-    array([1, 4])
-    """
+def _better_of(one: Best, two: Best) -> Best:
+    """For each query the higher value; of equals the lower index."""
     second = (two[1] > one[1]) | ((two[1] == one[1]) & (two[0] < one[0]))
     return np.where(second, two[0], one[0]), np.where(second, two[1], one[1])
 
 
-def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels) -> None:
-    """Refuse versions that did not embed the same labelled images, or not with finite numbers."""
-    for labels, whose in ((query_labels, "query"), (gallery_labels, "gallery")):
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
-            raise InputError(f"{whose} labels are one integer an image, not empty; got {labels.dtype} {labels.shape}")
-    expected = len(query_labels), len(gallery_labels)
-    for version in versions:
-        seen = len(version.queries), len(version.gallery)
-        if seen != expected:
-            raise InputError(
-                f"version {version.name!r} has {seen[0]} queries and {seen[1]} gallery images for {expected[0]} and "
-                f"{expected[1]} labels; every version embeds the same images"
-            )
-        if not (np.isfinite(version.queries).all() and np.isfinite(version.gallery).all()):
-            raise InputError(f"version {version.name!r} holds NaN or infinity; the model that made it is broken")
+def _steps(order: Order | Labels, labels: Labels, orders: int, seed: int) -> Iterator[Indices]:
+    """For each order, the step [M] at which every gallery row is re-embedded."""
+    if isinstance(order, str):
+        if order not in ORDERS:
+            raise UnknownNameError("order", order, ORDERS)
+        if orders < 1:
+            raise InputError(f"orders is the number of random orders to average, at least 1; got {orders}")
+        units = np.arange(len(labels)) if order == "images" else np.unique(labels, return_inverse=True)[1]
+        return (np.random.default_rng(seed + i).permutation(units.max() + 1)[units] for i in range(orders))
+    rows = np.asarray(order)
+    if rows.shape != labels.shape or not np.array_equal(np.sort(rows), np.arange(len(labels))):
+        raise InputError(f"an order lists each of the {len(labels)} gallery rows once, from 0; got {rows!r}")
+    if orders != 1:
+        raise InputError(f"{orders} runs of one given order would be equal; pass order='images' for random orders")
+    return iter([np.argsort(rows)])
 
 
-def _adapted(older: VersionFeatures, version: VersionFeatures) -> VersionFeatures:
-    """The older version's gallery in the space of ``version``, where queries by ``version`` meet it."""
-    if older.projection is not None or version.projection is not None:
-        raise InputError(
-            f"adapt of version {version.name!r} moves plain features, but {older.name} or {version.name} came as short "
-            "forms under a projection. Pass their full features, without projection"
-        )
-    return VersionFeatures(older.name, version.queries, version.moved(older.gallery))
+def _checked_shares(shares: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(shares, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise InputError(f"shares are a non-empty list of fractions; got shape {values.shape}")
+    outside = values[~((values >= 0) & (values <= 1))]
+    if outside.size:
+        raise InputError(f"shares are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100")
+    return values
 
 
 def _checked_held(held: Labels, images: int, versions: int) -> Labels:
-    """``held`` as an array, refused where it does not name a version for every image."""
     numbers = np.asarray(held)
     if numbers.shape != (images,) or numbers.dtype.kind not in "iu":
         raise InputError(
             f"held is one version number for each of {images} gallery images; got {numbers.dtype} {numbers.shape}"
         )
     if numbers.min() < 0 or numbers.max() >= versions:
-        raise InputError(f"held counts versions, 0 to {versions - 1} here; got {numbers.min()} to {numbers.max()}")
+        raise InputError(f"held holds version numbers, 0 to {versions - 1}; got {numbers.min()} to {numbers.max()}")
     return numbers
-
-
-def _highest(parts: list[tuple[Floats, Floats]], block: slice) -> Indices:
-    """The template [n] with the highest dot product, summed over the versions' spaces; the first of equals."""
-    scores: Floats = reduce(np.add, (queries[block] @ sums.T for queries, sums in parts))
-    winners: Indices = scores.argmax(axis=1)
-    return winners
 
 
 def _template_sums(
@@ -230,17 +256,13 @@ def _template_sums(
         rows = np.flatnonzero(held == v)
         rows = rows[np.argsort(inverse[rows], kind="stable")]
         present, starts = np.unique(inverse[rows], return_index=True)
-        sums[v] = np.zeros((len(classes), versions[v].gallery.shape[1]))
-        sums[v][present] = np.add.reduceat(_unit(versions[v].gallery[rows]), starts, axis=0, dtype=np.float64)
-    bases = {v: geometry.short_basis(versions[v].projection) for v in sums}
+        gallery = geometry.unit(np.asarray(versions[v].gallery[rows]).astype(np.float32, copy=False))
+        sums[v] = np.zeros((len(classes), gallery.shape[1]))
+        sums[v][present] = np.add.reduceat(gallery, starts, axis=0, dtype=np.float64)
     squares = np.zeros(len(classes))
     for v in sums:
         for w in sums:
-            carried = sums[w] if v == w else geometry.carry(sums[w], bases[w], bases[v], versions[v].width)
+            carried = versions[w].carry(sums[w], versions[v], shared_components=True)
             squares += (sums[v] * carried).sum(axis=1)
     lengths = np.sqrt(squares.clip(0)).clip(1e-12)[:, None]
     return classes, {v: (total / lengths).astype(np.float32) for v, total in sums.items()}
-
-
-def _unit(features: Floats) -> Floats:
-    return geometry.unit(np.asarray(features).astype(np.float32, copy=False))

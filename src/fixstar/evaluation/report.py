@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.durable import replace_file, replace_json
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.evaluation.backfill import BackfillCurve
-from fixstar.evaluation.cross_test import CrossTest, VersionFeatures
+from fixstar.evaluation.cross_test import CrossTest
 from fixstar.evaluation.curves import accuracy_curves, backfill_curves, metric_curve, roc_curves
-from fixstar.evaluation.evidence import Difference, verdicts
-from fixstar.evaluation.flips import Flips, flips, found_before_after
+from fixstar.evaluation.evidence import Difference, Flips, flips, found_before_after, needed_resamples, verdicts
+from fixstar.evaluation.features import VersionFeatures
+from fixstar.evaluation.mixed import BackfillCurve
 from fixstar.evaluation.pictures import side_by_side
 from fixstar.evaluation.report_numbers import numbers
 from fixstar.evaluation.report_page import page
@@ -31,14 +31,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
-__all__ = ["LostQuery", "RateTable", "Report", "Thumbnails", "lost_queries", "needed_resamples"]
+__all__ = ["LostQuery", "RateTable", "Report", "Thumbnails", "lost_queries"]
 
 Cell = tuple[int, int]
 Labels = NDArray[np.integer[Any]]
 Roc = tuple[ArrayLike, ArrayLike]
 
 SHOWN = 8  # lost queries with their pictures
-RESAMPLES = 2000
 
 
 class LostQuery(NamedTuple):
@@ -202,13 +201,6 @@ def lost_queries(
         LostQuery(*three)
         for three in zip(chosen.tolist(), rows.before[:, 0].tolist(), rows.after[:, 0].tolist(), strict=True)
     ]
-
-
-def needed_resamples(confidence: float) -> int:
-    """As many resamples as an interval of this confidence needs: 2,000, or more for a high one."""
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence is a fraction between 0 and 1, such as 0.95; got {confidence:g}")
-    return max(RESAMPLES, int(np.ceil(10 / (1 - confidence))))
 
 
 def _check(tests: Mapping[str, CrossTest], query_labels: Labels | None, by_class: bool) -> None:

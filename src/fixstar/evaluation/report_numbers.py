@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 
 from fixstar.evaluation.cross_test import CrossTest
 from fixstar.evaluation.curves import metric_curve
-from fixstar.evaluation.evidence import Difference, cell_evidence
-from fixstar.evaluation.flips import Flips
+from fixstar.evaluation.evidence import Difference, Flips, cell_evidence
 
 if TYPE_CHECKING:
     from fixstar.evaluation.report import Report

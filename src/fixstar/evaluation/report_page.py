@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from fixstar.evaluation.cross_test import MEASURES
 from fixstar.evaluation.evidence import Difference, cell_evidence
 from fixstar.evaluation.markup import Html, element, join, picture, table, thumbnail
-from fixstar.evaluation.measures import MEASURES
 from fixstar.evaluation.report_style import STYLE
 from fixstar.evaluation.report_words import MARKS, backfill_sentence, percent, points, verdict_sentences
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fixstar.evaluation.backfill import BackfillCurve
 from fixstar.evaluation.cross_test import CrossTest
 from fixstar.evaluation.evidence import Difference
+from fixstar.evaluation.mixed import BackfillCurve
 
 __all__ = ["MARKS", "Sentence", "backfill_sentence", "percent", "points", "verdict_sentences"]
 

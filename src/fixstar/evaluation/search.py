@@ -1,31 +1,54 @@
-"""1:N search: is the nearest gallery entry, by cosine, of the right class?
+"""1:N search: is the nearest gallery entry, by cosine, of the right class? Also Rank-k, kNN and average precision.
 
-Exact, in blocks: the similarity matrix [N, M] never exists, only ``block`` x ``block`` of it. Features come in any
-length and any float type; they are normalised here and multiplied in float32. Equal cosines go to the lowest index.
-On a GPU (``device="cuda"``) torch multiplies, in float32 too; the rest is the same.
+Exact, in blocks: only ``block`` x ``block`` of the similarity matrix [N, M] is in memory at a time. Features of any
+length and any float type are normalised here and multiplied in float32. Equal cosines go to the lowest index. On a GPU
+(``device="cuda"``) torch does the multiplication, also in float32.
 
-A protocol answers once per query, True for a hit. Its mean is the accuracy; the answers themselves allow error bars.
+Two **protocols** decide what a gallery entry is: an image ("image"), or the mean of a class ("template"). A protocol
+gives one answer per query, True for a hit. The mean is the accuracy; the single answers allow error bars.
+
+**kNN** (as MET is measured): each of the k nearest images has one vote, or exp(cosine / temperature) of one. Of classes
+with equal votes the one with the nearest image wins.
+
+**Average precision**: AP = 1/D sum over positives of (positives up to its place) / (its place), not interpolated.
+Places are those of ``nearest``. D is the number of positives; for the first k places it is min(k, positives), as for
+GLDv2, so that a perfect list has AP 1. (Dividing by all positives would cap a class of more than k images below 1;
+dividing by the positives found would reward a list for missing the others.) Some gallery images are **ignored** for a
+query: they take no place and are not positives. Market-1501 ignores the query's class under the query's own camera; a
+query that is itself in the gallery ignores itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
-from fixstar.errors import InputError
+from fixstar.errors import InputError, UnknownNameError
 
 __all__ = [
     "PROTOCOLS",
+    "MeanAveragePrecision",
+    "Searchable",
+    "average_precisions",
     "blocks",
     "checked_labels",
+    "cmc",
+    "gallery_entries",
     "image_search",
+    "knn_accuracy",
+    "knn_classes",
+    "knn_hits",
+    "mean_average_precision",
     "nearest",
-    "refuse_zero_rows",
+    "rank_hits",
+    "rankings",
+    "reject_zero_rows",
     "searcher",
+    "store_search",
     "template_search",
     "templates",
     "unit_features",
@@ -34,16 +57,19 @@ __all__ = [
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Hits = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
 BLOCK = 2048  # 2048 x 2048 float32: 16 MiB
+RANKED = 2**21  # places ranked at once
+STORE_BLOCK = 1024  # queries sent to a store at once
 _TILE = 64
-_NO_LENGTH = 1e-12  # below it ``geometry.unit`` does not make a row one long
+_SHORTEST = 1e-12  # ``geometry.unit`` leaves shorter rows as they are
 
 
 def image_search(
     queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, block: int = BLOCK
 ) -> Hits:
-    """[N] bool: whether the nearest gallery image has the query's class. What a search service does.
+    """[N] bool: whether the nearest gallery image has the query's class, as in a search service.
 
     >>> gallery, labels = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([7, 8])
     >>> image_search(np.array([[2.0, 1.0], [3.0, 1.0]]), np.array([7, 8]), gallery, labels)
@@ -59,8 +85,12 @@ def template_search(
     return image_search(queries, query_labels, *templates(gallery, gallery_labels), block)
 
 
+PROTOCOLS: dict[str, Callable[..., Hits]] = {"template": template_search, "image": image_search}
+"""1:N search by name: ``PROTOCOLS[name](queries, query_labels, gallery, gallery_labels)`` -> [N] bool."""
+
+
 def templates(gallery: Floats, labels: Labels) -> tuple[NDArray[np.float32], Labels]:
-    """One unit vector a class, the mean of its unit features, and the classes in ascending order.
+    """One unit vector per class, the mean of its unit features, and the classes in ascending order.
 
     >>> templates(np.array([[3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]), np.array([5, 5, 2]))[1]
     array([2, 5])
@@ -71,13 +101,20 @@ def templates(gallery: Floats, labels: Labels) -> tuple[NDArray[np.float32], Lab
     )
     by_class = features[np.argsort(inverse, kind="stable")]
     starts = np.cumsum(counts) - counts
-    sums = np.add.reduceat(by_class, starts, axis=0, dtype=np.float64)  # as good as means: the length goes
+    sums = np.add.reduceat(by_class, starts, axis=0, dtype=np.float64)  # normalised below: sums do as well as means
     return geometry.unit(sums).astype(np.float32), classes
 
 
-def nearest(
-    queries: Floats, gallery: Floats, k: int = 1, block: int = BLOCK
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def gallery_entries(gallery: Floats, gallery_labels: Labels, protocol: str) -> tuple[Floats, Labels]:
+    """What a protocol searches, and the classes: the images, or the class templates."""
+    if protocol not in PROTOCOLS:
+        raise UnknownNameError("protocol", protocol, PROTOCOLS)
+    if protocol == "template":
+        return templates(gallery, gallery_labels)
+    return gallery, checked_labels(gallery_labels, gallery, "gallery")
+
+
+def nearest(queries: Floats, gallery: Floats, k: int = 1, block: int = BLOCK) -> tuple[Indices, NDArray[np.float32]]:
     """The k nearest gallery entries of each query: indices [N, k] and cosines [N, k], best first.
 
     >>> indices, cosines = nearest(np.array([[1.0, 0.1]]), np.array([[0.0, 1.0], [5.0, 0.0], [1.0, 1.0]]), k=2)
@@ -90,29 +127,35 @@ def nearest(
         raise InputError(f"k counts gallery entries, 1 to {len(g)} here; got {k}")
     if block < 1:
         raise InputError(f"block must be at least 1, got {block}")
-    ranks = _top_ranks_of_all(q, g, k, block)
+    ranks = _top_ranks(q, g, k, block)
     return _index_of(ranks), _cosine_of(ranks)
 
 
-PROTOCOLS: dict[str, Callable[..., Hits]] = {"template": template_search, "image": image_search}
-"""1:N search by name: ``PROTOCOLS[name](queries, query_labels, gallery, gallery_labels)`` -> [N] bool."""
+def rankings(queries: Floats, gallery: Floats, depth: int) -> Iterator[tuple[slice, Indices]]:
+    """The first ``depth`` gallery entries of each query, as (slice of n queries, indices [n, depth]).
+
+    >>> [(rows.stop, indices.tolist()) for rows, indices in rankings(np.eye(2), np.eye(2), depth=2)]
+    [(2, [[0, 1], [1, 0]])]
+    """
+    features = np.asarray(queries)
+    at_once = min(BLOCK, max(64, RANKED // max(depth, 1)))
+    for rows in blocks(max(len(features), 1), at_once):  # without queries ``nearest`` raises the error
+        yield rows, nearest(features[rows], gallery, depth, block=max(BLOCK, depth))[0]
 
 
 def searcher(
     protocol: str, gallery: Floats, gallery_labels: Labels, device: str | None = None
 ) -> Callable[[Floats, Labels], Hits]:
-    """A protocol with its gallery prepared once, for any number of query sets: ``(queries, query_labels)`` -> [N] bool.
+    """Prepare a gallery once for any number of query sets: returns ``(queries, query_labels)`` -> [N] bool.
 
-    ``device`` names a torch device to multiply on; without one, NumPy does it.
+    ``device`` is the torch device to search on; without one, NumPy searches.
 
     >>> find = searcher("template", np.eye(2), np.array([7, 8]))
     >>> find(np.array([[2.0, 1.0], [3.0, 1.0]]), np.array([7, 8]))
     array([ True, False])
     """
-    if protocol == "template":
-        return _Searcher(*templates(gallery, gallery_labels), device=device)
-    if protocol == "image":
-        return _Searcher(gallery, gallery_labels, device=device)
+    if protocol in ("image", "template"):
+        return _Searcher(*gallery_entries(gallery, gallery_labels, protocol), device=device)
     return lambda queries, query_labels: PROTOCOLS[protocol](queries, query_labels, gallery, gallery_labels)
 
 
@@ -122,20 +165,348 @@ class _Searcher:
     def __init__(self, gallery: Floats, labels: Labels, block: int = BLOCK, device: str | None = None) -> None:
         self.labels, self.block = checked_labels(labels, gallery, "gallery"), block
         self.gallery, self.device = unit_features(gallery, "gallery"), device
-        self.there = _on(self.gallery, device) if device is not None else None
+        self.on_device = _to_device(self.gallery, device) if device is not None else None
 
     def __call__(self, queries: Floats, query_labels: Labels) -> Hits:
         truth = checked_labels(query_labels, queries, "query")
         q = unit_features(queries, "query")
         _check_widths(q, self.gallery)
-        if self.there is not None:
-            found = _nearest_on_device(_on(q, self.device), self.there)
+        if self.on_device is not None:
+            found = _nearest_on_device(_to_device(q, self.device), self.on_device)
         else:
-            found = _index_of(_top_ranks_of_all(q, self.gallery, 1, self.block)[:, 0])
+            found = _index_of(_top_ranks(q, self.gallery, 1, self.block)[:, 0])
         return np.equal(self.labels[found], truth)
 
 
-def _on(features: NDArray[np.float32], device: str | None) -> Any:
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+class Searchable(Protocol):
+    """A store that can be searched, such as any ``fixstar.gallery.Gallery``."""
+
+    def search(self, version: str, queries: Floats, *, k: int = 10) -> Sequence[Sequence[_HasId]]:
+        """The k nearest items of each query [N, width of ``version``], best first."""
+
+
+def store_search(
+    store: Searchable,
+    version: str,
+    queries: Floats,
+    query_labels: Labels,
+    label_of_id: Mapping[str, int] | Callable[[str], int],
+) -> Hits:
+    """[N] bool: whether the nearest item of a gallery store, of any version, has the query's class.
+
+    ``version`` is the version that embedded the queries. An empty answer is a miss.
+    """
+    if len(query_labels) != len(queries):
+        raise InputError(f"{len(query_labels)} query labels for {len(queries)} queries; pass one label per query")
+    label_of = label_of_id.__getitem__ if isinstance(label_of_id, Mapping) else label_of_id
+    hits = np.zeros(len(queries), dtype=np.bool_)
+    for rows in blocks(len(queries), STORE_BLOCK):
+        found = store.search(version, queries[rows], k=1)
+        if len(found) != len(queries[rows]):
+            raise InputError(f"the store gave {len(found)} answers to {len(queries[rows])} queries")
+        hits[rows] = [
+            bool(items) and label_of(items[0].id) == label
+            for items, label in zip(found, query_labels[rows], strict=True)
+        ]
+    return hits
+
+
+# Rank-k
+
+
+def cmc(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    ranks: Sequence[int] = (1, 5, 10),
+    protocol: str = "image",
+) -> dict[int, float]:
+    """The cumulative match characteristic: Rank-k, the mean of ``rank_hits``, for each k.
+
+    >>> gallery, labels = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([7, 8])
+    >>> cmc(np.array([[2.0, 1.0], [3.0, 1.0]]), np.array([7, 8]), gallery, labels, ranks=[1, 2])
+    {1: 0.5, 2: 1.0}
+    """
+    if not len(ranks) or min(ranks) < 1:
+        raise InputError(f"ranks count gallery entries, starting at 1; got {list(ranks)}")
+    places = _first_hits(queries, query_labels, *gallery_entries(gallery, gallery_labels, protocol), depth=max(ranks))
+    return {k: float((places <= k).mean()) for k in ranks}
+
+
+def rank_hits(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    k: int,
+    protocol: str = "image",
+) -> Hits:
+    """[N] bool: whether one of the k nearest gallery entries (or of all, if fewer) has the query's class."""
+    if k < 1:
+        raise InputError(f"k counts gallery entries, starting at 1; got {k}")
+    return _first_hits(queries, query_labels, *gallery_entries(gallery, gallery_labels, protocol), depth=k) <= k
+
+
+def _first_hits(queries: Floats, query_labels: Labels, entries: Floats, classes: Labels, depth: int) -> Indices:
+    """[N]: the place of the first entry of the query's class, from 1; depth + 1 if it is not among the first."""
+    truth = checked_labels(query_labels, queries, "query")
+    places = np.empty(len(truth), dtype=np.int64)
+    for rows, indices in rankings(queries, entries, min(depth, len(classes))):
+        right = classes[indices] == truth[rows, None]
+        places[rows] = np.where(right.any(axis=1), right.argmax(axis=1), depth) + 1
+    return places
+
+
+# kNN
+
+
+def knn_accuracy(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    k: int,
+    temperature: float | None = None,
+) -> float:
+    """The share of queries that their k nearest gallery images classify correctly.
+
+    >>> gallery, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), np.array([7, 8, 8])
+    >>> query, truth = np.array([[1.0, 0.0]]), np.array([7])
+    >>> [knn_accuracy(query, truth, gallery, labels, 3, temperature) for temperature in (None, 0.1)]
+    [0.0, 1.0]
+    """
+    return float(knn_hits(queries, query_labels, gallery, gallery_labels, k, temperature).mean())
+
+
+def knn_hits(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    k: int,
+    temperature: float | None = None,
+) -> Hits:
+    """[N] bool: whether ``knn_classes`` is the query's class."""
+    truth = checked_labels(query_labels, queries, "query")
+    return np.equal(knn_classes(queries, gallery, gallery_labels, k, temperature), truth)
+
+
+def knn_classes(
+    queries: Floats, gallery: Floats, gallery_labels: Labels, k: int, temperature: float | None = None
+) -> Labels:
+    """[N]: the class that the k nearest gallery images vote for. The gallery needs at least k images.
+
+    With a ``temperature`` T a vote counts exp(cosine / T): the softmax over the k nearest. A low T trusts the nearest
+    image, a high one counts votes.
+    """
+    labels = checked_labels(gallery_labels, gallery, "gallery")
+    if temperature is not None and not 0 < temperature < np.inf:
+        raise InputError(f"temperature is positive and finite, or None for equal votes; got {temperature:g}")
+    indices, cosines = nearest(queries, gallery, k)
+    classes = labels[indices]
+    weights = np.ones(cosines.shape)
+    if temperature is not None:  # relative to the nearest: the same winner, without overflow
+        weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
+    votes = np.zeros(cosines.shape)  # for the class of each of the k
+    for place in range(k):  # nearest first for every class, so that equal votes sum to equal bits
+        votes += weights[:, place, None] * (classes == classes[:, place, None])
+    winner = votes.argmax(axis=1)  # the first of equals is the nearest
+    return np.asarray(np.take_along_axis(classes, winner[:, None], axis=1)[:, 0])
+
+
+# Average precision
+
+
+class MeanAveragePrecision(NamedTuple):
+    """mAP over ``counted`` queries; ``left_out`` queries have no positive in the gallery, hence no AP."""
+
+    mean: float
+    counted: int
+    left_out: int
+
+
+def mean_average_precision(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    *,
+    at: int | None = None,
+    query_cameras: Labels | None = None,
+    gallery_cameras: Labels | None = None,
+    same_image: Labels | None = None,
+) -> MeanAveragePrecision:
+    """mAP, or mAP@k with ``at=k``: the mean of ``average_precisions`` over the queries that have a positive.
+
+    >>> gallery, labels = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]), np.array([7, 8, 7])
+    >>> mean_average_precision(np.array([[1.0, 0.1], [0.0, 1.0]]), np.array([7, 5]), gallery, labels)
+    MeanAveragePrecision(mean=0.8333333333333333, counted=1, left_out=1)
+    """
+    values = average_precisions(
+        queries,
+        query_labels,
+        gallery,
+        gallery_labels,
+        at=at,
+        query_cameras=query_cameras,
+        gallery_cameras=gallery_cameras,
+        same_image=same_image,
+    )
+    counted = int((~np.isnan(values)).sum())
+    if not counted:
+        raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery: no mean exists")
+    return MeanAveragePrecision(float(np.nanmean(values)), counted, len(values) - counted)
+
+
+def average_precisions(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    *,
+    at: int | None = None,
+    query_cameras: Labels | None = None,
+    gallery_cameras: Labels | None = None,
+    same_image: Labels | None = None,
+) -> NDArray[np.float64]:
+    """[N] average precision of each query over its first ``at`` places, or over all; NaN without a positive.
+
+    With cameras (one integer per image) gallery images of the query's class and camera are ignored. ``same_image`` [N]
+    is the gallery row that is the query itself, or -1; it is ignored too. Remove images that count for no query, such
+    as the junk of Market-1501, from the gallery.
+    """
+    if at is not None and at < 1:
+        raise InputError(f"at counts places, starting at 1; got {at}")
+    truth = checked_labels(query_labels, queries, "query").astype(np.int64)
+    labels = checked_labels(gallery_labels, gallery, "gallery").astype(np.int64)
+    query_views, views = _views(truth, labels, query_cameras, gallery_cameras)
+    same_row = _checked_same_image(same_image, len(truth), len(labels))
+    same_view = _occurrences(query_views, views)
+    depth = len(labels)
+    if at is not None:  # ignored images may precede the first k that count
+        depth = min(depth, at + int(same_view.max(initial=0)) + 1)
+    sums = np.empty(len(truth))
+    for rows, indices in rankings(queries, gallery, depth):
+        kept = (views[indices] != query_views[rows, None]) & (indices != same_row[rows, None])
+        sums[rows] = _precision_sums(kept, kept & (labels[indices] == truth[rows, None]), at)
+    same_positive = (same_row >= 0) & (labels[same_row] == truth) & (views[same_row] != query_views)
+    positives = _occurrences(truth, labels) - same_view - same_positive
+    divisor = positives if at is None else np.minimum(positives, at)
+    values = np.full(len(truth), np.nan)
+    np.divide(sums, divisor, out=values, where=positives > 0)
+    return values
+
+
+def _precision_sums(kept: Hits, right: Hits, at: int | None) -> NDArray[np.float64]:
+    """[n]: the sum of the precisions at each positive; ``kept`` and ``right`` [n, depth], best first."""
+    places, found = np.cumsum(kept, axis=1, dtype=np.int32), np.cumsum(right, axis=1, dtype=np.int32)
+    counted = right if at is None else right & (places <= at)
+    precisions = np.zeros(found.shape)
+    np.divide(found, places, out=precisions, where=counted)
+    return np.asarray(precisions.sum(axis=1))
+
+
+def _occurrences(values: Labels, among: Labels) -> Indices:
+    """[N]: how often each of ``values`` [N] occurs in ``among``."""
+    ordered = np.sort(among)
+    after, before = (np.searchsorted(ordered, values, side=side) for side in ("right", "left"))
+    return np.asarray(after - before)
+
+
+def _views(
+    truth: Labels, labels: Labels, query_cameras: Labels | None, gallery_cameras: Labels | None
+) -> tuple[Indices, Indices]:
+    """One number per class and camera, [N] and [M]; without cameras no query and gallery image share one."""
+    if query_cameras is None and gallery_cameras is None:
+        return np.full(len(truth), -1), np.zeros(len(labels), dtype=np.int64)
+    if query_cameras is None or gallery_cameras is None:
+        raise InputError("pass cameras for both the queries and the gallery, or for neither")
+    for cameras, images, side in ((query_cameras, truth, "query"), (gallery_cameras, labels, "gallery")):
+        array = np.asarray(cameras)
+        if array.shape != images.shape or array.dtype.kind not in "iu":
+            seen = f"{array.dtype} of shape {array.shape} for {len(images)} images"
+            raise InputError(f"{side} cameras are one integer per image, got {seen}")
+    names, camera = np.unique(np.concatenate([query_cameras, gallery_cameras]), return_inverse=True)
+    _, label = np.unique(np.concatenate([truth, labels]), return_inverse=True)
+    views = label * len(names) + camera
+    return views[: len(truth)], views[len(truth) :]
+
+
+def _checked_same_image(same_image: Labels | None, queries: int, gallery: int) -> Indices:
+    if same_image is None:
+        return np.full(queries, -1)
+    rows = np.asarray(same_image)
+    if rows.shape != (queries,) or rows.dtype.kind not in "iu":
+        raise InputError(f"same_image is one gallery row per query, got {rows.dtype} of shape {rows.shape}")
+    if rows.min(initial=0) < -1 or rows.max(initial=0) >= gallery:
+        raise InputError(f"same_image holds gallery rows, 0 to {gallery - 1}, or -1; got {rows.min()} to {rows.max()}")
+    return rows.astype(np.int64)
+
+
+# Exact top-k in blocks. A rank is one int64 that sorts by cosine first and by lower gallery index second, so that
+# partial sorts need no second look at ties: the float32's bits, made monotonic, above the complement of the index.
+
+_INDEX = np.int64(0xFFFF_FFFF)
+_MAGNITUDE = np.int32(0x7FFF_FFFF)
+
+
+def _rank(cosines: NDArray[np.float32], indices: Indices) -> Indices:
+    ordered = _flip_negative((cosines + np.float32(0)).view(np.int32))  # -0 becomes 0
+    return (ordered.astype(np.int64) << 32) | (_INDEX - indices)
+
+
+def _cosine_of(ranks: Indices) -> NDArray[np.float32]:
+    return _flip_negative((ranks >> 32).astype(np.int32)).view(np.float32)
+
+
+def _index_of(ranks: Indices) -> Indices:
+    return _INDEX - (ranks & _INDEX)
+
+
+def _flip_negative(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Turn IEEE bits into integers of the same order, and back: its own inverse."""
+    return bits ^ ((bits >> 31) & _MAGNITUDE)
+
+
+def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> Indices:
+    """The k highest ranks of each query over the whole gallery, [N, k], descending."""
+    return np.concatenate([_top_ranks_of_block(q[rows], g, k, block) for rows in blocks(len(q), block)])
+
+
+def _top_ranks_of_block(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> Indices:
+    best = np.empty((len(q), 0), dtype=np.int64)
+    for rows in blocks(len(g), block):
+        cosines = _product(q, g[rows])
+        if k == 1:
+            winners = cosines.argmax(axis=1, keepdims=True)  # the first of equals
+            found = _rank(np.take_along_axis(cosines, winners, axis=1), winners + rows.start)
+        else:
+            found = _rank(cosines, np.arange(rows.start, rows.stop))
+        best = np.concatenate([best, found], axis=1)
+        if best.shape[1] > k:
+            best = np.partition(best, -k, axis=1)[:, -k:]
+    return np.sort(best, axis=1)[:, ::-1]
+
+
+def _product(q: NDArray[np.float32], g: NDArray[np.float32]) -> NDArray[np.float32]:
+    """q g^T, with equal columns for equal rows of g.
+
+    BLAS rounds the odd rows and columns at the edge of a matrix differently, so both sides are padded to whole tiles.
+    """
+    return (_whole_tiles(q) @ _whole_tiles(g).T)[: len(q), : len(g)]
+
+
+def _whole_tiles(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.pad(rows, ((0, -len(rows) % _TILE), (0, 0))) if len(rows) % _TILE else rows
+
+
+def _to_device(features: NDArray[np.float32], device: str | None) -> Any:
     import torch
 
     from fixstar.models.device import resolve_device
@@ -143,7 +514,7 @@ def _on(features: NDArray[np.float32], device: str | None) -> Any:
     return torch.from_numpy(np.ascontiguousarray(features)).to(resolve_device(device or "cpu"))
 
 
-def _nearest_on_device(q: Any, g: Any, cells: int = 1 << 28) -> NDArray[np.int64]:
+def _nearest_on_device(q: Any, g: Any, cells: int = 1 << 28) -> Indices:
     """[N]: the nearest row of g [M, s] for each of q [N, s], the lowest of equals; ``cells`` cosines at once."""
     import torch
 
@@ -153,68 +524,8 @@ def _nearest_on_device(q: Any, g: Any, cells: int = 1 << 28) -> NDArray[np.int64
         cosines = part @ g.T
         ties = cosines == cosines.amax(dim=1, keepdim=True)
         found.append(torch.where(ties, order, len(g)).amin(dim=1))
-    answer: NDArray[np.int64] = torch.cat(found).cpu().numpy()
+    answer: Indices = torch.cat(found).cpu().numpy()
     return answer
-
-
-# A rank is one int64 that sorts by cosine first and by lower gallery index second, so that partial sorts need no
-# second look at ties: the float32's bits, made monotonic, above the complement of the index.
-
-_INDEX = np.int64(0xFFFF_FFFF)
-_MAGNITUDE = np.int32(0x7FFF_FFFF)
-
-
-def _rank(cosines: NDArray[np.float32], indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    ordered = _flip_negative((cosines + np.float32(0)).view(np.int32))  # -0 becomes 0
-    return (ordered.astype(np.int64) << 32) | (_INDEX - indices)
-
-
-def _cosine_of(ranks: NDArray[np.int64]) -> NDArray[np.float32]:
-    return _flip_negative((ranks >> 32).astype(np.int32)).view(np.float32)
-
-
-def _index_of(ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    return _INDEX - (ranks & _INDEX)
-
-
-def _flip_negative(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Turn IEEE bits into integers of the same order, and back: its own inverse."""
-    return bits ^ ((bits >> 31) & _MAGNITUDE)
-
-
-def _top_ranks_of_all(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> NDArray[np.int64]:
-    return np.concatenate([_top_ranks(q[rows], g, k, block) for rows in blocks(len(q), block)])
-
-
-def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> NDArray[np.int64]:
-    """The k highest ranks of each query over the whole gallery, [n, k], descending."""
-    best = np.empty((len(q), 0), dtype=np.int64)
-    for rows in blocks(len(g), block):
-        cosines = _product(q, g[rows])
-        if k == 1:
-            winners = cosines.argmax(axis=1, keepdims=True)  # the first of equals
-            found = _rank(np.take_along_axis(cosines, winners, axis=1), winners + rows.start)
-        else:
-            found = _rank(cosines, np.arange(rows.start, rows.stop))
-        best = _highest(np.concatenate([best, found], axis=1), k)
-    return np.sort(best, axis=1)[:, ::-1]
-
-
-def _product(q: NDArray[np.float32], g: NDArray[np.float32]) -> NDArray[np.float32]:
-    """q g^T, equal columns for equal rows of g.
-
-    BLAS rounds the odd rows and columns at the edge of a matrix otherwise than the rest, so both sides are filled up
-    to whole tiles.
-    """
-    return (_whole_tiles(q) @ _whole_tiles(g).T)[: len(q), : len(g)]
-
-
-def _whole_tiles(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.pad(rows, ((0, -len(rows) % _TILE), (0, 0))) if len(rows) % _TILE else rows
-
-
-def _highest(ranks: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-    return ranks if ranks.shape[1] <= k else np.partition(ranks, -k, axis=1)[:, -k:]
 
 
 def blocks(total: int, block: int) -> Iterator[slice]:
@@ -222,45 +533,45 @@ def blocks(total: int, block: int) -> Iterator[slice]:
     return (slice(start, min(start + block, total)) for start in range(0, total, block))
 
 
-def unit_features(features: Floats, whose: str) -> NDArray[np.float32]:
+def unit_features(features: Floats, name: str) -> NDArray[np.float32]:
     """[N, d] float32 of unit length, checked to be a matrix of finite numbers."""
     array = np.asarray(features)
     if array.ndim != 2 or 0 in array.shape:
-        raise InputError(f"{whose} features are a matrix [images, components], not empty; got shape {array.shape}")
+        raise InputError(f"{name} features are a non-empty matrix [images, components]; got shape {array.shape}")
     if array.dtype.kind not in "fiu":
-        raise InputError(f"{whose} features must be real numbers, got {array.dtype}")
+        raise InputError(f"{name} features must be real numbers, got {array.dtype}")
     array = array.astype(np.float32, copy=False)
     if not np.isfinite(array).all():
-        raise InputError(f"{whose} features hold NaN or infinity; the model that made them is broken")
+        raise InputError(f"{name} features contain NaN or infinity; the model that made them is broken")
     return geometry.unit(array)
 
 
-def refuse_zero_rows(features: Floats, whose: str) -> None:
-    """Refuse features [N, d] of which a row is zero: it has no direction, and every cosine with it would be made up.
+def reject_zero_rows(features: Floats, name: str) -> None:
+    """Raise if a row of features [N, d] is zero: it has no direction, and every cosine with it would be arbitrary.
 
-    For what a model made; a query that was carried into another version's space may rightly be zero there.
+    For the output of a model; a query that was carried into another version's space may legitimately be zero there.
     """
     array = np.asarray(features)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
-        return  # ``unit_features`` says so, in its own words
+        return  # ``unit_features`` raises the better error
     largest = np.maximum(array.max(axis=1), -array.min(axis=1))
-    if wrong := np.flatnonzero(largest < _NO_LENGTH).tolist():
+    if zero := np.flatnonzero(largest < _SHORTEST).tolist():
         raise InputError(
-            f"{whose}: {len(wrong)} of {len(array)} rows are zero and have no direction, the first is row {wrong[0]}. "
+            f"{name}: {len(zero)} of {len(array)} rows are zero and have no direction, the first is row {zero[0]}. "
             "Embed those images again, or leave them out of every version"
         )
+
+
+def checked_labels(labels: Labels, features: Floats, name: str) -> Labels:
+    """[N] integers, one for each row of ``features``."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"{name} labels are one integer per image, got {array.dtype} of shape {array.shape}")
+    if len(array) != len(features):
+        raise InputError(f"{len(array)} {name} labels for {len(features)} {name} images")
+    return array
 
 
 def _check_widths(q: Floats, g: Floats) -> None:
     if q.shape[1] != g.shape[1]:
         raise InputError(f"queries have {q.shape[1]} components and the gallery {g.shape[1]}: they must share a space")
-
-
-def checked_labels(labels: Labels, features: Floats, whose: str) -> Labels:
-    """[N] integers, one for each row of ``features``."""
-    array = np.asarray(labels)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(f"{whose} labels are one integer an image, got {array.dtype} of shape {array.shape}")
-    if len(array) != len(features):
-        raise InputError(f"{len(array)} {whose} labels for {len(features)} {whose} images")
-    return array

@@ -1,6 +1,6 @@
 """A trial: several versions' vectors of the same labelled images, some as gallery and some as queries.
 
-It is what a cross-test, a report and the gate start from. Nothing here needs torch to start.
+A cross-test, a report and the gate start from one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError
-from fixstar.evaluation.backfill import backfill_curve
-from fixstar.evaluation.cross_test import CrossTest, VersionFeatures
-from fixstar.evaluation.flips import flips
-from fixstar.evaluation.measures import cross_test_cmc, cross_test_scores
-from fixstar.evaluation.pairs import Pairs, Split, gallery_query_split, sample_pairs
+from fixstar.evaluation.cross_test import CrossTest, cross_test_cmc, cross_test_scores
+from fixstar.evaluation.evidence import flips
+from fixstar.evaluation.features import VersionFeatures
+from fixstar.evaluation.mixed import backfill_curve
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import PROTOCOLS
-from fixstar.evaluation.verification import roc, tar_at_far
+from fixstar.evaluation.verification import Pairs, Split, gallery_query_split, roc, sample_pairs, tar_at_far
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,21 +29,22 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.images import Preprocessing
 
-__all__ = ["Trial", "counted", "kept_pairs", "searchable", "trial_of_images", "with_vectors"]
+__all__ = ["SHARES", "Trial", "counted", "kept_pairs", "searchable", "trial_of_images", "with_vectors"]
 
 Labels = NDArray[np.integer[Any]]
 Features = Callable[["ImageSet", "ImageSet"], "Sequence[VersionFeatures]"]  # of queries and gallery
 
-PAIRS, FOLDS = 3000, 10  # of each kind, as CoReS takes them
+PAIRS, FOLDS = 3000, 10  # pairs of each kind, as in CoReS
 RANKS, FARS = (1, 5, 10), (0.1, 0.01, 0.001)
 SHARES = tuple(number / 10 for number in range(11))
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Every version's vectors of the same labelled images; ``pairs`` for verification, where both are all images.
+    """Every version's vectors of the same labelled images.
 
-    ``classes`` names the labels, ``facts`` says how it was set up.
+    With ``pairs``, for verification, queries and gallery are both all images. ``classes`` names the labels, ``facts``
+    say how the trial was set up.
     """
 
     versions: Sequence[VersionFeatures]
@@ -58,11 +58,11 @@ class Trial:
 
     @property
     def images(self) -> tuple[Sequence[VersionFeatures], Labels, Labels]:
-        """What every cross-test takes."""
+        """The first three arguments of ``cross_test``."""
         return self.versions, self.query_labels, self.gallery_labels
 
     def answered(self, protocol: str) -> Labels:
-        """The class of each answer: of the queries, of those that have an average precision, or of first images."""
+        """The class of each answer: of the queries, of those with an average precision, or of the pairs' first."""
         if self.pairs is not None:
             return self.query_labels[self.pairs.first]
         if protocol.startswith("map"):
@@ -70,7 +70,7 @@ class Trial:
         return self.query_labels
 
     def report(self, result: CrossTest, confidence: float = 0.95, by_class: bool = False, seed: int = 0) -> Report:
-        """The report of a cross-test, with what the newest upgrade allows to add."""
+        """The report of a cross-test, with details of the newest upgrade."""
         *older, newest = result.names
         return Report.of(
             result,
@@ -82,37 +82,34 @@ class Trial:
             seed=seed,
             thumbnails=self.thumbnails,
             facts=self.facts,
-            **_upgrade_details(self, result),
+            **self._upgrade_details(result),
         )
 
-
-def _upgrade_details(given: Trial, result: CrossTest) -> dict[str, Any]:
-    """Of the newest version over its predecessor: lost queries, backfill and Rank-k; for verification the ROC."""
-    old, new = last = given.versions[-2:]
-    shared: Any = {"shared_components": given.shared_components}
-    names = {(t, k): f"queries by {last[t].name}, gallery by {last[k].name}" for t, k in ((0, 0), (1, 0), (1, 1))}
-    if given.pairs is not None:
-        scores, same = cross_test_scores(last, given.pairs, **shared), given.pairs.same
-        rates = {name: tuple(tar_at_far(scores[cell], same, far) for far in FARS) for cell, name in names.items()}
-        curves = {name: roc(scores[cell], same)[:2] for cell, name in names.items()}
+    def _upgrade_details(self, result: CrossTest) -> dict[str, Any]:
+        """For the newest version over its predecessor: lost queries, backfill and Rank-k; for verification the ROC."""
+        old, new = last = self.versions[-2:]
+        shared: Any = {"shared_components": self.shared_components}
+        names = {(t, k): f"queries by {last[t].name}, gallery by {last[k].name}" for t, k in ((0, 0), (1, 0), (1, 1))}
+        if self.pairs is not None:
+            scores, same = cross_test_scores(last, self.pairs, **shared), self.pairs.same
+            rates = {name: tuple(tar_at_far(scores[cell], same, far) for far in FARS) for cell, name in names.items()}
+            return {
+                "rocs": {name: roc(scores[cell], same)[:2] for cell, name in names.items()},
+                "tables": [RateTable("True accept rate at", tuple(f"FAR {far:g}" for far in FARS), rates)],
+            }
+        if result.protocol not in PROTOCOLS:
+            return {}
+        labels = self.query_labels, self.gallery_labels
+        by_rank = cross_test_cmc(last, *labels, RANKS, **shared)
+        ranks = {name: tuple(by_rank[cell].values()) for cell, name in names.items()}
+        newest = len(result.names) - 1
+        found = flips(result.hits[newest - 1, newest - 1], result.hits[newest, newest - 1], self.query_labels)
+        curve = backfill_curve(old, new, *labels, SHARES, orders=3, protocol=result.protocol, **shared)
         return {
-            "rocs": curves,
-            "tables": [RateTable("True accept rate at", tuple(f"FAR {far:g}" for far in FARS), rates)],
+            "lost": {"": lost_queries(found, self.query_labels, old, new, **shared)},
+            "backfill": {"": curve},
+            "tables": [RateTable("The class is among the nearest images", tuple(f"Rank-{k}" for k in RANKS), ranks)],
         }
-    if result.protocol not in PROTOCOLS:
-        return {}
-    ranked = cross_test_cmc(last, given.query_labels, given.gallery_labels, RANKS, **shared)
-    ranks = {name: tuple(ranked[cell].values()) for cell, name in names.items()}
-    curve = backfill_curve(
-        old, new, given.query_labels, given.gallery_labels, SHARES, orders=3, protocol=result.protocol, **shared
-    )
-    newest = len(result.names) - 1
-    found = flips(result.hits[newest - 1, newest - 1], result.hits[newest, newest - 1], given.query_labels)
-    return {
-        "lost": {"": lost_queries(found, given.query_labels, old, new, **shared)},
-        "backfill": {"": curve},
-        "tables": [RateTable("The class is among the nearest images", tuple(f"Rank-{k}" for k in RANKS), ranks)],
-    }
 
 
 def trial_of_images(
@@ -123,27 +120,32 @@ def trial_of_images(
     split_file: Path | None = None,
     pairs_file: Path | None = None,
 ) -> Trial:
-    """What ``features`` makes of labelled images; the files are where the split and the pairs are kept, if anywhere."""
+    """A trial on labelled images, embedded by ``features``. The split or pairs are read from the file, if it exists.
+
+    If it does not exist, they are drawn and saved there.
+    """
     classes = dict(enumerate(images.classes))
     if protocol == "verification":
         pairs, how = kept_pairs(images.labels, pairs_file, seed)
-        made = features(images, images.take([0]))  # one set: pairs take both images from it
+        made = features(images, images.take([0]))  # pairs take both images from one set
         both = [with_vectors(version, version.queries) for version in made]
         facts = {"Images": counted(images.labels), "Pairs drawn": how}
         return Trial(both, images.labels, images.labels, classes, facts, pairs)
     split, how = _kept_split(images.labels, split_file, seed)
     queries, gallery = images.take(split.queries), images.take(split.gallery)
     facts = {"Gallery": counted(gallery.labels), "Split": how}
-    made = features(queries, gallery)
     shown = Thumbnails(_by_row(queries), _by_row(gallery))
-    return Trial(made, queries.labels, gallery.labels, classes, facts, thumbnails=shown)
+    return Trial(features(queries, gallery), queries.labels, gallery.labels, classes, facts, thumbnails=shown)
 
 
-def searchable(images: ImageSet, preprocessing: Preprocessing, bad: str) -> ImageSet:
-    """The images that can be read, of classes with at least one for the gallery and one for a query."""
-    if bad not in ("refuse", "skip"):
-        raise InputError(f"--bad-images {bad} is not one of refuse, skip")
-    kept, unreadable = images.readable(preprocessing, cast(Literal["refuse", "skip"], bad))
+def searchable(images: ImageSet, preprocessing: Preprocessing, bad_images: str) -> ImageSet:
+    """The readable images of classes with at least one image for the gallery and one for a query.
+
+    ``bad_images`` is "refuse" or "skip".
+    """
+    if bad_images not in ("refuse", "skip"):
+        raise InputError(f"bad_images is refuse or skip, got {bad_images!r}")
+    kept, unreadable = images.readable(preprocessing, cast(Literal["refuse", "skip"], bad_images))
     for image in unreadable:
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
     counts = kept.counts()
@@ -155,17 +157,17 @@ def searchable(images: ImageSet, preprocessing: Preprocessing, bad: str) -> Imag
 
 
 def with_vectors(version: VersionFeatures, vectors: NDArray[Any]) -> VersionFeatures:
-    """The version with the same vectors [images, width] as queries and as gallery: verification pairs take both."""
+    """The version with the same vectors [images, width] as queries and as gallery, for verification."""
     return replace(version, queries=vectors, gallery=vectors)
 
 
 def counted(labels: Labels) -> str:
-    """How many images of how many classes, in words."""
+    """The number of images and classes as text."""
     return f"{len(labels):,} images of {len(np.unique(labels)):,} classes"
 
 
 def _kept_split(labels: Labels, path: Path | None, seed: int) -> tuple[Split, str]:
-    """The split of a file, or a new one, which is saved there; and in words which it is."""
+    """The split in a file, or a new one, which is saved there; and its origin as text."""
     if path is None or not path.exists():
         split = gallery_query_split(labels, seed=_checked_seed(seed))
         if path is not None:
@@ -174,12 +176,12 @@ def _kept_split(labels: Labels, path: Path | None, seed: int) -> tuple[Split, st
     split = Split.load(path)
     _check_rows(path, np.concatenate([split.gallery, split.queries]), len(labels))
     if left := len(labels) - len(split.gallery) - len(split.queries):
-        warnings.warn(f"{path} leaves {left} of {len(labels)} images out", stacklevel=2)
+        warnings.warn(f"{path} leaves out {left} of {len(labels)} images", stacklevel=2)
     return split, f"from {path.name}"
 
 
 def kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Pairs, str]:
-    """The pairs of a file, or new ones, which are saved there; and in words which they are."""
+    """The pairs in a file, or new ones, which are saved there; and their origin as text."""
     if path is None or not path.exists():
         count = _pair_count(labels)
         pairs = sample_pairs(labels, count, count, _checked_seed(seed))
@@ -194,9 +196,9 @@ def kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Pairs, str
 
 
 def _pair_count(labels: Labels) -> int:
-    """As many pairs of each kind as CoReS takes, or half as many as there are images; whole folds where possible.
+    """Pairs of each kind: as many as in CoReS, at most half the number of images; a multiple of the folds.
 
-    More pairs of few images would repeat the same images, and intervals over pairs would claim too much.
+    More pairs of few images would reuse the same images, and intervals over pairs would be too narrow.
     """
     counts = np.unique(labels, return_counts=True)[1]
     genuine = int((counts * (counts - 1) // 2).sum())
@@ -210,7 +212,7 @@ def _pair_count(labels: Labels) -> int:
 
 def _check_rows(path: Path, rows: NDArray[np.int64], images: int) -> None:
     if rows.max() >= images:
-        raise DataError(f"{path} names image {rows.max()} and there are {images}: it was made for other images")
+        raise DataError(f"{path} refers to image {rows.max()}, but there are {images}: it was made for other images")
 
 
 def _checked_seed(seed: int) -> int:
@@ -220,7 +222,7 @@ def _checked_seed(seed: int) -> int:
 
 
 def _by_row(images: ImageSet) -> Callable[[int], Image.Image]:
-    """Row -> image, as large as a report shows it."""
+    """Row -> image, in the size that a report shows."""
     from PIL import Image
 
     from fixstar.images import Preprocessing, read_pixels

@@ -1,47 +1,216 @@
-"""1:1 verification: are two images of one class? Accepted when their cosine reaches a threshold.
+"""Decisions by threshold: 1:1 verification and open-set search. Also the pairs and splits to measure on.
 
-The first image of a pair is embedded by the new model, the second by the old one (section 7.1 of CL2R). TAR is the
-share of genuine pairs that are accepted, FAR the share of impostor pairs.
+**Verification**: a pair is accepted as one class when its cosine reaches a threshold. The first image of a pair is
+embedded by the new model, the second by the old one (section 7.1 of CL2R). TAR is the share of genuine pairs that are
+accepted, FAR the share of impostor pairs.
 
-A rate at a given FAR is read strictly: the largest TAR whose measured FAR is not above it. Nothing is interpolated, and
-impostors of equal score are accepted together or not at all. N impostors resolve no FAR below 1/N: any smaller one,
-zero included, gives the TAR without a single false accept, which claims too little and never too much.
+**Open-set search**: queries whose class is not in the gallery are **non-mated** and must be rejected; the others are
+mated.
+
+A rate at a given FAR is read strictly: the largest TAR whose measured FAR does not exceed it. Nothing is interpolated,
+and impostors of equal score are accepted together or not at all. N impostors resolve no FAR below 1/N: any smaller
+one, zero included, gives the TAR without a single false accept, which understates and never overstates.
+
+**Pairs and splits** hold row numbers of one image set, so that every version is measured on the same images. A seed
+fixes them on one NumPy version; a saved file fixes them for good.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
-from fixstar.errors import InputError
-from fixstar.evaluation.pairs import Pairs
-from fixstar.evaluation.search import BLOCK, blocks, checked_labels, unit_features
+from fixstar.durable import replace_file
+from fixstar.errors import DataError, InputError, NextStep
+from fixstar.evaluation.features import load_arrays
+from fixstar.evaluation.search import BLOCK, blocks, checked_labels, gallery_entries, nearest, unit_features
 
 __all__ = [
     "FoldAccuracy",
+    "Pairs",
+    "Split",
+    "draw_pairs",
+    "gallery_query_split",
     "kfold_accuracy",
     "mean_templates",
+    "open_set_hits",
     "pair_scores",
     "roc",
+    "sample_pairs",
     "tar_at_far",
     "threshold_at_far",
+    "tpir_at_fpir",
 ]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
+Rows = NDArray[np.int64]
 Same = NDArray[np.bool_]
 Scores = NDArray[np.float64]
+T = TypeVar("T", bound="Pairs | Split")
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of images for 1:1 verification: row numbers ``first`` [N] and ``second`` [N], and ``same`` [N] bool.
+
+    The first image of a pair is the query, the second is from the gallery (section 5.1 of CoReS). A pair of one class
+    is **genuine**, a pair of two classes an **impostor**.
+    """
+
+    first: Rows
+    second: Rows
+    same: Same
+
+    def __post_init__(self) -> None:
+        _check_rows(self.first, "first")
+        _check_rows(self.second, "second")
+        if self.same.ndim != 1 or self.same.dtype != np.bool_:
+            raise InputError(f"same is one bool per pair, got {self.same.dtype} of shape {self.same.shape}")
+        if not len(self.first) == len(self.second) == len(self.same):
+            seen = f"{len(self.first)} first, {len(self.second)} second and {len(self.same)} same"
+            raise InputError(f"first, second and same must have the same length; got {seen}")
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+    def save(self, path: str | Path) -> None:
+        """Write the pairs to one .npz file, atomically."""
+        _save(Path(path), {"first": self.first, "second": self.second, "same": self.same})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote; ``DataError`` if the file is missing, damaged or something else."""
+        return _load(cls, Path(path))
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images divided for 1:N search: row numbers of the ``gallery`` [G] and of the ``queries`` [Q], ascending."""
+
+    gallery: Rows
+    queries: Rows
+
+    def __post_init__(self) -> None:
+        _check_rows(self.gallery, "gallery")
+        _check_rows(self.queries, "queries")
+        rows = np.concatenate([self.gallery, self.queries])
+        if len(np.unique(rows)) < len(rows):
+            raise InputError("each image appears once, in the gallery or among the queries; this split repeats one")
+
+    def save(self, path: str | Path) -> None:
+        """Write the split to one .npz file, atomically."""
+        _save(Path(path), {"gallery": self.gallery, "queries": self.queries})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote; ``DataError`` if the file is missing, damaged or something else."""
+        return _load(cls, Path(path))
+
+
+def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> Pairs:
+    """Draw pairs of images, the genuine ones first; CoReS takes 3,000 + 3,000 from the CIFAR-10 test images.
+
+    Uniform over all pairs of a kind. No image is paired with itself, and no pair occurs twice, in either order. The
+    order within a pair is random too.
+
+    >>> labels = np.array([4, 4, 4, 9])
+    >>> pairs = sample_pairs(labels, genuine=2, impostor=3)
+    >>> np.array_equal(labels[pairs.first] == labels[pairs.second], pairs.same), pairs.same.sum()
+    (True, np.int64(2))
+    """
+    classes = _classes(labels)
+    order = np.argsort(classes, kind="stable")
+    position = np.arange(len(order))
+    end = np.searchsorted(classes[order], classes[order], side="right")  # where the class of each position ends
+    rng = np.random.default_rng(seed)
+    drawn = [
+        # The later images of the same class, and all images of later classes: every pair has one number.
+        _draw_pairs(position + 1, end, genuine, "genuine", rng),
+        _draw_pairs(end, np.full_like(end, len(order)), impostor, "impostor", rng),
+    ]
+    both = order[np.concatenate(drawn, axis=1)]
+    swapped = rng.random(both.shape[1]) < 0.5
+    first, second = np.where(swapped, both[::-1], both)
+    return Pairs(first, second, classes[first] == classes[second])
+
+
+def _draw_pairs(start: Rows, stop: Rows, count: int, kind: str, rng: np.random.Generator) -> Rows:
+    """[2, count]: pairs (p, q) with start[p] <= q < stop[p], all different, all equally likely."""
+    if count < 1:
+        raise InputError(f"ask for at least one {kind} pair, got {count}")
+    ends = np.cumsum(stop - start)
+    if count > ends[-1]:
+        raise InputError(
+            f"these labels allow {ends[-1]} {kind} pairs, not {count}. Ask for fewer pairs, or pass more images"
+        )
+    numbers = rng.choice(int(ends[-1]), size=count, replace=False)
+    p = np.searchsorted(ends, numbers, side="right")
+    return np.stack([p, stop[p] - (ends[p] - numbers)])
+
+
+def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> Pairs:
+    """Draw two images at a time until there are enough pairs of both kinds, as the code of CoReS and CL2R does.
+
+    Pairs stay in the order of drawing. Most draws are impostors, so these are complete first and the list ends with
+    genuine pairs only: cut into unstratified folds, it gives numbers comparable with theirs. An image may be paired
+    with itself, and a pair may occur twice.
+
+    >>> draw_pairs(np.arange(100) % 10, genuine=40, impostor=40).same[-20:].all()
+    np.True_
+    """
+    classes = _classes(labels)
+    if min(genuine, impostor) < 1:
+        raise InputError(f"ask for at least one pair of each kind, got {genuine} genuine and {impostor} impostors")
+    if len(np.unique(classes)) < 2:
+        raise InputError("impostor pairs need images of two classes; there is only one class")
+    rng, missing, parts = np.random.default_rng(seed), {True: genuine, False: impostor}, []
+    while any(missing.values()):
+        drawn = rng.integers(len(classes), size=(10 * (genuine + impostor), 2))
+        same = classes[drawn[:, 0]] == classes[drawn[:, 1]]
+        kept = np.where(same, np.cumsum(same) <= missing[True], np.cumsum(~same) <= missing[False])
+        missing = {kind: count - int((same[kept] == kind).sum()) for kind, count in missing.items()}
+        parts.append(drawn[kept])
+    first, second = np.concatenate(parts).T
+    return Pairs(first, second, classes[first] == classes[second])
+
+
+def gallery_query_split(labels: Labels, share: float = 0.5, seed: int = 0) -> Split:
+    """Put ``share`` of the images of every class into the gallery, and the others among the queries.
+
+    Rounded within each class, but a class of two or more images is in both. A class of one image is in the gallery
+    only: as a query it could not be found.
+
+    >>> split = gallery_query_split(np.array([7, 7, 7, 7, 8]), share=0.75)
+    >>> len(split.gallery), len(split.queries), 4 in split.gallery
+    (4, 1, True)
+    """
+    classes = _classes(labels)
+    if not 0 < share < 1:
+        raise InputError(f"share is the gallery's share of each class, between 0 and 1; got {share:g}")
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(classes))
+    order = shuffled[np.argsort(classes[shuffled], kind="stable")]  # class by class, in random order within it
+    _, starts, counts = np.unique(classes[order], return_index=True, return_counts=True)
+    wanted = np.clip(np.floor(share * counts + 0.5), 1, np.maximum(counts - 1, 1))
+    place = np.arange(len(order)) - np.repeat(starts, counts)
+    chosen = place < np.repeat(wanted, counts)
+    if chosen.all():
+        raise InputError(f"all {counts.size} classes have one image: nothing is left to query with")
+    return Split(np.sort(order[chosen]), np.sort(order[~chosen]))
 
 
 @dataclass(frozen=True, eq=False)
 class FoldAccuracy:
-    """Accuracy fold by fold: ``accuracies`` [folds], the ``thresholds`` [folds] used, and the answer of every pair.
+    """Accuracy of each fold: ``accuracies`` [folds], the ``thresholds`` [folds] used, and the answer for every pair.
 
-    ``right`` [N] bool says which pairs were answered correctly, for error bars.
+    ``right`` [N] bool says which pairs were classified correctly, for error bars.
     """
 
     accuracies: Scores
@@ -60,7 +229,7 @@ class FoldAccuracy:
 
 
 def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
-    """[pairs] cosines: row ``pairs.first`` of ``first``, by the new model, with row ``pairs.second`` of ``second``.
+    """[pairs] cosines of row ``pairs.first`` of ``first`` (new model) with row ``pairs.second`` of ``second`` (old).
 
     >>> pairs = Pairs(np.array([0, 0]), np.array([1, 2]), np.array([True, False]))
     >>> new, old = np.array([[2.0, 0.0]]), np.array([[0.0, 0.0], [5.0, 0.0], [0.0, 1.0]])
@@ -72,9 +241,9 @@ def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
         raise InputError(
             f"the first features have {a.shape[1]} components and the second {b.shape[1]}: they must share a space"
         )
-    for rows, features, whose in ((pairs.first, a, "first"), (pairs.second, b, "second")):
+    for rows, features, name in ((pairs.first, a, "first"), (pairs.second, b, "second")):
         if rows.max() >= len(features):
-            raise InputError(f"a pair names row {rows.max()} of the {whose} features, which have {len(features)} rows")
+            raise InputError(f"a pair uses row {rows.max()} of the {name} features, which have {len(features)} rows")
     scores = np.empty(len(pairs))
     for part in blocks(len(pairs), BLOCK):
         scores[part] = (a[pairs.first[part]] * b[pairs.second[part]]).sum(axis=1, dtype=np.float64)
@@ -82,17 +251,17 @@ def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
 
 
 def kfold_accuracy(scores: Floats, same: Same, folds: int = 10, *, stratified: bool = True) -> FoldAccuracy:
-    """Accuracy with the threshold chosen on all folds but one and used on that one, for each fold in turn.
+    """Accuracy of each fold at the threshold that is best on the other folds.
 
     Folds are fixed: the genuine pairs are cut into ``folds`` runs in their order, the impostors likewise. The order of
     ``sample_pairs`` is random already; the order of LFW's own list gives LFW's own folds.
 
-    Not ``stratified``, the list is cut as it stands, whichever pairs a fold then holds. Where genuine pairs are more
-    frequent in one fold than in the rest, the threshold chosen on the rest accepts too few there: the accuracy is too
-    low, and below 0.5 for scores that say nothing.
+    With ``stratified=False`` the list is cut as it is. Where genuine pairs are more frequent in one fold than in the
+    others, the threshold chosen on the others accepts too few there: the accuracy is too low, and below 0.5 for scores
+    without information.
 
-    The threshold lies halfway between the lowest score that it accepts and the highest that it rejects. Of equally
-    good ones the highest is taken, which accepts least.
+    The threshold is halfway between the lowest score that it accepts and the highest that it rejects. Of equally good
+    thresholds the highest is taken.
 
     >>> result = kfold_accuracy(np.array([0.9, 0.8, 0.2, 0.1]), np.array([True, True, False, False]), folds=2)
     >>> result.mean, result.thresholds
@@ -124,24 +293,24 @@ def roc(scores: Floats, same: Same) -> tuple[Scores, Scores, Scores]:
 
 
 def threshold_at_far(scores: Floats, same: Same, far: float) -> float:
-    """The lowest threshold whose measured FAR is not above ``far``; -inf where ``far`` is 1.
+    """The lowest threshold whose measured FAR does not exceed ``far``; -inf where ``far`` is 1.
 
-    ``scores >= threshold`` are the accepted pairs, one by one.
+    Pairs with ``score >= threshold`` are accepted.
     """
     values, genuine = _checked(scores, same)
     if not 0 <= far <= 1:
-        raise InputError(f"a false accept rate is a fraction from 0 to 1, got {far:g}. Divide percent by 100")
+        raise InputError(f"a false accept rate is a fraction from 0 to 1, got {far:g}. Divide percentages by 100")
     impostors = np.sort(values[~genuine])[::-1]
     allowed = int((np.arange(1, len(impostors) + 1) / len(impostors) <= far).sum())
     if allowed == len(impostors):
         return float("-inf")
-    # Just above the first impostor that is too many, in the precision of the scores: comparing keeps them apart.
+    # Just above the first impostor that is too many, in the precision of the scores.
     kind = np.result_type(np.asarray(scores), np.float16).type
     return float(np.nextafter(kind(impostors[allowed]), kind(np.inf)))
 
 
 def tar_at_far(scores: Floats, same: Same, far: float) -> float:
-    """The largest TAR whose measured FAR is not above ``far`` (tables 1b, 3b and 4b of BCT, at 1e-4).
+    """The largest TAR whose measured FAR does not exceed ``far`` (tables 1b, 3b and 4b of BCT, at 1e-4).
 
     >>> scores, same = np.array([0.9, 0.5, 0.7, 0.1]), np.array([True, True, False, False])
     >>> [tar_at_far(scores, same, far) for far in (0, 0.49, 0.5)]
@@ -153,7 +322,7 @@ def tar_at_far(scores: Floats, same: Same, far: float) -> float:
 def mean_templates(
     features: Floats, template_ids: Labels, media_ids: Labels | None = None
 ) -> tuple[NDArray[np.float32], Labels]:
-    """One unit vector a template, the mean of its unit features, and the template ids in ascending order (IJB-C).
+    """One unit vector per template, the mean of its unit features, and the template ids in ascending order (IJB-C).
 
     With ``media_ids`` the frames of one medium are averaged first, so that a long video weighs as much as a photograph.
 
@@ -168,8 +337,50 @@ def mean_templates(
         _, medium, frames = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
         weights = 1 / frames[medium.ravel()]
     sums = np.zeros((len(ids), unit.shape[1]))
-    np.add.at(sums, template, weights[:, None] * unit)  # as good as means: the length goes
+    np.add.at(sums, template, weights[:, None] * unit)  # normalised below: sums do as well as means
     return geometry.unit(sums).astype(np.float32), ids
+
+
+def tpir_at_fpir(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    fpir: float,
+    protocol: str = "image",
+) -> float:
+    """The largest TPIR whose measured FPIR does not exceed ``fpir`` (tables 1c, 3c and 4c of BCT, at 1e-2).
+
+    FPIR is the share of non-mated searches whose best cosine reaches the threshold; TPIR the share of mated searches
+    whose nearest entry has the right class and reaches it. Read as strictly as ``tar_at_far``.
+
+    >>> queries, truth = np.array([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]]), np.array([7, 7, 9])
+    >>> [tpir_at_fpir(queries, truth, np.array([[1.0, 0.0]]), np.array([7]), fpir) for fpir in (0, 1)]
+    [0.5, 1.0]
+    """
+    return float(np.nanmean(open_set_hits(queries, query_labels, gallery, gallery_labels, fpir, protocol)))
+
+
+def open_set_hits(
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    fpir: float,
+    protocol: str = "image",
+) -> Scores:
+    """[N]: at the threshold of ``fpir`` 1 for a mated search with the right answer, 0 for another, NaN if non-mated."""
+    truth = checked_labels(query_labels, queries, "query")
+    entries, classes = gallery_entries(gallery, gallery_labels, protocol)
+    indices, cosines = nearest(queries, entries)
+    mated = np.isin(truth, classes)
+    if mated.all() or not mated.any():
+        raise InputError(
+            "an open-set search needs queries with and without their class in the gallery; "
+            f"got {mated.sum()} of {len(mated)} with it. Remove some classes from the gallery"
+        )
+    found = cosines[:, 0] >= threshold_at_far(cosines[:, 0], mated, fpir)
+    return np.where(mated, found & (classes[indices[:, 0]] == truth), np.nan)
 
 
 def _best_threshold(scores: Scores, genuine: Same) -> float:
@@ -180,12 +391,10 @@ def _best_threshold(scores: Scores, genuine: Same) -> float:
     if best == len(thresholds) - 1:
         return float(thresholds[best])
     halfway = (thresholds[best] + thresholds[best + 1]) / 2
-    return float(
-        halfway if halfway > thresholds[best + 1] else thresholds[best]
-    )  # neighbouring floats: nothing between
+    return float(halfway if halfway > thresholds[best + 1] else thresholds[best])  # adjacent floats have no middle
 
 
-def _accepted(scores: Scores, genuine: Same) -> tuple[Scores, NDArray[np.int64], NDArray[np.int64]]:
+def _accepted(scores: Scores, genuine: Same) -> tuple[Scores, Rows, Rows]:
     """Thresholds, descending from inf over the distinct scores, and how many pairs of each kind reach them."""
     order = np.argsort(-scores)
     ordered = scores[order]
@@ -198,11 +407,72 @@ def _checked(scores: Floats, same: Same) -> tuple[Scores, Same]:
     values, genuine = np.asarray(scores, dtype=np.float64), np.asarray(same)
     if values.ndim != 1 or genuine.shape != values.shape or genuine.dtype != np.bool_:
         seen = f"scores {values.shape}, same {genuine.dtype} {genuine.shape}"
-        raise InputError(f"verification needs one score and one bool a pair; got {seen}")
+        raise InputError(f"verification needs one score and one bool per pair; got {seen}")
     if not np.isfinite(values).all():
-        raise InputError("the scores hold NaN or infinity; the model that made them is broken")
+        raise InputError("the scores contain NaN or infinity; the model that made them is broken")
     if genuine.all() or not genuine.any():
         raise InputError(
             f"verification needs genuine and impostor pairs; got {genuine.sum()} of {len(genuine)} genuine"
         )
     return values, genuine
+
+
+def _classes(labels: Labels) -> Labels:
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
+        raise InputError(f"labels are one integer per image, not empty; got {array.dtype} of shape {array.shape}")
+    return array
+
+
+def _check_rows(rows: Rows, name: str) -> None:
+    if rows.ndim != 1 or rows.dtype != np.int64 or not len(rows):
+        raise InputError(f"{name} holds row numbers, int64 and not empty; got {rows.dtype} of shape {rows.shape}")
+    if rows.min() < 0:
+        raise InputError(f"{name} holds row numbers, starting at 0; got {rows.min()}")
+
+
+def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:  # an open file: NumPy adds .npz to bare names
+            np.savez(file, **arrays)
+
+    replace_file(path, write)
+
+
+class _Content(NamedTuple):
+    """What a file may hold, the argument that takes it, and the other arguments that go with it."""
+
+    name: str
+    argument: str
+    others: dict[str, str]
+
+    def evaluate_with(self, path: Path | None, note: str) -> NextStep:
+        return NextStep("evaluate", {"data": ..., **self.others, self.argument: str(path) if path else ...}, note)
+
+
+_CONTENTS = {  # by the names of the arrays
+    frozenset({"first", "second", "same"}): _Content("pairs", "pairs_file", {"protocol": "verification"}),
+    frozenset({"gallery", "queries"}): _Content("a split into gallery and queries", "split_file", {}),
+}
+
+
+def _load(kind: type[T], path: Path) -> T:
+    expected = frozenset(kind.__dataclass_fields__)
+    content = _CONTENTS[expected]
+    remake = content.evaluate_with(path, "after deleting the file; a missing file is created")
+    try:
+        arrays = load_arrays(path)
+    except DataError as error:
+        raise DataError(str(error), remake) from error
+    if not isinstance(arrays, dict):
+        raise DataError(f"{path} holds one bare array, not {content.name}", remake)
+    if (seen := frozenset(arrays)) != expected:  # never advise deleting a good file of something else
+        held = _CONTENTS.get(seen)
+        steps = [content.evaluate_with(None, "with another file; a missing file is created")]
+        steps += [held.evaluate_with(path, f"to use {path.name}")] if held else []
+        found = held.name if held else ", ".join(sorted(seen)) or "nothing"
+        raise DataError(f"{path} holds {found}, not {content.name}", *steps)
+    try:
+        return kind(**arrays)
+    except InputError as error:
+        raise DataError(f"{path} is damaged: {error}", remake) from error

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fixstar.data import ImageSet
-from fixstar.evaluation.feature_files import read_labelled_vectors
+from fixstar.evaluation.features import read_labelled_vectors
 from fixstar.models import Encoder, FrozenEncoder, Outputs
 
 __all__ = [

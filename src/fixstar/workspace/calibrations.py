@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError
-from fixstar.evaluation.backfill import BackfillCurve, Order, backfill_curve
-from fixstar.evaluation.cross_test import VersionFeatures
-from fixstar.evaluation.mixed import carried_queries
+from fixstar.evaluation.features import VersionFeatures, carried_queries
+from fixstar.evaluation.mixed import BackfillCurve, Order, backfill_curve
 from fixstar.gallery import Calibration, fit_calibration
 from fixstar.geometry import unit
 

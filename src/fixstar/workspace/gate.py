@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fixstar.errors import InputError
 from fixstar.evaluation import Difference, Flips, Report, cross_test, flips, lost_queries, paired_bootstrap
-from fixstar.evaluation.report import needed_resamples
+from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.report_words import percent, points
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.images import Preprocessing
@@ -190,7 +190,7 @@ def _met(trial: Trial, tested: CrossTest) -> tuple[list[VersionFeatures], Any, A
 def _tested(trial: Trial) -> CrossTest:
     """The cross-test, without versions whose vectors the newest one's cannot be compared with."""
     versions = _as_searched(trial).versions
-    met = [version for version in versions if versions[-1].meets(version)]
+    met = [version for version in versions if versions[-1].comparable_with(version)]
     return cross_test(met, trial.query_labels, trial.gallery_labels, "image")
 
 

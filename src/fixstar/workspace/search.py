@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GalleryError, ImageError
-from fixstar.evaluation import Found, contact_sheet
+from fixstar.evaluation import HitPicture, contact_sheet
 from fixstar.gallery import (
     Calibration,
     Gallery,
@@ -336,7 +336,7 @@ def draw_answer(
 
     shown = [picture(name) if stored else _pixels(Path(name)) for name in queries]
     rows = [
-        [Found(picture(hit.id), label is not None and hit.payload.get("label") == label) for hit in hits]
+        [HitPicture(picture(hit.id), label is not None and hit.payload.get("label") == label) for hit in hits]
         for hits, label in zip(answer.hits, labels, strict=True)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.errors import CheckpointError, InputError, ModelError, UnknownNameError
-from fixstar.evaluation.pairs import gallery_query_split
+from fixstar.evaluation.verification import gallery_query_split
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
 from fixstar.scenarios import Past, Settings, Validation, Version, train_version

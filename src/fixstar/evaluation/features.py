@@ -1,0 +1,301 @@
+"""The feature vectors of a version: how versions are compared, and how vectors are read from NumPy files.
+
+A gallery stays as it was stored, as in a real upgrade. It is the query that is carried into the space of the older
+version. Only a version with ``adapt`` (FAN) moves the stored vectors instead.
+
+**Files.** A version is one ``.npz`` file with the arrays ``queries`` [N, d] and ``gallery`` [M, d] (and ``projection``
+[d, m] for short forms), or two ``.npy`` files. All versions embed the same images in the same order. Labels are one
+``.npz`` file with the arrays ``query_labels`` [N] and ``gallery_labels`` [M], or two ``.npy`` files; they are integers,
+or strings, which become class names. Stored vectors with their classes (all that may be left of an old system) are one
+``.npz`` file with the arrays ``vectors`` [N, d] and ``classes`` [N]. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar import geometry
+from fixstar.errors import DataError, InputError, NextStep
+from fixstar.evaluation.search import reject_zero_rows
+
+__all__ = [
+    "LabelFile",
+    "VersionFeatures",
+    "carried_queries",
+    "check_images",
+    "incomparable_widths",
+    "load_arrays",
+    "read_features",
+    "read_labelled_vectors",
+    "read_labels",
+    "stored_galleries",
+    "stored_over_time",
+]
+
+Array = NDArray[Any]
+Floats = NDArray[np.floating[Any]]
+Labels = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class VersionFeatures:
+    """The feature vectors of the query and gallery images, as one version embedded them.
+
+    With ``projection`` P [d, m] they are short forms u = R h / |R h| (see ``fixstar.geometry``), [images, min(d, m)];
+    without it, plain features. ``adapt``, for methods that move the gallery (FAN), maps vectors [images, width of the
+    predecessor] stored under the predecessor into this version's space [images, width].
+
+    ``parts`` are the widths of the simplices that make up the full feature, if known. If the first parts of a version
+    are all the parts of another, its space has grown from the other's: the other's features are exactly zero in the
+    rest, and the two are comparable although their widths differ.
+    """
+
+    name: str
+    queries: Floats
+    gallery: Floats
+    projection: Floats | None = None
+    adapt: Callable[[Floats], Floats] | None = None
+    parts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.queries.ndim != 2 or self.gallery.ndim != 2 or self.queries.shape[1] != self.gallery.shape[1]:
+            seen = f"queries {self.queries.shape}, gallery {self.gallery.shape}"
+            raise InputError(f"version {self.name!r} needs matrices [images, components] of the same width; got {seen}")
+        if self.projection is not None and min(self.projection.shape) != self.queries.shape[1]:
+            raise InputError(
+                f"version {self.name!r}: a projection {self.projection.shape} has short forms of "
+                f"{min(self.projection.shape)} components, got {self.queries.shape[1]}. Pass plain features without it"
+            )
+        if self.parts and sum(self.parts) != self.width:
+            raise InputError(f"version {self.name!r}: parts {self.parts} do not add up to the width {self.width}")
+        for side in ("queries", "gallery"):
+            reject_zero_rows(getattr(self, side), f"{side} of version {self.name!r}")
+
+    @property
+    def width(self) -> int:
+        """The number of components of the full feature, d."""
+        return int(self.queries.shape[1] if self.projection is None else self.projection.shape[0])
+
+    @cached_property
+    def basis(self) -> Floats | None:
+        """The basis Q [d, s] of the short form; None for plain features."""
+        return geometry.short_basis(self.projection)
+
+    def comparable_with(self, other: VersionFeatures) -> bool:
+        """Whether cosines with another version are exact: same width, or one has grown from the other."""
+        shared = min(len(self.parts), len(other.parts))
+        return self.width == other.width or (shared > 0 and self.parts[:shared] == other.parts[:shared])
+
+    def carry(self, queries: Floats, to: VersionFeatures, *, shared_components: bool = False) -> Floats:
+        """Queries [n, s] of this version, in the space in which version ``to`` is stored.
+
+        Versions of different width are not comparable, unless ``shared_components`` compares the first components
+        that both have, as BCT does; the others then count as zero.
+        """
+        if to is self:
+            return queries
+        if not shared_components and not self.comparable_with(to):
+            raise incomparable_widths([to, self])
+        return geometry.carry(queries, self.basis, to.basis, to.width)
+
+    def adapted(self, vectors: Floats) -> Floats:
+        """Vectors stored under the predecessor, moved into this version's space; unchanged without ``adapt``."""
+        if self.adapt is None:
+            return vectors
+        found = np.asarray(self.adapt(vectors))
+        if found.shape != (len(vectors), self.width):
+            raise InputError(
+                f"adapt of version {self.name!r} turned {vectors.shape} into {found.shape}; "
+                f"it must return one vector of {self.width} components per input vector"
+            )
+        return found
+
+
+def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
+    """The error for versions whose full features differ in width."""
+    seen = ", ".join(f"{version.name} {version.width}" for version in versions)
+    return InputError(
+        f"versions of different feature width cannot be compared ({seen}). "
+        "Pass shared_components=True to compare over the first components that both have"
+    )
+
+
+def carried_queries(
+    query: VersionFeatures, galleries: Iterable[VersionFeatures], *, shared_components: bool = False
+) -> list[Floats]:
+    """The unit queries of one version in the space of each gallery, [N, s] each: dot products are full cosines.
+
+    Do not normalise them: a query that the other version's space cannot hold in full is shorter than 1 there.
+    """
+    queries = geometry.unit(np.asarray(query.queries).astype(np.float32, copy=False))
+    return [query.carry(queries, gallery, shared_components=shared_components) for gallery in galleries]
+
+
+def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[VersionFeatures]]:
+    """After each version, all versions so far with their galleries as they are then stored.
+
+    That is as they were embedded, unless a version with ``adapt`` has moved all older vectors into its own space.
+    """
+    stored: list[VersionFeatures] = []
+    for version in versions:
+        if version.adapt is not None:
+            stored = [_moved(older, version) for older in stored]
+        stored = [*stored, version]
+        yield stored
+
+
+def stored_galleries(versions: Sequence[VersionFeatures], query_version: int = -1) -> list[VersionFeatures]:
+    """All versions, with their galleries as they are stored when ``query_version`` searches."""
+    if not -len(versions) <= query_version < len(versions):
+        raise InputError(f"query_version is a version number, 0 to {len(versions) - 1} here; got {query_version}")
+    stored = next(islice(stored_over_time(versions), query_version % len(versions), None))
+    return [*stored, *versions[len(stored) :]]
+
+
+def _moved(older: VersionFeatures, version: VersionFeatures) -> VersionFeatures:
+    if short := [v.name for v in (older, version) if v.projection is not None]:
+        raise InputError(
+            f"adapt of version {version.name!r} moves plain features, but {', '.join(short)} came as short forms under "
+            "a projection. Pass the full features, without projection"
+        )
+    return VersionFeatures(older.name, version.queries, version.adapted(older.gallery), parts=version.parts)
+
+
+def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels) -> None:
+    """Raise unless all versions embedded the same labelled images, with finite numbers."""
+    for labels, side in ((query_labels, "query"), (gallery_labels, "gallery")):
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+            raise InputError(f"{side} labels are one integer per image, not empty; got {labels.dtype} {labels.shape}")
+    expected = len(query_labels), len(gallery_labels)
+    for version in versions:
+        seen = len(version.queries), len(version.gallery)
+        if seen != expected:
+            raise InputError(
+                f"version {version.name!r} has {seen[0]} queries and {seen[1]} gallery images for {expected[0]} and "
+                f"{expected[1]} labels; every version must embed the same images"
+            )
+        if not (np.isfinite(version.queries).all() and np.isfinite(version.gallery).all()):
+            raise InputError(f"version {version.name!r} contains NaN or infinity; the model that made it is broken")
+
+
+class LabelFile(NamedTuple):
+    """The class numbers of the queries [N] and of the gallery [M], and the class names, where there are any."""
+
+    queries: NDArray[np.int64]
+    gallery: NDArray[np.int64]
+    classes: dict[int, str]
+
+
+def read_features(name: str, files: str) -> VersionFeatures:
+    """One version, from ``FILE.npz`` or ``QUERIES.npy,GALLERY.npy``: finite numbers only."""
+    arrays = _read(files, ("queries", "gallery"), ("projection", "query_labels", "gallery_labels"))
+    for side in ("queries", "gallery", "projection"):
+        if side in arrays:
+            _check_features(arrays[side], f"{side} of version {name!r} ({files})")
+    return VersionFeatures(name, arrays["queries"], arrays["gallery"], arrays.get("projection"))
+
+
+def read_labels(files: str) -> LabelFile:
+    """The labels, from ``FILE.npz`` or ``QUERY_LABELS.npy,GALLERY_LABELS.npy``."""
+    arrays = _read(files, ("query_labels", "gallery_labels"), optional=None)
+    pair = [arrays["query_labels"], arrays["gallery_labels"]]
+    for array, side in zip(pair, ("query", "gallery"), strict=True):
+        if array.ndim != 1 or array.dtype.kind not in "iuU" or not len(array):
+            raise DataError(
+                f"{side} labels ({files}) are one integer or string per image, not empty; "
+                f"got {array.dtype} of shape {array.shape}"
+            )
+    classes = {}
+    if any(array.dtype.kind == "U" for array in pair):
+        names, numbers = np.unique(np.concatenate([array.astype(str) for array in pair]), return_inverse=True)
+        pair = [numbers[: len(pair[0])], numbers[len(pair[0]) :]]
+        classes = dict(enumerate(names.tolist()))
+    queries, gallery = (array.astype(np.int64) for array in pair)
+    return LabelFile(queries, gallery, classes)
+
+
+def read_labelled_vectors(file: str) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+    """Stored vectors [N, d], the class number of each [N], and the class names."""
+    if not file.endswith(".npz"):
+        raise InputError(f"{file!r} is not an .npz file; save np.savez(FILE, vectors=..., classes=...)")
+    arrays = _read(file, ("vectors", "classes"))
+    vectors, names = arrays["vectors"], arrays["classes"]
+    _check_features(vectors, f"vectors ({file})")
+    if names.shape != (len(vectors),) or names.dtype.kind not in "iuU":
+        raise DataError(
+            f"classes ({file}) must be one name for each of the {len(vectors)} vectors, got {names.dtype} {names.shape}"
+        )
+    classes, labels = np.unique(names.astype(str), return_inverse=True)
+    return vectors.astype(np.float32), labels.astype(np.int64), tuple(classes.tolist())
+
+
+def load_arrays(path: Path) -> Array | dict[str, Array]:
+    """The array of an .npy file, or the arrays of an .npz file by name; ``DataError`` if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.lib.npyio.NpzFile):
+                with content:
+                    return dict(content)
+            array: Array = content
+            return array
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        if "pickle" in str(error):
+            raise DataError(
+                f"{path} holds Python objects, or is not a NumPy file; objects are never unpickled. Save plain "
+                "numbers: np.save(path, np.asarray(features, dtype=np.float32))"
+            ) from error
+        raise DataError(f"{path} is damaged or not a NumPy file: {error}") from error
+
+
+def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ()) -> dict[str, Array]:
+    """The named arrays of one .npz file, or of one .npy file each, separated by commas.
+
+    An .npz file may also hold the ``optional`` arrays; None allows any.
+    """
+    if files.endswith(".npz"):
+        arrays = load_arrays(Path(files))
+        if not isinstance(arrays, dict):
+            raise DataError(f"{files} holds one bare array; save it with np.savez, or rename it to .npy")
+        unknown = set() if optional is None else arrays.keys() - {*names, *optional}
+        if unknown or not arrays.keys() >= set(names):
+            steps = [NextStep("evaluate", {"labels": ...}, "if the labels are in another file")]
+            raise DataError(
+                f"{files} holds {', '.join(arrays) or 'nothing'}; it needs {' and '.join(names)}",
+                *(steps if "query_labels" in names else ()),
+            )
+        return arrays
+    paths = files.split(",")
+    if len(paths) != len(names) or not all(path.endswith(".npy") for path in paths):
+        expected = ",".join(f"{name.upper()}.npy" for name in names)
+        raise InputError(f"{files!r} is neither one FILE.npz nor {expected}")
+    loaded = {name: load_arrays(Path(path)) for name, path in zip(names, paths, strict=True)}
+    found = {name: array for name, array in loaded.items() if not isinstance(array, dict)}
+    if len(found) < len(loaded):
+        raise DataError(f"{files}: an .npy file holds one array, but the content of one of these is an .npz file")
+    return found
+
+
+def _check_features(array: Array, name: str) -> None:
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
+        raise DataError(
+            f"{name}: features are a non-empty matrix of real numbers [images, components]; "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    if wrong := np.flatnonzero(~np.isfinite(array).all(axis=1)).tolist():
+        raise DataError(
+            f"{name}: {len(wrong)} of {len(array)} rows contain NaN or infinity, the first is row {wrong[0]}. "
+            "Embed those images again, or leave them out of every version"
+        )
