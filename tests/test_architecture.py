@@ -197,7 +197,7 @@ EXPORTED = {
         *("Adapter", "Backbone", "Classifier", "CosineClassifier", "CubeClassifier", "Encoder", "FixedClassifier"),
         *("FrozenEncoder", "LinearClassifier", "OrthoplexClassifier", "Outputs", "PolygonClassifier"),
         *("ProxyClassifier", "SimplexClassifier", "Slots"),
-        *("backbone_names", "create_backbone", "create_classifier"),
+        *("backbone_names", "create_backbone", "create_classifier", "resolve_device"),
     ],
     "fixstar.data": [
         *("Augmentation", "Batch", "Batches", "ImageSet", "Lane", "ReplayMemory", "Task", "TaskStream"),

@@ -25,7 +25,7 @@ from fixstar.errors import InputError
 from fixstar.evaluation import HitPicture, contact_sheet, is_compatible, side_by_side, update_gain
 from fixstar.gallery import Hit
 from fixstar.methods import Method, create_method
-from fixstar.models.device import resolve_device
+from fixstar.models import resolve_device
 from fixstar.scenarios import Settings
 from fixstar.training import Recipe
 from fixstar.workspace import CatalogueItem, Check, UpgradeOptions, Workspace, labelled_items

@@ -59,6 +59,7 @@ ACTIONS = frozenset(
         "init",
         "install",
         "prune-images",
+        "repeat",
         "retire",
         "rollback",
         "status",

@@ -10,9 +10,8 @@ from kernel_device import DEVICE, GPU, needs_triton, on_a_gpu
 from torch import Tensor, nn
 
 from fixstar.errors import InputError
-from fixstar.models.backbones.cifar_resnet import CifarResNet
-from fixstar.models.fused import _BACKWARD, _FORWARD, FusedCifarResNet, fused
-from fixstar.models.fused_layers import WEIGHTS, layers_of
+from fixstar.models.backbones.resnets import CifarResNet
+from fixstar.models.fused import _BACKWARD, _FORWARD, WEIGHTS, FusedCifarResNet, fused, layers_of
 
 pytestmark = needs_triton
 
@@ -117,7 +116,7 @@ def test_what_it_cannot_do_is_refused() -> None:
 
 
 def test_only_what_the_kernels_are_made_for_is_trained_by_them() -> None:
-    assert FusedCifarResNet.suits(network(8, 3, True), (32, 32)) == GPU
+    assert FusedCifarResNet.supports(network(8, 3, True), (32, 32)) == GPU
     assert FusedCifarResNet.follows(network(8, 3, True), (32, 28))
     assert not FusedCifarResNet.follows(network(8, 3, True), (32, 30))  # does not halve twice
     assert not FusedCifarResNet.follows(network(8, 3, True).eval(), (32, 32))

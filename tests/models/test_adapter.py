@@ -12,7 +12,7 @@ import torch
 
 from fixstar.errors import InputError, ModelError
 from fixstar.models import Adapter, Encoder
-from fixstar.models.storage import CARD
+from fixstar.models.encoder import CARD
 
 
 def with_adapter(seed: int = 0) -> Encoder:

@@ -16,7 +16,7 @@ from PIL import Image
 from fixstar.errors import ImageError, InputError, ModelError, UnknownNameError
 from fixstar.geometry import full_form
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.models.storage import CARD, WEIGHTS
+from fixstar.models.encoder import CARD, WEIGHTS
 
 CLASSES = ["cat", "dog", "owl"]
 
@@ -353,7 +353,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     def full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fixstar.models.storage.save_file", full_disk)
+    monkeypatch.setattr("fixstar.models.encoder.save_file", full_disk)
     with pytest.raises(OSError, match="No space"):
         tiny().save(tmp_path / "v1")
     assert list(tmp_path.iterdir()) == []

@@ -115,8 +115,8 @@ def test_the_kernel_is_used_on_a_gpu_for_one_simplex_alone(
         calls.append((z, targets, scale))
         return torch.tensor(-1.0)
 
-    monkeypatch.setattr("fixstar.models.fixed_classifiers.AVAILABLE", available)
-    monkeypatch.setattr("fixstar.models.fixed_classifiers.simplex_cross_entropy", kernel)
+    monkeypatch.setattr("fixstar.models.classifiers.AVAILABLE", available)
+    monkeypatch.setattr("fixstar.models.classifiers.simplex_cross_entropy", kernel)
     head, targets = create_classifier("simplex", capacity=5, scale=3.0, added=added), torch.tensor([0, 4, 2])
     z = torch.randn(3, head.feature_dim, generator=torch.Generator().manual_seed(0))
     seen = z.as_subclass(SaidToBeOnAGPU) if on_a_gpu else z

@@ -14,7 +14,7 @@ from fixstar.data import Augmentation, from_arrays
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.models.frozen import refitted
+from fixstar.models.frozen import refit_pixels
 from fixstar.scenarios import Past, Settings, train_version
 from fixstar.training import Recipe
 
@@ -39,13 +39,13 @@ def planes(images: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def test_pixels_that_fit_are_left_alone() -> None:
     pixels = planes(pictures(32))
-    assert refitted(pixels, SMALL) is pixels
+    assert refit_pixels(pixels, SMALL) is pixels
 
 
 @pytest.mark.parametrize(("side", "size"), [(96, (32, 32)), (32, (96, 96)), (64, (20, 30))])
 def test_resizing_is_that_of_files(side: int, size: tuple[int, int]) -> None:
     images = pictures(side, 3)
-    found = refitted(planes(images), replace(SMALL, size=size)).permute(0, 2, 3, 1)
+    found = refit_pixels(planes(images), replace(SMALL, size=size)).permute(0, 2, 3, 1)
     wanted = [np.asarray(Image.fromarray(one).resize(size[::-1], Image.Resampling.BICUBIC)) for one in images]
     assert np.abs(found.numpy() - np.array(wanted, np.float32)).max() <= 1  # of 255: PIL rounds after each direction
 
@@ -53,10 +53,10 @@ def test_resizing_is_that_of_files(side: int, size: tuple[int, int]) -> None:
 def test_colours_become_grey_as_in_files_and_grey_becomes_colours() -> None:
     images = pictures(32, 3)
     grey = Preprocessing(size=(32, 32), channels=1, mean=(0.5,), std=(0.5,))
-    found = refitted(planes(images), grey)
+    found = refit_pixels(planes(images), grey)
     wanted = np.array([np.asarray(Image.fromarray(one).convert("L")) for one in images], np.float32)
     assert np.abs(found[:, 0].numpy() - wanted).max() <= 1
-    again = refitted(found, SMALL)
+    again = refit_pixels(found, SMALL)
     assert again.shape == (3, 3, 32, 32)
     assert torch.equal(again[:, 2], found[:, 0])
 

@@ -133,7 +133,7 @@ def test_other_polytopes_do_not_grow(kind: str) -> None:
 
 def test_slots_grow_behind_and_nobody_moves() -> None:
     full = Slots(3).assign(["a", "b", "c"])
-    with pytest.raises(InputError, match=r"fixstar grow COUNT, COUNT at least 4"):
+    with pytest.raises(InputError, match=r"Grow the capacity by at least 4"):
         full.assign(["d", "e", "f", "g"])
     with pytest.raises(InputError, match=r"COUNT at least 2"):
         full.assign(["d"])  # no simplex has one corner

@@ -12,7 +12,7 @@ from test_stages import cut_off
 from test_training_loop import same, training, weights
 from torch import Tensor, nn
 
-from fixstar.models.backbones.tiny import Tiny
+from fixstar.models.backbones.small import Tiny
 from fixstar.training import Recipe, Training, train
 from fixstar.training.distributed import World
 

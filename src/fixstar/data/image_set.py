@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fixstar.errors import DataError, ImageError, InputError, UnknownNameError
+from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownNameError
 from fixstar.images import Preprocessing, decode_ahead, read_pixels
 
 __all__ = ["ImageSet", "Loaded", "concatenate", "from_arrays"]
@@ -148,7 +148,7 @@ class ImageSet:
                 if progress:
                     progress(position + 1, len(self))
         if unreadable and (bad == "refuse" or len(unreadable) == len(self)):
-            raise DataError(_unreadable_message(unreadable, len(self)))
+            raise _unreadable(unreadable, len(self))
         return tuple(unreadable)
 
     def fingerprint(self) -> str:
@@ -294,9 +294,11 @@ def _allocate(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         ) from None
 
 
-def _unreadable_message(unreadable: Sequence[ImageError], count: int) -> str:
+def _unreadable(unreadable: Sequence[ImageError], count: int) -> DataError:
     lines = [f"{len(unreadable)} of {count} images cannot be read:"]
     lines += [f"  {image}" for image in unreadable[:_SHOWN]]
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
-    advice = 'Repair or remove them, or leave them out: bad="skip", on the command line --bad-images skip.'
-    return "\n".join([*lines, advice if len(unreadable) < count else "No image is left."])
+    if len(unreadable) == count:
+        return DataError("\n".join([*lines, "No image is left."]))
+    lines.append('Repair or remove them, or pass bad="skip" (bad_images="skip" in training settings) to leave them out.')
+    return DataError("\n".join(lines), NextStep("repeat", {"bad_images": "skip"}, "leave those images out"))

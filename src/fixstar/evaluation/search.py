@@ -509,7 +509,7 @@ def _whole_tiles(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 def _to_device(features: NDArray[np.float32], device: str | None) -> Any:
     import torch
 
-    from fixstar.models.device import resolve_device
+    from fixstar.models import resolve_device
 
     return torch.from_numpy(np.ascontiguousarray(features)).to(resolve_device(device or "cpu"))
 

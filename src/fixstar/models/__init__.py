@@ -1,22 +1,19 @@
 """Backbones, classifiers, and the encoder that joins them: saved, loaded, frozen, and run over images."""
 
-from fixstar.models.adapter import Adapter
 from fixstar.models.backbones import Backbone, backbone_names, create_backbone
 from fixstar.models.classifiers import (
     Classifier,
     CosineClassifier,
-    LinearClassifier,
-    ProxyClassifier,
-    create_classifier,
-)
-from fixstar.models.encoder import Encoder, Outputs
-from fixstar.models.fixed_classifiers import (
     CubeClassifier,
     FixedClassifier,
+    LinearClassifier,
     OrthoplexClassifier,
     PolygonClassifier,
+    ProxyClassifier,
     SimplexClassifier,
+    create_classifier,
 )
+from fixstar.models.encoder import Adapter, Encoder, Outputs, resolve_device
 from fixstar.models.frozen import FrozenEncoder
 from fixstar.models.slots import Slots
 
@@ -39,4 +36,5 @@ __all__ = [
     "backbone_names",
     "create_backbone",
     "create_classifier",
+    "resolve_device",
 ]

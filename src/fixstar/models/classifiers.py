@@ -1,11 +1,10 @@
-"""Classifiers that turn features z into logits: a linear layer, cosines, proxies, and all kinds by name.
-
-All take ``(z, targets=None)`` and look at the targets only to apply a margin.
-"""
+"""Classifiers that turn features z into logits: trainable (linear, cosine, proxies) or fixed (regular polytopes)."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,26 +12,61 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.models.classifier import Classifier
-from fixstar.models.fixed_classifiers import (
-    CubeClassifier,
-    OrthoplexClassifier,
-    PolygonClassifier,
-    SimplexClassifier,
-)
+from fixstar.geometry import simplex_logits
+from fixstar.kernels import AVAILABLE
+from fixstar.kernels.simplex_ce import simplex_cross_entropy
+from fixstar.polytopes import cube_dimension, cube_logits, orthoplex_logits, polygon_logits
 
 __all__ = [
     "CLASSIFIERS",
     "Classifier",
     "CosineClassifier",
+    "CubeClassifier",
+    "FixedClassifier",
     "LinearClassifier",
+    "OrthoplexClassifier",
+    "PolygonClassifier",
     "ProxyClassifier",
+    "SimplexClassifier",
     "create_classifier",
 ]
 
 
+class Classifier(nn.Module):
+    """Features [B, feature_dim] to logits [B, outputs]. ``options`` are the keywords that rebuild it.
+
+    A ``fixed`` kind is never trained: its capacity determines the feature's width and the number of outputs. The others
+    take a feature of any width and have one output per class. All look at ``targets`` only to apply a margin.
+
+    ``parts`` are the widths of the simplices that the feature consists of; empty for other kinds. ``added`` are the
+    capacities of those after the first.
+    """
+
+    kind: str
+    fixed: bool = False
+    feature_dim: int
+    outputs: int
+    options: dict[str, Any]
+    parts: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
+
+    def fused_cross_entropy(self, z: Tensor, targets: Tensor) -> Tensor | None:  # noqa: ARG002
+        """The mean cross-entropy without logits, if the kind has a kernel for it on this device; else ``None``."""
+        return None
+
+    def grown(self, outputs: int) -> Classifier:
+        """A classifier with at least ``outputs`` outputs that begins with this one's; itself if it has enough."""
+        raise InputError(f"a {self.kind} classifier of {self.outputs} outputs cannot grow to {outputs}")
+
+    def extended(self, extra: int) -> Classifier:
+        """One with another simplex of capacity ``extra``, in new dimensions after the present ones."""
+        raise InputError(
+            f"a {self.kind} classifier has no capacity: it gets an output with each new class, and cannot grow by {extra}"
+        )
+
+
 class _Trainable(Classifier):
-    """Shared by classifiers that own a weight row for each class."""
+    """Base of classifiers with a weight row per class."""
 
     weight: nn.Parameter
 
@@ -44,7 +78,7 @@ class _Trainable(Classifier):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear
 
     def grown(self, outputs: int) -> Classifier:
-        """A new classifier whose first rows are this one's."""
+        """A wider classifier that begins with this one's rows."""
         if outputs <= self.outputs:
             return self
         wider = type(self)(**{**self.options, "outputs": outputs}).to(self.weight.device)
@@ -56,7 +90,7 @@ class _Trainable(Classifier):
 
 
 class LinearClassifier(_Trainable):
-    """A trainable linear layer, without bias unless asked."""
+    """A trainable linear layer, by default without bias."""
 
     kind = "linear"
 
@@ -72,7 +106,7 @@ class LinearClassifier(_Trainable):
 
 
 class CosineClassifier(_Trainable):
-    """Scaled cosines to trainable prototypes; ``margin`` is taken off the target's cosine while training (CosFace).
+    """Scaled cosines to trainable prototypes; ``margin`` is subtracted from the target's cosine in training (CosFace).
 
     With ``margin=0`` this is the norm-softmax of BCT.
     """
@@ -85,12 +119,7 @@ class CosineClassifier(_Trainable):
             raise InputError(f"a cosine classifier needs scale > 0 and 0 <= margin < 2, got {scale} and {margin}")
         self._allocate(feature_dim, outputs)
         self.scale, self.margin = float(scale), float(margin)
-        self.options = {
-            "feature_dim": feature_dim,
-            "outputs": outputs,
-            "scale": float(scale),
-            "margin": float(margin),
-        }
+        self.options = {"feature_dim": feature_dim, "outputs": outputs, "scale": self.scale, "margin": self.margin}
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
         """[B, d] -> [B, C]; with ``targets`` [B] the margin applies."""
@@ -101,10 +130,10 @@ class CosineClassifier(_Trainable):
 
 
 class ProxyClassifier(_Trainable):
-    """Several unit prototypes a class, of which the nearest count most (the local similarity classifier of PODNet).
+    """Several unit prototypes per class, the nearest weighted most (the local similarity classifier of PODNet).
 
     The logit is scale * sum_k s_k cos_k, s = softmax over the class's proxies of their cosines (eq. 6); the scale is
-    learnt, ``margin`` is taken off the target's cosine while training.
+    learnt, ``margin`` is subtracted from the target's cosine in training.
     """
 
     kind = "proxy"
@@ -129,6 +158,135 @@ class ProxyClassifier(_Trainable):
         return similarity * self.scale
 
 
+class FixedClassifier(Classifier, ABC):
+    """``capacity`` fixed prototypes of length ``scale`` at the corners of a regular polytope (CoReS, section 4.1).
+
+    No parameters and no matrix: ``fixstar.geometry`` and ``fixstar.polytopes`` give the logits in closed form. Outputs
+    without a class stay in the denominator of the softmax (eq. 9): they keep room for the future.
+    """
+
+    fixed = True
+    smallest = 2  # classes
+
+    def __init__(self, capacity: int, scale: float = 1.0) -> None:
+        super().__init__()
+        if capacity < self.smallest:
+            raise InputError(f"a {self.kind} needs capacity >= {self.smallest}, got capacity={capacity}")
+        if not scale > 0:
+            raise InputError(f"a {self.kind} needs scale > 0, got scale={scale}")
+        self.feature_dim, self.outputs, self.scale = self.width(capacity), capacity, float(scale)
+        self.options = {"capacity": capacity, "scale": float(scale)}
+
+    @staticmethod
+    @abstractmethod
+    def width(capacity: int) -> int:
+        """d, the number of features for that many classes."""
+
+    @abstractmethod
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
+        """[B, d] -> [B, K]."""
+
+    def grown(self, outputs: int) -> Classifier:
+        """Itself while the capacity suffices: a polytope never changes."""
+        return self if outputs <= self.outputs else super().grown(outputs)
+
+    def extended(self, extra: int) -> Classifier:
+        """Only a simplex can be extended."""
+        raise InputError(
+            f"a {self.kind} cannot grow by {extra}: only a simplex can. Choose a larger capacity for the first version"
+        )
+
+
+class SimplexClassifier(FixedClassifier):
+    """The d-Simplex (eq. 10): all prototypes equally far apart, d = K - 1.
+
+    ``added`` are the capacities of simplices added when the first was full, each in its own dimensions:
+    d = sum (K_i - 1), K = sum K_i. Prototypes of different simplices are orthogonal. Earlier vectors are zero in the
+    added dimensions, so none of their cosines changes.
+    """
+
+    kind = "simplex"
+
+    def __init__(self, capacity: int, scale: float = 1.0, added: Sequence[int] = ()) -> None:
+        super().__init__(capacity, scale)
+        self.added = tuple(added)
+        for extra in self.added:
+            if extra < self.smallest:
+                raise InputError(f"an added simplex needs a capacity of at least {self.smallest}, got {extra}")
+        self.capacities = (capacity, *self.added)
+        self.parts = tuple(self.width(K) for K in self.capacities)
+        self.feature_dim, self.outputs = sum(self.parts), sum(self.capacities)
+        if self.added:
+            self.options["added"] = list(self.added)
+
+    @staticmethod
+    def width(capacity: int) -> int:
+        """K - 1."""
+        return capacity - 1
+
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[B, d] -> [B, K]: the logits of all simplices side by side."""
+        if not self.added:
+            return simplex_logits(z, self.outputs, self.scale)
+        shares = zip(torch.split(z, list(self.parts), dim=-1), self.capacities, strict=True)
+        return torch.cat([simplex_logits(share, K, self.scale) for share, K in shares], dim=-1)
+
+    def extended(self, extra: int) -> SimplexClassifier:
+        """With one more simplex."""
+        return SimplexClassifier(self.capacities[0], self.scale, (*self.added, extra))
+
+    def fused_cross_entropy(self, z: Tensor, targets: Tensor) -> Tensor | None:
+        """On a GPU, without storing logits; the kernel supports one simplex only."""
+        fused = z.is_cuda and AVAILABLE and not self.added
+        return simplex_cross_entropy(z, targets, self.scale) if fused else None
+
+
+class OrthoplexClassifier(FixedClassifier):
+    """The d-Orthoplex: the axes and their opposites, d = ceil(K/2). The first d classes are orthogonal."""
+
+    kind = "orthoplex"
+
+    @staticmethod
+    def width(capacity: int) -> int:
+        """ceil(K/2)."""
+        return math.ceil(capacity / 2)
+
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[B, ceil(K/2)] -> [B, K]; an odd capacity leaves out the last prototype."""
+        return orthoplex_logits(z, self.scale)[..., : self.outputs]
+
+
+class CubeClassifier(FixedClassifier):
+    """The d-Cube: the first K vertices, d = ceil(log2 K); short features, at the price of near neighbours."""
+
+    kind = "cube"
+
+    @staticmethod
+    def width(capacity: int) -> int:
+        """ceil(log2 K)."""
+        return cube_dimension(capacity)
+
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[B, ceil(log2 K)] -> [B, K]."""
+        return cube_logits(z, self.outputs, self.scale)
+
+
+class PolygonClassifier(FixedClassifier):
+    """The regular K-gon in the plane (figure 4), for features that can be drawn."""
+
+    kind = "polygon"
+    smallest = 3
+
+    @staticmethod
+    def width(capacity: int) -> int:  # noqa: ARG004
+        """2 for any K."""
+        return 2
+
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[B, 2] -> [B, K]."""
+        return polygon_logits(z, self.outputs, self.scale)
+
+
 CLASSIFIERS: dict[str, type[Classifier]] = {
     "cosine": CosineClassifier,
     "cube": CubeClassifier,
@@ -141,7 +299,7 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
 
 
 def create_classifier(kind: str, **options: Any) -> Classifier:
-    """The classifier of that kind; its ``options`` rebuild it."""
+    """The classifier of that kind, from its ``options``."""
     if kind not in CLASSIFIERS:
         raise UnknownNameError("classifier", kind, CLASSIFIERS)
     try:

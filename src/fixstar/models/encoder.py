@@ -1,37 +1,67 @@
-"""The encoder: backbone h(x), bias-free projection z = P h, classifier on z. One object from training to serving."""
+"""The encoder: backbone h(x), bias-free projection z = P h, classifier on z. One object from training to serving.
+
+On disk it is a directory: weights in ``model.safetensors``, everything else in ``card.json``. Nothing is unpickled.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.errors import ImageError, InputError, ModelError, UnknownNameError
+from fixstar.durable import flush, is_vacant
+from fixstar.errors import FixstarError, ImageError, InputError, ModelError, UnknownNameError
 from fixstar.geometry import short_factors, unit
-from fixstar.images import ImageSource, Preprocessing
-from fixstar.models.adapter import Adapter
+from fixstar.images import ImageSource, Preprocessing, decode_ahead
 from fixstar.models.backbones import Backbone, create_backbone
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
 from fixstar.models.slots import Side, Slots
+from fixstar.progress import progress_bar
 
-__all__ = ["Encoder", "Form", "Outputs"]
+__all__ = ["CARD", "WEIGHTS", "Adapter", "Encoder", "Form", "Outputs", "read_card", "resolve_device"]
+
+CARD, WEIGHTS = "card.json", "model.safetensors"
 
 Form = Literal["full", "short", "raw"]
+Vectors = np.ndarray[Any, np.dtype[np.float32]]
+
+_FORMAT, _FORMAT_VERSION = "fixstar-encoder", 1
+_AHEAD = 32  # images decoded in advance, at least
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; ``auto`` takes a GPU if there is one. An unavailable device raises."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        usable = "auto, cpu, cuda or cuda:0" if torch.cuda.is_available() else "auto or cpu: there is no CUDA device"
+        raise InputError(f"device {name!r} cannot be used here ({reason}). Try {usable}") from None
+    return device
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What an encoder makes of a batch: backbone features h [B, m], features z [B, d], logits [B, outputs].
+    """Outputs for a batch: backbone features h [B, m], features z [B, d], logits [B, outputs].
 
-    Logits are made when first asked for: with very many classes they are larger than everything else. ``targets`` [B]
-    are for heads with a margin. ``maps`` are the backbone's feature maps after each stage, where they were asked for.
+    Logits are computed on first use: with very many classes they are larger than everything else. ``targets`` [B] are
+    for heads with a margin. ``maps`` are the backbone's feature maps after each stage, if requested.
     """
 
     h: Tensor
@@ -47,17 +77,54 @@ class Outputs:
         return logits
 
     def cross_entropy(self, targets: Tensor) -> Tensor:
-        """The mean softmax cross-entropy over all outputs, the unassigned ones included (CoReS, eq. 9)."""
+        """The mean softmax cross-entropy over all outputs, including those without a class (CoReS, eq. 9)."""
         fused = self.classifier.fused_cross_entropy(self.z, targets)
         return functional.cross_entropy(self.logits.float(), targets) if fused is None else fused
+
+
+class Adapter(nn.Module):
+    """Vectors of one version to the space of the next: two linear layers with a ReLU between, [N, d] to [N, d].
+
+    The feature adaptation network of Iscen et al. 2020. It is trained and saved with the version that it leads to.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        if width < 1 or hidden < 1:
+            raise InputError(f"an adapter needs width and hidden >= 1, got {width} and {hidden}")
+        self.width, self.hidden = width, hidden
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The keywords that rebuild it."""
+        return {"width": self.width, "hidden": self.hidden}
+
+    def forward(self, old: Tensor) -> Tensor:
+        """Unit vectors [N, d] of the old space to vectors of the new one, of any length."""
+        adapted: Tensor = self.second(torch.relu(self.first(old)))
+        return adapted
+
+    def adapt(self, vectors: np.ndarray[Any, Any], batch_size: int = 8192) -> Vectors:
+        """Stored unit vectors [N, d] of the previous version as unit vectors of this one."""
+        array = np.asarray(vectors, np.float32)
+        if array.ndim != 2 or array.shape[1] != self.width:
+            raise InputError(f"this adapter takes vectors of {self.width} components, got an array {array.shape}")
+        device = self.first.weight.device
+        with torch.no_grad():
+            parts = [
+                unit(self(torch.from_numpy(array[start : start + batch_size]).to(device))).cpu().numpy()
+                for start in range(0, len(array), batch_size)
+            ]
+        return np.concatenate(parts) if parts else array
 
 
 class Encoder(nn.Module):
     """Images to features and logits. Build one with ``Encoder.create``, restore one with ``Encoder.load``.
 
     ``slots`` says which class owns which logit. ``about`` is a JSON-like record of where the weights come from (method,
-    parent, data fingerprint, ...), saved on the model's card. An ``adapter``, where a method makes one, carries vectors
-    that the previous version stored into this one's space.
+    parent, data fingerprint, ...), saved on the model's card. An ``adapter``, if the method trains one, maps stored
+    vectors of the previous version to this one's space.
     """
 
     def __init__(
@@ -97,9 +164,9 @@ class Encoder(nn.Module):
     ) -> Encoder:
         """A new encoder with random (or the backbone's pre-trained) weights.
 
-        Before a fixed classifier (simplex, orthoplex, cube, polygon) stands a projection to the width that ``capacity``
-        classes need there, and ``classes`` get their slots from ``side``. Trainable classifiers sit on the backbone's
-        own feature and have one output a class.
+        A fixed classifier (simplex, orthoplex, cube, polygon) comes after a projection to the width that ``capacity``
+        classes need, and ``classes`` get their slots from ``side``. A trainable classifier takes the backbone's feature
+        and has one output per class.
         """
         if classifier not in CLASSIFIERS:
             raise UnknownNameError("classifier", classifier, CLASSIFIERS)
@@ -110,7 +177,7 @@ class Encoder(nn.Module):
             slots = Slots(head.outputs).assign(classes, side)
         else:
             if not classes:
-                raise InputError(f"a {classifier} classifier has one output a class: name the classes")
+                raise InputError(f"a {classifier} classifier has one output per class: pass classes")
             slots, projection = Slots().assign(classes), None
             sizes = {"feature_dim": body.feature_dim, "outputs": len(slots)}
             head = create_classifier(classifier, **{**sizes, **(classifier_options or {})})
@@ -146,7 +213,7 @@ class Encoder(nn.Module):
         return self.heads(h.float(), targets, seen)
 
     def heads(self, h: Tensor, targets: Tensor | None = None, maps: tuple[Tensor, ...] = ()) -> Outputs:
-        """What projection and classifier make of backbone features [B, m]."""
+        """The outputs for backbone features [B, m]."""
         z = self.projection(h) if self.projection is not None else h
         return Outputs(h, z, self.classifier, targets, maps)
 
@@ -162,13 +229,13 @@ class Encoder(nn.Module):
         """R of P = Q R, cached until the weights change."""
         assert self.projection is not None
         weight = self.projection.weight
-        key = (weight.data_ptr(), weight._version, len(weight))  # one that has grown may lie where the old one was
+        key = (weight.data_ptr(), weight._version, len(weight))  # a grown weight may reuse the old one's memory
         if getattr(self, "_factor_key", None) != key:
             self._factor, self._factor_key = short_factors(weight.detach())[1], key
         return self._factor
 
     def projection_matrix(self) -> np.ndarray[Any, Any] | None:
-        """P [d, m] as float32, which a gallery needs to bridge short forms; ``None`` where the feature is h itself."""
+        """P [d, m] as float32, which a gallery needs to compare short forms; ``None`` if the feature is h itself."""
         return None if self.projection is None else self.projection.weight.detach().float().cpu().numpy()
 
     def add_classes(self, classes: Sequence[str], side: Side = "left") -> None:
@@ -178,13 +245,13 @@ class Encoder(nn.Module):
             self.classifier = self.classifier.grown(len(self.slots))
 
     def grow(self, extra: int) -> None:
-        """Make room for ``extra`` more classes: one more simplex, in ``extra`` - 1 new dimensions behind the others.
+        """Make room for ``extra`` more classes: one more simplex, in ``extra`` - 1 new dimensions at the end.
 
-        The projection's new rows are zero, so features stay what they were, with zeros behind; training moves the rows.
-        Vectors of earlier versions count as zero there, and cosines with them are exact.
+        The projection's new rows are zero until they are trained, so features only get zeros at their end. Vectors of
+        earlier versions count as zero there, and cosines with them are exact.
         """
         head = self.classifier.extended(extra)
-        assert self.projection is not None, "before a simplex there is a projection"
+        assert self.projection is not None, "a simplex comes after a projection"
         weight = self.projection.weight
         rows = weight.new_zeros(extra - 1, weight.shape[1])
         self.projection.weight = nn.Parameter(torch.cat([weight.detach(), rows]), requires_grad=weight.requires_grad)
@@ -192,16 +259,16 @@ class Encoder(nn.Module):
         self.classifier, self.slots = head.train(self.classifier.training), self.slots.grown(extra)
 
     def join_slots(self, other: Encoder) -> None:
-        """Take over the classes of another model at the slots they own there; a trainable classifier grows.
+        """Add the classes of another model at the slots they own there; a trainable classifier grows.
 
-        A model that has grown takes over the classes of one that has not grown as far.
+        The other model may have fewer simplices, but those must be the first of this one's.
         """
         slots, mine, theirs = other.slots, self.classifier.parts, other.classifier.parts
         if mine and theirs and mine != theirs:
             if mine[: len(theirs)] != theirs:
                 raise ModelError(
                     f"simplices of {_capacities(mine)} and of {_capacities(theirs)} classes have different prototypes; "
-                    "one model must begin with the simplices of the other: same capacity, grown alike"
+                    "the other model's simplices must be the first of this one's: same capacity, same growth"
                 )
             slots = slots.grown(self.classifier.outputs - other.classifier.outputs)
         self.slots = self.slots.joined(slots)
@@ -221,30 +288,210 @@ class Encoder(nn.Module):
         bad: Literal["refuse", "skip"] = "refuse",
         on_bad: Callable[[ImageError], None] | None = None,
         progress: bool = False,
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+    ) -> Vectors:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors; decoding overlaps with the model.
 
-        ``form="short"`` gives the exact short form, which is what a gallery stores, ``"raw"`` z before it is divided by
-        its length. An image that cannot be read
-        raises ``ImageError`` (``bad="refuse"``), or leaves a row of NaN and is told to ``on_bad`` (``bad="skip"``).
+        ``form="short"`` gives the exact short form, which a gallery stores; ``"raw"`` gives z before normalisation. An
+        image that cannot be read raises ``ImageError`` (``bad="refuse"``), or its row is NaN and ``on_bad`` is called
+        with the error (``bad="skip"``).
         """
-        from fixstar.models.encoding import encode_images
+        _check_encode(images, batch_size, form, bad)
+        width = min(self.feature_dim, self.backbone.feature_dim) if form == "short" else self.feature_dim
+        vectors = np.full((len(images), width), np.nan, np.float32)
+        training = self.training
+        self.eval()
+        try:
+            with torch.no_grad(), progress_bar("encoding", len(images), "images", show=progress) as advance:
+                for rows, pixels in self._pixel_batches(images, batch_size, bad, on_bad):
+                    features = self.features(pixels.to(self.device, non_blocking=True), form)
+                    vectors[rows] = features.float().cpu().numpy()
+                    advance(len(rows))
+        finally:
+            self.train(training)
+        return vectors
 
-        return encode_images(self, images, batch_size, form=form, bad=bad, on_bad=on_bad, progress=progress)
+    def _pixel_batches(
+        self, images: Any, batch_size: int, bad: str, on_bad: Callable[[ImageError], None] | None
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
+        shape = (*self.preprocessing.size, self.preprocessing.channels)
+        if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == shape:
+            for start in range(0, len(images), batch_size):  # pixels as the model takes them
+                part = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size]))
+                yield list(range(start, start + len(part))), part.to(self.device).permute(0, 3, 1, 2).contiguous()
+            return
+        rows: list[int] = []
+        stack: list[np.ndarray[Any, Any]] = []
+        ahead = max(_AHEAD, 2 * batch_size)  # the next batch is decoded while the model works on this one
+        for index, item in enumerate(decode_ahead(images, self.preprocessing, ahead=ahead)):
+            if isinstance(item, ImageError):
+                if bad == "refuse":
+                    raise item
+                if on_bad is not None:
+                    on_bad(item)
+                continue
+            rows.append(index)
+            stack.append(item)
+            if len(stack) == batch_size:
+                yield rows, _to_tensor(stack)
+                rows, stack = [], []
+        if stack:
+            yield rows, _to_tensor(stack)
 
     def save(self, directory: str | Path) -> Path:
         """Write weights (safetensors) and card (JSON) into a new directory, all or nothing."""
-        from fixstar.models.storage import save_encoder
-
-        return save_encoder(self, Path(directory))
+        return _save(self, Path(directory))
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Encoder:
-        """Restore an encoder in evaluation mode. A damaged or foreign directory raises ``ModelError``."""
-        from fixstar.models.storage import load_encoder
-
-        return load_encoder(Path(directory)).to(device)
+        """Restore an encoder in evaluation mode. A damaged directory, or not a model's, raises ``ModelError``."""
+        return _load(Path(directory)).to(device)
 
 
 def _capacities(parts: Sequence[int]) -> str:
     return " + ".join(str(width + 1) for width in parts)
+
+
+def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
+    planes_first = isinstance(images, Tensor)  # arrays are channels last: [3, H, W] is three grey images
+    one = getattr(images, "ndim", 0) == 3 and (
+        images.shape[-1] in (1, 3, 4) or (planes_first and images.shape[0] in (1, 3))
+    )
+    if one or isinstance(images, (str, bytes)) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
+        raise InputError(f"encode takes a sequence of images, got {type(images).__name__}; for one image pass [image]")
+    for name, value, allowed in (("form", form, get_args(Form)), ("bad", bad, ("refuse", "skip"))):
+        if value not in allowed:
+            raise InputError(f"{name}={value!r} is not one of {', '.join(allowed)}")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:
+    return torch.from_numpy(np.stack(stack)).permute(0, 3, 1, 2).contiguous()
+
+
+def _save(encoder: Encoder, directory: Path) -> Path:
+    """Write into a temporary directory, flush, then rename: the target is complete or absent."""
+    if not is_vacant(directory):
+        raise ModelError(
+            f"{directory} already exists, and a saved model is never overwritten; choose another directory"
+        )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
+    try:
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
+        save_file(weights, partial / WEIGHTS)
+        (partial / CARD).write_text(json.dumps(_card(encoder, partial / WEIGHTS), indent=2) + "\n")
+        partial.chmod(0o755)
+        for written in (partial / WEIGHTS, partial / CARD):
+            written.chmod(0o644)
+            flush(written)
+        flush(partial)
+        partial.replace(directory)  # also replaces an empty directory
+        flush(directory.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return directory
+
+
+def _card(encoder: Encoder, weights: Path) -> dict[str, Any]:
+    from fixstar import __version__
+
+    projection = encoder.projection
+    return {
+        "format": _FORMAT,
+        "format_version": _FORMAT_VERSION,
+        "fixstar": __version__,
+        "backbone": {"name": encoder.backbone.name, "options": encoder.backbone.options},
+        "projection": None if projection is None else {"in": projection.in_features, "out": projection.out_features},
+        "classifier": {"kind": encoder.classifier.kind, "options": encoder.classifier.options},
+        "adapter": None if encoder.adapter is None else encoder.adapter.options,
+        "slots": {"capacity": encoder.slots.capacity, "by_class": dict(encoder.slots.by_class)},
+        "preprocessing": encoder.preprocessing.to_json(),
+        "weights": {"bytes": weights.stat().st_size, "sha256": _sha256(weights)},
+        "about": encoder.about,
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_card(directory: Path) -> dict[str, Any]:
+    """The card of a saved encoder, checked to be one."""
+    if not directory.is_dir():
+        raise ModelError(f"{directory} is not a directory; a saved model is a directory with {CARD} and {WEIGHTS}")
+    for name in (CARD, WEIGHTS):
+        if not (directory / name).is_file():
+            seen = ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
+            raise ModelError(f"{directory} is not a saved fixstar model: {name} is missing (found: {seen})")
+    try:
+        card = json.loads((directory / CARD).read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ModelError(f"{directory / CARD} is not valid JSON ({error}); restore the model from a copy") from None
+    if not isinstance(card, dict) or card.get("format") != _FORMAT:
+        raise ModelError(f"{directory / CARD} is not the card of a fixstar model")
+    if card.get("format_version") != _FORMAT_VERSION:
+        raise ModelError(
+            f"{directory} has format version {card.get('format_version')!r}; this fixstar reads {_FORMAT_VERSION}. "
+            "Upgrade fixstar"
+        )
+    return card
+
+
+def _load(directory: Path) -> Encoder:
+    """The saved encoder, in evaluation mode, on the CPU."""
+    card = read_card(directory)
+    path = directory / WEIGHTS
+    _check_weights(path, card)
+    try:
+        _check_shapes(path, card)
+        encoder = _build(card)
+        encoder.load_state_dict(load_file(path))
+        if len(encoder.slots) and max(encoder.slots.by_class.values()) >= encoder.classifier.outputs:
+            raise ModelError("its class slots are outside of its classifier")
+    except FixstarError as error:
+        raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
+    except (AttributeError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{directory} is damaged: card and weights do not belong together ({error})") from error
+    return encoder.eval()
+
+
+def _check_weights(path: Path, card: dict[str, Any]) -> None:
+    expected = card.get("weights")
+    if not isinstance(expected, dict) or not isinstance(expected.get("bytes"), int) or "sha256" not in expected:
+        raise ModelError(f"{path.parent / CARD} does not describe its weights; restore the model from a copy")
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise ModelError(
+            f"{path} is damaged: {size:,} bytes, the card says {expected['bytes']:,}; restore it from a copy"
+        )
+    if _sha256(path) != expected["sha256"]:
+        raise ModelError(f"{path} is damaged: its checksum is not the card's; restore it from a copy")
+
+
+def _check_shapes(path: Path, card: dict[str, Any]) -> None:
+    """Compare the card with the weights' header before anything of the card's size is allocated."""
+    projection, adapter = card["projection"], card["adapter"]
+    for part, weight, shape in (
+        ("projection", "projection.weight", None if projection is None else [projection["out"], projection["in"]]),
+        ("adapter", "adapter.first.weight", None if adapter is None else [adapter["hidden"], adapter["width"]]),
+    ):
+        with safe_open(path, framework="pt") as stored:
+            held = stored.get_slice(weight).get_shape() if weight in set(stored.keys()) else None
+        if held != shape:
+            raise ModelError(f"the card's {part} {card[part]} is not that of the weights, {held}")
+
+
+def _build(card: dict[str, Any]) -> Encoder:
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights; leave the caller's generator alone
+        backbone = create_backbone(card["backbone"]["name"], **card["backbone"]["options"])
+        shape = card["projection"]
+        projection = None if shape is None else nn.Linear(shape["in"], shape["out"], bias=False)
+        classifier = create_classifier(card["classifier"]["kind"], **card["classifier"]["options"])
+        adapter = None if card["adapter"] is None else Adapter(**card["adapter"])
+    slots = Slots(card["slots"]["capacity"], card["slots"]["by_class"])
+    preprocessing = Preprocessing.from_json(card["preprocessing"])
+    return Encoder(backbone, projection, classifier, slots, preprocessing, card["about"], adapter)

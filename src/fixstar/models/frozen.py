@@ -4,30 +4,91 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fixstar.images import Preprocessing
-from fixstar.models.backbones.cifar_resnet import CifarResNet
+from fixstar.kernels.conv3x3 import fused_conv3x3, supports
+from fixstar.models.backbones.resnets import CifarResNet, widen
 from fixstar.models.classifiers import Classifier
 from fixstar.models.encoder import Encoder, Form, Outputs
-from fixstar.models.folded import FoldedCifarResNet
 
-__all__ = ["FrozenEncoder", "refitted"]
+__all__ = ["FrozenEncoder", "refit_pixels"]
 
 _GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R 601), as files are read
 _CHUNK = 256  # images
 
 
-def refitted(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Pixels [B, C, H, W] that another model's preprocessing has fitted already, at this one's size and channels.
+class _Folded(NamedTuple):
+    """A convolution and the batch norm after it, as one weight and bias."""
 
-    The whole picture is resized: it was cropped or padded before. Such pixels are whole numbers in float32; those that
-    fit are returned as they are.
+    weight: Tensor
+    bias: Tensor
+    stride: tuple[int, int]
+    narrow: bool
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> _Folded:
+        assert norm.running_var is not None
+        assert norm.running_mean is not None
+        gain = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+        weight = (conv.weight * gain.view(-1, 1, 1, 1)).detach().to(torch.bfloat16)
+        bias = (norm.bias - norm.running_mean * gain).detach().to(torch.bfloat16)
+        return cls(
+            weight.contiguous(memory_format=torch.channels_last), bias, (conv.stride[0], conv.stride[1]), supports(conv)
+        )
+
+    def relu(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """relu(conv(x) + bias + residual)."""
+        if self.narrow:
+            return fused_conv3x3(x, self.weight, self.bias, residual)
+        one = (1, 1)
+        if residual is None:
+            return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, one, one, 1)
+        return torch.cudnn_convolution_add_relu(x, self.weight, residual, 1.0, self.bias, self.stride, one, one, 1)
+
+
+class FoldedCifarResNet:
+    """A frozen CIFAR ResNet with its batch norms folded into its convolutions: the same features in half the kernels.
+
+    Only for a GPU, in bfloat16: a teacher's forward pass is a third of a training step. Later changes of the
+    backbone's weights have no effect.
+    """
+
+    def __init__(self, backbone: CifarResNet) -> None:
+        self._stem = _Folded.of(backbone.conv1, backbone.bn1)
+        self._blocks = [
+            (_Folded.of(block.conv1, block.bn1), _Folded.of(block.conv2, block.bn2), block.outputs)
+            for block in backbone.blocks()
+        ]
+
+    @staticmethod
+    def supports(backbone: nn.Module) -> bool:
+        """Whether a backbone can be folded: a CIFAR ResNet on a GPU, with its last ReLU."""
+        fits = isinstance(backbone, CifarResNet) and bool(backbone.options["final_relu"])
+        return fits and next(backbone.parameters()).is_cuda
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """[B, C, H, W] normalised images to [B, 64], in float32."""
+        x = images.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        x = functional.relu(functional.conv2d(x, self._stem.weight, self._stem.bias, padding=1))
+        for first, second, outputs in self._blocks:
+            shortcut = x
+            if x.shape[1] != outputs:
+                shortcut = widen(x, outputs).contiguous(memory_format=torch.channels_last)
+            x = second.relu(first.relu(x), shortcut)
+        return x.float().mean((2, 3))
+
+
+def refit_pixels(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Pixels [B, C, H, W] prepared for another model, resized to this one's size and channels.
+
+    The whole image is resized, as it was cropped or padded before. The result is whole numbers in float32; pixels that
+    already fit are returned unchanged.
     """
     size, channels = preprocessing.size, preprocessing.channels
     if pixels.shape[1:] == (channels, *size):
@@ -46,21 +107,20 @@ def _grey(x: Tensor) -> Tensor:
     return red * x[:, 0:1] + green * x[:, 1:2] + blue * x[:, 2:3]
 
 
-def _refitted_arrays(images: np.ndarray[Any, Any], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
-    """The same for uint8 arrays [N, H, W, C]."""
+def _refit_arrays(images: np.ndarray[Any, Any], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
+    """``refit_pixels`` for uint8 arrays [N, H, W, C]."""
     result = np.empty((len(images), *preprocessing.size, preprocessing.channels), np.uint8)
     for start in range(0, len(images), _CHUNK):
         part = torch.tensor(images[start : start + _CHUNK]).permute(0, 3, 1, 2)
-        result[start : start + _CHUNK] = refitted(part, preprocessing).permute(0, 2, 3, 1).to(torch.uint8).numpy()
+        result[start : start + _CHUNK] = refit_pixels(part, preprocessing).permute(0, 2, 3, 1).to(torch.uint8).numpy()
     return result
 
 
 class FrozenEncoder:
     """A private copy of an encoder: no gradients, fixed batch-norm statistics, and no module for an optimiser.
 
-    Of ``grown`` simplices, which its successor has and it lacks, it knows that its features are zero there: new
-    features are compared with old ones as in a search. Pixels that were fitted to a successor of another input size are
-    brought to its own.
+    ``grown`` are simplices that its successor has and it lacks; its features are zero there, as in a search. Pixels
+    prepared for a successor of another input size are resized to its own.
     """
 
     def __init__(self, encoder: Encoder, grown: Sequence[int] = ()) -> None:
@@ -76,18 +136,18 @@ class FrozenEncoder:
         return self
 
     def __call__(self, pixels: Tensor, maps: bool = False, bfloat16: bool = False) -> Outputs:
-        """What the past model makes of these uint8 pixels."""
+        """The outputs of the past model for uint8 pixels."""
         encoder = self._encoder
         with torch.no_grad():
-            pixels = refitted(pixels, encoder.preprocessing)
-            if bfloat16 and not maps and FoldedCifarResNet.suits(encoder.backbone):
+            pixels = refit_pixels(pixels, encoder.preprocessing)
+            if bfloat16 and not maps and FoldedCifarResNet.supports(encoder.backbone):
                 self._folded = self._folded or FoldedCifarResNet(cast(CifarResNet, encoder.backbone))
                 return encoder.heads(self._folded(encoder.normalise(pixels)))
             outputs: Outputs = encoder(pixels, maps=maps, bfloat16=bfloat16)
         return outputs
 
     def heads(self, h: Tensor, maps: tuple[Tensor, ...] = ()) -> Outputs:
-        """What its projection and classifier make of backbone features [B, m]."""
+        """The outputs for backbone features [B, m]."""
         with torch.no_grad():
             return self._encoder.heads(h, None, maps)
 
@@ -97,14 +157,14 @@ class FrozenEncoder:
         return self._encoder.feature_dim
 
     def encode(self, images: Any, form: Form = "full") -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The features of many images, as ``Encoder.encode`` makes them; arrays of another size hold whole pictures."""
+        """The features of many images, as ``Encoder.encode``; arrays of another size are resized whole."""
         own = self._encoder.preprocessing
-        held = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
-        if held and images.shape[1:] != (*own.size, own.channels):
-            images = _refitted_arrays(images, own)
+        pixels = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
+        if pixels and images.shape[1:] != (*own.size, own.channels):
+            images = _refit_arrays(images, own)
         return self._encoder.encode(images, form=form)
 
     @property
     def classifier(self) -> Classifier:
-        """The past model's classifier, frozen: BCT's influence loss judges new features with it."""
+        """The past model's classifier, frozen: BCT's influence loss applies it to new features."""
         return self._encoder.classifier

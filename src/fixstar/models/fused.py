@@ -1,16 +1,17 @@
 """A CIFAR ResNet in training whose batch norms live inside its convolutions: a third of the kernels of a training step.
 
 Only for a GPU: forward and backward are written out, layer by layer, in ``fixstar.kernels.normed_convolutions``. The
-weights' gradients are nobody's input, so they run beside the rest.
+weights' gradients are nobody's input, so they run on a second stream.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,109 @@ from torch.autograd.function import once_differentiable
 
 from fixstar.errors import InputError
 from fixstar.kernels import AVAILABLE, INTERPRETED
-from fixstar.models.backbones.cifar_resnet import CifarResNet
-from fixstar.models.fused_layers import LANES, SUM_BLOCK, WEIGHTS, Gradients, Layer, layers_of, programs_for
+from fixstar.models.backbones.resnets import CifarResNet
 
-__all__ = ["FusedCifarResNet", "fused"]
+__all__ = ["WEIGHTS", "FusedCifarResNet", "fused", "layers_of"]
 
 # By channels of what is written: taps at once, pixels and warps of a program. Tried on an H200: best or near it.
 _FORWARD = {16: (1, 128, 4), 32: (3, 128, 4), 64: (3, 64, 4)}
 _BACKWARD = {16: (3, 128, 2), 32: (3, 128, 4), 64: (3, 64, 4)}
 _POINTWISE = {16: 128, 32: 64, 64: 16}
 _STATISTICS = 1024  # parts that the one warp of a channel looks at together
+# By channels of the convolution's input: taps at once, pixels a turn, warps, programs in all. Tried on an H200.
+WEIGHTS = {16: (3, 64, 2, 528), 32: (3, 64, 4, 264), 64: (1, 64, 4, 264)}
+LANES = 16  # the fewest channels that a tensor core takes
+SUM_BLOCK = (64, 64)  # weights and chunks that a program sums at once
+
+
+def programs_for(total: int, tile: int) -> int:
+    """Programs of ``tile`` pixels each."""
+    return -(-total // tile)
+
+
+class Layer(NamedTuple):
+    """A convolution and the batch norm after it, with the sides of its input."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+    height: int
+    width: int
+
+    @property
+    def stride(self) -> int:
+        """Of its convolution."""
+        return self.conv.stride[0]
+
+    @property
+    def inputs(self) -> int:
+        """Channels."""
+        return self.conv.in_channels
+
+    @property
+    def outputs(self) -> int:
+        """Channels."""
+        return self.conv.out_channels
+
+    @property
+    def size(self) -> int:
+        """Of its weights."""
+        return self.conv.weight.numel()
+
+    def sides(self) -> tuple[int, int]:
+        """Of its output."""
+        return self.height // self.stride, self.width // self.stride
+
+    def chunks(self, images: int) -> tuple[int, int]:
+        """Into how many chunks the weights' gradient divides the pixels of its output, and the turns of each."""
+        taps, tile, _, programs = WEIGHTS[max(self.inputs, LANES)]
+        total = images * self.sides()[0] * self.sides()[1]
+        turns = max(1, programs_for(total * (9 // taps), tile * programs))
+        return programs_for(total, tile * turns), turns
+
+
+def layers_of(net: CifarResNet, height: int, width: int) -> list[Layer]:
+    """Stem and blocks, in their order, for images of these sides."""
+    layers = [Layer(net.conv1, net.bn1, height, width)]
+    for block in net.blocks():
+        layers.append(Layer(block.conv1, block.bn1, height, width))
+        height, width = layers[-1].sides()
+        layers.append(Layer(block.conv2, block.bn2, height, width))
+    return layers
+
+
+class Gradients:
+    """All gradients in one piece of memory, a layer's weights, gain and shift after another; and parts to sum."""
+
+    def __init__(self, layers: list[Layer], images: int, device: torch.device) -> None:
+        self.layers, self._device = layers, device
+        sizes = [layer.size + 2 * layer.outputs for layer in layers]
+        parts = [layer.chunks(images)[0] * layer.size for layer in layers]
+        self._starts, self._sources = ([0, *itertools.accumulate(lengths)] for lengths in (sizes, parts))
+
+    def empty(self) -> tuple[Tensor, Tensor]:
+        """Memory for the gradients and for the parts."""
+        return torch.empty(self._starts[-1], device=self._device), torch.empty(self._sources[-1], device=self._device)
+
+    def parts(self, memory: Tensor, number: int) -> Tensor:
+        """Of a layer's weights: a gradient for every chunk of pixels."""
+        return memory[self._sources[number] : self._sources[number + 1]]
+
+    def of_weight(self, memory: Tensor, number: int) -> Tensor:
+        """Of a layer's weights [output, tap, input], flat."""
+        return memory[self._starts[number] :][: self.layers[number].size]
+
+    def of_norm(self, memory: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Of a layer's gain and shift."""
+        start, width = self._starts[number] + self.layers[number].size, self.layers[number].outputs
+        return memory[start : start + width], memory[start + width : start + 2 * width]
+
+    def views(self, memory: Tensor) -> list[Tensor]:
+        """Weights, gain and shift, layer by layer, shaped as the parameters are."""
+        views = []
+        for number, layer in enumerate(self.layers):
+            weight = self.of_weight(memory, number).view(layer.outputs, 3, 3, layer.inputs)
+            views += [weight.permute(0, 3, 1, 2), *self.of_norm(memory, number)]
+        return views
 
 
 def _in_blocks(programs: int) -> tuple[int, int]:
@@ -62,7 +156,7 @@ class FusedCifarResNet:
         self._plans: dict[tuple[int, int, int, torch.device], Gradients] = {}
 
     @staticmethod
-    def suits(backbone: nn.Module, sides: tuple[int, int]) -> bool:
+    def supports(backbone: nn.Module, sides: tuple[int, int]) -> bool:
         """Whether a backbone can be trained this way, on a GPU that multiplies bfloat16."""
         devices = {parameter.device for parameter in backbone.parameters()}
         if not AVAILABLE or len(devices) != 1 or (device := devices.pop()).type != "cuda":
@@ -156,21 +250,21 @@ class FusedCifarResNet:
         images, height, width, _ = kept[0].y.shape
         plan = self._plan(images, height, width, gradient.device)
         memory, parts = plan.empty()
-        beside = _Beside(gradient.device)
+        side = _SideStream(gradient.device)
         final_relu = list(self._backbone.blocks())[-1].final_relu
         g, sums = self._tail(gradient.contiguous(), kept[-1], top, final_relu)
         skip = g
         for number in reversed(range(len(kept))):
             layer = kept[number]
             dy = self._through_norm(layer, g, sums, *plan.of_norm(memory, number))
-            with beside(dy):
+            with side(dy):
                 self._weights(layer, dy, plan.parts(parts, number), plan.of_weight(memory, number))
             if number == 0:
                 break
             if number % 2 == 0:  # the second of a block: what its output's gradient is, the shortcut's is too
                 skip = g
             g, sums = self._below(layer, kept[number - 1], dy, skip if number % 2 else None)
-        beside.join()
+        side.join()
         return plan.views(memory)
 
     def _tail(self, gradient: Tensor, kept: _Kept, top: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
@@ -223,7 +317,7 @@ class FusedCifarResNet:
         )
 
 
-class _Beside:
+class _SideStream:
     """A second stream for work that nothing waits for, until ``join``. What it reads is kept until then."""
 
     def __init__(self, device: torch.device) -> None:

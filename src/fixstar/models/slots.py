@@ -1,8 +1,8 @@
-"""Which class owns which classifier output, for ever.
+"""Which class owns which classifier output.
 
-A class is given a slot once and keeps it through every later version. Pre-training classes take slots from the left and
-fine-tuning classes from the right (HOC, section 5.3), so that models made apart from one another never give
-one slot to two classes. The map is data and is saved with the model.
+A class gets a slot once and keeps it in every later version. Pre-training classes take slots from the left and
+fine-tuning classes from the right (HOC, section 5.3), so that models trained separately never give one slot to two
+classes. The map is saved with the model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 
 __all__ = ["Side", "Slots"]
 
@@ -21,7 +21,7 @@ Side = Literal["left", "right"]
 
 @dataclass(frozen=True)
 class Slots:
-    """An immutable map from class name to slot, with the number of slots there are (``None``: as many as needed).
+    """An immutable map from class name to slot, with the number of slots (``None``: as many as needed).
 
     >>> slots = Slots(capacity=5).assign(["cat", "dog"]).assign(["owl"], side="right")
     >>> slots.of(["owl", "cat", "dog"])
@@ -49,8 +49,10 @@ class Slots:
         return tuple(sorted(self.by_class, key=self.by_class.__getitem__))
 
     def assign(self, names: Iterable[str], side: Side = "left") -> Slots:
-        """The map with a slot for each of ``names``; classes that own one keep it. Each is named once."""
-        names = _named_once(names)
+        """The map with a slot for each of ``names``, which must be distinct; classes that own one keep it."""
+        names = list(names)
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise InputError(f"class names must be distinct; given more than once: {', '.join(map(repr, twice[:5]))}")
         if side not in get_args(Side):
             raise UnknownNameError("side", side, get_args(Side), "Slots are taken from there")
         new = [name for name in names if name not in self.by_class]
@@ -61,28 +63,31 @@ class Slots:
         free = [slot for slot in range(self.capacity) if slot not in taken]
         if len(new) > len(free) and not taken:
             raise InputError(
-                f"{len(new)} classes do not fit into the capacity K={self.capacity}. Choose a larger one: --capacity "
-                f"N, in Python capacity=N, N at least {len(new)}, and larger if more classes are to come"
+                f"{len(new)} classes do not fit into the capacity K={self.capacity}. Pass a capacity of at least "
+                f"{len(new)}, and a larger one if more classes are to come",
+                NextStep("train", {"data": ..., "capacity": len(new)}, "or larger"),
             )
         if len(new) > len(free):
+            room = max(2, len(new) - len(free))
             raise InputError(
                 f"{len(new)} new classes do not fit: {len(free)} of the capacity K={self.capacity} slots are free. "
-                f"Make room with: fixstar grow COUNT, COUNT at least {max(2, len(new) - len(free))}. In Python: "
-                "encoder.grow(COUNT), or later={VERSION: replace(settings, grown=(*settings.grown, COUNT))} of a run"
+                f"Grow the capacity by at least {room}: encoder.grow({room}), or in a run "
+                f"later={{VERSION: replace(settings, grown=(*settings.grown, {room}))}}",
+                NextStep("grow", {"count": room}),
             )
         chosen = free[: len(new)] if side == "left" else free[::-1][: len(new)]
         return Slots(self.capacity, {**self.by_class, **dict(zip(new, chosen, strict=True))})
 
     def grown(self, extra: int) -> Slots:
-        """The map with ``extra`` more free slots behind those there are; no class moves."""
+        """The map with ``extra`` more free slots at its end; no class moves."""
         if self.capacity is None or extra < 0:
             raise InputError(f"slots of capacity {self.capacity} cannot grow by {extra}")
         return Slots(self.capacity + extra, self.by_class)
 
     def joined(self, other: Slots) -> Slots:
-        """This map with the classes of ``other`` at the slots they own there; two owners of one slot are refused.
+        """This map with the classes of ``other`` at the slots they own there; two owners of one slot raise.
 
-        Without a capacity nothing depends on the number of a slot, so the other's classes follow this one's.
+        Without a capacity the number of a slot does not matter, so the other's classes are appended.
         """
         if self.capacity is None or other.capacity is None:
             return self.assign(other.classes)
@@ -95,8 +100,8 @@ class Slots:
         moved = [name for name in other.by_class if both[name] != other.by_class[name]]
         if moved or len(set(both.values())) < len(both):
             raise ModelError(
-                f"the models give slots to classes differently ({', '.join(moved[:5]) or 'one slot has two owners'}). "
-                "Give pre-training classes slots from the left and fine-tuning classes from the right"
+                f"the models assign slots differently ({', '.join(moved[:5]) or 'one slot has two owners'}). "
+                "Assign slots to pre-training classes from the left and to fine-tuning classes from the right"
             )
         return Slots(self.capacity, both)
 
@@ -107,11 +112,3 @@ class Slots:
             if name not in self.by_class:
                 raise UnknownNameError("class", name, list(self.by_class)[:20])
         return [self.by_class[name] for name in names]
-
-
-def _named_once(names: Iterable[str]) -> list[str]:
-    """The names as a list; one that comes twice is most likely a mistake about which class is which."""
-    given = list(names)
-    if twice := [name for name, count in Counter(given).items() if count > 1]:
-        raise InputError(f"every class is named once; named more often: {', '.join(map(repr, twice[:5]))}")
-    return given

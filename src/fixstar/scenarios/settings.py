@@ -14,9 +14,8 @@ from fixstar.data.replay import Selection
 from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method
-from fixstar.models import Encoder
+from fixstar.models import Encoder, resolve_device
 from fixstar.models.classifiers import CLASSIFIERS
-from fixstar.models.device import resolve_device
 from fixstar.models.slots import Side
 from fixstar.training import Recipe
 

@@ -100,7 +100,7 @@ class CapturedSteps:
 def _quicker(run: Training) -> contextlib.AbstractContextManager[None]:
     """The backbone by kernels made for it, where there are any, else compiled."""
     backbone, sides = run.encoder.backbone, run.encoder.preprocessing.size
-    made = run.bfloat16 and FusedCifarResNet.suits(backbone, sides)
+    made = run.bfloat16 and FusedCifarResNet.supports(backbone, sides)
     return fused(backbone) if made else compiled(backbone)
 
 

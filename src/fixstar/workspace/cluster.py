@@ -18,7 +18,7 @@ import numpy as np
 
 from fixstar.errors import InputError, MissingExtraError, ModelError
 from fixstar.images import ImageSource
-from fixstar.models.storage import read_card
+from fixstar.models.encoder import read_card
 from fixstar.workspace.items import Embedded
 
 __all__ = ["RayEmbedder"]

@@ -16,7 +16,7 @@ from typing import Any
 from fixstar.durable import replace_json
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.models import Encoder
-from fixstar.models.storage import read_card
+from fixstar.models.encoder import read_card
 from fixstar.scenarios.run_directory import RunDirectory
 
 __all__ = ["Registry"]

@@ -20,8 +20,7 @@ from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.address_secrets import without_secret
 from fixstar.images import ImageSource
 from fixstar.methods import Method, OldVectors
-from fixstar.models import Encoder
-from fixstar.models.device import resolve_device
+from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
 from fixstar.scenarios import Settings, Version, version_features
 from fixstar.workspace.adapters.registry import AdapterBook

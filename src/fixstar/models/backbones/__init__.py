@@ -1,10 +1,63 @@
 """Backbones: float images [B, C, H, W] to pooled features [B, feature_dim], without a classifier.
 
 ``create_backbone("resnet18")`` builds one of ours, with random weights; ``create_backbone("hf:FOLDER")`` takes any
-vision model of transformers. Each carries the name and options that rebuild it, and how its images are prepared.
+vision model of transformers. Each has the name and options that rebuild it, and how its images are prepared.
 """
 
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fixstar.errors import InputError, UnknownNameError
 from fixstar.models.backbones.base import Backbone
-from fixstar.models.backbones.registry import BACKBONES, backbone_names, create_backbone
+from fixstar.models.backbones.hf import hf_backbone
+from fixstar.models.backbones.resnets import CifarResNet, RegNet, ResNet, SENet
+from fixstar.models.backbones.small import LeNetPlusPlus, Tiny
 
 __all__ = ["BACKBONES", "Backbone", "backbone_names", "create_backbone"]
+
+# Keyword parameters of a builder are the options of its backbone.
+BACKBONES: dict[str, Callable[..., Backbone]] = {
+    "lenet++": LeNetPlusPlus,
+    "regnetx_200mf": partial(RegNet, "regnetx_200mf"),
+    "regnety_400mf": partial(RegNet, "regnety_400mf"),
+    "resnet18": partial(ResNet, 18),
+    "resnet20": partial(CifarResNet, 20),
+    "resnet32": partial(CifarResNet, 32),
+    "resnet34": partial(ResNet, 34),
+    "resnet50": partial(ResNet, 50),
+    "resnet101": partial(ResNet, 101),
+    "resnet152": partial(ResNet, 152),
+    "senet18": SENet,
+    "tiny": Tiny,
+}
+
+_HF = "hf:"
+_HF_HINT = "hf:NAME_OR_FOLDER takes any vision model of transformers, such as hf:facebook/dinov2-small or hf:./my-model"
+
+
+def backbone_names() -> list[str]:
+    """The names of ``BACKBONES``, sorted. Beside them there are ``hf:NAME_OR_FOLDER`` names."""
+    return sorted(BACKBONES)
+
+
+def create_backbone(name: str, **options: Any) -> Backbone:
+    """A backbone by name: random weights for those of ``BACKBONES``, pre-trained ones for ``hf:NAME_OR_FOLDER``.
+
+    >>> create_backbone("resnet18", stem="cifar").feature_dim
+    512
+    """
+    if name.startswith(_HF):
+        builder: Callable[..., Backbone] = partial(hf_backbone, name.removeprefix(_HF))
+    elif name in BACKBONES:
+        builder = BACKBONES[name]
+    else:
+        raise UnknownNameError("backbone", name, BACKBONES, hint=_HF_HINT)
+    allowed = list(inspect.signature(builder).parameters)
+    unknown = sorted(set(options) - set(allowed))
+    if unknown:
+        raise InputError(f"unknown option {', '.join(unknown)} of backbone {name}; allowed: {', '.join(allowed)}")
+    return builder(**options)

@@ -1,4 +1,4 @@
-"""What every backbone is."""
+"""The base class of backbones, and how images are prepared for the backbones of the papers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 
-__all__ = ["Backbone", "he_init", "staged"]
+__all__ = ["Backbone", "cifar_inputs", "he_init", "imagenet_inputs", "mnist_inputs", "run_stages"]
+
+_CIFAR100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MNIST = (0.1307,), (0.3081,)
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Backbone(nn.Module, ABC):
     """Images to pooled features.
 
-    ``name`` and ``options`` go on a saved model's card: ``create_backbone(name, **options)`` builds the same
-    architecture again, offline. ``options`` is therefore plain JSON. ``preprocessing`` is what the weights expect of
-    their images.
+    ``name`` and ``options`` (plain JSON) are on a saved model's card: ``create_backbone(name, **options)`` rebuilds the
+    same architecture, offline. ``preprocessing`` is what the weights expect of their images.
     """
 
     def __init__(self, name: str, options: dict[str, Any], feature_dim: int, preprocessing: Preprocessing) -> None:
@@ -40,8 +46,8 @@ class Backbone(nn.Module, ABC):
         return last.mean((2, 3))
 
 
-def staged(x: Tensor, *stages: nn.Module) -> tuple[Tensor, ...]:
-    """What each of some stages makes of the one before."""
+def run_stages(x: Tensor, *stages: nn.Module) -> tuple[Tensor, ...]:
+    """The outputs of all stages, each applied to the output of the one before."""
     maps: list[Tensor] = []
     for stage in stages:
         x = stage(x)
@@ -54,3 +60,31 @@ def he_init(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+
+def cifar_inputs(channels: int = 3) -> Preprocessing:
+    """32x32, CIFAR-100 statistics."""
+    mean, std = _for_channels(_CIFAR100, channels)
+    return Preprocessing(size=(32, 32), channels=channels, mean=mean, std=std)
+
+
+def imagenet_inputs(size: tuple[int, int] = (224, 224), channels: int = 3) -> Preprocessing:
+    """ImageNet statistics; the central 224 of a shorter side of 256, as ImageNet models are evaluated."""
+    mean, std = _for_channels(_IMAGENET, channels)
+    return Preprocessing(size=size, channels=channels, mean=mean, std=std, crop_fraction=0.875)
+
+
+def mnist_inputs(channels: int = 1) -> Preprocessing:
+    """28x28, MNIST statistics."""
+    mean, std = _for_channels(_MNIST, channels)
+    return Preprocessing(size=(28, 28), channels=channels, mean=mean, std=std)
+
+
+def _for_channels(statistics: Statistics, channels: int) -> Statistics:
+    """The statistics, or their average for every channel where the dataset has another number of channels."""
+    if isinstance(channels, bool) or channels not in (1, 3):
+        raise InputError(f"a backbone takes images of 1 (grey) or 3 (RGB) channels, got {channels!r}")
+    mean, std = statistics
+    if len(mean) == channels:
+        return mean, std
+    return (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels

@@ -1,27 +1,41 @@
-"""Any vision model of transformers as a backbone: from a folder, from the hub, or by architecture."""
+"""Any vision model of transformers as a backbone: from a folder, from the hub, or by architecture.
+
+Loaded without output, offline where possible, and never unpickled.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import json
-from collections.abc import Iterator
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import InputError, MissingExtraError, ModelError
 from fixstar.images import Preprocessing
-from fixstar.models.backbones.base import Backbone
-from fixstar.models.backbones.hf_inputs import hf_inputs
-from fixstar.models.backbones.hf_loading import Loaded, load_model
+from fixstar.images.preprocessing import Interpolation
+from fixstar.models.backbones.base import Backbone, imagenet_inputs
 
-__all__ = ["HFBackbone", "hf_backbone"]
+__all__ = ["HFBackbone", "hf_backbone", "hf_inputs", "load_model"]
 
 Pooling = Literal["auto", "cls", "mean"]
 
 _CLS_NAMES = {"cls_token", "class_embedding"}
-# Recorded by transformers, but no part of the architecture.
+# Recorded by transformers, but not part of the architecture.
 _NOT_ARCHITECTURE = ("_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type")
+_JSON_FILES = ["config.json", "preprocessor_config.json"]
+_WEIGHT_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
+_TIMEOUT_S = 10.0
+_RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_SQUASHED_FROM = 384  # processors with crop_pct crop below this size and squash from it on
 
 
 def hf_backbone(
@@ -36,13 +50,13 @@ def hf_backbone(
 
     ``source`` is a folder written by ``save_pretrained``, a name on the Hugging Face hub, or an architecture
     (``"dinov2"``, ``"convnext"``, ...: the ``model_type`` of a config), which ``config`` changes from its defaults.
-    Folders and hub names bring their weights unless ``pretrained=False``; architectures start from random ones, and
-    one without a ``config`` warns of it unless ``pretrained=False``.
+    Folders and hub names bring their weights unless ``pretrained=False``. Architectures start from random weights; one
+    without a ``config`` warns about that unless ``pretrained=False``.
 
     ``pooling="auto"`` takes the model's own pooled output, else its CLS token, else the mean over patches or pixels.
     ``preprocessing`` (``Preprocessing.to_json``) replaces what the model's ``preprocessor_config.json`` says.
 
-    What is built carries its whole config as an option, so that it can be rebuilt without the folder or the network.
+    The backbone keeps its whole config as an option, so that it can be rebuilt without the folder or the network.
     """
     if pooling not in get_args(Pooling):
         raise InputError(f"unknown pooling {pooling!r}; allowed: {', '.join(get_args(Pooling))}")
@@ -52,18 +66,18 @@ def hf_backbone(
 
 
 class HFBackbone(Backbone):
-    """A model of transformers with its pooling settled, and with what the features do not depend on frozen."""
+    """A model of transformers with a pooling; parameters that the features do not depend on are frozen."""
 
     def __init__(self, loaded: Loaded, pooling: Pooling, preprocessing: Preprocessing) -> None:
         model, model_type = loaded.model.eval(), str(loaded.config.model_type)
         super().__init__(f"hf:{model_type}", {}, 0, preprocessing)
         self.model: nn.Module = model
-        output = self._try()
-        self.pooled_by = _settle_pooling(pooling, model, output, trained_pooler=not _lacks_pooler(loaded.missing))
+        output = self._trial_output()
+        self.pooled_by = _choose_pooling(pooling, model, output, trained_pooler=not _lacks_pooler(loaded.missing))
         self.prefix_tokens = _prefix_tokens(model, output.last_hidden_state, preprocessing.size)
         features = self._pool(output)
         if features.ndim != 2:
-            raise ModelError(f"{self.name} gives features of shape {tuple(features.shape)}, not one vector an image")
+            raise ModelError(f"{self.name} gives features of shape {tuple(features.shape)}, not one vector per image")
         _freeze_unused(model, features, loaded.missing, self.name)
         self.feature_dim = features.shape[1]
         self.options = {
@@ -79,10 +93,10 @@ class HFBackbone(Backbone):
         return self._pool(self.model(pixel_values=images))
 
     def maps(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Not offered: what a foreign model calls its hidden states differs from one to the next."""
+        """Not supported: models of transformers name their hidden states differently."""
         raise ModelError(
             f"{self.name} gives no feature maps {tuple(images.shape)}; a method that compares maps (podnet) needs one "
-            "of fixstar's own backbones, see: fixstar backbones"
+            "of fixstar's own backbones (backbone_names() lists them)"
         )
 
     def _pool(self, output: Any) -> Tensor:
@@ -97,24 +111,22 @@ class HFBackbone(Backbone):
             pooled = output.last_hidden_state[:, self.prefix_tokens :].mean(1)
         return pooled
 
-    def _try(self) -> Any:
-        """The output for one black image; tells of what shape features are, and whether the model runs at all."""
+    def _trial_output(self) -> Any:
+        """The output for one black image: shows the shape of features, and whether the model runs at all."""
         shape = (1, self.preprocessing.channels, *self.preprocessing.size)
         device = next(self.model.parameters()).device
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 output = self.model(pixel_values=torch.zeros(shape, device=device))
-        except Exception as error:  # whatever a foreign model may raise
+        except Exception as error:  # a model may raise anything
             raise ModelError(f"{self.name} cannot run on an image of shape {shape[1:]}: {error}") from error
         hidden = getattr(output, "last_hidden_state", None)
         if not isinstance(hidden, Tensor) or hidden.ndim not in (3, 4):
-            raise ModelError(
-                f"{self.name} gives no features of an image; choose a model such as hf:dinov2 or hf:convnext"
-            )
+            raise ModelError(f"{self.name} gives no image features; choose a model such as hf:dinov2 or hf:convnext")
         return output
 
 
-def _settle_pooling(pooling: Pooling, model: nn.Module, output: Any, trained_pooler: bool) -> str:
+def _choose_pooling(pooling: Pooling, model: nn.Module, output: Any, trained_pooler: bool) -> str:
     has_cls = _has_cls(model, output.last_hidden_state)
     if pooling == "auto":
         if trained_pooler and getattr(output, "pooler_output", None) is not None:
@@ -130,12 +142,12 @@ def _has_cls(model: nn.Module, hidden: Tensor) -> bool:
 
 
 def _lacks_pooler(missing: frozenset[str]) -> bool:
-    """A classifier's checkpoint has no pooler, and transformers would put a random one over good features."""
+    """A classifier's checkpoint has no pooler, and transformers would add a random one."""
     return any(name.startswith("pooler.") for name in missing)
 
 
 def _prefix_tokens(model: Any, hidden: Tensor, size: tuple[int, int]) -> int:
-    """How many tokens (CLS, registers) come before those of the patches, which alone are averaged."""
+    """How many tokens (CLS, registers) come before the patches; only patches are averaged."""
     if not _has_cls(model, hidden):
         return 0
     patch = getattr(model.config, "patch_size", None)
@@ -146,22 +158,22 @@ def _prefix_tokens(model: Any, hidden: Tensor, size: tuple[int, int]) -> int:
 
 
 def _freeze_unused(model: nn.Module, features: Tensor, missing: frozenset[str], name: str) -> None:
-    """Freeze what takes no part (mask tokens, a pooler left out): there is nothing to train in it."""
+    """Freeze parameters that the features do not depend on (mask tokens, an unused pooler)."""
     used = set(map(id, _leaves(features)))
     unused = {key for key, parameter in model.named_parameters() if id(parameter) not in used}
     for key, parameter in model.named_parameters():
         if key in unused:
             parameter.requires_grad_(False)
-    harmful = sorted(key for key in missing - unused if not key.endswith("num_batches_tracked"))
-    if harmful:
+    needed = sorted(key for key in missing - unused if not key.endswith("num_batches_tracked"))
+    if needed:
         raise ModelError(
-            f"the weights of {name} lack {len(harmful)} of the model's tensors ({', '.join(harmful[:3])}, ...): "
+            f"the weights of {name} lack {len(needed)} of the model's tensors ({', '.join(needed[:3])}, ...): "
             "config.json and weights do not belong together. Download the folder again"
         )
 
 
 def _leaves(result: Tensor) -> Iterator[Tensor]:
-    """The tensors that ``result`` was computed from and that need a gradient, by walking autograd's graph."""
+    """The leaf tensors with a gradient that ``result`` was computed from, found in autograd's graph."""
     seen, stack = set(), [result.grad_fn]
     while stack:
         node = stack.pop()
@@ -177,3 +189,259 @@ def _plain_config(config: Any) -> dict[str, Any]:
     """The whole config, defaults too, as plain JSON: defaults may change from one transformers to the next."""
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in values.items() if key not in _NOT_ARCHITECTURE}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, its config, the folder it came from, and the names of tensors that the folder's weights lack."""
+
+    model: Any
+    config: Any
+    folder: Path | None = None
+    missing: frozenset[str] = frozenset()
+
+
+def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | None) -> Loaded:
+    """The model that ``hf:source`` means. With ``config`` it is built from that alone, and nothing is read."""
+    if not source:
+        raise InputError("hf: needs a name or a folder behind it, such as hf:facebook/dinov2-small or hf:./my-model")
+    transformers = _import_transformers()
+    bare = config is not None or source in transformers.CONFIG_MAPPING
+    if bare and pretrained:
+        raise InputError(
+            f"hf:{source} describes an architecture, which has no weights: for pre-trained weights give a folder or a "
+            "hub name without config, else leave out pretrained=True"
+        )
+    with _quiet(transformers):
+        if bare:
+            model_config = _bare_config(transformers, source, config or {})
+            if config is None and pretrained is None:
+                warnings.warn(
+                    f"hf:{source} names an architecture, not a trained model: it gets the default sizes of "
+                    "transformers and random weights. For trained weights name a folder or a hub model, such as "
+                    "hf:facebook/dinov2-small; pass pretrained=False if random weights are intended",
+                    stacklevel=4,
+                )
+            return Loaded(_from_config(transformers, model_config), model_config)
+        weights = pretrained is None or pretrained
+        return _from_folder(transformers, _folder(transformers, source, weights), weights)
+
+
+def _import_transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError("transformers", "backbones", "a backbone named hf:...") from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bars and no reports about the unused classifier; both are restored afterwards."""
+    log, loggers = transformers.utils.logging, [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels, bars = [logger.level for logger in loggers], log.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _bare_config(transformers: Any, source: str, config: dict[str, Any]) -> Any:
+    known = transformers.CONFIG_MAPPING
+    values = dict(config)
+    model_type = values.pop("model_type", source)
+    if model_type not in known:
+        raise InputError(
+            f"{model_type!r} is not an architecture (model_type) of transformers{_guess(transformers, model_type)}"
+        )
+    if source in known and source != model_type:
+        raise InputError(f"hf:{source} and model_type {model_type!r} of its config contradict each other")
+    try:
+        if "transformers_version" not in values:  # written by hand: an unknown key is a typo
+            default = known[model_type]
+            unknown = sorted(set(values) - set(default().to_dict()) - set(default.attribute_map))
+            if unknown:
+                raise InputError(
+                    f"unknown key {', '.join(unknown)} in the config of hf:{model_type}; see {default.__name__}"
+                )
+        result = transformers.AutoConfig.for_model(model_type, **values)
+    except InputError:
+        raise
+    except Exception as error:  # each architecture checks its config in its own way
+        raise InputError(f"the config of hf:{model_type} is wrong: {error}") from error
+    return _as_encoder(transformers, result)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+def _guess(transformers: Any, name: str) -> str:
+    close = difflib.get_close_matches(name, list(transformers.CONFIG_MAPPING), n=1)
+    return f"; did you mean hf:{close[0]}?" if close else ""
+
+
+def _as_encoder(transformers: Any, config: Any) -> Any:
+    """The config, checked and changed: the model takes only images and is deterministic."""
+    mapping = transformers.MODEL_MAPPING
+    model = mapping.get(type(config), None)
+    model = model[0] if isinstance(model, tuple) else model
+    if getattr(model, "main_input_name", None) != "pixel_values":
+        hint = "choose a vision model, such as hf:dinov2 or hf:convnext"
+        if getattr(config, "vision_config", None) is not None:
+            hint = "save its vision part to a folder of its own (the ...VisionModel class), and give that folder"
+        raise ModelError(f"{config.model_type} of transformers is not a vision model: {hint}")
+    if hasattr(config, "mask_ratio"):
+        config.mask_ratio = 0.0  # masked autoencoders hide random patches, even in evaluation
+    config.return_dict = True
+    return config
+
+
+def _from_config(transformers: Any, config: Any) -> Any:
+    try:
+        return transformers.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"hf:{config.model_type} cannot be built from its config: {error}") from error
+
+
+def _from_folder(transformers: Any, folder: Path, weights: bool) -> Loaded:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a model of transformers: config.json is missing (save_pretrained writes it)")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"{folder / 'config.json'} is unusable: {error}") from error
+    config = _as_encoder(transformers, config)
+    if not weights:
+        return Loaded(_from_config(transformers, config), config, folder)
+    if not any(folder.glob("model*.safetensors")):
+        raise ModelError(
+            f"{folder} has no weights as safetensors, the only supported format: convert them with "
+            "AutoModel.from_pretrained(...).save_pretrained(...), or pass pretrained=False for random ones"
+        )
+    try:
+        model, report = transformers.AutoModel.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(f"the weights in {folder} cannot be loaded: {error}") from error
+    return Loaded(model, config, folder, frozenset(report["missing_keys"]))
+
+
+def _folder(transformers: Any, source: str, weights: bool) -> Path:
+    """The folder itself, or the local copy of a hub model."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
+        raise ModelError(
+            f"there is no folder {source}; give one that save_pretrained wrote, or a hub name (owner/model)"
+        )
+    return _hub_folder(transformers, source, weights)
+
+
+def _hub_folder(transformers: Any, name: str, weights: bool) -> Path:
+    """The cached copy of a hub model if it is complete, else a new download."""
+    hub = importlib.import_module("huggingface_hub")  # transformers depends on it
+    files = _JSON_FILES + (_WEIGHT_FILES if weights else [])
+    cached: Path | None = None
+    with suppress(OSError, ValueError):
+        cached = Path(hub.snapshot_download(name, allow_patterns=files, local_files_only=True))
+    usable = cached and (cached / "config.json").is_file() and (not weights or any(cached.glob("model*.safetensors")))
+    if cached and usable and (cached / "preprocessor_config.json").is_file():
+        return cached
+    try:
+        hub.HfApi().model_info(name, timeout=_TIMEOUT_S)  # a download would retry for half a minute
+        return Path(hub.snapshot_download(name, allow_patterns=files))
+    except Exception as error:
+        if cached and usable:
+            return cached
+        raise ModelError(
+            f"hf:{name} is not a folder here, and the Hugging Face hub did not provide it ({_first_line(error)}). On a "
+            f"machine with network access: hf download {name} --local-dir FOLDER; then copy it here and use hf:FOLDER"
+            f"{_guess(transformers, name)}"
+        ) from error
+
+
+def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
+    """What ``preprocessor_config.json`` in the folder says, else ImageNet statistics at the config's image size.
+
+    Read here, because the image processors of transformers need torchvision.
+    """
+    path = folder / "preprocessor_config.json" if folder else None
+    default = _default_inputs(config)
+    if path is None or not path.is_file():
+        return default
+    try:
+        return _read_processor(json.loads(path.read_text()), default)
+    except (InputError, OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+        raise ModelError(f"{path} is unusable ({error}); correct it, or pass preprocessing=...") from error
+
+
+def _default_inputs(config: Any) -> Preprocessing:
+    side = getattr(config, "image_size", None) or 224
+    size = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
+    return imagenet_inputs(size, getattr(config, "num_channels", 3))
+
+
+def _read_processor(values: dict[str, Any], default: Preprocessing) -> Preprocessing:
+    scale = 255.0 * (values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0)
+    normalised = values.get("do_normalize", True)
+    mean = _by_channel(values.get("image_mean", default.mean) if normalised else 0.0, default.channels)
+    std = _by_channel(values.get("image_std", default.std) if normalised else 1.0, default.channels)
+    return Preprocessing(
+        **_geometry(values, default),
+        channels=default.channels,
+        mean=tuple(value / scale for value in mean),
+        std=tuple(value / scale for value in std),
+        interpolation=_RESAMPLE.get(values.get("resample", 2), "bilinear"),
+    )
+
+
+def _by_channel(value: float | Sequence[float], channels: int) -> list[float]:
+    values = [value] if isinstance(value, (int, float)) else list(value)
+    return values * channels if len(values) == 1 else values
+
+
+def _geometry(values: dict[str, Any], default: Preprocessing) -> dict[str, Any]:
+    """Size, fit and crop fraction from ``size``, ``crop_size``, ``crop_pct`` and the switches for them."""
+    resized, crop_pct = values.get("size"), values.get("crop_pct")
+    crops = values.get("do_center_crop", "crop_size" in values) and values.get("crop_size") is not None
+    edge = _shortest_edge(resized, whole=not crops and crop_pct is None) if values.get("do_resize", True) else None
+    if crops:
+        size = _sides(values["crop_size"])
+        return {"size": size, "fit": "crop", "crop_fraction": min(1.0, min(size) / (edge or min(size)))}
+    if resized is None:
+        return {"size": default.size, "fit": "crop", "crop_fraction": default.crop_fraction}
+    if edge is None:
+        return {"size": _sides(resized), "fit": "squash"}
+    if crop_pct is not None and edge >= _SQUASHED_FROM:
+        return {"size": (edge, edge), "fit": "squash"}
+    return {"size": (edge, edge), "fit": "crop", "crop_fraction": crop_pct or 1.0}
+
+
+def _shortest_edge(size: Any, whole: bool) -> int | None:
+    """The length that the shorter side is resized to; ``None`` if both sides are given and nothing is cropped."""
+    if isinstance(size, dict) and "shortest_edge" in size:
+        return int(size["shortest_edge"])
+    if size is None or whole:
+        return None
+    return min(_sides(size))
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """Height and width of {"height", "width"}, a pair, or one number, as older files have it."""
+    if isinstance(size, dict):
+        return int(size["height"]), int(size["width"])
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
