@@ -51,16 +51,6 @@ def test_an_encoder_comes_back_with_its_adapter(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.adapter.adapt(vectors), encoder.adapter.adapt(vectors))
 
 
-def test_a_card_from_before_adapters_is_read(tmp_path: Path) -> None:
-    encoder = with_adapter()
-    encoder.adapter = None
-    card = encoder.save(tmp_path / "v1") / CARD
-    content = json.loads(card.read_text())
-    assert content.pop("adapter") is None
-    card.write_text(json.dumps(content))
-    assert Encoder.load(tmp_path / "v1").adapter is None
-
-
 @pytest.mark.parametrize(
     "entry",
     [

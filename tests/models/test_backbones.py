@@ -448,7 +448,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
         ("hf:bert", {}, ModelError, "bert of transformers is not a vision model: choose .*hf:dinov2"),
         ("hf:clip", {}, ModelError, "clip of transformers is not a vision model: save its vision part"),
         ("hf:./no/such", {}, ModelError, "there is no folder ./no/such"),
-        ("hf:", {}, InputError, "wants a name or a folder"),
+        ("hf:", {}, InputError, "needs a name or a folder"),
         ("hf:vit", {"config": {"hiden_size": 8}}, InputError, "unknown key hiden_size in the config of hf:vit"),
         ("hf:vit", {"config": {"hidden_size": "big"}}, InputError, "the config of hf:vit is wrong"),
         ("hf:vit", {"config": {"model_type": "resnet"}}, InputError, "contradict each other"),

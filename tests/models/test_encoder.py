@@ -82,7 +82,7 @@ def test_trainable_heads_sit_on_the_backbones_feature() -> None:
 
 
 def test_a_trainable_head_needs_class_names() -> None:
-    with pytest.raises(InputError, match="name the classes"):
+    with pytest.raises(InputError, match="pass classes"):
         Encoder.create("tiny", "linear")
     with pytest.raises(UnknownNameError, match="simplex"):
         Encoder.create("tiny", "simplx")

@@ -72,5 +72,5 @@ def test_a_foreign_backbone_gives_features_and_says_that_it_has_no_maps() -> Non
     encoder = Encoder.create(backbone, classes=["a"], capacity=4, preprocessing=size).eval()
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     assert encoder(pixels).h.shape == (2, 16)
-    with pytest.raises(ModelError, match=r"no feature maps.*fixstar backbones"):
+    with pytest.raises(ModelError, match=r"no feature maps.*backbone_names"):
         encoder(pixels, maps=True)

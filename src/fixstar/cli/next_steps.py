@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "init": Command("init", ("path",), takes_workspace=False),
     "install": Command("pip install", ("extra",), takes_workspace=False),
     "prune-images": Command("gallery prune-images"),
+    "repeat": Command("the same command with", takes_workspace=False),
     "retire": Command("retire", ("version",)),
     "rollback": Command("rollback"),
     "status": Command("status"),
@@ -58,7 +59,7 @@ def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str
         return f'{command.verb} "fixstar[{step.arguments["extra"]}]"'
     kept = {key: value for key, value in (typed or {}).items() if value is not None and key not in step.arguments}
     arguments = {**step.arguments, **kept}
-    words = ["fixstar", command.verb]
+    words = [command.verb] if step.action == "repeat" else ["fixstar", command.verb]
     words += [_word(name, arguments.pop(name)) for name in command.positional if name in arguments]
     for name, value in arguments.items():
         option = command.options.get(name, f"--{name.replace('_', '-')}")

@@ -300,5 +300,5 @@ def _unreadable(unreadable: Sequence[ImageError], count: int) -> DataError:
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
     if len(unreadable) == count:
         return DataError("\n".join([*lines, "No image is left."]))
-    lines.append('Repair or remove them, or pass bad="skip" (bad_images="skip" in training settings) to leave them out.')
+    lines.append('Repair or remove them, or leave them out: bad="skip" (in training settings bad_images="skip").')
     return DataError("\n".join(lines), NextStep("repeat", {"bad_images": "skip"}, "leave those images out"))

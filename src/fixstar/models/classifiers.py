@@ -61,7 +61,7 @@ class Classifier(nn.Module):
     def extended(self, extra: int) -> Classifier:
         """One with another simplex of capacity ``extra``, in new dimensions after the present ones."""
         raise InputError(
-            f"a {self.kind} classifier has no capacity: it gets an output with each new class, and cannot grow by {extra}"
+            f"a {self.kind} classifier has no capacity: each new class gets an output. It cannot grow by {extra}"
         )
 
 
