@@ -24,8 +24,7 @@ from fixstar.evaluation.curves import metric_curve
 from fixstar.evaluation.evidence import cell_evidence, flips, found_before_after, needed_resamples, verdicts
 from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
-from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
-from fixstar.evaluation.report_words import backfill_sentence, verdict_sentences
+from fixstar.evaluation.report import RateTable, Report, Thumbnails, backfill_sentence, lost_queries, verdict_sentences
 
 EMPTY = {"img", "meta"}
 N = 240
@@ -300,7 +299,7 @@ def test_high_confidence_takes_more_resamples(confidence: float, resamples: int)
     ("call", "message"),
     [
         (lambda: Report.of({}), "at least one cross-test"),
-        (lambda: Report.of(measured(1)), "two versions or more"),
+        (lambda: Report.of(measured(1)), "at least two versions"),
         (lambda: Report.of(measured(2), by_class=True), "pass query_labels"),
         (lambda: Report.of(measured(2), confidence=95), "between 0 and 1"),
         (lambda: Report.of({"a": measured(2)}, lost={"b": []}), "unknown method of lost queries 'b'"),

@@ -94,7 +94,7 @@ def _print_cells(check: Check) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fixstar.evaluation.report_words import percent, points
+    from fixstar.evaluation.report import percent, points
 
     if check.self_test is None:
         return

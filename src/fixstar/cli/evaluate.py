@@ -172,7 +172,7 @@ def _check_outputs(picture: Path | None, report: Path | None, versions: int) -> 
 
 def _numbers(result: CrossTest, evidence: Evidence, confidence: float, by_class: bool) -> dict[str, Any]:
     from fixstar.evaluation import cell_evidence
-    from fixstar.evaluation.report_numbers import evidence_numbers, lower_triangle
+    from fixstar.evaluation.report import evidence_numbers, lower_triangle
 
     found: dict[str, Any] = {
         "protocol": result.protocol,
@@ -192,7 +192,7 @@ def _print(result: CrossTest, evidence: Evidence, confidence: float) -> None:
 
     from fixstar.cli.matrix_table import print_matrix
     from fixstar.evaluation import cell_evidence, compatible_cells
-    from fixstar.evaluation.report_words import verdict_sentences
+    from fixstar.evaluation.report import verdict_sentences
 
     print_matrix(result, evidence)
     if not evidence:

@@ -34,7 +34,7 @@ def print_matrix(result: CrossTest, evidence: Mapping[tuple[int, int], Differenc
     from rich.markup import escape
     from rich.table import Table
 
-    from fixstar.evaluation.report_words import MARKS
+    from fixstar.evaluation.report import MARKS
 
     first, heads = "queries by", [f"gallery {name}" for name in result.names]
     room = Console().width

@@ -21,9 +21,8 @@ from fixstar.evaluation.compatibility import (
     summary,
     update_gain,
 )
-from fixstar.evaluation.contact_sheet import HitPicture, contact_sheet
 from fixstar.evaluation.cross_test import MEASURES, CrossTest, cross_test, cross_test_cmc, cross_test_scores
-from fixstar.evaluation.curves import accuracy_curves, backfill_curves, metric_curve, roc_curves
+from fixstar.evaluation.curves import accuracy_curves, accuracy_panels, backfill_curves, metric_curve, roc_curves
 from fixstar.evaluation.evidence import (
     CellEvidence,
     ClassFlips,
@@ -39,8 +38,7 @@ from fixstar.evaluation.evidence import (
 )
 from fixstar.evaluation.features import LabelFile, VersionFeatures, read_features, read_labels
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve, mixed_gallery_search, mixed_nearest
-from fixstar.evaluation.panels import accuracy_panels
-from fixstar.evaluation.pictures import compatibility_heat_map, side_by_side
+from fixstar.evaluation.pictures import HitPicture, compatibility_heat_map, contact_sheet, side_by_side
 from fixstar.evaluation.report import LostQuery, RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import (
     PROTOCOLS,

@@ -1,6 +1,8 @@
-"""Curves: how accuracy and compatibility develop over versions and over a backfill, and the ROC of verification.
+"""Curves: accuracy and compatibility over versions and over a backfill, and the ROC of verification.
 
-Every line has a colour **and** a marker, so that no reader depends on colour. Fractions come in, percent is drawn.
+Every line has a colour **and** a marker, so that no reader depends on colour. Pass fractions; percent is drawn. With
+too many lines for one plane, ``accuracy_panels`` draws one panel per method. All panels have one scale, and the curves
+of the others are grey in the background.
 """
 
 from __future__ import annotations
@@ -14,21 +16,26 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility
-from fixstar.evaluation.heat_map_layout import TEXT, TITLE
 from fixstar.evaluation.mixed import BackfillCurve
-from fixstar.evaluation.pictures import DPI, GREY, INK
+from fixstar.evaluation.pictures import DPI, GREY, INK, TEXT, TITLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["accuracy_curves", "backfill_curves", "metric_curve", "roc_curves"]
+__all__ = ["accuracy_curves", "accuracy_panels", "backfill_curves", "metric_curve", "roc_curves"]
 
 COLOURS = ("#1d5a98", "#b3402c", "#117733", "#a8780f", "#882255", "#2f8f80", "#5a6877", "#aa4499")
 MARKERS = "osD^vPX*"
 RULE = "#dfe4e9"  # grid lines
 WIDTH, HEIGHT = 6.4, 3.8  # inches
 LOWEST_FAR = 1e-6
+COLUMNS = 3
+SIDE, TALL = 3.1, 1.75  # inches: minimum width of a panel with its margin, and height of its plane
+LEFT, TOP, HEAD, FOOT = 0.62, 0.55, 0.34, 0.44  # inches: left of all panels, above all, above a plane, below it
+ENTRY = 0.18  # inches: a line of a legend
+LETTER, CAPITAL = 0.073, 0.12  # inches per character of a legend and of the title, rounded up
+BEHIND = "#d3d9df"  # curves of the other groups
 
 Floats = NDArray[np.float64]
 Metric = Callable[..., float]
@@ -69,17 +76,17 @@ def accuracy_curves(
     ``replacements`` are the versions, counted from 1, that came from a replaced model (figures 6 and 8 of HOC): each
     has a dashed vertical line. ``metric`` names the vertical axis.
     """
-    lines = {name: checked_series(name, values) for name, values in series.items()}
+    lines = {name: _checked_series(name, values) for name, values in series.items()}
     if not lines:
-        raise InputError("accuracy_curves needs at least one method: {name: fractions, one a version}")
+        raise InputError("accuracy_curves needs at least one method: {name: one fraction per version}")
     T = max(map(len, lines.values()))
     if outside := [version for version in replacements if not 1 <= version <= T]:
-        raise InputError(f"replacements count versions, 1 to {T} here; got {outside[0]}")
+        raise InputError(f"replacements are version numbers, 1 to {T} here; got {outside[0]}")
     figure, axes = _figure(title, "version", f"{metric} (%)", len(lines))
     for version in replacements:
         axes.axvline(version, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1, gid="replacement")
     for number, (name, values) in enumerate(lines.items()):
-        draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
+        _draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
     axes.set_xlim(0.6, T + 0.4)
     axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
     return _finished(figure, axes, path, "dashed: the model was replaced" if replacements else "")
@@ -94,8 +101,8 @@ def backfill_curves(
 ) -> Figure:
     """Draw the accuracy over the share of the gallery that is re-embedded (figure 3 of BCT).
 
-    ``self_tests`` are, by the name of a curve, the accuracies of the old and of the new version on galleries of their
-    own: a dotted and a dashed line. Where a curve starts above the dotted line, the upgrade is compatible.
+    ``self_tests`` are, by the name of a curve, the accuracies of the old and the new version on their own galleries:
+    a dotted and a dashed line. Where a curve starts above the dotted line, the upgrade is compatible.
     """
     if not curves:
         raise InputError("backfill_curves needs at least one curve: {name: backfill_curve(...)}")
@@ -111,7 +118,7 @@ def backfill_curves(
             axes.fill_between(shares, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         for accuracy, style in zip(tests.get(name, ()), ((0, (1, 2)), (0, (6, 3))), strict=False):
             axes.axhline(100 * accuracy, color=colour, linewidth=1.2, linestyle=style, zorder=1, gid="self-test")
-        draw_curve(axes, shares, 100 * curve.accuracy[order], name, number)
+        _draw_curve(axes, shares, 100 * curve.accuracy[order], name, number)
     axes.set_xlim(-2, 102)
     return _finished(figure, axes, path, "dotted: old self-test   dashed: new self-test" if tests else "")
 
@@ -119,46 +126,112 @@ def backfill_curves(
 def roc_curves(
     curves: Mapping[str, tuple[ArrayLike, ArrayLike]], path: str | Path | None = None, *, title: str = ""
 ) -> Figure:
-    """Draw TAR over FAR, name -> (far, tar) as ``roc`` gives them. FAR is logarithmic; a FAR of 0 has no place there.
+    """Draw TAR over FAR, name -> (far, tar) as ``roc`` returns them. FAR is logarithmic; a FAR of 0 is left out.
 
-    The line is a staircase, as the rate is read strictly: the largest TAR whose FAR is not above the given one.
+    The line is a staircase, because the rate is read strictly: the largest TAR whose FAR does not exceed the given one.
     """
     if not curves:
         raise InputError("roc_curves needs at least one curve: {name: roc(scores, same)[:2]}")
     figure, axes = _figure(title, "false accept rate", "true accept rate (%)", len(curves))
     lowest = 1.0
     for number, (name, (far, tar)) in enumerate(curves.items()):
-        x, y = (checked_series(name, values) for values in (far, tar))
+        x, y = (_checked_series(name, values) for values in (far, tar))
         if x.shape != y.shape:
-            raise InputError(f"the ROC of {name!r} needs as many FAR as TAR; got {len(x)} and {len(y)}")
+            raise InputError(f"the ROC of {name!r} needs as many FAR as TAR values; got {len(x)} and {len(y)}")
         shown = x >= LOWEST_FAR
         lowest = min(lowest, float(x[shown].min(initial=1.0)))
         marks = max(1, int(shown.sum()) // 6)
-        draw_curve(axes, x[shown], 100 * y[shown], name, number, drawstyle="steps-post", markevery=marks)
+        _draw_curve(axes, x[shown], 100 * y[shown], name, number, drawstyle="steps-post", markevery=marks)
     axes.set(xscale="log", xlim=(lowest * 0.9, 1.1))
     axes.minorticks_off()
     return _finished(figure, axes, path, "")
 
 
-def checked_series(name: str, values: ArrayLike) -> Floats:
+def accuracy_panels(
+    groups: Mapping[str, Mapping[str, ArrayLike]],
+    path: str | Path | None = None,
+    *,
+    metric: str = "AA",
+    title: str = "",
+) -> Figure:
+    """Draw a value at each version in one panel per group, group -> name -> fractions [T], such as ``metric_curve``.
+
+    A group is a method and its members are its settings. NaN leaves a gap. ``metric`` names the vertical axis.
+    """
+    from matplotlib.figure import Figure
+
+    series = {group: {name: _checked_series(name, v) for name, v in of.items()} for group, of in groups.items()}
+    if not series or not all(series.values()):
+        raise InputError("accuracy_panels needs a curve per group: {method: {name: one fraction per version}}")
+    rows = [list(series)[start : start + COLUMNS] for start in range(0, len(series), COLUMNS)]
+    heights = [HEAD + TALL + FOOT + ENTRY * max(len(series[group]) for group in row) for row in rows]
+    longest = max(len(name) for of in series.values() for name in of)
+    side = max(SIDE, 0.6 + LETTER * longest, (0.3 + CAPITAL * len(title) - LEFT) / len(rows[0]))
+    width, top = LEFT + side * len(rows[0]), TOP + sum(heights)
+    figure = Figure(figsize=(width, top), dpi=DPI, facecolor="white")
+    head = figure.text(0.22 / width, 1 - 0.16 / top, title, size=TITLE, color=INK, weight="bold", va="top")
+    head.set_parse_math(False)
+    top -= TOP
+    for row, tall in zip(rows, heights, strict=True):
+        for column, group in enumerate(row):
+            axes = _panel(figure, (LEFT + side * column, top - HEAD - TALL, side - 0.35), group, series)
+            axes.set_ylabel("" if column else f"{metric} (%)", size=TEXT, color=GREY)
+        top -= tall
+    if path is not None:
+        figure.savefig(path, dpi=DPI)
+    return figure
+
+
+def _panel(
+    figure: Figure, place: tuple[float, float, float], group: str, series: Mapping[str, Mapping[str, Floats]]
+) -> Axes:
+    """The panel of one group with its legend below; ``place`` is its left, bottom and width in inches."""
+    left, bottom, wide = place
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((left / width, bottom / height, wide / width, TALL / height))
+    _style_axes(axes)
+    axes.set_xlabel("version", size=TEXT - 1, color=GREY, labelpad=1)
+    curves = [values for of in series.values() for values in of.values()]
+    axes.set(xlim=(0.6, max(map(len, curves)) + 0.4), ylim=_limits(curves))
+    axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
+    axes.set_title(group, loc="left", size=TEXT + 1, color=INK, weight="bold").set_parse_math(False)
+    for values in (values for other, of in series.items() if other != group for values in of.values()):
+        axes.plot(np.arange(1, len(values) + 1), 100 * values, color=BEHIND, linewidth=1.0, zorder=1, gid="other")
+    for number, (name, values) in enumerate(series[group].items()):
+        _draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
+    below = (left / width, (bottom - FOOT) / height)
+    _draw_legend(figure, axes, below, loc="upper left", fontsize=TEXT - 1, labelspacing=0.25)
+    return axes
+
+
+def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
+    """The lowest and highest percent of all curves, with a margin."""
+    values = 100 * np.concatenate(curves)
+    values = values[~np.isnan(values)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    margin = max(0.05 * (high - low), 0.5)
+    return low - margin, high + margin
+
+
+def _checked_series(name: str, values: ArrayLike) -> Floats:
     """The values of a curve as an array of fractions, or an error that names the curve."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
-        raise InputError(f"{name!r} needs a list of fractions, not empty; got shape {array.shape}")
+        raise InputError(f"{name!r} needs a non-empty list of fractions; got shape {array.shape}")
     if (np.abs(array[~np.isnan(array)]) > 1).any():
-        raise InputError(f"{name!r} holds values beyond -1 to 1; curves take fractions. Divide percentages by 100")
+        raise InputError(f"{name!r} has values outside -1 to 1; curves take fractions. Divide percentages by 100")
     return array
 
 
 def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
-    """An empty plane with room for its title above and a legend of so many lines below, sizes in inches."""
+    """An empty plane with space for a title above and a legend of ``lines`` curves below."""
     from matplotlib.figure import Figure
 
     above, below = 0.25 + 0.25 * bool(title), 0.62 + 0.22 * (1 + (lines - 1) // 2)
     height = HEIGHT + above + below - 1.0
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
     axes = figure.add_axes((0.72 / WIDTH, below / height, (WIDTH - 0.92) / WIDTH, (height - above - below) / height))
-    style_axes(axes)
+    _style_axes(axes)
     axes.set_xlabel(x, size=TEXT, color=GREY)
     axes.set_ylabel(y, size=TEXT, color=GREY)
     head = figure.text(0.22 / WIDTH, 1 - 0.16 / height, title, size=TITLE, color=INK, weight="bold", va="top")
@@ -166,8 +239,8 @@ def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def style_axes(axes: Axes) -> None:
-    """Grey horizontal rules and nothing else around the plane."""
+def _style_axes(axes: Axes) -> None:
+    """Grey horizontal grid lines and no frame."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(RULE)
     axes.grid(axis="y", color=RULE, linewidth=0.8)
@@ -175,8 +248,8 @@ def style_axes(axes: Axes) -> None:
     axes.tick_params(length=0, labelsize=TEXT, labelcolor=GREY)
 
 
-def draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any) -> None:
-    """The curve of this number: its colour and its marker; dashed where the colours come a second time."""
+def _draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any) -> None:
+    """Draw a curve with the colour and marker of its number; dashed when the colours repeat."""
     again = number >= len(COLOURS)
     look: dict[str, Any] = {"linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 0}
     look |= ({"linestyle": (0, (4, 2))} if again else {}) | style
@@ -184,8 +257,8 @@ def draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, *
     axes.plot(x, y, label=name, gid="curve", **look)
 
 
-def draw_legend(figure: Figure, axes: Axes, place: tuple[float, float], **style: Any) -> None:
-    """The names of the axes' curves at a place of the figure."""
+def _draw_legend(figure: Figure, axes: Axes, place: tuple[float, float], **style: Any) -> None:
+    """The names of the curves, at a place of the figure."""
     lines = [line for line in axes.lines if line.get_gid() == "curve"]
     names = [str(line.get_label()) for line in lines]
     look: dict[str, Any] = {"frameon": False, "fontsize": TEXT, "labelcolor": INK}
@@ -196,9 +269,9 @@ def draw_legend(figure: Figure, axes: Axes, place: tuple[float, float], **style:
 
 
 def _finished(figure: Figure, axes: Axes, path: str | Path | None, note: str) -> Figure:
-    """The legend below, in two columns, and beside it a note on the other lines; then the file."""
+    """Add the legend below, in two columns, and a note; then write the file."""
     height = figure.get_size_inches()[1]
-    draw_legend(figure, axes, (0.72 / WIDTH, 0.08 / height), loc="lower left", ncols=2)
+    _draw_legend(figure, axes, (0.72 / WIDTH, 0.08 / height), loc="lower left", ncols=2)
     figure.text(1 - 0.2 / WIDTH, 1 - 0.2 / height, note, size=TEXT - 1, color=GREY, ha="right", va="top")
     if path is not None:
         figure.savefig(path, dpi=DPI)

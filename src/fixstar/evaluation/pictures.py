@@ -1,21 +1,23 @@
-"""Compatibility matrices as pictures, the way the papers draw them (figure 4 of HOC).
+"""Pictures: compatibility matrices as the papers draw them (figure 4 of HOC), and search results.
 
-Rows are the version that embedded the query, columns the version that embedded the gallery. Self-tests on the diagonal
-wear a dark frame; cross-tests that fail eq. 6 have a light-red ground **and** a cross, so that no reader depends on
-colour. With verdicts (``fixstar.evaluation.evidence``) these decide instead, and what they leave open is grey with a
-question mark. All colours deepen with accuracy, on one scale.
+Rows of a matrix are the version that embedded the query, columns the version that embedded the gallery. Self-tests on
+the diagonal have a dark frame; cross-tests that fail eq. 6 have a light-red ground **and** a cross, so that no reader
+depends on colour. With verdicts (``fixstar.evaluation.evidence``) these decide instead, and undecided cells are grey
+with a question mark. All colours deepen with accuracy, on one scale.
 
-The layout is computed in inches, so that 2 versions and 31 versions both come out readable. Numbers that would be
-smaller than ``SMALLEST_NUMBER`` points are left out; the marks stay.
+The layout is computed in inches, so that 2 versions and 31 versions are both readable. Numbers that would be smaller
+than ``SMALLEST_NUMBER`` points are left out; the marks stay.
 """
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,15 +25,16 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import InputError
 from fixstar.evaluation import compatibility
 from fixstar.evaluation.evidence import Difference
-from fixstar.evaluation.heat_map_layout import BAR, PAD, TEXT, TITLE, Grid, shown_names, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-__all__ = ["compatibility_heat_map", "side_by_side"]
+__all__ = ["HitPicture", "compatibility_heat_map", "contact_sheet", "side_by_side"]
 
+DPI = 200
+TITLE, TEXT = 12.0, 9.0  # points
 INK, GREY, RED_INK = "#17212b", "#5a6877", "#8f1d13"
 BLUES = ("#e9f0f8", "#a6c6e3", "#5a93c7", "#1d5a98")
 REDS = ("#fdf0ec", "#fbdfd8", "#f6c9be", "#f0b1a3")
@@ -39,8 +42,14 @@ GREYS = ("#f3f5f7", "#e4e8ec", "#d4dae0", "#c1c9d2")
 MARKS = {"fails": ("x", RED_INK, "cross"), "not decided": ("$?$", INK, "question")}
 RAMPS = {"self-test": BLUES, "compatible": BLUES, "fails": REDS, "not decided": GREYS}
 
-DPI = 200
 SMALLEST_NUMBER = 5.5  # points
+LONGEST_NAME = 18  # characters of a version's name
+PAD, GAP = 0.22, 0.38  # inches around the figure, between panels
+BAR = 1.0  # inches for the colour scale on the right
+LEGEND = 0.36  # inches for the legend at the bottom
+
+RIGHT, WRONG = "#1d7a3e", "#b3261e"  # frames of the contact sheet
+IMAGE, SPACE, BAND, HEAD = 0.62, 0.10, 0.42, 0.62  # inches: an image, between images, between groups, above all
 
 Matrix = NDArray[np.float64]
 Colour = str | tuple[float, float, float, float]
@@ -67,7 +76,7 @@ def side_by_side(
 ) -> Figure:
     """Draw several matrices, title -> C, on one colour scale. ``names`` are their versions, oldest first.
 
-    ``verdicts``, title -> what ``fixstar.evaluation.verdicts`` found, mark the cells by the evidence for them.
+    ``verdicts``, title -> result of ``fixstar.evaluation.verdicts``, mark the cells by their evidence.
     """
     from matplotlib.figure import Figure
 
@@ -75,14 +84,14 @@ def side_by_side(
     if not panels:
         raise InputError("side_by_side needs at least one compatibility matrix: {title: C}")
     kinds = {title: _kinds(C, (verdicts or {}).get(title), title) for title, C in panels.items()}
-    grid = Grid.of(panels, names)
+    grid = _Grid.of(panels, names)
     scale = _Scale.of(list(panels.values()))
     figure = Figure(figsize=(grid.width, grid.height), dpi=DPI, facecolor="white")
     for position, (title, C) in enumerate(panels.items()):
         left, top = grid.corner(position)
         axes = _axes(figure, left, top, grid.side, grid.side)
         _draw_cells(axes, C, kinds[title], scale, grid.side / len(C))
-        _label_axes(axes, shown_names(names, len(C)), grid, first=position % grid.columns == 0)
+        _label_axes(axes, _shown_names(names, len(C)), grid, first=position % grid.columns == 0)
         _head(figure, title, C, left, top, grid)
     shown = [kind for kind in RAMPS if kind != "not decided" or verdicts]
     _draw_scale(figure, scale, grid, shown)
@@ -90,6 +99,70 @@ def side_by_side(
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The layout of a picture of matrices, in inches from the upper left corner."""
+
+    side: float  # of every matrix
+    label: float  # font size of the version names, in points
+    tilted: bool  # whether the names below a matrix are slanted
+    columns: int
+    rows: int
+    head: float  # above a matrix: title and summary
+    left: float  # beside a matrix: version names
+    below: float
+
+    @classmethod
+    def of(cls, panels: Mapping[str, NDArray[Any]], names: Sequence[str] | None) -> _Grid:
+        """The layout of matrices, title -> C, for versions of these names."""
+        T = max(map(len, panels.values()))
+        count = len(panels)
+        rows = math.ceil(count / 4)
+        side = float(np.clip(0.68 * T, 2.7, {1: 6.6, 2: 4.8}.get(count, 3.7)))
+        label = float(np.clip(72 * side / T * 0.42, 5.0, TEXT))
+        longest = max(map(len, _shown_names(names, T))) * label * 0.62 / 72
+        tilted = longest > 0.9 * side / T
+        lines = max(len(_wrapped(title, side)) for title in panels)
+        return cls(
+            side=side,
+            label=label,
+            tilted=tilted,
+            columns=math.ceil(count / rows),
+            rows=rows,
+            head=0.42 + lines * TITLE * 1.3 / 72,
+            left=longest + 0.48,
+            below=(0.75 * longest if tilted else label / 72) + 0.42,
+        )
+
+    @property
+    def width(self) -> float:
+        """Of the whole figure."""
+        return 2 * PAD + self.columns * (self.left + self.side) + (self.columns - 1) * GAP + BAR
+
+    @property
+    def height(self) -> float:
+        """Of the whole figure."""
+        return 2 * PAD + self.rows * (self.head + self.side + self.below) + LEGEND
+
+    def corner(self, position: int) -> tuple[float, float]:
+        """The upper left corner of a matrix."""
+        row, column = divmod(position, self.columns)
+        left = PAD + self.left + column * (self.left + self.side + GAP)
+        return left, PAD + self.head + row * (self.head + self.side + self.below)
+
+
+def _shown_names(names: Sequence[str] | None, T: int) -> list[str]:
+    """The version names as printed, long ones cut; 1 to T without names."""
+    if names is None:
+        return [str(version) for version in range(1, T + 1)]
+    return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in names]
+
+
+def _wrapped(title: str, width: float) -> list[str]:
+    """The lines of a title of at most ``width`` inches."""
+    return textwrap.wrap(title, int(width * 72 / (TITLE * 0.62)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +176,7 @@ class _Scale:
     def of(cls, matrices: Sequence[Matrix]) -> _Scale:
         values = np.concatenate([C[np.tril_indices(len(C))] for C in matrices])
         low, high = float(values.min()), float(values.max())
-        spare = max(0.0, 0.02 - (high - low)) / 2  # no drama where all are equal
+        spare = max(0.0, 0.02 - (high - low)) / 2  # equal values get a neutral colour
         return cls(low - spare, high + spare)
 
     def colour(self, value: float, kind: str) -> tuple[float, float, float, float]:
@@ -118,7 +191,7 @@ class _Scale:
 
 
 def _checked(C: ArrayLike, names: Sequence[str] | None) -> Matrix:
-    compatibility.summary(C)  # refuses what is no compatibility matrix of two versions or more
+    compatibility.summary(C)  # raises unless it is a compatibility matrix of at least two versions
     matrix = np.tril(np.asarray(C, dtype=np.float64))
     if names is not None and len(names) != len(matrix):
         raise InputError(f"{len(names)} names for {len(matrix)} versions: {', '.join(names)}")
@@ -126,18 +199,17 @@ def _checked(C: ArrayLike, names: Sequence[str] | None) -> Matrix:
 
 
 def _kinds(C: Matrix, verdicts: Verdicts | None, title: str) -> dict[Cell, str]:
-    """What each cell is, a key of ``RAMPS``: by its verdict, or by eq. 6 where there are none."""
+    """What each cell is, a key of ``RAMPS``: by its verdict, or by eq. 6 without verdicts."""
     passed = compatibility.compatible_cells(C)
-    by_number = {True: "compatible", False: "fails"}
-    by_verdict = {"compatible": "compatible", "incompatible": "fails", "not decided": "not decided"}
     kinds = {}
     for t, k in np.argwhere(np.tri(len(C))).tolist():
         if t == k:
             kinds[t, k] = "self-test"
         elif verdicts is None:
-            kinds[t, k] = by_number[bool(passed[t, k])]
+            kinds[t, k] = "compatible" if passed[t, k] else "fails"
         elif (t, k) in verdicts:
-            kinds[t, k] = by_verdict[verdicts[t, k].verdict]
+            verdict = verdicts[t, k].verdict
+            kinds[t, k] = "fails" if verdict == "incompatible" else verdict
         else:
             raise InputError(
                 f"the verdicts of {title!r} lack cell {t, k}; pass verdicts(cross_test(...)) of its matrix"
@@ -161,7 +233,7 @@ def _axes(figure: Figure, left: float, top: float, width: float, height: float) 
 
 
 def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale, cell: float) -> None:
-    """One square a test, ``cell`` inches wide."""
+    """One square per test, ``cell`` inches wide."""
     size = min(11.0, 72 * cell * 0.285)
     numbered = size >= SMALLEST_NUMBER
     for (t, k), kind in kinds.items():
@@ -188,7 +260,7 @@ def _square(axes: Axes, x: float, y: float, colour: Colour, cell: float, kind: s
 
 
 def _mark(axes: Axes, cells: Sequence[tuple[float, float]], kind: str, cell: float, *, corner: bool) -> None:
-    """The mark of (row, column) cells that needs no colour: in the corner beside a number, else in the middle."""
+    """Mark (row, column) cells without colour: in the corner beside a number, else in the middle."""
     shift, size = ((0.84, 0.16), 0.13) if corner else ((0.5, 0.5), 0.36)
     marker, colour, gid = MARKS[kind]
     places = np.array(cells, dtype=np.float64).reshape(-1, 2)
@@ -204,7 +276,7 @@ def _mark(axes: Axes, cells: Sequence[tuple[float, float]], kind: str, cell: flo
     )
 
 
-def _label_axes(axes: Axes, names: Sequence[str], grid: Grid, *, first: bool) -> None:
+def _label_axes(axes: Axes, names: Sequence[str], grid: _Grid, *, first: bool) -> None:
     centres = np.arange(len(names)) + 0.5
     axes.set_yticks(centres, names, size=grid.label, color=INK)
     axes.set_xticks(centres, names, size=grid.label, color=INK)
@@ -218,18 +290,18 @@ def _label_axes(axes: Axes, names: Sequence[str], grid: Grid, *, first: bool) ->
         axes.set_ylabel("query by", size=TEXT, color=GREY, labelpad=5)
 
 
-def _head(figure: Figure, title: str, C: Matrix, left: float, top: float, grid: Grid) -> None:
+def _head(figure: Figure, title: str, C: Matrix, left: float, top: float, grid: _Grid) -> None:
     """Title and summary line, flush with the left edge of the matrix."""
     W, H = figure.get_size_inches()
     values = compatibility.summary(C)
     line = f"AC {values['AC']:.2f}    AA {100 * values['AA']:.1f} %    ACA {100 * values['ACA']:.1f} %"
     figure.text(left / W, 1 - (top - 0.16) / H, line, size=TEXT, color=GREY, va="bottom")
-    lines = "\n".join(wrapped(title, grid.side))
+    lines = "\n".join(_wrapped(title, grid.side))
     text = figure.text(left / W, 1 - (top - 0.38) / H, lines, size=TITLE, color=INK, weight="bold", va="bottom")
     text.set_parse_math(False)
 
 
-def _draw_scale(figure: Figure, scale: _Scale, grid: Grid, kinds: Sequence[str]) -> None:
+def _draw_scale(figure: Figure, scale: _Scale, grid: _Grid, kinds: Sequence[str]) -> None:
     """The colour scale: blue for tests that count as passed, beside it light red, and grey where it occurs."""
     height = min(grid.side, 3.2)
     axes = _axes(figure, grid.width - PAD - BAR + 0.3, PAD + grid.head, 0.26, height)
@@ -246,9 +318,9 @@ def _draw_scale(figure: Figure, scale: _Scale, grid: Grid, kinds: Sequence[str])
     axes.tick_params(axis="y", length=0, pad=4, labelsize=TEXT - 1, labelcolor=GREY)
 
 
-def _draw_legend(figure: Figure, grid: Grid, kinds: Sequence[str]) -> None:
+def _draw_legend(figure: Figure, grid: _Grid, kinds: Sequence[str]) -> None:
     size = 0.17
-    left = PAD + (grid.left if len(kinds) < 4 else 0)  # four entries need the room of the names
+    left = PAD + (grid.left if len(kinds) < 4 else 0)  # four entries need the space of the names
     axes = _axes(figure, left, grid.height - PAD - size, grid.width - left - PAD, size)
     axes.set(xlim=(0, (grid.width - left - PAD) / size), ylim=(1, 0), xticks=[], yticks=[])
     for kind, x in zip(kinds, (0.0, 5.5, 12.0, 20.0), strict=False):
@@ -257,3 +329,62 @@ def _draw_legend(figure: Figure, grid: Grid, kinds: Sequence[str]) -> None:
         axes.text(x + 1.45, 0.5, text, size=TEXT - 0.5, color=GREY, va="center_baseline")
         if kind in MARKS:
             _mark(axes, [(0, x)], kind, size * 1.3, corner=False)
+
+
+class HitPicture(NamedTuple):
+    """One hit: its pixels [H, W] or [H, W, C], and whether it is of the query's class."""
+
+    pixels: NDArray[Any]
+    right: bool
+
+
+def contact_sheet(
+    queries: Sequence[NDArray[Any]],
+    results: Mapping[str, Sequence[Sequence[HitPicture]]],
+    path: str | Path | None = None,
+    title: str = "",
+) -> Figure:
+    """One row per query: the query, then for each named searcher its hits, best first.
+
+    A correct hit has a green frame and a tick, a wrong one a thin red frame.
+    """
+    from matplotlib.figure import Figure
+
+    groups = [list(rows) for rows in results.values()]
+    if not groups or any(len(rows) != len(queries) for rows in groups):
+        raise InputError("a contact sheet needs one list of hits for each query and searcher")
+    depth = max(len(hits) for rows in groups for hits in rows)
+    step = IMAGE + SPACE
+    width = 2 * BAND + IMAGE + len(groups) * (BAND + depth * step)
+    height = 2 * HEAD + len(queries) * step
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+
+    def put(pixels: NDArray[Any], left: float, row: int, colour: str, line: float, tick: str = "") -> None:
+        top = HEAD + 0.28 + row * step
+        axes = figure.add_axes((left / width, 1 - (top + IMAGE) / height, IMAGE / width, IMAGE / height))
+        axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        for spine in axes.spines.values():
+            spine.set_color(colour)
+            spine.set_linewidth(line)
+        if tick:
+            axes.text(0.97, 0.03, tick, transform=axes.transAxes, ha="right", va="bottom", fontsize=9, color=colour)
+
+    def write(text: str, left: float, top: float, size: float, colour: str, weight: str = "normal") -> None:
+        figure.text(left / width, 1 - top / height, text, fontsize=size, color=colour, weight=weight, va="top")
+
+    write(title, BAND, 0.16, 11, INK, "bold")
+    write("query", BAND, HEAD, 9, GREY)
+    for row, query in enumerate(queries):
+        put(query, BAND, row, INK, 1.2)
+    for number, (name, rows) in enumerate(results.items()):
+        start = 2 * BAND + IMAGE + number * (BAND + depth * step)
+        write(name, start, HEAD, 9, GREY)
+        for row, hits in enumerate(rows):
+            for place, hit in enumerate(hits):
+                left = start + place * step
+                put(hit.pixels, left, row, RIGHT if hit.right else WRONG, 2.0 if hit.right else 0.5, "✓" * hit.right)
+    if path is not None:
+        figure.savefig(path, dpi=DPI)
+    return figure

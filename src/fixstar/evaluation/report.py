@@ -2,14 +2,17 @@
 
 ``Report.of`` takes one cross-test or several (methods side by side) and adds what follows from them: the evidence for
 every cell, the flips of the newest version, the curves. ``write`` makes a folder of it: report.html, one page that
-needs nothing beside it; the pictures; report.json, which holds every number.
+needs no other file; the pictures; and report.json, which holds every number.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,26 +21,61 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.durable import replace_file, replace_json
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.evaluation.cross_test import CrossTest
+from fixstar.evaluation.cross_test import MEASURES, CrossTest
 from fixstar.evaluation.curves import accuracy_curves, backfill_curves, metric_curve, roc_curves
-from fixstar.evaluation.evidence import Difference, Flips, flips, found_before_after, needed_resamples, verdicts
+from fixstar.evaluation.evidence import (
+    Difference,
+    Flips,
+    cell_evidence,
+    flips,
+    found_before_after,
+    needed_resamples,
+    verdicts,
+)
 from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve
 from fixstar.evaluation.pictures import side_by_side
-from fixstar.evaluation.report_numbers import numbers
-from fixstar.evaluation.report_page import page
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from matplotlib.figure import Figure
     from PIL import Image
 
-__all__ = ["LostQuery", "RateTable", "Report", "Thumbnails", "lost_queries"]
+__all__ = [
+    "MARKS",
+    "LostQuery",
+    "RateTable",
+    "Report",
+    "Sentence",
+    "Thumbnails",
+    "backfill_sentence",
+    "evidence_numbers",
+    "lost_queries",
+    "lower_triangle",
+    "percent",
+    "points",
+    "verdict_sentences",
+]
 
 Cell = tuple[int, int]
+Evidence = Mapping[Cell, Difference]
 Labels = NDArray[np.integer[Any]]
 Roc = tuple[ArrayLike, ArrayLike]
 
 SHOWN = 8  # lost queries with their pictures
+FEW_CELLS = 15  # more cross-tests than this are folded away
+FEW_CLASSES = 12  # classes with flips that are listed
+THUMBNAIL = 96  # pixels
+LONGEST_LIST = 6  # names that are listed in full
+VISIBLE_DROP = 0.005  # a drop of a backfill curve that is worth a warning
+MARKS = {"compatible": "", "incompatible": "x", "not decided": "?"}
+"""How a cell is marked beside its number."""
+CAPTIONS = {
+    "AA.png": "Average accuracy over the first versions, AA",
+    "BC.png": "Backward compatibility, BC: the gain of a version on all older galleries; negative means forgetting",
+    "backfill.png": "Accuracy while the gallery is re-embedded with the newest version",
+    "roc.png": "True accept rate over false accept rate",
+}
 
 
 class LostQuery(NamedTuple):
@@ -49,7 +87,7 @@ class LostQuery(NamedTuple):
 
 
 class Thumbnails(NamedTuple):
-    """Images by their row: of the queries, and of the gallery."""
+    """Functions from a row number to its image: for the queries, and for the gallery."""
 
     query: Callable[[int], Image.Image]
     gallery: Callable[[int], Image.Image]
@@ -57,7 +95,7 @@ class Thumbnails(NamedTuple):
 
 @dataclass(frozen=True)
 class RateTable:
-    """Fractions to print, such as Rank-k or TAR at some FAR: a name and one fraction a column in each row."""
+    """A table of fractions, such as Rank-k or TAR at some FAR: each row has a name and one fraction per column."""
 
     caption: str
     columns: tuple[str, ...]
@@ -79,7 +117,7 @@ class Report:
 
     title: str
     tests: Mapping[str, CrossTest]
-    evidence: Mapping[str, Mapping[Cell, Difference]]
+    evidence: Mapping[str, Evidence]
     flips: Mapping[str, Mapping[Cell, Flips]]
     confidence: float
     by_class: bool
@@ -113,15 +151,15 @@ class Report:
     ) -> Report:
         """The report of one cross-test, or of several by method.
 
-        ``query_labels`` [N] and ``classes``, their names, allow flips by class. ``by_class`` draws whole classes for
-        the evidence: for claims about classes other than these. ``lost`` (see ``lost_queries``) and ``backfill`` are by
-        method, ``rocs`` by any name. ``facts`` say how it was measured, in the order in which they are printed.
+        ``query_labels`` [N] and ``classes``, their names, allow flips by class. ``by_class`` bootstraps over classes
+        instead of queries: for claims about other classes. ``lost`` (see ``lost_queries``) and ``backfill`` are by
+        method, ``rocs`` by any name. ``facts`` say how it was measured and are printed in their order.
         """
         named = {"": tests} if isinstance(tests, CrossTest) else dict(tests)
         _check(named, query_labels, by_class)
-        for whose, given in (("lost queries", lost), ("a backfill curve", backfill)):
-            if odd := sorted(set(given or ()) - named.keys()):
-                raise UnknownNameError(f"method of {whose}", odd[0], named)
+        for what, given in (("lost queries", lost), ("a backfill curve", backfill)):
+            if unknown := sorted(set(given or ()) - named.keys()):
+                raise UnknownNameError(f"method of {what}", unknown[0], named)
         clusters = query_labels if by_class else None
         settings: dict[str, Any] = {"confidence": confidence, "resamples": needed_resamples(confidence), "seed": seed}
         return cls(
@@ -141,12 +179,17 @@ class Report:
             facts or {},
         )
 
+    @property
+    def protocol(self) -> str:
+        """What was measured, the same for all methods."""
+        return next(iter(self.tests.values())).protocol
+
     def class_name(self, label: int) -> str:
         """The name of a class, or its number."""
         return self.classes.get(label, str(label))
 
     def figures(self) -> dict[str, Figure]:
-        """The pictures by file name, as far as there is something to draw: curves need three versions."""
+        """The pictures by file name. Curves over versions need at least three versions."""
         matrices = {name: test.matrix for name, test in self.tests.items()}
         versions = {test.names for test in self.tests.values()}
         names = list(versions.pop()) if len(versions) == 1 else None
@@ -171,10 +214,10 @@ class Report:
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; a report is a folder. Choose another name")
-        pictures = {name: _png(figure) for name, figure in self.figures().items()}
-        for name, content in {"report.html": page(self, pictures).encode(), **pictures}.items():
+        pictures = {name: _figure_png(figure) for name, figure in self.figures().items()}
+        for name, content in {"report.html": _page(self, pictures).encode(), **pictures}.items():
             _write(folder / name, content)
-        replace_json(folder / "report.json", numbers(self))
+        replace_json(folder / "report.json", _numbers(self))
         return [folder / name for name in ("report.html", *pictures, "report.json")]
 
 
@@ -197,10 +240,8 @@ def lost_queries(
         keys.append((turn[label], place[label]))
     chosen = found.negative[sorted(range(len(keys)), key=keys.__getitem__)[:shown]]
     rows = found_before_after(chosen, old, new, shared_components=shared_components)
-    return [
-        LostQuery(*three)
-        for three in zip(chosen.tolist(), rows.before[:, 0].tolist(), rows.after[:, 0].tolist(), strict=True)
-    ]
+    columns = chosen.tolist(), rows.before[:, 0].tolist(), rows.after[:, 0].tolist()
+    return [LostQuery(*three) for three in zip(*columns, strict=True)]
 
 
 def _check(tests: Mapping[str, CrossTest], query_labels: Labels | None, by_class: bool) -> None:
@@ -209,10 +250,10 @@ def _check(tests: Mapping[str, CrossTest], query_labels: Labels | None, by_class
     if len(protocols := {test.protocol for test in tests.values()}) > 1:
         raise InputError(f"a report compares methods by one protocol, got {', '.join(sorted(protocols))}")
     if by_class and query_labels is None:
-        raise InputError("by_class draws whole classes; pass query_labels")
+        raise InputError("by_class bootstraps over classes; pass query_labels")
     for name, test in tests.items():
         if len(test.names) < 2:
-            raise InputError(f"a report needs two versions or more; {name or 'the cross-test'} has {len(test.names)}")
+            raise InputError(f"a report needs at least two versions; {name or 'the cross-test'} has {len(test.names)}")
 
 
 def _newest_flips(test: CrossTest, query_labels: Labels | None) -> dict[Cell, Flips]:
@@ -223,11 +264,340 @@ def _newest_flips(test: CrossTest, query_labels: Labels | None) -> dict[Cell, Fl
     return {(newest, k): flips(test.hits[k, k], test.hits[newest, k], query_labels) for k in range(newest)}
 
 
-def _png(figure: Figure) -> bytes:
+# Sentences
+
+
+class Sentence(NamedTuple):
+    """A verdict and the sentence that states it."""
+
+    verdict: str
+    text: str
+
+
+def verdict_sentences(test: CrossTest, evidence: Evidence, confidence: float) -> list[Sentence]:
+    """One sentence per verdict on the newest version: over which galleries it can be deployed, and over which not."""
+    newest = len(test.names) - 1
+    by_verdict = {
+        verdict: [k for k in range(newest) if evidence[newest, k].verdict == verdict]
+        for verdict in ("compatible", "not decided", "incompatible")
+    }
+    return [
+        Sentence(verdict, _sentence(verdict, test, evidence, older, confidence))
+        for verdict, older in by_verdict.items()
+        if older
+    ]
+
+
+def _sentence(verdict: str, test: CrossTest, evidence: Evidence, older: Sequence[int], confidence: float) -> str:
+    newest = len(test.names) - 1
+    name = test.names[newest]
+    galleries = _listed([f"{test.names[k]}'s" for k in older]) + (" gallery" if len(older) == 1 else " galleries")
+    begin = {
+        "compatible": f"{name} can be deployed over {galleries}",
+        "not decided": f"It is not decided whether {name} can be deployed over {galleries}",
+        "incompatible": f"{name} must not be deployed over {galleries}",
+    }[verdict]
+    if len(older) == 1:
+        (k,) = older
+        cell = evidence[newest, k]
+        return (
+            f"{begin}: its queries reach {percent(float(test.matrix[newest, k]))} there, {test.names[k]}'s own "
+            f"{percent(float(test.matrix[k, k]))}. The difference is {points(cell.mean)} points, and with "
+            f"{100 * confidence:g} % confidence between {points(cell.low)} and {points(cell.high)}."
+        )
+    means = [evidence[newest, k].mean for k in older]
+    return (
+        f"{begin}: its queries differ from those of the gallery's own version by {points(min(means))} to "
+        f"{points(max(means))} points there."
+    )
+
+
+def backfill_sentence(curve: BackfillCurve) -> str:
+    """A warning if a partly re-embedded gallery is less accurate than before; empty otherwise.
+
+    New queries may be nearer to new vectors than to old ones of their own class, which then lose their places.
+    """
+    between = np.flatnonzero((curve.shares > 0) & (curve.shares < 1))
+    if not len(between):
+        return ""
+    start, worst = int(curve.shares.argmin()), int(between[curve.accuracy[between].argmin()])
+    before, after = float(curve.accuracy[start]), float(curve.accuracy[worst])
+    if after > before - VISIBLE_DROP:
+        return ""
+    return (
+        f"A gallery that is {percent(float(curve.shares[worst]))} re-embedded reaches {percent(after)}, one that is "
+        f"{percent(float(curve.shares[start]))} re-embedded {percent(before)}. Do not serve from a mixed gallery: "
+        "re-embed a copy, and switch when it is complete."
+    )
+
+
+def percent(fraction: float) -> str:
+    """A fraction as text.
+
+    >>> percent(0.4567)
+    '45.7 %'
+    """
+    return f"{100 * fraction:z.1f} %"
+
+
+def points(fraction: float) -> str:
+    """A difference of two fractions as text, in percentage points and with its sign.
+
+    >>> points(0.0123), points(-0.2), points(-0.00001)
+    ('+1.2', '−20.0', '+0.0')
+    """
+    return f"{100 * fraction:+z.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names separated by commas and "and"; of many, the first three and the last."""
+    if len(names) > LONGEST_LIST:
+        names = [*names[:3], f"{len(names) - 4} others'", names[-1]]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+# report.html
+
+
+class _Table(NamedTuple):
+    """A table whose first ``words`` columns are words and the others numbers."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    text = files("fixstar.evaluation").joinpath("report.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text)
+
+
+def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
+    """report.html; ``pictures`` are PNG files by name."""
+    unit = "classes" if report.by_class else "pairs" if report.protocol == "verification" else "queries"
+    shown = {name: _data_url(png) for name, png in pictures.items()}
+    warnings = ((name, backfill_sentence(curve)) for name, curve in report.backfill.items())
+    return _template().render(
+        title=report.title,
+        unit=unit,
+        confidence=f"{100 * report.confidence:g}",
+        pictures=shown,
+        methods=[_method_parts(report, name, unit) for name in report.tests],
+        metrics=_metrics_table(report),
+        figures=[(shown[name], text) for name, text in CAPTIONS.items() if name in shown],
+        warnings=[f"{name}: {text}" if name else text for name, text in warnings if text],
+        tables=[
+            _Table(t.caption, ["test", *t.columns], [[name, *map(percent, row)] for name, row in t.rows.items()])
+            for t in report.tables
+        ],
+        facts=_facts(report),
+    )
+
+
+def _metrics_table(report: Report) -> _Table:
+    rows = []
+    for name, test in report.tests.items():
+        values = test.summary()
+        low, high = cell_evidence(report.evidence[name]).ac_range
+        shares, differences = (values["AA"], values["ACA"]), (values["BC"], values["FC"])
+        span = f"{values['AC']:.2f} ({low:.2f} to {high:.2f})"
+        rows.append([name or "all versions", span, *map(percent, shares), *map(points, differences)])
+    return _Table("Metrics of the matrix", ["method", "AC", "AA", "ACA", "BC", "FC"], rows)
+
+
+def _method_parts(report: Report, name: str, unit: str) -> dict[str, Any]:
+    test, evidence = report.tests[name], report.evidence[name]
+    newest = {cell: found for cell, found in evidence.items() if cell[0] == len(test.names) - 1}
+    folded = len(evidence) > FEW_CELLS and len(newest) < len(evidence)
+    return {
+        "name": name,
+        "old": test.names[-2],
+        "sentences": verdict_sentences(test, evidence, report.confidence),
+        "matrix": _matrix_table(name, test, evidence),
+        "differences": _difference_table(test, newest if folded else evidence, unit),
+        "all_differences": _difference_table(test, evidence, unit) if folded else None,
+        **(_flip_tables(report, test, report.flips[name]) if report.flips[name] else {"flips": None}),
+        "lost": _lost_images(report, name, test),
+    }
+
+
+def _matrix_table(name: str, test: CrossTest, evidence: Evidence) -> _Table:
+    def shown(t: int, k: int) -> str:
+        mark = MARKS[evidence[t, k].verdict] if t > k else ""
+        return f"{mark} {percent(float(test.matrix[t, k]))}".strip()
+
+    rows = [
+        [version, *(shown(t, k) if k <= t else "" for k in range(len(test.names)))]
+        for t, version in enumerate(test.names)
+    ]
+    caption = f"Accuracy{name and ' of ' + name}, query by row, gallery by column"
+    return _Table(caption, ["queries by", *test.names], rows)
+
+
+def _difference_table(test: CrossTest, cells: Evidence, unit: str) -> _Table:
+    head = ["queries by", "gallery by", "verdict", "cross-test", "old self-test", "difference", "from", "to"]
+    rows = [
+        [
+            *(test.names[t], test.names[k], f"{found.verdict} {MARKS[found.verdict]}".strip()),
+            *(percent(float(test.matrix[t, k])), percent(float(test.matrix[k, k]))),
+            *map(points, (found.mean, found.low, found.high)),
+            f"{found.differing:,}",
+        ]
+        for (t, k), found in cells.items()
+    ]
+    return _Table("Differences in percentage points", [*head, f"differing {unit}"], rows, words=3)
+
+
+def _flip_tables(report: Report, test: CrossTest, cells: Mapping[Cell, Flips]) -> dict[str, _Table]:
+    rows = [
+        [f"{test.names[k]}'s", f"{found.queries:,}", f"{len(found.negative):,}", f"{len(found.positive):,}"]
+        for (_, k), found in cells.items()
+    ]
+    last = cells[len(test.names) - 1, len(test.names) - 2]
+    changed = [row for row in last.classes if row.negative or row.positive]
+    by_class = [
+        [
+            *(report.class_name(row.label), f"{row.queries:,}", f"{row.negative:,}", f"{row.positive:,}"),
+            f"{row.net:+,}".replace("-", "\N{MINUS SIGN}"),
+        ]
+        for row in changed[:FEW_CLASSES]
+    ]
+    caption = f"By class, on {test.names[-2]}'s gallery, heaviest loss first"
+    if len(changed) > FEW_CLASSES:
+        caption += f" ({FEW_CLASSES} of {len(changed)}; all are in report.json)"
+    head = ["queries", "lost", "won"]
+    return {
+        "flips": _Table(f"Queries that {test.names[-1]} loses and wins", ["gallery", *head], rows),
+        "flips_by_class": _Table(caption, ["class", *head, "net"], by_class),
+    }
+
+
+def _lost_images(report: Report, name: str, test: CrossTest) -> list[list[tuple[str, str]]]:
+    """For each lost query its image and the nearest images by the old and the new version, with captions."""
+    if report.thumbnails is None:
+        return []
+    query, gallery = report.thumbnails
+    captions = ["query", *(f"nearest image to {version}'s query" for version in test.names[-2:])]
+    images = [(query(lost.query), gallery(lost.before), gallery(lost.after)) for lost in report.lost.get(name, ())]
+    return [list(zip(captions, map(_thumbnail, three), strict=True)) for three in images]
+
+
+def _facts(report: Report) -> dict[str, str]:
+    """How it was measured: what the report knows itself, then the facts it was given."""
+    protocol = report.protocol
+    meaning = MEASURES.get(protocol) or MEASURES.get(protocol.rstrip("0123456789") + "K", "")
+    answers = len(next(iter(next(iter(report.tests.values())).hits.values())))
+    unit = "classes" if report.by_class else "single answers"
+    return {
+        "Protocol": f"{protocol}: {meaning}",
+        "Pairs" if protocol == "verification" else "Queries": f"{answers:,}",
+        "Criterion": "compatible where the cross-test is strictly above the old version's self-test",
+        "Confidence": f"{100 * report.confidence:g} % for each cell, bootstrap over {unit}",
+        **report.facts,
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    replace_file(path, lambda partial: partial.write_bytes(content))
+
+
+def _figure_png(figure: Figure) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=figure.dpi)
     return file.getvalue()
 
 
-def _write(path: Path, content: bytes) -> None:
-    replace_file(path, lambda partial: partial.write_bytes(content))
+def _thumbnail(image: Image.Image) -> str:
+    small = image.convert("RGB")
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    file = io.BytesIO()
+    small.save(file, format="PNG")
+    return _data_url(file.getvalue())
+
+
+def _data_url(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+# report.json: fractions, names and counts
+
+
+def lower_triangle(test: CrossTest) -> list[list[float]]:
+    """The matrix as rows of 1, 2, ..., T cells."""
+    return [[float(value) for value in row[: t + 1]] for t, row in enumerate(test.matrix)]
+
+
+def evidence_numbers(test: CrossTest, evidence: Evidence) -> list[dict[str, Any]]:
+    """One entry per cross-test: its accuracy, the old self-test, their difference and its interval."""
+    return [
+        {
+            "query": test.names[t],
+            "gallery": test.names[k],
+            "cross": float(test.matrix[t, k]),
+            "old": float(test.matrix[k, k]),
+            "difference": cell.mean,
+            "low": cell.low,
+            "high": cell.high,
+            "verdict": cell.verdict,
+            "differing": cell.differing,
+        }
+        for (t, k), cell in evidence.items()
+    ]
+
+
+def _numbers(report: Report) -> dict[str, Any]:
+    return {
+        "title": report.title,
+        "protocol": report.protocol,
+        "confidence": report.confidence,
+        "by_class": report.by_class,
+        "methods": {name: _method_numbers(report, name) for name in report.tests},
+        "backfill": {
+            name: {key: _plain(getattr(curve, key)) for key in ("shares", "accuracy", "runs")}
+            for name, curve in report.backfill.items()
+        },
+        "roc": {name: {"far": _plain(far), "tar": _plain(tar)} for name, (far, tar) in report.rocs.items()},
+        "tables": [asdict(table) for table in report.tables],
+        "replacements": list(report.replacements),
+        "facts": dict(report.facts),
+    }
+
+
+def _method_numbers(report: Report, name: str) -> dict[str, Any]:
+    test, evidence = report.tests[name], report.evidence[name]
+    counted = cell_evidence(evidence)
+    return {
+        "versions": list(test.names),
+        "answers": len(next(iter(test.hits.values()))),
+        "matrix": lower_triangle(test),
+        "summary": test.summary(),
+        "evidence": {**counted._asdict(), "ac_range": list(counted.ac_range)},
+        "cells": evidence_numbers(test, evidence),
+        "curves": {metric: _plain(metric_curve(test.matrix, metric)) for metric in ("AA", "AC", "ACA", "BC")},
+        "flips": [_flip_numbers(report, test, cell, found) for cell, found in report.flips[name].items()],
+        "lost": [lost._asdict() for lost in report.lost.get(name, ())],
+    }
+
+
+def _flip_numbers(report: Report, test: CrossTest, cell: Cell, found: Flips) -> dict[str, Any]:
+    return {
+        "query": test.names[cell[0]],
+        "gallery": test.names[cell[1]],
+        "queries": found.queries,
+        "negative": found.negative.tolist(),
+        "positive": found.positive.tolist(),
+        "negative_rate": found.negative_rate,
+        "positive_rate": found.positive_rate,
+        "classes": [{"name": report.class_name(row.label), **row._asdict(), "net": row.net} for row in found.classes],
+    }
+
+
+def _plain(values: ArrayLike) -> Any:
+    """Lists of numbers, with None for NaN, which JSON does not have."""
+    array = np.asarray(values, dtype=np.float64)
+    return np.where(np.isfinite(array), array, np.array(None)).tolist()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fixstar.errors import InputError
 from fixstar.evaluation import Difference, Flips, Report, cross_test, flips, lost_queries, paired_bootstrap
 from fixstar.evaluation.evidence import needed_resamples
-from fixstar.evaluation.report_words import percent, points
+from fixstar.evaluation.report import percent, points
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.images import Preprocessing
 from fixstar.workspace.calibrations import LEAST, Fold, tried_calibrations, tried_curve
