@@ -282,8 +282,8 @@ class TestGallery:
         parquet.write_table(table, tmp_path / "clip.parquet")
         words: list[str | Path] = ["gallery", "import", tmp_path / "clip.parquet", "--as", "clip", "-w", full]
         for options, told in (
-            ([], "--id-column ..."),
-            (["--id-column", "sku"], "--vector-column ..."),
+            ([], "--id-column "),
+            (["--id-column", "sku"], "--vector-column "),
             (["--id-column", "price", "--vector-column", "clip"], "no column 'clip'"),
         ):
             refused = typed(*words, *options)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from postgres_server import shared_server
 
-from fixstar.gallery.postgres.gallery import PostgresGallery
+from fixstar.gallery.postgres import PostgresGallery
 from fixstar.geometry import unit
 
 BATCH = 2000

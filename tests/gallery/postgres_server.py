@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fixstar.gallery import Gallery
-from fixstar.gallery.postgres.gallery import PostgresGallery
+from fixstar.gallery.postgres import PostgresGallery
 
 _numbers = count()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixstar.gallery.qdrant.gallery import QdrantGallery
+from fixstar.gallery.qdrant import QdrantGallery
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient

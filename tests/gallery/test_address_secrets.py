@@ -6,7 +6,7 @@ import pytest
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import open_gallery
-from fixstar.gallery.address_secrets import has_secret, without_secret
+from fixstar.gallery.addresses import has_secret, without_secret
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fixstar.gallery.codes import Codes, fitted_codes
-from fixstar.gallery.draft import Draft
-from fixstar.gallery.hnsw import build_hnsw
-from fixstar.gallery.matrix import Rows
+from fixstar.gallery.hnsw import Codes, build_hnsw, fitted_codes
+from fixstar.gallery.matrix import Draft, Rows
 from fixstar.geometry import unit
 
 pytest.importorskip("faiss", reason="needs faiss-cpu (the extra index)")

@@ -19,7 +19,7 @@ class Interrupted(ExactSearch):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if name == "_rows" and (meanwhile := self.meanwhile) is not None:
+        if name == "rows" and (meanwhile := self.meanwhile) is not None:
             self.meanwhile = None
             meanwhile()
         return value

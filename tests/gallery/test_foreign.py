@@ -58,7 +58,7 @@ def test_a_qdrant_collection_becomes_a_version(client: QdrantClient) -> None:
 
 def test_one_of_several_vectors_with_ids_from_the_payload(client: QdrantClient) -> None:
     gallery, name = MemoryGallery(), collection(client, named=True)
-    with pytest.raises(InputError, match="vectors b, clip; choose with vector="):
+    with pytest.raises(InputError, match="vectors b, clip; set vector"):
         qdrant_collection(client, name)
     import_version(gallery, "old", qdrant_collection(client, name, vector="b", id_field="sku"))
     np.testing.assert_allclose(gallery.get(["s0"])["s0"].vector, ROWS[2499] / 7, atol=1e-6)
@@ -70,7 +70,7 @@ def test_collections_that_cannot_be_imported(client: QdrantClient) -> None:
     name = collection(client)
     with pytest.raises(InputError, match=f"no collection 'ghost'; it has .*{name}"):
         qdrant_collection(client, "ghost")
-    with pytest.raises(InputError, match="leave vector= out"):
+    with pytest.raises(InputError, match="do not set vector"):
         qdrant_collection(client, name, vector="clip")
     with pytest.raises(DataError, match="no id in its field 'ghost'"):
         qdrant_collection(client, name, id_field="ghost")
@@ -114,15 +114,15 @@ def test_tables_that_cannot_be_imported(table: tuple[str, str]) -> None:
     url, name = table
     with pytest.raises(InputError, match="no such table"):
         postgres_table(url, "ghost")
-    with pytest.raises(InputError, match=r"no column 'id'; it has the columns Sku, clip, arrays, n, note.*id_column="):
+    with pytest.raises(InputError, match=r"no column 'id'; it has the columns Sku, clip, arrays, n, note.*id_column"):
         postgres_table(url, name)
     with pytest.raises(DataError, match="cannot be read"):
         postgres_table(url, name, "Sku", "Sku")
     shared_server().execute(f"UPDATE {name} SET arrays = '{{1,2}}' WHERE \"Sku\" = 's0007'")
     gallery = MemoryGallery()
-    with pytest.raises(DataError, match="'s0007' needs a vector of 4 numbers and has one of 2"):
+    with pytest.raises(DataError, match="'s0007' needs a vector of 4 components and has one of 2"):
         import_version(gallery, "old", postgres_table(url, name, "Sku", "arrays"))
     shared_server().execute(f"UPDATE {name} SET clip = NULL WHERE \"Sku\" = 's0009'")
-    with pytest.raises(DataError, match="'s0009' needs a vector of 4 numbers and has none"):
+    with pytest.raises(DataError, match="'s0009' needs a vector of 4 components and has none"):
         import_version(gallery, "old", postgres_table(url, name, "Sku", "clip"))
     assert gallery.versions() == []

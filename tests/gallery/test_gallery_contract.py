@@ -362,7 +362,7 @@ def test_a_replaced_vector_keeps_the_payload_of_the_moment(gallery: Gallery) -> 
     gallery.upsert("v1", ["i0"], rows[:1], [{"price": 7}])  # the same vector, another payload
     assert gallery.replace_vectors("v2", [seen], vectors(1, 3, seed=9)) == ["i0"]
     assert gallery.get(["i0"])["i0"].payload == {"price": 7}
-    with pytest.raises(GalleryError, match="one vector an item"):
+    with pytest.raises(GalleryError, match="one vector per item"):
         gallery.replace_vectors("v2", [seen], vectors(2, 3))
     with pytest.raises(GalleryError, match="no version"):
         gallery.replace_vectors("v9", [seen], vectors(1, 3))

@@ -58,11 +58,11 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
     ("mistake", "told"),
     [
         (lambda g: g.create_version("v1", 3), "already"),
-        (lambda g: g.create_version("", 3), "not empty"),
+        (lambda g: g.create_version("", 3), "non-empty"),
         (lambda g: g.create_version("a b/c", 3), "'a b/c': a name has letters, digits and . _ - [+] : @ only"),
         (lambda g: g.create_version("v1@a b", 3), "'v1@a b': a name has letters"),
-        (lambda g: g.create_version("-v2", 3), "does not begin with - or [.]"),
-        (lambda g: g.create_version("..", 3), "does not begin with - or [.]"),
+        (lambda g: g.create_version("-v2", 3), "does not start with - or [.]"),
+        (lambda g: g.create_version("..", 3), "does not start with - or [.]"),
         (lambda g: g.create_version("v2", 0), "at least 1"),
         (lambda g: g.create_version("v2", 3, np.zeros((100, 48))), "48 wide"),
         (lambda g: g.create_version("v2", 3, np.full((9, 3), np.nan)), "finite"),
@@ -76,7 +76,7 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
         (lambda g: g.upsert("v1", ["c", "c"], vectors(2, 3)), "1 distinct; 'c' comes twice"),
         (lambda g: g.upsert("v1", "ab", vectors(2, 3)), "list of strings"),
         (lambda g: g.upsert("v1", [7], vectors(1, 3)), "got 7"),
-        (lambda g: g.upsert("v1", [""], vectors(1, 3)), "not empty"),
+        (lambda g: g.upsert("v1", [""], vectors(1, 3)), "non-empty"),
         (lambda g: g.upsert("v1", ["a\0"], vectors(1, 3)), "NUL"),
         (lambda g: g.upsert("v1", ["\ud800"], vectors(1, 3)), "valid characters"),
         (lambda g: g.delete(["a", None]), "got None"),
@@ -105,7 +105,7 @@ def test_mistakes_are_told(gallery: Gallery, mistake: Callable[[Any], object], t
 )
 def test_a_version_is_called_what_can_be_typed(name: str) -> None:
     gallery = MemoryGallery()
-    with pytest.raises(GalleryError, match="Call it such as old-system"):
+    with pytest.raises(GalleryError, match="Use a name such as old-system"):
         gallery.create_version(name, 3)
     assert gallery.versions() == []
 
@@ -158,7 +158,7 @@ def test_an_address_picks_the_gallery(tmp_path: Path) -> None:
     [
         ("postgresql://me@127.0.0.1:1/db", "cannot connect"),
         ("qdrant://127.0.0.1:1", "is it running"),
-        ("ftp://host", "no gallery"),
+        ("ftp://host", "not a gallery"),
         ("missing/folder/g.db", "does not exist"),
         (".", "is a directory"),
     ],

@@ -109,7 +109,7 @@ def test_a_search_may_miss_and_the_recall_says_so(gallery: SqliteGallery, monkey
 
 
 def test_a_recall_of_nothing_is_refused(gallery: SqliteGallery) -> None:
-    with pytest.raises(InputError, match="queries that have results"):
+    with pytest.raises(InputError, match="queries with results"):
         measured_recall(gallery, "v1", clustered(2, 2), where={"n": -1})
     with pytest.raises(GalleryError, match="no version 'v9'"):
         gallery.build_index("v9")

@@ -19,8 +19,7 @@ from test_hnsw import COUNT, WIDTH, clustered, graph, names
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import SqliteGallery, index_keeper, measured_recall
-from fixstar.gallery.hnsw import HnswIndex, build_hnsw
-from fixstar.gallery.hnsw_files import index_path
+from fixstar.gallery.hnsw import HnswIndex, build_hnsw, index_path
 
 
 def filled(path: Path, count: int = COUNT, above: int = 1000) -> SqliteGallery:
@@ -166,7 +165,7 @@ def test_a_program_that_ends_during_a_build_ends_cleanly(tmp_path: Path) -> None
 SAVING = """
 import sys
 from fixstar.gallery import SqliteGallery
-from fixstar.gallery.hnsw_files import index_path, save_hnsw
+from fixstar.gallery.hnsw import index_path, save_hnsw
 with SqliteGallery(sys.argv[1]) as gallery:
     gallery.indexes()
     index = gallery._matrices.exact.indexes["v1"]
@@ -276,7 +275,7 @@ def test_one_version_that_cannot_be_indexed_leaves_the_others_theirs(
     with filled(tmp_path / "g.db", 1100) as gallery:
         gallery.create_version("v2", WIDTH)
         gallery.upsert("v2", names(2000, 3500), clustered(1500, 4))
-        with pytest.warns(UserWarning, match=r"of version 'v1' could be made \(this one is odd\)"):
+        with pytest.warns(UserWarning, match=r"of version 'v1' could not be built \(this one is odd\)"):
             assert look(gallery) == [("v2", 1500)]
         gallery.upsert("v1", ["new"], clustered(1, 9))
         assert look(gallery) == [("v2", 1500)]
@@ -309,9 +308,8 @@ def test_a_search_waits_neither_for_a_batch_nor_for_the_change_behind_it(tmp_pat
     """A long search, then a write: the next search must not queue behind both."""
     inside, go_on = threading.Event(), threading.Event()
     with filled(tmp_path / "g.db", above=10**9) as gallery:
-        rows = gallery._matrices.exact.rows
         gallery.search("v1", clustered(1, 2))
-        held = rows()["v1"]
+        held = gallery._matrices.exact.rows["v1"]
 
         class Slow:
             def candidates(self, *arguments: object) -> object:

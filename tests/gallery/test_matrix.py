@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from test_gallery_contract import vectors
 
-from fixstar.gallery import draft
-from fixstar.gallery.draft import Draft
-from fixstar.gallery.matrix import Rows
+from fixstar.gallery import matrix
+from fixstar.gallery.matrix import Draft, Rows
 
 Content = dict[int, tuple[str, str, tuple[float, ...]]]  # number -> id, payload, vector
 
@@ -20,14 +19,14 @@ def content(rows: Rows) -> Content:
         row = rows.find(numbers)
         np.testing.assert_array_equal(rows.vectors(row), some)
         np.testing.assert_array_equal(rows.numbers(row), numbers)
-        held = zip(map(rows.id_and_text, row.tolist()), map(tuple, some.tolist()), strict=True)
+        held = zip([(s.ids[i], s.texts[i]) for s, i in rows.locate(row)], map(tuple, some.tolist()), strict=True)
         found |= {number: (*texts, vector) for number, (texts, vector) in zip(numbers.tolist(), held, strict=True)}
     return found
 
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "_ROWS", 40)
+    monkeypatch.setattr(matrix, "_ROWS", 40)
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -74,7 +73,7 @@ def test_a_draft_that_was_given_up_leaves_nothing() -> None:
 def test_a_change_moves_few_rows() -> None:
     """A full segment is never copied when rows are added, and at most one is when some of each are removed."""
     first = Draft(Rows(4))
-    count = 5 * draft._ROWS
+    count = 5 * matrix._ROWS
     first.append(range(count), [str(n) for n in range(count)], vectors(count, 4), ["{}"] * count)
     rows = first.rows()
     more = Draft(rows)

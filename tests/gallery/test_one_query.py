@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from fixstar.errors import GalleryError
-from fixstar.gallery import SqliteGallery, large_pages, measured_recall
-from fixstar.gallery.arguments import checked_vectors
-from fixstar.gallery.draft import Draft
+from fixstar.gallery import SqliteGallery, hnsw, measured_recall
 from fixstar.gallery.hnsw import HnswIndex, build_hnsw
-from fixstar.gallery.matrix import Rows, all_parsed
+from fixstar.gallery.matrix import Draft, Rows, all_parsed
+from fixstar.gallery.store import checked_vectors
 from fixstar.geometry import unit
 
 pytest.importorskip("faiss")
@@ -114,7 +113,7 @@ def test_what_only_came_is_found(gallery: SqliteGallery, monkeypatch: pytest.Mon
     taken, vectors = short_ways(gallery, monkeypatch), some(5, 5)
     agree(gallery, vectors, 10)
     gallery.upsert("v1", list("abcde"), vectors)
-    assert gallery._matrices.exact.rows()["v1"].allowed(None) is None
+    assert gallery._matrices.exact.rows["v1"].allowed(None) is None
     agree(gallery, vectors, 10)
     assert [gallery.search("v1", vector[None], k=1, exact=False)[0][0].id for vector in vectors] == list("abcde")
     assert taken == [True] * 5 + [False] * 10
@@ -127,7 +126,7 @@ def test_what_went_is_not_found_after_its_segment_was_written_anew(
     agree(gallery, queries, 10)
     gone = [f"{i:04}" for i in range(0, COUNT, 3)]
     gallery.delete(gone)
-    assert gallery._matrices.exact.rows()["v1"].allowed(None) is None  # nothing is struck out, rows have moved
+    assert gallery._matrices.exact.rows["v1"].allowed(None) is None  # nothing is removed, rows have moved
     agree(gallery, queries, 10)
     found = {hit.id for query in queries for hit in gallery.search("v1", query[None], exact=False)[0]}
     assert not found & set(gone)
@@ -210,15 +209,15 @@ def test_large_pages_leave_what_memory_holds(monkeypatch: pytest.MonkeyPatch, tm
     with mmap.mmap(-1, len(content)) as memory:
         memory[:] = content.tobytes()
         view = (ctypes.c_char * len(content)).from_buffer(memory)
-        large_pages.use_large_pages(ctypes.addressof(view) + 5, len(content) - 9)
+        hnsw.use_large_pages(ctypes.addressof(view) + 5, len(content) - 9)
         del view
         assert memory[:] == content.tobytes()
     setting = tmp_path / "enabled"
-    monkeypatch.setattr(large_pages, "_SETTING", setting)
-    assert not large_pages._are_allowed()
+    monkeypatch.setattr(hnsw, "_SETTING", setting)
+    assert not hnsw._are_allowed()
     for text, allowed in (("always madvise [never]", False), ("always [madvise] never", True)):
         setting.write_text(text)
-        assert large_pages._are_allowed() is allowed
+        assert hnsw._are_allowed() is allowed
 
 
 def test_a_saved_index_of_an_older_kind_is_not_used(gallery: SqliteGallery) -> None:

@@ -13,7 +13,7 @@ from test_gallery_contract import vectors
 from test_transfer import P, content, example
 
 from fixstar.errors import DataError, FixstarError, InputError, MissingExtraError
-from fixstar.gallery import MemoryGallery, export_version, import_version, parquet_files
+from fixstar.gallery import MemoryGallery, export_version, import_version, vector_files
 from fixstar.gallery.store import Item
 
 pa: Any = pytest.importorskip("pyarrow")
@@ -51,10 +51,10 @@ def test_an_export_is_whole_or_absent(tmp_path: Path) -> None:
 
     (tmp_path / "out.parquet").write_text("before")
     with pytest.raises(KeyError):
-        parquet_files.write_parquet(tmp_path / "out.parquet", 2, broken())
+        vector_files.write_parquet(tmp_path / "out.parquet", 2, broken())
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
     assert (tmp_path / "out.parquet").read_text() == "before"
-    assert parquet_files.write_parquet(tmp_path / "none.parquet", 2, iter(())) == 0
+    assert vector_files.write_parquet(tmp_path / "none.parquet", 2, iter(())) == 0
 
 
 @pytest.mark.parametrize("kind", ["fixed", "list", "large", "double", "half", "integers"])
@@ -121,23 +121,23 @@ def test_a_payload_of_structs_or_texts(tmp_path: Path) -> None:
 
 GOOD = [[1.0, 0.0]] * 3
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no id column": ({"sku": ["a"], "vector": GOOD[:1]}, r"no column 'id'; it has sku, vector.*--id-column"),
-    "no vector column": ({"id": ["a"], "clip": GOOD[:1]}, r"no column 'vector'; it has id, clip.*vector_column="),
+    "no id column": ({"sku": ["a"], "vector": GOOD[:1]}, r"no column 'id'; it has sku, vector.*id_column"),
+    "no vector column": ({"id": ["a"], "clip": GOOD[:1]}, r"no column 'vector'; it has id, clip.*vector_column"),
     "no rows": ({"id": pa.array([], pa.string()), "vector": pa.array([], pa.list_(pa.float32()))}, "no rows"),
     "ids of floats": ({"id": [0.5], "vector": GOOD[:1]}, "ids are strings or integers.*double"),
     "no id": ({"id": ["a", None, "c"], "vector": GOOD}, "row 1 has no id"),
     "twice": ({"id": ["a", "a", "c"], "vector": GOOD}, "'a' comes twice"),
     "words": ({"id": ["a"], "vector": [["x"]]}, "lists of real numbers.*string"),
     "numbers": ({"id": ["a"], "vector": [1.0]}, "lists of real numbers.*double"),
-    "ragged": ({"id": ["a", "b", "c"], "vector": [*GOOD[:2], [1.0]]}, "row 2 has a vector of 1 numbers"),
+    "ragged": ({"id": ["a", "b", "c"], "vector": [*GOOD[:2], [1.0]]}, "row 2 has a vector of 1 components"),
     "no vector": ({"id": ["a", "b", "c"], "vector": [GOOD[0], None, GOOD[0]]}, "row 1 has no vector"),
     "no first vector": ({"id": ["a", "b"], "vector": [None, GOOD[0]]}, "row 0 has no vector"),
     "null inside": ({"id": ["a", "b"], "vector": [GOOD[0], [1.0, None]]}, "row 1 has a null"),
     "nan": ({"id": ["a", "b"], "vector": [GOOD[0], [1.0, float("nan")]]}, r"row 1 \('b'\) is zero, NaN"),
     "zero": ({"id": ["a", "b"], "vector": [GOOD[0], [0.0, 0.0]]}, r"row 1 \('b'\) is zero"),
-    "no object": ({"id": ["a"], "vector": GOOD[:1], "payload": ["[1]"]}, "payload of row 0 is no object"),
+    "no object": ({"id": ["a"], "vector": GOOD[:1], "payload": ["[1]"]}, "payload of row 0 is not an object"),
     "no JSON": ({"id": ["a"], "vector": GOOD[:1], "payload": ["{"]}, "row 0 on cannot be kept as JSON"),
-    "NaN in JSON": ({"id": ["a"], "vector": GOOD[:1], "payload": ['{"x": NaN}']}, "NaN is no number in JSON"),
+    "NaN in JSON": ({"id": ["a"], "vector": GOOD[:1], "payload": ['{"x": NaN}']}, "NaN is not a JSON number"),
     "bytes": ({"id": ["a"], "vector": GOOD[:1], "x": [b"a"]}, "type bytes; leave that column out"),
     "infinite": ({"id": ["a"], "vector": GOOD[:1], "x": [float("inf")]}, "infinite"),
 }
@@ -186,12 +186,12 @@ def test_importing_and_exporting_streams(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": np.arange(10_000), "vector": column}), tmp_path / "x.parquet", row_group_size=10_000)
     del rows, column
     before, held = pa.total_allocated_bytes(), []
-    for ids, _, _ in parquet_files.ParquetFile(tmp_path / "x.parquet").blocks(1000):
+    for ids, _, _ in vector_files.ParquetFile(tmp_path / "x.parquet").blocks(1000):
         assert len(ids) == 1000
         held.append(pa.total_allocated_bytes() - before)
     assert max(held) < 10 << 20
     row = vectors(1, 512)[0]
     items = (Item(f"{i:05}", "v1", row, {"i": i}) for i in range(10_000))
-    assert parquet_files.write_parquet(tmp_path / "out.parquet", 512, items) == 10_000
+    assert vector_files.write_parquet(tmp_path / "out.parquet", 512, items) == 10_000
     groups = pq.ParquetFile(tmp_path / "out.parquet")
     assert [groups.metadata.row_group(i).num_rows for i in range(groups.num_row_groups)] == [8192, 1808]

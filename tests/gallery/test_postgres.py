@@ -20,8 +20,8 @@ from fixstar.errors import GalleryError
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
 from fixstar.gallery.filters import payload_test
 from fixstar.gallery.memory import MemoryGallery
-from fixstar.gallery.postgres.connection import WRITE
-from fixstar.gallery.postgres.gallery import PostgresGallery
+from fixstar.gallery.postgres import PostgresGallery
+from fixstar.gallery.postgres_server import WRITE
 from fixstar.geometry import unit
 from fixstar.service.problems import Problem
 
@@ -116,7 +116,7 @@ def test_a_search_does_not_wait_for_a_writer_and_a_second_writer_is_told(gallery
             assert (
                 len(second.search("v1", vectors(1, 8))[0]) == second.count()["v1"] == len(list(second.iterate())) == 1
             )
-            with pytest.raises(GalleryError, match="somebody else is writing"):
+            with pytest.raises(GalleryError, match="another writer"):
                 second.upsert("v1", ["x"], vectors(1, 8))
             raise KeyboardInterrupt
 

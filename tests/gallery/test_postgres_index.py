@@ -8,10 +8,8 @@ from test_gallery_contract import vectors
 from test_postgres import gallery, url
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.postgres.connection import READ
-from fixstar.gallery.postgres.gallery import PostgresGallery
-from fixstar.gallery.postgres.search import candidates_query
-from fixstar.gallery.postgres.vectors import vector_text
+from fixstar.gallery.postgres import PostgresGallery, candidates_query
+from fixstar.gallery.postgres_server import READ, vector_text
 
 __all__ = ["gallery", "url"]  # fixtures
 
@@ -86,6 +84,6 @@ def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:
     other = gallery._pool.fresh()
     with other:
         other.execute("SELECT pg_advisory_lock(%s, 'vectors_1'::regclass::oid::int)", (0x66787369,))
-        with pytest.raises(GalleryError, match="somebody is building"):
+        with pytest.raises(GalleryError, match="already being built"):
             gallery.build_index("v1")
     assert gallery.indexes() == []

@@ -17,14 +17,10 @@ from test_gallery_contract import filled, vectors
 from test_transfer import content, example
 
 from fixstar.errors import DamagedItemError, GalleryError, MissingExtraError, NextStep
-from fixstar.gallery import MemoryGallery, copy_gallery, open_gallery, verify_gallery
-from fixstar.gallery.qdrant import moves as qdrant_moves
-from fixstar.gallery.qdrant import search as qdrant_search
-from fixstar.gallery.qdrant import server as qdrant_server
-from fixstar.gallery.qdrant.address import parse_qdrant_address
-from fixstar.gallery.qdrant.gallery import QdrantGallery
-from fixstar.gallery.qdrant.points import point_id
-from fixstar.gallery.qdrant.server import QdrantServer
+from fixstar.gallery import MemoryGallery, copy_gallery, open_gallery, qdrant, verify_gallery
+from fixstar.gallery.addresses import parse_qdrant_address
+from fixstar.gallery.qdrant import QdrantGallery
+from fixstar.gallery.qdrant_server import QdrantServer, point_id
 from fixstar.gallery.store import IndexState
 
 LARGE = 2**53
@@ -122,7 +118,7 @@ def test_more_is_asked_for_until_the_filter_leaves_enough(
     rows = filled(gallery, 400)
     expected = gallery.search("v1", rows[:2], k=5, where={"n": {"ge": 390}})
     assert len(expected[0]) == 5
-    monkeypatch.setattr(qdrant_search, "server_filter", lambda _: None)
+    monkeypatch.setattr(qdrant, "server_filter", lambda _: None)
     assert gallery.search("v1", rows[:2], k=5, where={"n": {"ge": 390}}) == expected
 
 
@@ -172,7 +168,7 @@ def test_notes_of_moves_are_forgotten(gallery: QdrantTestGallery, monkeypatch: p
             gallery.upsert("v2", ["i1"], rows[:1])
     gallery.flush()
     assert len(server.moves()) == 1  # the writer may still be at it
-    monkeypatch.setattr(qdrant_moves, "_ABANDONED", -1.0)
+    monkeypatch.setattr(qdrant, "_ABANDONED", -1.0)
     gallery.flush()
     assert server.moves() == []
     assert gallery.count() == {"v1": 2, "v2": 4}
@@ -194,9 +190,9 @@ def test_a_removal_spares_what_was_written_since(gallery: QdrantTestGallery) -> 
     server, point = gallery._server, point_id("i0")
     assert server is not None
     versions = server.versions()
-    seen = qdrant_moves.places_of(server, versions, [point])
+    seen = qdrant._places_of(server, versions, [point])
     gallery.upsert("v1", ["i0"], rows[5:6])
-    qdrant_moves.remove(server, versions, seen)
+    qdrant._remove(server, versions, seen)
     np.testing.assert_array_equal(gallery.get(["i0"])["i0"].vector, rows[5])
 
 
@@ -212,8 +208,8 @@ def test_a_slow_clock_loses_no_write(gallery: QdrantTestGallery, monkeypatch: py
 
 
 def test_a_batch_may_take_several_requests(gallery: QdrantTestGallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixstar.gallery.qdrant.gallery._ROWS", 7)
-    monkeypatch.setattr(qdrant_search, "_QUERIES", 2)
+    monkeypatch.setattr("fixstar.gallery.qdrant._ROWS", 7)
+    monkeypatch.setattr(qdrant, "_QUERIES", 2)
     rows, reference = filled(gallery, 40), MemoryGallery()
     filled(reference, 40)
     for store in (gallery, reference):
@@ -225,7 +221,7 @@ def test_a_batch_may_take_several_requests(gallery: QdrantTestGallery, monkeypat
 
 
 def test_a_gallery_moves_there_and_back_to_the_bit(gallery: QdrantTestGallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qdrant_server, "_PART", 100)  # the projection takes several points
+    monkeypatch.setattr("fixstar.gallery.qdrant_server._PART", 100)  # the projection takes several points
     source, back = example(MemoryGallery()), MemoryGallery()
     assert copy_gallery(source, gallery) == copy_gallery(gallery, back) == 8
     assert content(back) == content(gallery) == content(source)
@@ -289,10 +285,10 @@ def test_building_an_index_waits_for_the_server(gallery: QdrantTestGallery, monk
     optimizer = Optimizer(gallery.client)
     for name in ("get_collection", "update_collection"):
         monkeypatch.setattr(gallery.client, name, getattr(optimizer, name))
-    monkeypatch.setattr("fixstar.gallery.qdrant.index._PAUSE", 0.0)
+    monkeypatch.setattr("fixstar.gallery.qdrant._PAUSE", 0.0)
     # searches are left to the engine: only the index module believes in a server
     monkeypatch.setattr(QdrantServer, "is_engine", False)
-    monkeypatch.setattr(qdrant_search, "_candidates", _without_parameters(qdrant_search._candidates, monkeypatch))
+    monkeypatch.setattr(qdrant, "_candidates", _without_parameters(qdrant._candidates, monkeypatch))
     assert gallery.build_index("v2") == [IndexState("v2", "qdrant hnsw", 3, 1.0)]
     assert optimizer.thresholds == [1, 20_000]
     broken = Optimizer(gallery.client, broken=True)
@@ -329,12 +325,12 @@ def test_a_real_server_indexes(gallery: QdrantTestGallery) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("qdrant://secret@host:6333", "key does not belong"),
-        ("qdrant://host:6333?api_key=secret", "key does not belong"),
+        ("qdrant://secret@host:6333", "key must not be part"),
+        ("qdrant://host:6333?api_key=secret", "key must not be part"),
         ("qdrant://host:port", "host:6333"),
-        ("qdrant://", "no Qdrant server"),
-        ("qdrant://host/path", "no Qdrant server"),
-        ("qdrant://host?colour=red", "no option 'colour'; take prefix, "),
+        ("qdrant://", "does not name a Qdrant server"),
+        ("qdrant://host/path", "does not name a Qdrant server"),
+        ("qdrant://host?colour=red", "no option 'colour'; known: prefix, "),
         ("qdrant://host?replicas=none", "replicas is a number"),
         ("qdrant://host?api_key_env=FIXSTAR_NO_SUCH_KEY", "FIXSTAR_NO_SUCH_KEY holds no API key"),
         ("qdrant://127.0.0.1:1?prefix=a/b", "letters, digits"),
@@ -358,7 +354,7 @@ def test_what_an_address_says(monkeypatch: pytest.MonkeyPatch) -> None:
         "https://[::1]:7000",
         {"prefix": "shop", "api_key": "k2", "shards": 6, "replicas": 2, "grpc_port": 6334, "timeout": 5},
     )
-    assert parse_qdrant_address("qdrant://host").options["api_key"] == "k1"
+    assert parse_qdrant_address("qdrant://host")[1]["api_key"] == "k1"
 
 
 def test_a_gallery_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

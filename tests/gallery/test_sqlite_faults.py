@@ -19,8 +19,15 @@ import pytest
 from test_gallery_contract import vectors
 
 from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, NextStep
-from fixstar.gallery import MemoryGallery, SqliteGallery, copy_gallery, export_version, import_version, verify_gallery
-from fixstar.gallery.sqlite import file as sqlite_file
+from fixstar.gallery import (
+    MemoryGallery,
+    SqliteGallery,
+    copy_gallery,
+    export_version,
+    import_version,
+    sqlite,
+    verify_gallery,
+)
 
 
 def made(path: Path, items: int = 100, width: int = 64) -> Path:
@@ -68,11 +75,11 @@ def newer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (garbage, "no gallery"),
+        (garbage, "not a gallery"),
         (cut, "damaged"),
         (scribbled, "damaged"),
         (foreign, "another program"),
-        (newer, "has format 7 .* pip install"),
+        (newer, "has format 7; .* Update fixstar"),
     ],
 )
 def test_a_file_that_cannot_be_opened_is_left_alone(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
@@ -162,7 +169,7 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
         gallery.upsert("v1", ["last"], vectors(1, 64, seed=5))
         pages = gallery._session().db.execute("PRAGMA page_count").fetchone()[0]
         gallery._session().db.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(GalleryError, match="no room left"):
+        with pytest.raises(GalleryError, match="is full"):
             gallery.upsert("v1", ["000", *(f"n{i}" for i in range(3000))], vectors(3001, 64, seed=6))
         assert gallery.count() == {"v1": 101}
         assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[:1], k=1)[0]] == ["000"]
@@ -217,7 +224,7 @@ def test_compacting_gives_back_the_room(tmp_path: Path) -> None:
 
 
 def test_removals_that_were_forgotten_lead_to_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixstar.gallery.sqlite.statements.REMOVED_KEPT", 5)
+    monkeypatch.setattr("fixstar.gallery.sqlite._REMOVED_KEPT", 5)
     path = made(tmp_path / "g.db")
     with SqliteGallery(path) as reader, SqliteGallery(path) as writer:
         assert len(reader.search("v1", vectors(1, 64), k=200)[0]) == 100
@@ -232,11 +239,11 @@ def test_removals_that_were_forgotten_lead_to_a_fresh_start(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("UPDATE items SET vector = substr(vector, 1, 8) WHERE id = '005'", "'005' .* 2 numbers"),
+        ("UPDATE items SET vector = substr(vector, 1, 8) WHERE id = '005'", "'005' .* 2 components"),
         ("UPDATE items SET vector = zeroblob(256) WHERE id = '006'", "'006' .* length 0"),
         ("UPDATE versions SET items = 7", "counts {'v1': 7} items and holds {'v1': 100}"),
         ("UPDATE items SET payload = '{' WHERE id = '007'", "'007' of version 'v1': the payload is damaged"),
-        ("UPDATE items SET payload = '[1]' WHERE id = '007'", "'007' .* no JSON object"),
+        ("UPDATE items SET payload = '[1]' WHERE id = '007'", "'007' .* not a JSON object"),
         ("UPDATE items SET payload = CAST(x'7bff7d' AS TEXT) WHERE id = '008'", "'008' .* payload .*codec"),
         ("UPDATE items SET vector = substr(vector, 1, 7) WHERE id = '009'", "'009' .*7 bytes"),
     ],
@@ -272,7 +279,7 @@ def test_every_damaged_item_is_told_and_can_be_deleted(tmp_path: Path, monkeypat
             gallery.get(["009", "010"])
         assert (caught.value.item, caught.value.version) == ("010", "v1")
         assert caught.value.next_steps == (NextStep("delete-items", {"id": "010"}),)
-        monkeypatch.setattr("fixstar.gallery.verification._TOLD", 2)
+        monkeypatch.setattr("fixstar.gallery.verification._LISTED", 2)
         assert [*problems[:2], "and 5 more items"] == verify_gallery(gallery)
         assert gallery.delete([*wrong, "300"]) == 7
         assert verify_gallery(gallery) == []
@@ -297,7 +304,7 @@ def test_a_file_that_another_process_fills_just_now_is_a_gallery(
     path = tmp_path / "g.db"
     with closing(sqlite3.connect(path)) as empty:
         empty.execute("PRAGMA journal_mode = WAL")  # a header, and no table yet
-    connect = sqlite_file.connect
+    connect = sqlite._connect
 
     class Interrupted:
         """A connection; after its first question about the format the other process has made all tables."""
@@ -309,7 +316,7 @@ def test_a_file_that_another_process_fills_just_now_is_a_gallery(
             answer = self.db.execute(statement)
             if statement == "PRAGMA user_version":
                 with closing(connect(path, False, 5)[0]) as other:
-                    sqlite_file._fill(other)
+                    sqlite._fill(other)
             return answer
 
         def close(self) -> None:
@@ -319,8 +326,8 @@ def test_a_file_that_another_process_fills_just_now_is_a_gallery(
         db, state = connect(*arguments)
         return Interrupted(db), state
 
-    monkeypatch.setattr(sqlite_file, "connect", interrupted)
-    sqlite_file.prepare(path, True, False, 5)
+    monkeypatch.setattr(sqlite, "_connect", interrupted)
+    sqlite._prepare(path, True, False, 5)
     monkeypatch.undo()
     with SqliteGallery(path) as gallery:
         assert gallery.count() == {}

@@ -65,17 +65,17 @@ def test_a_gallery_moves_between_stores(tmp_path: Path, there_and_back: bool) ->
 @pytest.mark.parametrize(
     ("name", "width", "projection", "told"),
     [
-        ("v1", 4, None, "its vectors have 4 numbers, these 3"),
+        ("v1", 4, None, "its vectors have 4 components, these 3"),
         ("v1", 3, np.eye(9, 3), "its vectors are short forms, these full features"),
         ("short", 3, None, "its vectors are full features, these short forms"),
-        ("short", 3, np.eye(9, 3), f"short forms stand for features of 9 numbers, these for {len(P)}"),
+        ("short", 3, np.eye(9, 3), f"short forms stand for features of 9 components, these for {len(P)}"),
         ("short", 3, P + 1, "of the same width, under different projections"),
     ],
 )
 def test_copying_onto_another_kind_of_version_is_refused(name: str, width: int, projection: Any, told: str) -> None:
     target = MemoryGallery()
     target.create_version(name, width, projection)
-    with pytest.raises(GalleryError, match=f"{name!r} of another kind: .*{told}"):
+    with pytest.raises(GalleryError, match=f"different version {name!r}: .*{told}"):
         copy_gallery(example(MemoryGallery()), target)
 
 
@@ -209,7 +209,7 @@ def write_bad(path: Path, kind: str) -> None:
         ("garbage", "damaged"),
         ("few ids", "3000 vectors and 1 ids"),
         ("twice", "'a' comes twice"),
-        ("no object", "no object"),
+        ("no object", "not an object"),
         ("value NaN", "'i2999' cannot be written as JSON.*nothing was stored"),
         ("value 1e999", "'i2999' cannot be written as JSON.*nothing was stored"),
         ('value "\\ud800"', "'i2999' cannot be written as JSON.*nothing was stored"),
@@ -231,7 +231,7 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"FILE\.npz"):
         import_version(MemoryGallery(), "x", tmp_path / "vectors.csv")
     np.savez(tmp_path / "odd.npz", features=np.ones((2, 2)))
-    with pytest.raises(DataError, match="holds no vectors"):
+    with pytest.raises(DataError, match="has no vectors"):
         import_version(MemoryGallery(), "x", tmp_path / "odd.npz")
 
 
@@ -286,7 +286,7 @@ def test_a_version_created_meanwhile_must_have_the_same_space() -> None:
     assert not made_or_same(Raced(), "v1", 4, None)
     with pytest.raises(GalleryError, match="the width of a version"):
         made_or_same(MemoryGallery(), "v1", 0, None)
-    with pytest.raises(GalleryError, match="of another kind"):
+    with pytest.raises(GalleryError, match="different version"):
         copy_gallery(example(MemoryGallery()), Raced())
 
 

@@ -16,7 +16,7 @@ import pytest
 from service_clients import client, picture
 from shops import shop
 
-from fixstar.gallery.sqlite import statements
+from fixstar.gallery import sqlite
 from fixstar.workspace import ImageStore, Workspace
 
 
@@ -52,16 +52,16 @@ def test_a_full_disk_under_the_gallery(space: Workspace, caplog: pytest.LogCaptu
 
     payload = json.dumps({"text": "x" * 500_000})
     with client(space) as http:
-        write_items = statements.write_items
+        write_items = sqlite._write_items
 
         def little_room(db: sqlite3.Connection, *rest: Any) -> None:
             db.execute("PRAGMA max_page_count = 1")  # SQLite takes the pages there are: none may come
             write_items(db, *rest)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fixstar.gallery.sqlite.gallery.write_items", little_room)
+            patch.setattr("fixstar.gallery.sqlite._write_items", little_room)
             assert_told_as_full(asked(), space)
-        assert "room" in caplog.text  # for the operator
+        assert "is full" in caplog.text  # for the operator
         assert http.get("/v1/items").json()["items"] == []
 
 

@@ -38,7 +38,7 @@ def move(
     Stop whoever writes first. An interrupted move is repeated with the same command.
     """
     from fixstar.gallery import copy_gallery, open_gallery
-    from fixstar.gallery.address_secrets import without_secret
+    from fixstar.gallery.addresses import without_secret
     from fixstar.progress import progress_bar
     from fixstar.workspace.files import gallery_url, refuse_secret, set_gallery
 
@@ -80,7 +80,7 @@ def use(
     can be asked. Start a service that is running again afterwards.
     """
     from fixstar.gallery import open_gallery
-    from fixstar.gallery.address_secrets import without_secret
+    from fixstar.gallery.addresses import without_secret
     from fixstar.workspace.files import gallery_url, refuse_secret, set_gallery
 
     before, target = gallery_url(workspace), _address(target)

@@ -1,13 +1,12 @@
 """Galleries: vectors of several model versions, searched together by exact cosine. Needs no torch."""
 
-from fixstar.gallery.approximation import measured_recall
 from fixstar.gallery.calibration import Calibration, calibrated_search, fit_calibration
 from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.opening import open_gallery
-from fixstar.gallery.postgres.gallery import PostgresGallery
-from fixstar.gallery.qdrant.gallery import QdrantGallery
-from fixstar.gallery.sqlite.gallery import SqliteGallery
+from fixstar.gallery.postgres import PostgresGallery
+from fixstar.gallery.qdrant import QdrantGallery
+from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import (
     Gallery,
     Hit,
@@ -20,6 +19,7 @@ from fixstar.gallery.store import (
     Vectors,
     VersionSpace,
     Where,
+    measured_recall,
 )
 from fixstar.gallery.transfer import copy_gallery, export_version, import_version
 from fixstar.gallery.verification import verify_gallery

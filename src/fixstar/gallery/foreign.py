@@ -1,10 +1,10 @@
-"""Vectors in a collection or table that is not fixstar's, as a source for ``import_version``.
+"""Vectors in other databases' collections and tables, as sources for ``import_version``.
 
     import_version(gallery, "clip", qdrant_collection("qdrant://localhost:6333", "photos"))
     import_version(gallery, "clip", postgres_table("postgresql://me@host/shop", "photos", "sku", "embedding"))
 
-Nothing is changed there. Rows are read twice, to check everything before anything is stored; whoever writes there in
-between may be seen in part, so import while nobody does. All ids are kept in memory, vectors only a block at a time.
+Nothing is changed there. Rows are read twice, to check everything before anything is stored, so import while nobody
+writes there. All ids are kept in memory, vectors only one block at a time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError, MissingExtraError
-from fixstar.gallery.postgres.address import parse_address
-from fixstar.gallery.postgres.connection import without_password
-from fixstar.gallery.qdrant.address import parse_qdrant_address
-from fixstar.gallery.qdrant.server import PAGE, connect, qdrant_translated
-from fixstar.gallery.store import Payload
+from fixstar.gallery.addresses import parse_postgres_address, parse_qdrant_address
+from fixstar.gallery.postgres_server import without_password
+from fixstar.gallery.qdrant_server import PAGE, connect, translated
+from fixstar.gallery.store import Floats, Payload
 from fixstar.gallery.vector_files import Block, VectorSource
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ def qdrant_collection(
 ) -> VectorSource:
     """The points of a Qdrant collection; ``server`` is qdrant://host:6333 or a client.
 
-    ``vector`` names the vectors where a point has several. Ids are the points' own, or a field of their payload.
+    ``vector`` names the vector if points have several. Ids are the points' own, or a field of their payload.
     """
     if isinstance(server, str):
         address, options = parse_qdrant_address(server)
@@ -44,12 +42,12 @@ def qdrant_collection(
 
 
 class _QdrantCollection:
-    projection: NDArray[np.float32] | None = None
+    projection: Floats | None = None
 
     def __init__(self, client: QdrantClient, address: str, name: str, vector: str | None, field: str | None) -> None:
         self.name = f"collection {name!r}"
         self._client, self._address, self._collection, self._vector, self._field = client, address, name, vector, field
-        with qdrant_translated(address):
+        with translated(address):
             if not client.collection_exists(name):
                 there = ", ".join(sorted(one.name for one in client.get_collections().collections)) or "none"
                 raise InputError(f"{address} has no collection {name!r}; it has {there}")
@@ -61,7 +59,7 @@ class _QdrantCollection:
             raise DataError(f"{self.name} is empty")
 
     def blocks(self, rows: int) -> Iterator[Block]:
-        """All points, so many at a time."""
+        """All points, ``rows`` at a time."""
         for page in self._pages(rows, payload=True, vectors=True if self._vector is None else [self._vector]):
             vectors = [r.vector.get(self._vector) if isinstance(r.vector, dict) else r.vector for r in page]
             if missing := [record.id for record, vector in zip(page, vectors, strict=True) if vector is None]:
@@ -73,13 +71,13 @@ class _QdrantCollection:
         if isinstance(kinds, dict):
             if self._vector not in kinds:
                 raise InputError(
-                    f"{self.name} has vectors {', '.join(sorted(kinds)) or 'of no dense kind'}; choose with vector="
+                    f"{self.name} has vectors {', '.join(sorted(kinds)) or 'of no dense kind'}; set vector"
                 )
             kinds = kinds[self._vector]
         elif self._vector is not None:
-            raise InputError(f"{self.name} has one kind of vectors, without a name; leave vector= out")
+            raise InputError(f"{self.name} has one vector per point, without a name; do not set vector")
         if kinds.multivector_config is not None:
-            raise DataError(f"{self.name} holds several vectors a point; a gallery holds one")
+            raise DataError(f"{self.name} holds several vectors per point; a gallery holds one")
         return int(kinds.size)
 
     def _id(self, record: Any) -> str:
@@ -93,7 +91,7 @@ class _QdrantCollection:
     def _pages(self, rows: int, payload: bool | list[str], vectors: bool | list[str] = False) -> Iterator[list[Any]]:
         after: Any = None
         while True:
-            with qdrant_translated(self._address):
+            with translated(self._address):
                 page, after = self._client.scroll(
                     self._collection, limit=rows, offset=after, with_payload=payload, with_vectors=vectors
                 )
@@ -112,7 +110,7 @@ def postgres_table(url: str, table: str, id_column: str = "id", vector_column: s
 
 
 class _PostgresTable:
-    projection: NDArray[np.float32] | None = None
+    projection: Floats | None = None
 
     def __init__(self, url: str, table: str, id_column: str, vector_column: str) -> None:
         self.name, self._url, self._table = f"table {table!r}", url, table.split(".")
@@ -120,8 +118,8 @@ class _PostgresTable:
         columns = self._columns()
         for column, what in ((id_column, "id"), (vector_column, "vector")):
             if column not in columns:
-                told = f"it has the columns {', '.join(columns)}" if columns else "there is no such table"
-                raise InputError(f"{self.name} has no column {column!r}; {told}. Choose with {what}_column=")
+                seen = f"it has the columns {', '.join(columns)}" if columns else "there is no such table"
+                raise InputError(f"{self.name} has no column {column!r}; {seen}. Set {what}_column")
         first: list[Any] = next(
             self._rows("SELECT {vector}::real[] FROM {table} WHERE {vector} IS NOT NULL LIMIT 1"), []
         )
@@ -131,15 +129,15 @@ class _PostgresTable:
         self.ids = [row[0] for row in self._rows("SELECT {id}::text FROM {table} ORDER BY {id}")]
 
     def blocks(self, rows: int) -> Iterator[Block]:
-        """All rows, so many at a time."""
+        """All rows, ``rows`` at a time."""
         query = (
             "SELECT {id}::text, {vector}::real[], to_jsonb(t) - {id_text} - {vector_text} FROM {table} t ORDER BY {id}"
         )
         waiting: list[Any] = []
         for row in self._rows(query):
             if row[1] is None or len(row[1]) != self.width:
-                seen = "none" if row[1] is None else f"one of {len(row[1])} numbers"
-                raise DataError(f"{self.name}: {row[0]!r} needs a vector of {self.width} numbers and has {seen}")
+                seen = "none" if row[1] is None else f"one of {len(row[1])}"
+                raise DataError(f"{self.name}: {row[0]!r} needs a vector of {self.width} components and has {seen}")
             waiting.append(row)
             if len(waiting) == rows:
                 yield _block(waiting)
@@ -155,7 +153,7 @@ class _PostgresTable:
         return [row[0] for row in found]
 
     def _rows(self, query: str) -> Iterator[Any]:
-        """Rows as they come, without holding all of them."""
+        """Rows one by one, without holding all of them."""
         try:
             import psycopg
             from psycopg import sql
@@ -170,7 +168,7 @@ class _PostgresTable:
             vector_text=sql.Literal(self._vector),
             table_text=sql.Literal(".".join('"' + part.replace('"', '""') + '"' for part in self._table)),
         )
-        address = parse_address(self._url)
+        address = parse_postgres_address(self._url)
         try:
             with (
                 psycopg.connect(address.conninfo) as connection,
@@ -179,8 +177,8 @@ class _PostgresTable:
                 cursor.itersize = PAGE
                 yield from cursor.execute(with_names)
         except psycopg.Error as error:
-            told = without_password(str(error).strip().splitlines()[0], address)
-            raise DataError(f"{self.name} cannot be read: {told}") from None  # whose text may hold the password
+            reason = without_password(str(error).strip().splitlines()[0], address)
+            raise DataError(f"{self.name} cannot be read: {reason}") from None  # its text may hold the password
 
 
 def _block(rows: list[Any]) -> Block:

@@ -1,46 +1,126 @@
-"""An approximate index of one version's rows: FAISS's HNSW graph over them, with 8 bits a number.
+"""An approximate index of one version's rows: FAISS's HNSW graph over them, with 8 bits per component.
 
-The index is a cache, derived from the rows and never the truth. It finds rows that are likely among the nearest; their
-cosines are then computed from the vectors themselves. Rows that are gone are passed over, rows written after the
-newest one in the index are looked at one by one, so an index that is behind costs time and never an item.
+The index is a cache, derived from the rows. It finds rows that are likely among the nearest; their cosines are then
+computed from the vectors themselves. Removed rows are skipped and rows newer than the index are searched exactly, so
+an outdated index costs time and never an item.
 
 A quarter of the memory is a quarter of what a search reads, and 8 bits are enough to find candidates: all that may be
-among the nearest, for all that the rounding hides, are looked at again. The graph is made by distances, which do not
-see that the mean was taken off, and searched by products, whose ranking does not depend on the length of the query.
+among the nearest within rounding are scored again. The graph is built by distance, which is not affected by removing
+the mean, and searched by inner product, whose ranking does not depend on the length of the query.
+
+A saved index is a checksum of all that follows, a header, and FAISS's own bytes. FAISS reads nothing before the
+checksum was verified, and an index is used only if its rows are those of the gallery: their numbers, and a digest of
+every vector.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import importlib
+import json
+import math
+import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fixstar.durable import replace_file
 from fixstar.errors import MissingExtraError
-from fixstar.gallery.codes import Codes, fitted_codes
-from fixstar.gallery.large_pages import use_large_pages
-from fixstar.gallery.matrix import Rows
+from fixstar.gallery.matrix import Mask, Numbers, Rows
 from fixstar.gallery.ranking import Floats, Indices, exact_cosines, first_of_each
-from fixstar.gallery.segments import Mask, Numbers
 
-__all__ = ["KIND", "HnswIndex", "build_hnsw", "engine", "row_digests"]
+__all__ = [
+    "BREADTH_BUILDING",
+    "KIND",
+    "LINKS",
+    "Codes",
+    "HnswIndex",
+    "build_hnsw",
+    "engine",
+    "fitted_codes",
+    "index_path",
+    "load_hnsw",
+    "save_hnsw",
+    "use_large_pages",
+]
 
 KIND = "FAISS HNSW"
-LINKS = 32  # of a row to others (M)
+LINKS = 32  # per row (M)
 BREADTH_BUILDING = 100  # candidates kept while a row is linked (efConstruction)
-BREADTH = 40  # candidates kept by a search (efSearch), more where some rows are left out
-_SPARE = 6  # asked for beyond k, at least: rounding may swap neighbours
-_LEAST = 8  # where fewer than an eighth of the rows may be found, looking at all of those is as fast, and exact
-_CHUNK = 128  # rows linked between two looks at whether to go on: some 0.1 s
-_PAGE = 4096  # rows looked at once
-_SAMPLE, _NEAREST = 200, 10  # queries and results of the recall that is stated
+BREADTH = 40  # candidates kept by a search (efSearch), more if some rows are excluded
+_SPARE = 6  # requested beyond k, at least: rounding may swap neighbours
+_LEAST = 8  # if less than an eighth of the rows may be found, searching those exactly is as fast
+_CHUNK = 128  # rows linked between two checks whether to stop: about 0.1 s
+_PAGE = 4096  # rows read at once
+_SAMPLE, _NEAREST = 200, 10  # queries and neighbours of the recall that is reported
+_LARGEST = 127  # of a code
+_REACH = 8  # components beyond this many root mean squares are clipped
+_TINY = 1e-30  # for queries that are 0 in another version's space
+_ROUNDING = 1.2  # three standard deviations of the difference of two products: 3 sqrt(2 / 12)
+_MAGIC = b"fixstar hnsw 3\n"
+_PIECE = 1 << 20
+_LARGE_PAGE = 2 << 20
+_STEP = 16 << 20  # bytes moved at once: about 20 ms
+_WANTED, _NOW = 14, 25  # MADV_HUGEPAGE; MADV_COLLAPSE, unknown to older kernels, which move pages in time
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 Digests = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """(vector - mean) * scale, in whole numbers from -127 to 127, usually of that ``length``; float32 for FAISS."""
+
+    mean: Floats
+    scale: float
+    length: float
+
+    def of(self, vectors: Floats) -> Floats:
+        """[N, width] of vectors."""
+        codes = vectors - self.mean
+        codes *= np.float32(self.scale)
+        return np.clip(np.rint(codes, out=codes), -_LARGEST, _LARGEST, out=codes)
+
+    def of_one_query(self, query: Floats) -> tuple[Floats, float]:
+        """[1, width] of a query, and by how much rounding may change the difference of its products with two vectors.
+
+        A component of either is off by 1 / sqrt(12) of a code.
+        """
+        codes = query * np.float32(_LARGEST / max(float(np.maximum.reduce(np.abs(query), axis=None)), _TINY))
+        np.rint(codes, out=codes)
+        return codes, _ROUNDING * math.sqrt(float(np.dot(codes[0], codes[0])) + self.length**2)
+
+    def of_queries(self, queries: Floats) -> tuple[Floats, Floats]:
+        """[N, width] and [N, 1]: the same of many."""
+        codes = queries * (_LARGEST / np.maximum(np.abs(queries).max(axis=1, keepdims=True), np.float32(_TINY)))
+        np.rint(codes, out=codes)
+        squares = np.einsum("ij,ij->i", codes, codes)[:, None]
+        return codes, _ROUNDING * np.sqrt(squares + np.float32(self.length**2))
+
+
+def fitted_codes(pages: Iterable[Floats], again: Iterable[Floats], width: int) -> Codes:
+    """The codes for vectors that come page by page, and a second time."""
+    total, count = np.zeros(width), 0
+    for vectors in pages:
+        total += vectors.sum(axis=0, dtype=np.float64)
+        count += len(vectors)
+    mean = (total / max(count, 1)).astype(np.float32)
+    squares, largest = 0.0, 0.0
+    for vectors in again:
+        off = vectors - mean
+        squares += float(np.einsum("ij,ij->", off, off, dtype=np.float64))
+        largest = max(largest, float(np.abs(off).max(initial=0)))
+    usual = math.sqrt(squares / max(count * width, 1))
+    scale = _LARGEST / max(min(largest, _REACH * usual), _TINY)
+    return Codes(mean, scale, scale * usual * math.sqrt(width))
 
 
 class _Choice(NamedTuple):
@@ -238,3 +318,109 @@ def _nearest(rows: Rows, query: Floats, pairs: tuple[Indices, Indices]) -> set[i
     row = pairs[1]
     cosine = exact_cosines(rows.vectors(row), query.astype(np.float64), pairs[0])
     return set(row[first_of_each(pairs[0], cosine, rows.numbers(row), _NEAREST)].tolist())
+
+
+def index_path(folder: Path, version: str) -> Path:
+    """Where the index of a version is kept; version names may be no file names."""
+    return folder / (hashlib.sha256(version.encode()).hexdigest()[:16] + ".hnsw")
+
+
+def save_hnsw(path: Path, index: HnswIndex, version: str) -> None:
+    """Write an index; the file is whole or absent."""
+    codes = {"mean": index.codes.mean.tolist(), "scale": index.codes.scale, "length": index.codes.length}
+    header = {"version": version, "rows": len(index.numbers), "codes": codes, "recall": index.recall}
+    replace_file(path, lambda partial: _write(partial, header, index))
+
+
+def _write(path: Path, header: dict[str, Any], index: HnswIndex) -> None:
+    faiss, checksum = engine(), hashlib.sha256()
+    with path.open("wb") as file:
+
+        def write(content: bytes) -> int:
+            checksum.update(content)
+            return file.write(content)
+
+        file.write(_MAGIC + bytes(checksum.digest_size))
+        write(json.dumps(header).encode() + b"\n")
+        write(index.numbers.astype("<i8").tobytes())
+        write(index.digests.astype("<u4").tobytes())
+        faiss.write_index(index.graph, faiss.PyCallbackIOWriter(write, _PIECE))
+        file.seek(len(_MAGIC))
+        file.write(checksum.digest())
+
+
+def load_hnsw(path: Path, version: str, rows: Rows, position: int) -> HnswIndex | None:
+    """The index in a file, or None if it is not an index of these rows, the newest written as ``position``."""
+    try:
+        with path.open("rb") as file:
+            index = _read(file, version)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        MemoryError,
+    ):  # cut off, or of a FAISS that this one cannot read
+        return None
+    return index if index is not None and _fits(index, rows, position) else None
+
+
+def _read(file: IO[bytes], version: str) -> HnswIndex | None:
+    if file.read(len(_MAGIC)) != _MAGIC or not _is_whole(file):
+        return None
+    header = json.loads(file.readline())
+    if header["version"] != version:
+        return None
+    count = header["rows"]
+    numbers = np.frombuffer(file.read(8 * count), "<i8").astype(np.int64)
+    digests = np.frombuffer(file.read(4 * count), "<u4").astype(np.uint32)
+    faiss = engine()
+    graph = faiss.read_index(faiss.PyCallbackIOReader(file.read, _PIECE))
+    if graph.ntotal != count or count == 0:
+        return None
+    known = header["codes"]
+    codes = Codes(np.array(known["mean"], np.float32), known["scale"], known["length"])
+    return HnswIndex(graph, numbers, digests, codes, header["recall"])
+
+
+def _is_whole(file: IO[bytes]) -> bool:
+    """Whether the checksum is right; leaves the file behind it."""
+    checksum = hashlib.sha256()
+    expected = file.read(checksum.digest_size)
+    start = file.tell()
+    while piece := file.read(_PIECE):
+        checksum.update(piece)
+    file.seek(start)
+    return checksum.digest() == expected
+
+
+def _fits(index: HnswIndex, rows: Rows, position: int) -> bool:
+    """Whether all rows up to the newest in the index are in it, with the same vectors."""
+    if index.graph.d != rows.width or index.last > position:
+        return False
+    for numbers, vectors in rows.pages(0, 4096):
+        covered = numbers <= index.last
+        node = np.searchsorted(index.numbers, numbers[covered])  # numbers rise, so the last one is never passed
+        same = index.numbers[node] == numbers[covered]
+        if not same.all() or not (index.digests[node] == row_digests(vectors[covered])).all():
+            return False
+    return True
+
+
+def use_large_pages(address: int, size: int) -> None:
+    """Ask the kernel to keep so many bytes in large pages. What they hold stays; where it cannot be done, all does."""
+    if sys.platform != "linux" or not _are_allowed():
+        return
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    first, last = -(-address // _LARGE_PAGE) * _LARGE_PAGE, (address + size) // _LARGE_PAGE * _LARGE_PAGE
+    for start in range(first, last, _STEP):
+        for advice in (_WANTED, _NOW):
+            advise(start, min(_STEP, last - start), advice)
+
+
+def _are_allowed() -> bool:
+    try:
+        return "[never]" not in _SETTING.read_text()
+    except OSError:
+        return False

@@ -1,19 +1,20 @@
 """The vectors of one version in memory, as they are at one moment.
 
-``Rows`` never change, so searches need no lock and wait for nobody; a ``Draft`` makes the next ones. Both share their
-segments: what a draft adds lies where older ``Rows`` do not look, and what it removes is struck out in a list of its
-own. So a change costs what it changes, whatever the size of the version.
+``Rows`` never change, so searches need no lock and never wait; a ``Draft`` makes the next ones. Both share their
+segments: what a draft adds lies where older ``Rows`` do not look, and what it removes is marked in a mask of its own.
+So a change costs what it changes, whatever the size of the version.
 
-Every row has a number that is never used again. Numbers grow in the order of writing, and so do rows.
+Every row has a sequence number that is never used again. Numbers grow in the order of writing, and so do rows.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +22,98 @@ from numpy.typing import NDArray
 from fixstar.errors import GalleryError
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.ranking import Block, Floats, Indices, candidates
-from fixstar.gallery.segments import Mask, Numbers, Part, Segment, find
 from fixstar.gallery.store import Payload, Where
 
-__all__ = ["Rows", "all_parsed", "parsed"]
+__all__ = ["Draft", "Mask", "Numbers", "Rows", "all_parsed", "parsed"]
+
+
+_FILTERS_KEPT = 16
+
+Mask = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+
+
+class Segment:
+    """Space for rows, filled from the front. Rows never change."""
+
+    def __init__(self, room: int, width: int) -> None:
+        self.vectors = np.empty((room, width), np.float32)
+        self.numbers = np.empty(room, np.int64)
+        self.ids: list[str] = []
+        self.texts: list[str] = []  # payloads, as JSON
+        self._masks: dict[str, Mask] = {}
+        self._lock = threading.Lock()
+
+    def passing(self, key: str, test: Callable[[str], bool], count: int) -> Mask:
+        """[count]: which payloads pass a filter. Cached for the next search, which reads only rows written since."""
+        with self._lock:  # searches run side by side
+            known = self._masks.pop(key, np.zeros(0, bool))
+            if len(known) < count:
+                more = [test(text) for text in self.texts[len(known) : count]]
+                known = np.concatenate([known, np.array(more, bool)])
+            self._masks[key] = known
+            while len(self._masks) > _FILTERS_KEPT:
+                del self._masks[next(iter(self._masks))]
+        return known[:count]
+
+
+class Part(NamedTuple):
+    """The first ``size`` rows of a segment, numbered from ``start``, without the removed ones (``gone`` [room])."""
+
+    start: int
+    segment: Segment
+    size: int
+    gone: Mask | None
+
+    @property
+    def end(self) -> int:
+        """Where the next part starts."""
+        return self.start + len(self.segment.numbers)
+
+    @property
+    def numbers(self) -> Numbers:
+        """[size], ascending."""
+        return self.segment.numbers[: self.size]
+
+    def live(self) -> int:
+        """How many are not removed."""
+        return self.size - (0 if self.gone is None else int(np.count_nonzero(self.gone)))
+
+
+def _filled(
+    part: Part, numbers: Sequence[int] | Numbers, ids: Sequence[str], vectors: Floats, texts: Sequence[str]
+) -> Part:
+    """The part with more rows; its segment has room for them."""
+    segment, size = part.segment, part.size + len(ids)
+    segment.vectors[part.size : size] = vectors
+    segment.numbers[part.size : size] = numbers
+    segment.ids.extend(ids)
+    segment.texts.extend(texts)
+    return part._replace(size=size)
+
+
+def _find(parts: Sequence[Part], numbers: Numbers) -> Indices:
+    row = np.full(len(numbers), -1, np.intp)
+    firsts = np.array([part.numbers[0] for part in parts], np.int64)
+    places = np.searchsorted(firsts, numbers, "right") - 1
+    for place in np.unique(places[places >= 0]).tolist():
+        part, here = parts[place], np.flatnonzero(places == place)
+        local = np.searchsorted(part.numbers, numbers[here])
+        found = local < part.size
+        found[found] = part.numbers[local[found]] == numbers[here[found]]
+        row[here[found]] = part.start + local[found]
+    return row
+
 
 _JSON = json.JSONDecoder()
-_FEW = 8  # a filter that leaves less than an eighth of the rows is cheaper to gather
-_ONE_BY_ONE = 128  # as many rows are gathered faster one by one than segment by segment
+_FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper
+_ONE_BY_ONE = 128  # up to this many rows are gathered faster one by one than segment by segment
 
 
 class Rows:
-    """What one version holds at one moment. Rows are called 0 to ``end``, with gaps.
+    """What one version holds at one moment. Rows are numbered 0 to ``end``, with gaps.
 
-    ``layout`` changes whenever a row that stays gets another place.
+    ``layout`` changes whenever a row moves.
     """
 
     def __init__(self, width: int, parts: Sequence[Part] = (), layout: int = 0) -> None:
@@ -56,49 +135,38 @@ class Rows:
         return out
 
     def numbers(self, row: Indices) -> Numbers:
-        """[n]: the numbers that rows were written as."""
+        """[n]: the sequence numbers of rows."""
         out = np.empty(len(row), np.int64)
         self._gather(row, [segment.numbers for segment in self._segments], out)
         return out
 
-    def id_and_text(self, row: int) -> tuple[str, str]:
-        """The id of one row, and its payload as JSON."""
-        start, segment, *_ = self.parts[bisect_right(self._first, row) - 1]
-        return segment.ids[row - start], segment.texts[row - start]
-
-    def ids_and_texts(self, row: Indices) -> tuple[list[str], list[str]]:
-        """The same of n rows."""
-        places, local = self._places(row)
-        held = list(zip(map(self._segments.__getitem__, places.tolist()), local.tolist(), strict=True))
-        return [segment.ids[one] for segment, one in held], [segment.texts[one] for segment, one in held]
-
-    def held(self, row: Indices) -> list[tuple[Segment, int]]:
-        """The segment of each of a few rows, and its place there."""
-        first, segments, held = self._first, self._segments, []
+    def locate(self, row: Indices) -> list[tuple[Segment, int]]:
+        """The segment of each row, and its place there."""
+        first, segments, located = self._first, self._segments, []
         for one in row.tolist():
             place = bisect_right(first, one) - 1
-            held.append((segments[place], one - first[place]))
-        return held
+            located.append((segments[place], one - first[place]))
+        return located
 
     def find(self, numbers: Numbers) -> Indices:
-        """[n]: the row of each number, also if it is struck out; -1 where there is none."""
-        return find(self.parts, numbers)
+        """[n]: the row of each number, removed ones included; -1 where there is none."""
+        return _find(self.parts, numbers)
 
     def after(self, number: int) -> int:
-        """The first row with a higher number; all behind it have higher ones too."""
+        """The first row with a higher number; all later rows have higher ones too."""
         for part in self.parts if self._newest > number else ():
             if part.numbers[-1] > number:
                 return part.start + int(np.searchsorted(part.numbers, number, "right"))
         return self.end
 
     def count_from(self, first: int) -> int:
-        """How many rows there are from ``first`` on."""
+        """The number of rows from ``first`` on."""
         if self._kept is not None:
             return int(np.count_nonzero(self._kept[first:]))
         return sum(max(0, part.size - max(0, first - part.start)) for part in self.parts)
 
     def pages(self, first: int, size: int) -> Iterator[tuple[Numbers, Floats]]:
-        """Numbers and vectors from a row on, so many at a time; none that is struck out."""
+        """Numbers and vectors from row ``first`` on, at most ``size`` at a time, without removed rows."""
         for part in self.parts:
             for start in range(max(0, first - part.start), part.size, size):
                 page = slice(start, min(start + size, part.size))
@@ -109,7 +177,7 @@ class Rows:
                     yield part.segment.numbers[kept], part.segment.vectors[kept]
 
     def allowed(self, where: Where | None) -> Mask | None:
-        """[end]: the rows that a search may find; None stands for all."""
+        """[end]: the rows that a search may find; None means all."""
         if where is None:
             return self._kept
         test, key = _verdicts(payload_test(where)), filter_key(where)
@@ -135,7 +203,7 @@ class Rows:
 
     @cached_property
     def _kept(self) -> Mask | None:
-        """[end]: rows that are not struck out."""
+        """[end]: rows that are not removed."""
         if all(part.gone is None for part in self.parts):
             return None
         mask = np.zeros(self.end, bool)
@@ -144,7 +212,7 @@ class Rows:
         return mask
 
     def _places(self, row: Indices) -> tuple[Indices, Indices]:
-        """[n], [n]: the segment of each of n rows, and its place there."""
+        """[n], [n]: the segment of each row, and its place there."""
         places = self._starts.searchsorted(row, "right") - 1
         return places, row - self._starts[places]
 
@@ -161,28 +229,30 @@ class Rows:
 
 
 def parsed(text: str) -> Payload:
-    """The payload of a JSON text, made anew: it belongs to whoever asked."""
+    """The payload of a JSON text, a new object per call."""
     try:
         payload: Payload = json.loads(text)
     except ValueError as error:
-        raise GalleryError(f"a payload is damaged ({error}): {text[:80]!r}; restore the gallery from a copy") from error
+        raise GalleryError(
+            f"a payload is damaged ({error}): {text[:80]!r}; restore the gallery from a backup"
+        ) from error
     return payload
 
 
 def all_parsed(texts: Sequence[str]) -> list[Payload]:
-    """The payloads of JSON texts, each made anew: read as one list, which takes a quarter of the time."""
+    """The payloads of JSON texts, parsed as one list, which takes a quarter of the time."""
     text = f"[{','.join(texts)}]"
     try:
         payloads, end = _JSON.raw_decode(text)
     except ValueError:
         payloads, end = [], 0
     if end != len(text) or len(payloads) != len(texts):
-        return list(map(parsed, texts))  # says which one is damaged
+        return list(map(parsed, texts))  # its error names the damaged one
     return payloads  # type: ignore[no-any-return]
 
 
 def _verdicts(test: Callable[[Payload], bool]) -> Callable[[str], bool]:
-    """The test on texts; equal texts are parsed once."""
+    """The test on JSON texts; equal texts are parsed once."""
     known: dict[str, bool] = {}
 
     def verdict(text: str) -> bool:
@@ -191,3 +261,90 @@ def _verdicts(test: Callable[[Payload], bool]) -> Callable[[str], bool]:
         return known[text]
 
     return verdict
+
+
+_BYTES = 32 << 20  # of a full segment: large enough to multiply at full speed, small enough to copy in some 20 ms
+_ROWS = 1 << 15  # at most, where vectors are short
+_PAGE = 1024  # rows copied at once
+_SPARE = 8  # a segment is rewritten when an eighth of it is removed,
+_AT_ONCE = 1  # one per draft; those with half of it removed always
+
+
+class Draft:
+    """Builds the next ``Rows`` of a version from the newest. One at a time; not visible until it is used."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._width, self._parts, self._layout = rows.width, list(rows.parts), rows.layout
+        self._old: Rows | None = rows
+        self._full = max(1, min(_ROWS, _BYTES // (4 * rows.width)))
+        if rows.parts:  # a failed draft may have left something
+            last = rows.parts[-1]
+            del last.segment.ids[last.size :], last.segment.texts[last.size :]
+
+    def rows(self) -> Rows:
+        """The new rows."""
+        return self._old if self._old is not None else Rows(self._width, self._parts, self._layout)
+
+    def append(self, numbers: Sequence[int], ids: Sequence[str], vectors: Floats, texts: Sequence[str]) -> None:
+        """Add rows; their numbers are ascending and higher than all before."""
+        self._old, done = None, 0
+        while done < len(ids):
+            if not self._parts or self._parts[-1].size == len(self._parts[-1].segment.numbers):
+                self._add_segment(len(ids) - done)
+            part = self._parts[-1]
+            taken = slice(done, min(len(ids), done + len(part.segment.numbers) - part.size))
+            done = taken.stop
+            self._parts[-1] = _filled(part, numbers[taken], ids[taken], vectors[taken], texts[taken])
+
+    def _add_segment(self, wanted: int) -> None:
+        """Double the space, up to a full segment: small versions stay small."""
+        end = self._parts[-1].end if self._parts else 0
+        room = min(self._full, max(wanted, end, 1024))
+        self._parts.append(Part(end, Segment(room, self._width), 0, None))
+
+    def remove(self, numbers: Sequence[int] | Numbers) -> None:
+        """Remove rows; unknown numbers are ignored."""
+        row = _find(self._parts, np.array(numbers, np.int64))
+        row = np.sort(row[row >= 0])
+        if not len(row):
+            return
+        self._old = None
+        for place, part in enumerate(self._parts):
+            local = row[np.searchsorted(row, part.start) : np.searchsorted(row, part.end)] - part.start
+            if len(local):
+                gone = np.zeros(len(part.segment.numbers), bool) if part.gone is None else part.gone.copy()
+                gone[local] = True
+                self._parts[place] = part._replace(gone=gone)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Rewrite segments without their removed rows, the emptiest first."""
+        shares = {place: part.live() / max(1, part.size) for place, part in enumerate(self._parts)}
+        spare = sorted((share, place) for place, share in shares.items() if share <= 1 - 1 / _SPARE)
+        chosen = [place for turn, (share, place) in enumerate(spare) if turn < _AT_ONCE or share <= 0.5]
+        if not chosen:
+            return
+        for place in sorted(chosen, reverse=True):  # so that earlier places stay valid
+            self._rewrite(place)
+        self._layout += 1
+        start = 0
+        for place, part in enumerate(self._parts):
+            self._parts[place] = part._replace(start=start)
+            start += len(part.segment.numbers)
+
+    def _rewrite(self, place: int) -> None:
+        """Copy what is left of a segment to a new one, joined with its predecessor if both are small."""
+        first = place - (
+            place > 0 and sum(part.live() for part in self._parts[place - 1 : place + 1]) <= self._full // 2
+        )
+        old = self._parts[first : place + 1]
+        live = sum(part.live() for part in old)
+        grows = place == len(self._parts) - 1  # the last segment takes new rows
+        new = Part(0, Segment(max(live, len(old[-1].segment.numbers) if grows else 1), self._width), 0, None)
+        for part in old:
+            kept = np.arange(part.size) if part.gone is None else np.flatnonzero(~part.gone[: part.size])
+            for some in np.split(kept, range(_PAGE, len(kept), _PAGE)):
+                segment, each = part.segment, some.tolist()
+                ids, texts = [segment.ids[i] for i in each], [segment.texts[i] for i in each]
+                new = _filled(new, segment.numbers[some], ids, segment.vectors[some], texts)
+        self._parts[first : place + 1] = [new] if live else []

@@ -1,30 +1,46 @@
-"""The k highest cosines of each query among many rows, exactly, without sorting them.
+"""Exact cosines: the k highest of each query among many rows, and queries of one version in another one's space.
 
 A product in float32 finds the candidates: everything within rounding of the k-th best. Their cosines are then computed
-again in float64, each from its own two vectors alone, and rounded to float32. So an answer does not depend on the
+again in float64, each from its own two vectors alone, and rounded to float32. So a result does not depend on the
 size of the batch, on the place of a row or on the number of threads, and equal vectors have equal scores.
+
+A query of version t meets the vectors of version k through one small matrix, B = Q_t^T Q_k, made once per pair
+(``geometry.carry``). Versions never change, so bridges are never rebuilt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "candidates", "exact_cosines", "first_of_each", "paired_cosines"]
+from fixstar.gallery.store import Floats, VersionSpace
+from fixstar.geometry import carry, short_basis
+
+__all__ = [
+    "CELLS",
+    "Block",
+    "Bridges",
+    "Floats",
+    "Indices",
+    "candidates",
+    "exact_cosines",
+    "first_of_each",
+    "paired_cosines",
+]
+
 
 CELLS = 1 << 20  # cosines at once: 4 MiB
 GROUP = 64
 PRODUCTS = 1 << 16  # of numbers, added up at once: 512 KiB, which stays near the processor
 
-Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
 
 
 class Block(NamedTuple):
-    """Some rows to look through: ``vectors`` [n, s], called start, start + 1, ...; ``allowed`` [n] leaves rows out."""
+    """Rows to search: ``vectors`` [n, s], numbered from ``start``; ``allowed`` [n] excludes rows."""
 
     start: int
     vectors: Floats
@@ -32,7 +48,7 @@ class Block(NamedTuple):
 
 
 def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indices, Indices]:
-    """Pairs (query, row) that hold the k nearest rows of each query [N, s] in all blocks, and few others."""
+    """Pairs (query, row) that include the k nearest rows of each query [N, s] in all blocks, and few others."""
     slack = np.float32(1e-6 * max(1.0, queries.shape[1] ** 0.5 / 8))  # float32 rounding of a dot product, with a margin
     floor = np.full(len(queries), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
@@ -59,7 +75,7 @@ def _product(queries: Floats, rows: Floats) -> Floats:
 
 
 def _kth_at_least(scores: Floats, k: int) -> Floats:
-    """[N]: a lower bound of the k-th best of each line. The k-th best maximum of groups, where there are enough."""
+    """[N]: a lower bound of the k-th best of each line: the k-th best maximum of groups, if there are enough."""
     lines, n = scores.shape
     if n // GROUP >= k:
         scores = scores[:, : n // GROUP * GROUP].reshape(lines, -1, GROUP).max(axis=2)
@@ -78,7 +94,7 @@ def _at_least(scores: Floats, floor: Floats) -> tuple[Indices, Indices]:
 
 
 def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices, row: Indices | None = None) -> Floats:
-    """[pairs] float32: the cosines of pairs, from sums in float64. Without ``row``, ``vectors`` has one a pair."""
+    """[pairs] float32: the cosines of pairs, summed in float64. Without ``row``, ``vectors`` has one row per pair."""
     out, block = np.empty(len(query), np.float32), 1 + PRODUCTS // vectors.shape[1]
     for start in range(0, len(query), block):
         part = slice(start, start + block)
@@ -96,7 +112,7 @@ def paired_cosines(
 
 
 def first_of_each(query: Indices, score: Floats, number: NDArray[np.int64], k: int) -> Indices:
-    """The pairs to keep: the k best of each query, best first, the lowest number first among equals; by query.
+    """The k best pairs of each query, best first; among equals the lowest number first.
 
     >>> first_of_each(np.array([0, 0, 0]), np.array([0.5, 0.9, 0.9], np.float32), np.array([1, 8, 7]), 2)
     array([2, 1])
@@ -105,3 +121,35 @@ def first_of_each(query: Indices, score: Floats, number: NDArray[np.int64], k: i
     line = query[order]
     place = np.arange(len(order)) - np.searchsorted(line, line)
     return order[place < k]
+
+
+class Bridges:
+    """Bases and bridges of versions, made when first needed. Thread-safe.
+
+    ``projection`` returns P [d, m] of a version, or None if its vectors are full features.
+    """
+
+    def __init__(self, projection: Callable[[str], NDArray[np.float32] | None]) -> None:
+        self._projection = projection
+        self._bases: dict[str, NDArray[np.float64] | None] = {}
+        self._bridges: dict[tuple[str, str], NDArray[np.float64]] = {}
+
+    def carried(self, queries: NDArray[np.float32], source: VersionSpace, target: VersionSpace) -> NDArray[np.float64]:
+        """Queries [N, source width] as [N, target width]; dot products there are cosines of full features."""
+        wide = queries.astype(np.float64)
+        if source.name == target.name:
+            return wide
+        old, new = self._basis(source.name), self._basis(target.name)
+        if old is None or new is None:
+            return carry(wide, old, new, target.full_width)
+        pair = source.name, target.name
+        if pair not in self._bridges:
+            self._bridges[pair] = carry(np.eye(source.width), old, new, target.full_width)
+        return wide @ self._bridges[pair]
+
+    def _basis(self, name: str) -> NDArray[np.float64] | None:
+        """Q [d, s] of a version."""
+        if name not in self._bases:
+            projection = self._projection(name)
+            self._bases[name] = None if projection is None else short_basis(projection.astype(np.float64))
+        return self._bases[name]

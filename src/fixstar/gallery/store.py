@@ -1,19 +1,28 @@
-"""What every gallery does, whatever it stores its vectors in."""
+"""What every gallery does, whatever it stores its vectors in, and what it refuses.
+
+``Gallery`` checks arguments before anything is stored or searched; a backend implements the methods that begin with
+an underscore and gets clean arrays, ids and JSON texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, InputError
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 
 __all__ = [
+    "Floats",
     "Gallery",
     "Hit",
     "IndexState",
@@ -25,9 +34,21 @@ __all__ = [
     "Vectors",
     "VersionSpace",
     "Where",
+    "check_new_version",
+    "checked_ids",
+    "checked_vectors",
+    "measured_recall",
+    "payload_texts",
+    "replaceable",
+    "unknown_version",
 ]
 
 Vectors = NDArray[np.floating[Any]]
+Floats = NDArray[np.float32]
+
+_LENGTH_TOLERANCE = 1e-3  # enough for half precision; refuses features that were not normalised
+_ROUNDING = 5e-7  # of a length in float32: such vectors are stored unchanged, so copies are equal to the bit
+_NAME_MARKS = "._-+:@"  # allowed in version names beside letters and digits: no shell needs quotes around them
 
 
 class SearchOptions(TypedDict, total=False):
@@ -106,7 +127,7 @@ class Item(NamedTuple):
 
 
 class VersionSpace(NamedTuple):
-    """The vectors of one version: numbers stored for each, and numbers of the full feature they stand for."""
+    """The vectors of one version: their stored width, and the width of the full feature they stand for."""
 
     name: str
     width: int
@@ -114,10 +135,10 @@ class VersionSpace(NamedTuple):
 
 
 class IndexState(NamedTuple):
-    """The approximate index of one version's vectors, derived from them and rebuildable at any time.
+    """The approximate index of one version's vectors. It is derived from them and can be rebuilt at any time.
 
-    ``recall`` is the share of the true 10 nearest that it found when it was built, asked with stored vectors; queries
-    of a newer version find fewer (``measured_recall`` asks with those). None where it was not measured.
+    ``recall`` is the share of the true 10 nearest neighbours it found when it was built, with stored vectors as
+    queries. Queries of a newer version find fewer (see ``measured_recall``). None if it was not measured.
     """
 
     version: str
@@ -126,45 +147,83 @@ class IndexState(NamedTuple):
     recall: float | None
 
 
-class Gallery(Protocol):
+class Gallery(ABC):
     """Vectors by version. An item has one vector, made by one version; upserting it under another version moves it.
 
-    A call that writes is done, for good, when it returns, and leaves nothing behind when it raises. Equal scores come
-    in the order in which the items were last written. Ids are compared and sorted by code point, payloads are JSON.
+    A write is durable when the call returns, and leaves nothing behind when it raises. Equal scores come in the order
+    in which the items were last written. Ids are compared and sorted by code point, payloads are JSON.
     """
 
     def create_version(self, name: str, width: int, projection: Vectors | None = None, copied: bool = False) -> None:
-        """Make room for vectors of a version: ``width`` numbers each, short forms where ``projection`` is given.
+        """Add a version whose vectors have ``width`` components; short forms where ``projection`` is given.
 
-        A name has letters and digits of any script and . _ - + : @ only. One that is ``copied`` from another gallery,
-        where it may be older than this rule, is taken as it is.
+        A name has letters and digits of any script and . _ - + : @ only. A name ``copied`` from another gallery is
+        not checked.
         """
+        checked_ids([name])
+        if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
+            raise GalleryError(f"the width of a version is its number of components, at least 1; got {width!r}")
+        if projection is None:
+            self._create_version(VersionSpace(name, int(width), int(width)), None, copied)
+            return
+        matrix = np.ascontiguousarray(projection, dtype=np.float32)
+        if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
+            raise GalleryError(f"a projection is a matrix [d, m] of finite numbers, got shape {matrix.shape}")
+        if width != min(matrix.shape):
+            raise GalleryError(f"short forms of a projection {matrix.shape} are {min(matrix.shape)} wide, got {width}")
+        self._create_version(VersionSpace(name, int(width), len(matrix)), matrix, copied)
 
+    @abstractmethod
     def versions(self) -> list[VersionSpace]:
-        """All versions, in the order in which they were created."""
+        """All versions, in order of creation."""
 
-    def projection(self, version: str) -> NDArray[np.float32] | None:
+    def space(self, version: str) -> VersionSpace:
+        """One version, or an error that names those there are."""
+        known = self.versions()
+        for space in known:
+            if space.name == version:
+                return space
+        raise unknown_version(version, [space.name for space in known])
+
+    @abstractmethod
+    def projection(self, version: str) -> Floats | None:
         """P [d, m] of a version whose vectors are short forms."""
 
     def upsert(
         self, version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload] | None = None
     ) -> None:
-        """Store unit vectors [N, width] of a version, all or none; items that exist are replaced, payload included."""
+        """Store unit vectors [N, width] of a version, all or none; existing items are replaced, payload included."""
+        rows = checked_vectors(vectors, self.space(version).width, version)
+        names = checked_ids(ids)
+        self._upsert(version, names, rows, payload_texts(names, len(rows), payloads))
 
     def replace_vectors(
         self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
     ) -> list[str]:
-        """Give items new unit vectors [N, width], made by a version. The ids of those it was done for.
+        """Give items new unit vectors [N, width], made by a version; returns the ids of the items that changed.
 
-        Payloads stay unless new ones are given. Only items that still hold the vector given with them are touched: what
-        was deleted or written meanwhile stays so. All at once, where the store has transactions.
+        Payloads stay unless new ones are given. Only items that still hold the vector given with them are touched:
+        what was deleted or written meanwhile stays. All or none, where the store has transactions.
         """
+        rows = checked_vectors(vectors, self.space(version).width, version)
+        checked_ids([item.id for item in items])
+        if len(items) != len(rows) or (payloads is not None and len(payloads) != len(rows)):
+            given = "" if payloads is None else f", {len(payloads)} payloads"
+            raise GalleryError(
+                f"replace_vectors takes one vector per item; got {len(items)} items, {len(rows)} vectors{given}"
+            )
+        return self._replace_vectors(version, items, rows, payloads)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Remove items, all at once; how many there were."""
+        """Remove items, all at once; returns how many existed."""
+        names = checked_ids(ids, distinct=False)
+        return self._delete(names) if names else 0
 
     def get(self, ids: Sequence[str]) -> dict[str, Item]:
-        """The items of these ids; an id that is not in the gallery is not in the answer."""
+        """The items of these ids; ids that are not in the gallery are left out."""
+        names = checked_ids(ids, distinct=False)
+        found = self._get(names)
+        return {name: found[name] for name in names if name in found}
 
     def search(
         self,
@@ -175,32 +234,211 @@ class Gallery(Protocol):
     ) -> list[list[Hit]]:
         """The k nearest items of each query [N, width of ``version``], best first; scores are exact cosines.
 
-        ``options`` are those of ``SearchRequest``; they replace what ``request`` says.
+        ``options`` are those of ``SearchRequest``; they override ``request``.
         """
+        return self._search(version, queries, SearchRequest.of(request, **options))
 
     def build_index(self, version: str | None = None) -> list[IndexState]:
-        """Make the approximate index of a version, or of all, anew, and wait for it; the vectors are not touched."""
+        """Rebuild the approximate index of a version, or of all, and wait; vectors are not touched, searches go on."""
+        chosen = self.versions() if version is None else [self.space(version)]
+        self._build_index([space.name for space in chosen])
+        return [state for state in self.indexes() if any(space.name == state.version for space in chosen)]
 
+    @abstractmethod
     def indexes(self) -> list[IndexState]:
-        """The approximate indexes there are; none where search is always exact."""
+        """The approximate indexes that exist; empty if search is always exact."""
 
     def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
-        """All items, or those of one version, sorted by id, from the first id greater than ``after`` on.
+        """All items, or those of one version, sorted by id, starting behind the id ``after``.
 
-        Others may write meanwhile: an item that is there all the time comes exactly once.
+        Others may write meanwhile: an item that stays is returned exactly once.
         """
+        if version is not None:
+            self.space(version)
+        return self._iterate(version, after or "")
 
+    @abstractmethod
     def count(self) -> dict[str, int]:
         """The number of items by version."""
 
+    @abstractmethod
     def flush(self) -> None:
-        """Bring everything to where the gallery is kept for good."""
+        """Move everything to its final place."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Let go of files and memory. Closing twice is allowed, anything else is refused afterwards."""
+        """Release files and memory. Closing twice is allowed; any other use is refused afterwards."""
 
-    def __enter__(self) -> Gallery: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None: ...
+
+    @abstractmethod
+    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None: ...
+
+    @abstractmethod
+    def _replace_vectors(
+        self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
+    ) -> list[str]: ...
+
+    @abstractmethod
+    def _delete(self, names: list[str]) -> int: ...
+
+    @abstractmethod
+    def _get(self, names: list[str]) -> dict[str, Item]: ...
+
+    @abstractmethod
+    def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]: ...
+
+    @abstractmethod
+    def _build_index(self, versions: list[str]) -> None: ...
+
+    @abstractmethod
+    def _iterate(self, version: str | None, after: str) -> Iterator[Item]: ...
+
+
+def measured_recall(
+    gallery: Gallery,
+    version: str,
+    queries: Vectors,
+    request: SearchRequest | None = None,
+    **options: Unpack[SearchOptions],
+) -> float:
+    """The share of the true k nearest neighbours that ``search(..., exact=False)`` finds; ``queries`` are [N, width].
+
+    Use real queries of the version that will search: recall falls as they drift from the stored vectors.
+
+    >>> from fixstar.gallery import MemoryGallery
+    >>> with MemoryGallery() as gallery:
+    ...     gallery.create_version("v1", 2)
+    ...     gallery.upsert("v1", ["a", "b"], np.eye(2))
+    ...     measured_recall(gallery, "v1", np.eye(2))
+    1.0
+    """
+    wanted = SearchRequest.of(request, **options)
+    exact = gallery.search(version, queries, wanted, exact=True)
+    quick = gallery.search(version, queries, wanted, exact=False)
+    total, found = sum(map(len, exact)), 0
+    if not total:
+        raise InputError("recall needs queries with results; there were no queries, or nothing to find")
+    for true, hits in zip(exact, quick, strict=True):  # a hit as near as the last true one is as good
+        ids, last = {hit.id for hit in true}, min((hit.score for hit in true), default=0.0)
+        found += min(len(true), sum(hit.id in ids or hit.score >= last for hit in hits))
+    return found / total
+
+
+# --- arguments
+
+
+def checked_vectors(vectors: Vectors, width: int, version: str) -> Floats:
+    """Vectors [N, width] of length 1 up to the rounding of float32; the given array is never changed."""
+    array = np.asarray(vectors)
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != width:
+        raise GalleryError(
+            f"version {version!r} takes a matrix [vectors, {width}] of real numbers, got {array.dtype} {array.shape}"
+        )
+    if len(array) == 1:  # a short cut for single queries
+        wide = array[0].astype(np.float64)
+        if abs(math.sqrt(wide.dot(wide)) - 1) < 0.99 * _ROUNDING:
+            return np.ascontiguousarray(array, dtype=np.float32)
+    lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64, casting="same_kind"))
+    if wrong := np.flatnonzero(~(np.abs(lengths - 1) < _LENGTH_TOLERANCE)).tolist():
+        raise GalleryError(
+            f"{len(wrong)} of {len(array)} vectors are not of length 1: number {wrong[0]} has length "
+            f"{lengths[wrong[0]]:.4g}. Divide by the length (fixstar.geometry.unit); zero or NaN come from a broken "
+            "image or model"
+        )
+    rows = np.ascontiguousarray(array, dtype=np.float32)
+    if len(off := np.flatnonzero(np.abs(lengths - 1) > _ROUNDING)):
+        rows = rows.copy() if rows is array else rows
+        rows[off] = array[off] / lengths[off, None]
+    return rows
+
+
+def replaceable(
+    items: Sequence[Item], now: Mapping[str, Item], payloads: Sequence[Payload] | None
+) -> tuple[list[int], list[str], list[str]]:
+    """The items that still hold the same vector of the same version as ``now``: their places, ids and new payloads."""
+    same = [
+        row
+        for row, item in enumerate(items)
+        if item.id in now
+        and now[item.id].version == item.version
+        and np.array_equal(now[item.id].vector, np.asarray(item.vector))
+    ]
+    names = [items[row].id for row in same]
+    kept = [now[items[row].id].payload if payloads is None else payloads[row] for row in same]
+    return same, names, payload_texts(names, len(same), kept)
+
+
+def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:
+    """Ids as a list of strings that every store can hold."""
+    if isinstance(ids, str):
+        raise GalleryError(f"ids are a list of strings, got the string {ids!r}; write [{ids!r}]")
+    known = [str(item) if isinstance(item, np.str_) else item for item in ids]
+    for item in known:
+        if not isinstance(item, str) or not item or "\0" in item or not _is_unicode(item):
+            raise GalleryError(f"an id is a non-empty string of valid characters other than NUL; got {item!r}")
+    if distinct and len(set(known)) != len(known):
+        twice = next(item for item in known if known.count(item) > 1)
+        raise GalleryError(f"ids must be distinct: {len(known)} ids, {len(set(known))} distinct; {twice!r} comes twice")
+    return known
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def payload_texts(ids: Sequence[str], rows: int, payloads: Sequence[Payload] | None) -> list[str]:
+    """One JSON document per item."""
+    if len(ids) != rows or (payloads is not None and len(payloads) != rows):
+        raise GalleryError(
+            f"upsert takes one vector and one payload per id; got {len(ids)} ids, {rows} vectors"
+            + ("" if payloads is None else f", {len(payloads)} payloads")
+        )
+    return ["{}"] * rows if payloads is None else list(map(_payload_text, ids, payloads))
+
+
+def _payload_text(item: str, payload: Any) -> str:
+    if not isinstance(payload, Mapping) or not all(isinstance(field, str) for field in payload):
+        raise GalleryError(f"the payload of {item!r} must map field names to values, got {payload!r}")
+    try:
+        text = json.dumps(dict(payload), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise GalleryError(f"the payload of {item!r} cannot be written as JSON: {error}") from error
+    return text
+
+
+def check_new_version(name: str, known: Iterable[str], copied: bool) -> None:
+    """Refuse the name of a version to be created if it exists, or is not one that commands and addresses can hold.
+
+    NAME@v2 may extend a name that exists; a ``copied`` name stays as it is.
+    """
+    names = list(known)
+    if name in names:
+        raise GalleryError(f"the gallery already has a version {name!r}; versions never change, choose a new name")
+    stem, at, rest = name.rpartition("@")
+    new = rest if at and stem in names else name
+    allowed = all(character in _NAME_MARKS or unicodedata.category(character)[0] in "LMN" for character in new)
+    if not copied and (new[:1] in ("-", ".") or not allowed):
+        raise GalleryError(
+            f"a version cannot be called {name!r}: a name has letters, digits and {' '.join(_NAME_MARKS)} only, and "
+            "does not start with - or . (names appear in commands and addresses). Use a name such as old-system"
+        )
+
+
+def unknown_version(version: object, known: Iterable[str]) -> GalleryError:
+    """The error for a version that the gallery does not have."""
+    return GalleryError(f"the gallery has no version {version!r} (it has: {', '.join(known) or 'none yet'})")

@@ -1,18 +1,28 @@
-"""Vectors of one version in NumPy files, read and written block by block, and what any source of vectors offers.
+"""Vectors of one version in files, read and written block by block, and what any source of vectors offers.
 
-FILE.npz   ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], and the members ``payloads.jsonl`` and
-           ``origin.txt``, which says what made the vectors
-FILE.npy   the vectors [N, width]; beside it, optional, FILE.jsonl
+FILE.npz      ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], and the members ``payloads.jsonl``
+              and ``origin.txt``, which says what made the vectors
+FILE.npy      the vectors [N, width]; beside it, optional, FILE.jsonl
+FILE.parquet  columns ``id`` (strings or integers), ``vector`` (lists of real numbers of one length), and optional
+              ``payload`` (JSON texts, or structs); without it every other column is a field of the payload. The
+              projection and the origin are in the file's metadata. The columns may have other names
 
 A line of .jsonl is a payload; beside a .npy file it is {"id": ..., "payload": {...}}, and the first line of an export
-has the digest of the vectors too ("vectors_sha256"): two files cannot be replaced at once, so a kill between them would
-leave ids beside vectors of others. Without ids, items are called FILE/0, FILE/1, ... Nothing is ever unpickled.
+also has the digest of the vectors ("vectors_sha256"): two files cannot be replaced at once, so a kill between them
+would leave ids beside the vectors of others. Without ids, items are called FILE/0, FILE/1, ... Nothing is unpickled.
+
+A Parquet cell that is null is an absent field; so is NaN, which is how many tools write null. Dates become ISO texts.
 """
 
 from __future__ import annotations
 
+import base64
+import datetime
+import decimal
 import hashlib
+import importlib
 import json
+import math
 import shutil
 import tempfile
 import zipfile
@@ -28,18 +38,25 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_file
-from fixstar.errors import DataError, InputError
-from fixstar.gallery.store import Item, Payload
+from fixstar.errors import DataError, FixstarError, InputError, MissingExtraError, NextStep
+from fixstar.gallery.store import Floats, Item, Payload
 
-__all__ = ["Block", "VectorFile", "VectorSource", "write_vector_file"]
+__all__ = ["Block", "ParquetFile", "VectorFile", "VectorSource", "write_parquet", "write_vector_file"]
+
 
 _PAYLOADS, _ORIGIN = "payloads.jsonl", "origin.txt"
 _DIGEST = "vectors_sha256"
+_PAYLOAD = "payload"
+_PROJECTION = "fixstar.projection"  # base64 of float32, after its shape: "20000 64 AAAA..."
+_PARQUET_ORIGIN = "fixstar.origin"
+_GROUP = 4 << 20  # components in a row group
+_ROWS = 8192
+_METADATA = (1 << 31) - 1  # a projection may be larger than the usual limit for texts
 _DAMAGE = (ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class Block(NamedTuple):
-    """Some rows: ids, vectors [n, width] as they are in the file, payloads."""
+    """Some rows: ids, vectors [n, width] as in the file, payloads."""
 
     ids: list[str]
     vectors: NDArray[Any]
@@ -47,22 +64,22 @@ class Block(NamedTuple):
 
 
 class VectorSource(Protocol):
-    """Vectors of one version, from wherever they come. ``name`` is for messages, ``ids`` are all of them.
+    """Vectors of one version from any source. ``name`` is for messages, ``ids`` are all of them.
 
-    ``blocks`` is asked twice: once to check everything, once to store it.
+    ``blocks`` is read twice: once to check everything, once to store it.
     """
 
     name: str
     ids: list[str]
     width: int
-    projection: NDArray[np.float32] | None
+    projection: Floats | None
 
     def blocks(self, rows: int) -> Iterator[Block]:
-        """All rows, at most so many at a time."""
+        """All rows, at most ``rows`` at a time."""
 
 
 class VectorFile:
-    """What is in a file, without reading its vectors yet."""
+    """A .npz or .npy file; its vectors are not read yet."""
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.name = Path(path), str(path)
@@ -70,9 +87,9 @@ class VectorFile:
             raise InputError(
                 f"{path}: vectors come from FILE.parquet, FILE.npz or FILE.npy; convert other formats with np.save"
             )
-        self.projection: NDArray[np.float32] | None = None
+        self.projection: Floats | None = None
         self.origin: str | None = None
-        self._digest: str | None = None  # of the vectors that the ids were written with
+        self._digest: str | None = None  # of the vectors that belong to the ids
         with self._reading(), self._vectors() as stream:
             (self.count, self.width), self._dtype = self._header(stream)
             self.ids = self._read_ids()
@@ -80,7 +97,7 @@ class VectorFile:
             raise DataError(f"{path} has {self.count} vectors and {len(self.ids)} ids; each needs one")
 
     def blocks(self, rows: int) -> Iterator[Block]:
-        """All rows, so many at a time; an error at the end where the ids beside them are those of other vectors."""
+        """All rows, ``rows`` at a time; raises at the end if the ids beside them belong to other vectors."""
         digest = hashlib.sha256()
         with self._reading(), self._vectors() as stream, self._lines() as lines:
             self._header(stream)
@@ -96,7 +113,7 @@ class VectorFile:
         if self._digest not in (None, digest.hexdigest()):
             beside = self.path.with_suffix(".jsonl")
             raise DataError(
-                f"{self.path} is not the matrix that {beside.name} was written with: an export was broken off between "
+                f"{self.path} is not the matrix that {beside.name} was written with: an export was interrupted between "
                 f"the two, or one was changed. Export again; if you changed the vectors on purpose, delete {_DIGEST} "
                 f"from the first line of {beside.name}"
             )
@@ -169,19 +186,19 @@ class VectorFile:
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
         except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{self.path} is damaged, or holds no vectors: {error}") from error
+            raise DataError(f"{self.path} is damaged, or has no vectors: {error}") from error
 
 
 def write_vector_file(
     path: Path,
     width: int,
     items: Iterable[Item],
-    projection: NDArray[np.float32] | None = None,
+    projection: Floats | None = None,
     origin: str | None = None,
 ) -> int:
-    """Write items of one version; the file is whole or absent. How many there were.
+    """Write items of one version, atomically; returns their number.
 
-    A .npy file holds numbers alone, so ``origin`` is not kept there.
+    A .npy file holds only numbers, so ``origin`` is not kept there.
     """
     if path.suffix not in (".npz", ".npy"):
         raise InputError(f"{path}: vectors go to FILE.parquet, FILE.npz or FILE.npy")
@@ -212,7 +229,7 @@ def _write_archive(
     ids: list[str],
     vectors: IO[bytes],
     lines: IO[bytes],
-    projection: NDArray[np.float32] | None,
+    projection: Floats | None,
     origin: str | None,
 ) -> None:
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
@@ -253,3 +270,199 @@ def _write_lines(path: Path, lines: IO[bytes], digest: str) -> None:
 
 def _json_line(content: Payload) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
+class ParquetFile:
+    """A Parquet file as a ``VectorSource``; its vectors are not read yet."""
+
+    def __init__(self, path: str | Path, id_column: str = "id", vector_column: str = "vector") -> None:
+        self.name, self._id, self._vector = str(path), id_column, vector_column
+        self._arrow = _pyarrow(f"reading {path}")
+        with self._opened() as file:
+            self._check_columns(file.schema_arrow)
+            metadata = file.metadata.metadata or {}
+            self.projection = _projection(metadata)
+            self.origin = metadata[_PARQUET_ORIGIN.encode()].decode() if _PARQUET_ORIGIN.encode() in metadata else None
+            self.ids = self._read_ids(file)
+            self.width = self._read_width(file)
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """All rows, at most ``rows`` at a time."""
+        start = 0
+        with self._opened() as file:
+            names = file.schema_arrow.names
+            fields = [_PAYLOAD] if _PAYLOAD in names else [n for n in names if n not in (self._id, self._vector)]
+            for batch in file.iter_batches(rows, columns=[self._vector, *fields]):
+                ids = self.ids[start : start + len(batch)]
+                vectors = self._matrix(batch.column(self._vector), start)
+                yield Block(ids, vectors, self._payloads(batch.select(fields), start))
+                start += len(batch)
+
+    def _check_columns(self, schema: Any) -> None:
+        for column, what in ((self._id, "id"), (self._vector, "vector")):
+            if column not in schema.names:
+                raise InputError(
+                    f"{self.name} has no column {column!r}; it has {', '.join(schema.names)}. Set {what}_column",
+                    NextStep("import-vectors", {"file": self.name, f"{what}_column": ...}),
+                )
+        types, kind = self._arrow.types, schema.field(self._id).type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
+            raise DataError(f"{self.name}: ids are strings or integers, column {self._id!r} holds {kind}")
+        kind = schema.field(self._vector).type
+        lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if not lists or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
+            raise DataError(f"{self.name}: vectors are lists of real numbers, column {self._vector!r} holds {kind}")
+
+    def _read_ids(self, file: Any) -> list[str]:
+        ids: list[str] = []
+        for batch in file.iter_batches(_ROWS, columns=[self._id]):
+            column = batch.column(0)
+            if column.null_count:
+                raise DataError(f"{self.name}: row {len(ids) + _first_null(column)} has no id")
+            ids += map(str, column.to_pylist())
+        if not ids:
+            raise DataError(f"{self.name} has no rows")
+        return ids
+
+    def _read_width(self, file: Any) -> int:
+        """The width of the first vector; all others must have the same."""
+        first = next(file.iter_batches(1, columns=[self._vector])).column(0)[0]
+        width = len(first) if first.is_valid else 0
+        if not width:
+            raise DataError(f"{self.name}: row 0 has no vector")
+        return width
+
+    def _matrix(self, column: Any, start: int) -> NDArray[Any]:
+        """[rows, width] of a column of lists."""
+        if column.null_count:
+            raise DataError(f"{self.name}: row {start + _first_null(column)} has no vector; nothing was stored")
+        lengths = self._arrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
+        if len(odd := np.flatnonzero(lengths != self.width)):
+            raise DataError(
+                f"{self.name}: row {start + odd[0]} has a vector of {lengths[odd[0]]} components, the first row one of "
+                f"{self.width}; all need the same. Nothing was stored"
+            )
+        values = column.flatten()
+        if values.null_count:
+            raise DataError(
+                f"{self.name}: row {start + _first_null(values) // self.width} has a null in its vector; nothing was "
+                "stored"
+            )
+        matrix: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(column), self.width)
+        return matrix
+
+    def _payloads(self, batch: Any, start: int) -> list[Payload]:
+        rows = batch.to_pylist()
+        try:
+            if batch.schema.names != [_PAYLOAD]:
+                return [_fields(row) for row in rows]
+            return [_payload(row[_PAYLOAD]) for row in rows]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataError(f"{self.name}: a payload from row {start} on cannot be kept as JSON: {error}") from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        parquet = importlib.import_module("pyarrow.parquet")
+        try:
+            with parquet.ParquetFile(
+                self.name, buffer_size=1 << 20, pre_buffer=False, thrift_string_size_limit=_METADATA
+            ) as file:
+                yield file
+        except FixstarError:
+            raise
+        except OSError as error:
+            raise DataError(f"{self.name} cannot be read: {error.strerror or error}") from error
+        except (self._arrow.ArrowException, ValueError, KeyError) as error:
+            raise DataError(f"{self.name} is damaged, or has no vectors: {error}") from error
+
+
+def _pyarrow(purpose: str) -> Any:
+    """pyarrow, untyped, or an error that says what to install."""
+    try:
+        importlib.import_module("pyarrow.compute")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "parquet", purpose) from error
+
+
+def _first_null(column: Any) -> int:
+    return int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+
+
+def _payload(cell: Any) -> Any:
+    """The payload in a cell of the column that holds payloads."""
+    if isinstance(cell, str):
+        return json.loads(cell, parse_constant=_refuse)
+    return _fields(dict(cell or {}))
+
+
+def _fields(row: dict[str, Any]) -> dict[str, Any]:
+    return {field: _value(value) for field, value in row.items() if not _is_missing(value)}
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _value(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, dict):
+        return _fields(value)
+    if isinstance(value, list):
+        return [None if _is_missing(one) else _value(one) for one in value]
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float) and math.isinf(value):
+        raise ValueError("it has an infinite number")
+    if not isinstance(value, (str, bool, int, float)):
+        raise TypeError(f"it has a value of type {type(value).__name__}; leave that column out")
+    return value
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _projection(metadata: dict[bytes, bytes]) -> Floats | None:
+    if _PROJECTION.encode() not in metadata:
+        return None
+    rows, columns, content = metadata[_PROJECTION.encode()].split(b" ")
+    values = np.frombuffer(base64.b64decode(content, validate=True), "<f4")
+    return values.reshape(int(rows), int(columns)).astype(np.float32)
+
+
+def write_parquet(
+    path: Path,
+    width: int,
+    items: Iterable[Item],
+    projection: Floats | None = None,
+    origin: str | None = None,
+) -> int:
+    """Write items of one version, atomically; returns their number."""
+    arrow = _pyarrow(f"writing {path}")
+    parquet = importlib.import_module("pyarrow.parquet")
+    vector = arrow.list_(arrow.float32(), width)
+    schema = arrow.schema([("id", arrow.string()), ("vector", vector), (_PAYLOAD, arrow.string())])
+    rows, written, waiting = max(1, min(_ROWS, _GROUP // width)), 0, iter(items)
+
+    def write(partial: Path) -> None:
+        nonlocal written
+        with parquet.ParquetWriter(partial, schema, use_dictionary=[_PAYLOAD]) as writer:
+            while group := list(islice(waiting, rows)):
+                flat = arrow.array(np.concatenate([item.vector for item in group]).astype(np.float32, copy=False))
+                texts = [json.dumps(dict(item.payload), ensure_ascii=False) for item in group]
+                columns = [[item.id for item in group], arrow.FixedSizeListArray.from_arrays(flat, width), texts]
+                writer.write_batch(arrow.record_batch(columns, schema=schema))
+                written += len(group)
+            if projection is not None:
+                content = base64.b64encode(projection.astype("<f4").tobytes()).decode("ascii")
+                text = f"{projection.shape[0]} {projection.shape[1]} {content}"
+                writer.add_key_value_metadata({_PROJECTION: text})
+            if origin is not None:
+                writer.add_key_value_metadata({_PARQUET_ORIGIN: origin})
+
+    replace_file(path, write)
+    return written

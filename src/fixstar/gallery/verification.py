@@ -1,34 +1,26 @@
-"""Is everything in a gallery as it should be? Reads all of it, changes nothing."""
+"""Checks that a gallery is intact. Reads all of it, changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from fixstar.errors import DamagedItemError
-from fixstar.gallery.sqlite.gallery import SqliteGallery
+from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import Gallery, Item
 
 __all__ = ["verify_gallery"]
 
-_TOLD = 1000
-
-
-class _Read(NamedTuple):
-    """One item, and what is wrong with it: "" if nothing is."""
-
-    id: str
-    version: str | None
-    problem: str
+_LISTED = 1000  # damaged items that are named
 
 
 def verify_gallery(gallery: Gallery) -> list[str]:
-    """What is wrong, in words, with the id of each damaged item; empty if nothing is. Nobody else should be writing.
+    """What is wrong, one sentence per problem, with the id of each damaged item; empty if nothing is.
 
-    The file's own structure, every payload, every vector's width and length, and the counts. Where the structure is
-    damaged nothing else is looked at. Of more than a thousand damaged items the rest is only counted.
+    Checks the file's own structure, every payload, every vector's width and length, and the counts. If the structure is
+    damaged, nothing else is checked. Of more than a thousand damaged items the rest is only counted. Nobody else should
+    be writing.
 
     >>> from fixstar.gallery import MemoryGallery
     >>> verify_gallery(MemoryGallery())
@@ -38,40 +30,36 @@ def verify_gallery(gallery: Gallery) -> list[str]:
         return damage
     found = {space.name: 0 for space in gallery.versions()}
     problems: list[str] = []
-    damaged = 0
-    for read in _read(gallery):
-        if read.version is not None:
-            found[read.version] += 1
-        if read.problem:
-            damaged += 1
-            if damaged <= _TOLD:
-                problems.append(f"{read.id!r} of version {read.version!r}: {read.problem}")
-    if damaged > _TOLD:
-        problems.append(f"and {damaged - _TOLD:,} more items")
+    for name, version, problem in _checked(gallery):
+        if version is not None:
+            found[version] += 1
+        if problem:
+            problems.append(f"{name!r} of version {version!r}: {problem}")
+    if len(problems) > _LISTED:
+        problems[_LISTED:] = [f"and {len(problems) - _LISTED:,} more items"]
     if found != (counts := gallery.count()):
         problems.append(f"the gallery counts {counts} items and holds {found}")
     return problems
 
 
-def _read(gallery: Gallery) -> Iterator[_Read]:
-    """Every item, also those that cannot be read."""
+def _checked(gallery: Gallery) -> Iterator[tuple[str, str | None, str]]:
+    """(id, version, problem) of every item; the problem is empty if there is none."""
     widths = {space.name: space.width for space in gallery.versions()}
     after: str | None = None
     while True:
         try:
             for item in gallery.iterate(after=after):
-                yield _Read(item.id, item.version, _problem(item, widths[item.version]))
-        except DamagedItemError as error:
-            yield _Read(error.item, error.version, error.reason)
-            after = error.item  # what follows it is still to be read
-        else:
+                yield item.id, item.version, _problem(item, widths[item.version])
             return
+        except DamagedItemError as error:
+            yield error.item, error.version, error.reason
+            after = error.item  # continue behind it
 
 
 def _problem(item: Item, width: int) -> str:
     if not isinstance(item.payload, Mapping):
-        return "the payload is no JSON object"
+        return "the payload is not a JSON object"
     if item.vector.shape != (width,):
-        return f"the vector has {item.vector.size} numbers, the version {width}"
+        return f"the vector has {item.vector.size} components, the version {width}"
     length = float(np.linalg.norm(item.vector.astype(np.float64)))
     return "" if abs(length - 1) < 1e-5 else f"the vector has length {length:.4g}"

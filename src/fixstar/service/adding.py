@@ -12,8 +12,7 @@ from fastapi import UploadFile
 from fastapi.concurrency import run_in_threadpool
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.arguments import checked_ids
-from fixstar.gallery.store import Payload, Vectors
+from fixstar.gallery.store import Payload, Vectors, checked_ids
 from fixstar.images import Pixels
 from fixstar.models import Encoder
 from fixstar.service.context import Context

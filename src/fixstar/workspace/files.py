@@ -95,7 +95,7 @@ def open_workspace_gallery(path: Path, read_only: bool = False) -> Gallery:
 
 def refuse_secret(url: str) -> None:
     """Refuse an address that holds a password or a key: workspace.json is copied and shown around."""
-    from fixstar.gallery.address_secrets import has_secret
+    from fixstar.gallery.addresses import has_secret
 
     if has_secret(url):
         raise InputError(
@@ -105,6 +105,6 @@ def refuse_secret(url: str) -> None:
 
 
 def _shown(url: str) -> str:
-    from fixstar.gallery.address_secrets import without_secret
+    from fixstar.gallery.addresses import without_secret
 
     return without_secret(url)

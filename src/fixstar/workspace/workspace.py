@@ -17,7 +17,7 @@ from fixstar.data.image_set import ImageSet
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
-from fixstar.gallery.address_secrets import without_secret
+from fixstar.gallery.addresses import without_secret
 from fixstar.images import ImageSource
 from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder, resolve_device

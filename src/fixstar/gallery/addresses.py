@@ -1,0 +1,197 @@
+"""Addresses of galleries on servers, and the passwords in them.
+
+postgresql://user:password@host:port/database?gallery=shop
+    ``gallery`` names a schema of the database, "fixstar" by default; everything else is libpq's
+qdrant://host:6333?prefix=shop, or qdrant+https://... for an encrypted connection
+    prefix             of the gallery's collections, "fixstar" by default
+    api_key_env        the environment variable that holds the key, QDRANT_API_KEY by default; a key is never part of
+                       an address, which ends up in logs and shell histories
+    grpc_port          use gRPC, which is faster for large batches
+    shards, replicas   of new collections
+    timeout            seconds to wait for an answer, 60 by default
+
+What people see never contains a password, nor anything that may be part of one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from fixstar.errors import GalleryError
+
+__all__ = [
+    "QDRANT_SCHEMES",
+    "PostgresAddress",
+    "has_secret",
+    "parse_postgres_address",
+    "parse_qdrant_address",
+    "without_secret",
+]
+
+
+_DEFAULT_SCHEMA = "fixstar"
+_LONGEST = 63  # bytes of a name in PostgreSQL
+_RESERVED = ("pg_", "$user")  # beginnings of schema names
+_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key")
+_HIDDEN = "***"
+QDRANT_SCHEMES = {"qdrant": "http", "qdrant+https": "https"}
+_NUMBERS = ("grpc_port", "shards", "replicas", "timeout")
+_KEY = "QDRANT_API_KEY"
+_NOT_UNDERSTOOD = (
+    "the address of the PostgreSQL gallery cannot be parsed; write "
+    "postgresql://user:password@host:5432/database?gallery=name, and percent-encode special characters of the "
+    "password (@ is %40, / is %2F)"
+)
+
+
+def without_secret(address: str) -> str:
+    """An address as people may see it; a path, or an address without a password or key, stays unchanged.
+
+    >>> without_secret("postgresql://me:sesame@host/db?gallery=shop&password=sesame")
+    'postgresql://me:***@host/db?gallery=shop&password=***'
+    """
+    scheme, divider, rest = address.partition("://")
+    if not divider:
+        return address
+    end = _end_of_user(rest)
+    user, colon, password = rest[:end].partition(":")
+    place, question, query = rest[end:].partition("?")
+    parts = "&".join(map(_hidden, query.split("&")))
+    return f"{scheme}://{user}{colon}{password and _HIDDEN}{place}{question}{parts}"
+
+
+def has_secret(address: str) -> bool:
+    """Whether an address holds a password or a key."""
+    return without_secret(address) != address
+
+
+def _end_of_user(rest: str) -> int:
+    """Where user and password end: at the last @ before the query, or where libpq ends them, at an @ before any /."""
+    if (last := rest.partition("?")[0].rfind("@")) >= 0:
+        return last
+    before, at, _ = rest.partition("@")
+    return len(before) if at and "/" not in before else 0
+
+
+def _hidden(part: str) -> str:
+    name, equals, value = part.partition("=")
+    return f"{name}={_HIDDEN}" if equals and value and unquote(name).lower() in _SECRET else part
+
+
+@dataclass(frozen=True)
+class PostgresAddress:
+    """What libpq needs (``conninfo``, secret), the schema, and what people may see (``shown``)."""
+
+    conninfo: str = field(repr=False)
+    schema: str
+    shown: str
+    password: str = field(repr=False)
+
+
+def parse_postgres_address(url: str) -> PostgresAddress:
+    """Parse a URL; the server is not contacted."""
+    head, _, query = url.partition("?")
+    parts = [part for part in query.split("&") if part]
+    names = [unquote(part.removeprefix("gallery=")) for part in parts if part.startswith("gallery=")]
+    rest = [part for part in parts if not part.startswith("gallery=")]
+    schema = _checked_schema(names[-1] if names else _DEFAULT_SCHEMA)
+    if "@" not in query:  # else it may be part of the password, which is not shown
+        _check_names([unquote(part.partition("=")[0]) for part in rest])
+    settings = _settings(head + ("?" + "&".join(rest) if rest else ""))
+    host, port, database = (settings.get(name, "") for name in ("host", "port", "dbname"))
+    place = f"{host or 'the default host'}{port and ':' + port}/{database or 'the default database'}"
+    return PostgresAddress(_conninfo(settings), schema, f"gallery {schema!r} at {place}", settings.get("password", ""))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse parameters that neither a gallery nor libpq knows."""
+    from psycopg.pq import Conninfo
+
+    known = ["gallery", *sorted(option.keyword.decode() for option in Conninfo.get_defaults())]
+    for name in names:
+        if name not in known and name != "ssl":  # ssl=true is JDBC's sslmode=require, which libpq accepts too
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"; did you mean {close[0]!r}?" if close else "."
+            raise GalleryError(
+                f"the address of the PostgreSQL gallery has an unknown parameter {name!r}{guess} Known: "
+                f"{', '.join(known)}"
+            )
+
+
+def _settings(url: str) -> dict[str, str]:
+    """What libpq reads in a URL. Its errors may quote a password, so they are not passed on."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        settings = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
+    except (ProgrammingError, ValueError):
+        raise GalleryError(_NOT_UNDERSTOOD) from None
+    port, places = settings.get("port", ""), settings.get("host", "") + settings.get("dbname", "")
+    if "@" in places or (port and not port.replace(",", "").isdigit()):  # a password with @ or / was cut in two
+        raise GalleryError(_NOT_UNDERSTOOD)
+    return settings
+
+
+def _conninfo(settings: dict[str, str]) -> str:
+    from psycopg.conninfo import make_conninfo
+
+    return make_conninfo(**{"connect_timeout": "10", "application_name": "fixstar", **settings})
+
+
+def _checked_schema(name: str) -> str:
+    size = len(name.encode(errors="replace"))
+    if not 0 < size <= _LONGEST or "\0" in name or "\ufffd" in name or name.startswith(_RESERVED):
+        raise GalleryError(
+            f"gallery={name!r} cannot name a gallery in PostgreSQL: 1 to {_LONGEST} bytes of valid characters, not "
+            "beginning with pg_ or $user"
+        )
+    return name
+
+
+def parse_qdrant_address(url: str) -> tuple[str, dict[str, Any]]:
+    """http(s)://host:port, and the options of ``QdrantGallery``, with the key from the environment.
+
+    >>> parse_qdrant_address("qdrant://localhost?prefix=shop&replicas=2")[0]
+    'http://localhost:6333'
+    """
+    parts, shown = urlsplit(url), without_secret(url)
+    form = f"write {parts.scheme}://host:6333?prefix=shop&api_key_env={_KEY}"
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "@" in parts.netloc or "api_key" in given:
+        raise GalleryError(
+            f"a key must not be part of an address: put it into the environment variable {_KEY}, and {form}"
+        )
+    try:
+        host, port = parts.hostname, parts.port or 6333
+    except ValueError as error:
+        raise GalleryError(f"{shown}: {error}; {form}") from error
+    if not host or parts.path.strip("/"):
+        raise GalleryError(f"{shown} does not name a Qdrant server; {form}")
+    known = ("prefix", "api_key_env", *_NUMBERS)
+    if unknown := given.keys() - set(known):
+        raise GalleryError(f"{shown}: no option {sorted(unknown)[0]!r}; known: {', '.join(known)}")
+    options: dict[str, Any] = {name: _number(shown, name, given[name]) for name in _NUMBERS if name in given}
+    options["api_key"] = _key(given.get("api_key_env"))
+    if "prefix" in given:
+        options["prefix"] = given["prefix"]
+    place = f"[{host}]" if ":" in host else host
+    return f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}", options
+
+
+def _number(shown: str, name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise GalleryError(f"{shown}: {name} is a number, at least 1; got {text!r}")
+    return int(text)
+
+
+def _key(variable: str | None) -> str | None:
+    key = os.environ.get(variable or _KEY)
+    if variable is not None and not key:
+        raise GalleryError(f"the environment variable {variable} holds no API key; set it, or leave api_key_env out")
+    return key or None

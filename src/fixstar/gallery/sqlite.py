@@ -1,0 +1,550 @@
+"""The embedded gallery: one SQLite file is the truth, exact matrices in memory answer searches.
+
+Every search first checks whether anything was written since the last one (microseconds if not) and reads what was, no
+matter who wrote it: this thread, another one, another process. Threads may share a gallery; each has its own
+connection. Any number of processes may open the same file. One writes at a time, the others wait; searches never do.
+
+versions   one row per version; ``items`` counts its vectors
+items      one row per item. Rows are never updated: writing an item again removes its row and adds one with a new,
+           higher number, so ``number > n`` is everything written since n
+removed    the numbers of removed rows, for processes that hold them in memory; the oldest are forgotten
+
+Write-ahead log: readers never wait for a writer. ``synchronous=FULL``: a write that returned survives a power cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError
+from fixstar.gallery.exact import ExactSearch
+from fixstar.gallery.index_keeper import IndexKeeper
+from fixstar.gallery.matrix import Draft, Numbers
+from fixstar.gallery.store import (
+    Floats,
+    Gallery,
+    Hit,
+    IndexState,
+    Item,
+    Payload,
+    SearchRequest,
+    Vectors,
+    VersionSpace,
+    check_new_version,
+    replaceable,
+)
+
+__all__ = ["SqliteGallery"]
+
+
+_FORMAT = 1
+_APPLICATION = 0x66787374  # "fxst", in the file's header
+_PAGE_SIZE = 1 << 16  # vectors fill the largest page best: 31 of 512 components; 8 KiB would waste a quarter
+_WAL_PAGES = (16 << 20) // _PAGE_SIZE
+_REMOVED_KEPT = 100_000  # a process that missed more reads everything again
+_READ = 4096  # rows read into memory at once
+_PAGE = 256  # items read at once by iterate
+_Row = tuple[str, str | None, bytes, bytes]  # id, version, vector, payload
+_MAGIC = b"SQLite format 3\0"
+_TABLES = (
+    "CREATE TABLE versions (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, "
+    "width INTEGER NOT NULL, full_width INTEGER NOT NULL, projection BLOB, created TEXT NOT NULL, "
+    "items INTEGER NOT NULL DEFAULT 0)",
+    "CREATE TABLE items (number INTEGER PRIMARY KEY AUTOINCREMENT, "
+    "version INTEGER NOT NULL REFERENCES versions (number), id TEXT NOT NULL, payload TEXT NOT NULL, "
+    "vector BLOB NOT NULL)",
+    "CREATE UNIQUE INDEX items_by_id ON items (id)",
+    "CREATE INDEX items_by_version ON items (version, id)",
+    "CREATE TABLE removed (number INTEGER PRIMARY KEY AUTOINCREMENT, version INTEGER NOT NULL, item INTEGER NOT NULL)",
+)
+
+
+class _Session:
+    """One thread's connection, and how much of the file it has seen.
+
+    ``frozen`` returns the file's state where SQLite was told that nobody writes it; changes are then detected here.
+    """
+
+    def __init__(self, db: sqlite3.Connection, frozen: Callable[[], object] | None = None) -> None:
+        self.db, self.written, self._process = db, 0, os.getpid()
+        self.seen: tuple[int, int] | None = None
+        self._state, self._frozen = frozen, frozen and frozen()
+
+    def position(self) -> tuple[int, int]:
+        """Changes with every write, by others (SQLite counts them) or by this connection."""
+        return self.db.execute("PRAGMA data_version").fetchone()[0], self.written
+
+    def is_stale(self) -> bool:
+        """Whether to reconnect: connections do not survive a fork, nor a change they cannot see."""
+        return self._process != os.getpid() or (self._state is not None and self._state() != self._frozen)
+
+
+def _is_writable(path: Path) -> bool:
+    """Whether the file, and the directory where its log goes, can be written."""
+    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
+def _connect(path: Path, read_only: bool, wait: float) -> tuple[sqlite3.Connection, Callable[[], object] | None]:
+    """The arguments of a ``_Session``; ``wait`` is how many seconds to wait for another writer."""
+    if not read_only:
+        return _connected(path, "mode=rw", wait), None
+    db, log = _connected(path, "mode=ro", wait), path.with_name(path.name + "-wal")
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:  # no log can be made beside the file; without one, nobody is writing
+        db.close()
+        if log.exists() and log.stat().st_size:
+            raise
+        return _connected(path, "immutable=1", wait), lambda: (
+            path.stat().st_mtime_ns,
+            path.stat().st_size,
+            log.exists(),
+        )
+    return db, None
+
+
+def _connected(path: Path, mode: str, wait: float) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path))}?{mode}"
+    db = sqlite3.connect(uri, uri=True, timeout=wait, isolation_level=None, check_same_thread=False)
+    if mode.startswith("mode=rw"):
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        db.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+        db.execute("PRAGMA foreign_keys = ON")
+    return db
+
+
+def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
+    """Check that the file is a gallery that this fixstar can open; create it if it does not exist."""
+    if path.is_dir():
+        raise GalleryError(f"{path} is a directory; a gallery is one file, such as {path / 'gallery.db'}")
+    if not path.exists() or not path.stat().st_size:
+        _make(path, create and not read_only, wait)
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise GalleryError(f"{path} is not a gallery and was left unchanged; choose another path")
+    db, _ = _connect(path, read_only, wait)
+    try:
+        application, version, tables = _seen_at_once(db)
+        if (application, version, tables) == (0, 0, 0):
+            _fill(db)  # its creator was killed before this, or is about to do it
+            return
+    finally:
+        db.close()
+    if application != _APPLICATION:
+        raise GalleryError(f"{path} is an SQLite database of another program, not a gallery; it was left unchanged")
+    if version > _FORMAT:
+        raise GalleryError(f"{path} has format {version}; this fixstar reads formats up to {_FORMAT}. Update fixstar")
+
+
+def _seen_at_once(db: sqlite3.Connection) -> tuple[int, int, int]:
+    """Application, format and number of tables, in one snapshot: somebody may be creating the tables."""
+    db.execute("BEGIN")
+    try:
+        asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
+    finally:
+        db.execute("ROLLBACK")
+    return application, version, tables
+
+
+def _make(path: Path, create: bool, wait: float) -> None:
+    if not create:
+        raise GalleryError(f"there is no gallery at {path}; check the path, or open it for writing to create one")
+    if not path.parent.is_dir():
+        raise GalleryError(f"the directory {path.parent} does not exist; create it first")
+    if not _is_writable(path):
+        raise GalleryError(f"{path} cannot be created: the directory is read-only")
+    db = _connected(path, "mode=rwc", wait)
+    try:
+        _fill(db)
+    finally:
+        db.close()
+
+
+def _fill(db: sqlite3.Connection) -> None:
+    """Create the tables, once, even if several processes try at the same moment."""
+    db.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
+    _use_log(db)
+    db.execute("BEGIN IMMEDIATE")
+    if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        for table in _TABLES:
+            db.execute(table)
+        db.execute(f"PRAGMA application_id = {_APPLICATION}")
+        db.execute(f"PRAGMA user_version = {_FORMAT}")
+    db.execute("COMMIT")
+
+
+def _use_log(db: sqlite3.Connection, tries: int = 200) -> None:
+    for attempt in range(tries):  # SQLite does not wait here
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if attempt == tries - 1:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+_MEANINGS = {
+    "SQLITE_FULL": "the disk of {path} is full; nothing of this write was kept. Free some space and write again",
+    "SQLITE_READONLY": "{path} cannot be written (opened for reading only, or no permission); nothing was changed",
+    "SQLITE_BUSY": "another process is writing to {path} and did not finish in time; nothing was changed. Try again",
+    "SQLITE_CORRUPT": "{path} is damaged ({error}); it was left unchanged. Restore it from a backup",
+    "SQLITE_NOTADB": "{path} is damaged or not a gallery ({error}); it was left unchanged. Restore it from a backup",
+    "SQLITE_CANTOPEN": "{path} cannot be opened ({error}); check the path and the permissions of its directory",
+    "SQLITE_IOERR": "the disk under {path} failed ({error}); check it, then open the gallery again",
+}
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Translate SQLite's errors."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = str(getattr(error, "sqlite_errorname", ""))
+        meaning = next((text for name, text in _MEANINGS.items() if code.startswith(name)), "{path}: {error}")
+        kind = GalleryError if isinstance(error, sqlite3.DataError) else GalleryUnavailableError
+        raise kind(meaning.format(path=path, error=error)) from error
+    except OSError as error:
+        raise GalleryUnavailableError(f"{path} cannot be opened: {error.strerror or error}") from error
+
+
+def _matrix(blob: bytes | None, rows: int) -> Floats | None:
+    """A stored projection."""
+    return None if blob is None else np.frombuffer(blob, "<f4").reshape(rows, -1).astype(np.float32)
+
+
+def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> list[_Row]:
+    """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
+    return db.execute(
+        "SELECT id, (SELECT name FROM versions WHERE versions.number = items.version), CAST(vector AS BLOB), "
+        f"CAST(payload AS BLOB) FROM items WHERE {condition}",
+        values,
+    ).fetchall()
+
+
+def _as_item(row: _Row) -> Item:
+    """A stored row as an item, or what is wrong with it."""
+    name, version, vector, payload = row
+    if version is None:
+        raise DamagedItemError(name, version, "it belongs to no version of this gallery")
+    if len(vector) % 4:
+        raise DamagedItemError(name, version, f"the vector is damaged ({len(vector)} bytes)")
+    try:
+        return Item(name, version, np.frombuffer(vector, "<f4").astype(np.float32), json.loads(payload.decode()))
+    except ValueError as error:
+        raise DamagedItemError(name, version, f"the payload is damaged ({error})") from error
+
+
+def _remove_items(db: sqlite3.Connection, names: list[str]) -> int:
+    """Remove items within a transaction, and note their numbers for processes that hold them in memory."""
+    rows = db.execute(
+        "SELECT version, number FROM items WHERE id IN (SELECT value FROM json_each(?))",
+        (json.dumps(names, ensure_ascii=False),),
+    ).fetchall()
+    if not rows:
+        return 0
+    db.executemany("DELETE FROM items WHERE number = ?", ((number,) for _, number in rows))
+    db.executemany("INSERT INTO removed (version, item) VALUES (?, ?)", rows)
+    fewer = Counter(version for version, _ in rows)
+    db.executemany("UPDATE versions SET items = items - ? WHERE number = ?", ((n, v) for v, n in fewer.items()))
+    oldest, newest = db.execute("SELECT min(number), max(number) FROM removed").fetchone()
+    if newest - oldest >= 2 * _REMOVED_KEPT:
+        db.execute("DELETE FROM removed WHERE number <= ?", (newest - _REMOVED_KEPT,))
+    return len(rows)
+
+
+def _items_of(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Item]:
+    wanted = {"ids": json.dumps(list(names), ensure_ascii=False)}
+    return {row[0]: _as_item(row) for row in _read_rows(db, "id IN (SELECT value FROM json_each(:ids))", wanted)}
+
+
+def _write_items(db: sqlite3.Connection, version: str, names: list[str], rows: Floats, texts: Sequence[str]) -> None:
+    """Store items of a version and remove older ones with the same ids."""
+    _remove_items(db, names)
+    (number,) = db.execute("SELECT number FROM versions WHERE name = ?", (version,)).fetchone()
+    blobs, size = memoryview(rows.astype("<f4", copy=False).tobytes()), 4 * rows.shape[1]
+    db.executemany(
+        "INSERT INTO items (version, id, payload, vector) VALUES (?, ?, ?, ?)",
+        ((number, names[i], texts[i], blobs[i * size : (i + 1) * size]) for i in range(len(names))),
+    )
+    db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
+
+
+class _StoredMatrices:
+    """Exact search over what is in the file, as of the last ``refresh``."""
+
+    def __init__(self) -> None:
+        self.exact = ExactSearch()
+        self.position = 0  # the last number that was read
+        self._names: dict[int, str] = {}  # by the version's number in the file
+        self._removed = 0
+        self._lock = threading.Lock()
+
+    def refresh(self, db: sqlite3.Connection) -> None:
+        """Read everything that was committed before this call, from one snapshot of the file.
+
+        It takes effect at once: no search sees an item twice, or not at all, while it moves.
+        """
+        with self._lock:
+            db.execute("BEGIN")
+            try:
+                self._take_versions(db)
+                drafts = {name: Draft(rows) for name, rows in self.exact.rows.items()}
+                self._take_items(db, drafts)
+                for name, numbers in self._gone(db):
+                    drafts[name].remove(numbers)
+                positions = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
+                self.exact.use({name: draft.rows() for name, draft in drafts.items()})
+                self.position, self._removed = positions.get("items", 0), positions.get("removed", 0)
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")  # nothing was written
+
+    def _take_versions(self, db: sqlite3.Connection) -> None:
+        rows = db.execute(
+            "SELECT number, name, width, full_width, projection FROM versions WHERE number > ? ORDER BY number",
+            (max(self._names, default=0),),
+        )
+        for number, name, width, full_width, blob in rows:
+            self.exact.add_version(VersionSpace(name, width, full_width), _matrix(blob, full_width))
+            self._names[number] = name
+
+    def _take_items(self, db: sqlite3.Connection, drafts: dict[str, Draft]) -> None:
+        """Read new rows page by page: only one page is in memory beside the matrices."""
+        rows = db.execute(
+            "SELECT number, version, id, payload, vector FROM items WHERE number > ? ORDER BY number", (self.position,)
+        )
+        while page := rows.fetchmany(_READ):
+            for version in {row[1] for row in page}:
+                part = [row for row in page if row[1] == version]
+                numbers, _, ids, texts, blobs = zip(*part, strict=True)
+                name = self._names[version]
+                drafts[name].append(numbers, ids, self._vectors(name, ids, blobs), texts)
+
+    def _vectors(self, name: str, ids: Sequence[str], blobs: Sequence[bytes]) -> Floats:
+        size = 4 * self.exact.space(name).width
+        if wrong := [item for item, blob in zip(ids, blobs, strict=True) if len(blob) != size]:
+            raise GalleryError(f"the vector of {wrong[0]!r} is damaged; restore the gallery from a backup")
+        return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1).astype(np.float32)
+
+    def _gone(self, db: sqlite3.Connection) -> Iterator[tuple[str, Sequence[int] | Numbers]]:
+        """The numbers of removed rows by version; some may never have been read."""
+        if not self.position:
+            return
+        oldest: int | None = db.execute("SELECT min(number) FROM removed").fetchone()[0]
+        if oldest is not None and oldest > self._removed + 1:
+            yield from self._missing(db)
+            return
+        gone: dict[int, list[int]] = {}
+        for version, item in db.execute("SELECT version, item FROM removed WHERE number > ?", (self._removed,)):
+            gone.setdefault(version, []).append(item)
+        yield from ((self._names[version], numbers) for version, numbers in gone.items())
+
+    def _missing(self, db: sqlite3.Connection) -> Iterator[tuple[str, Numbers]]:
+        """The same if removals are no longer listed: what is in memory but not in the file."""
+        for version, name in self._names.items():
+            there = db.execute("SELECT number FROM items INDEXED BY items_by_version WHERE version = ?", (version,))
+            kept = np.fromiter((number for (number,) in there), np.int64)
+            for numbers, _ in self.exact.rows[name].pages(0, 1 << 16):
+                yield name, numbers[~np.isin(numbers, kept)]
+
+
+class SqliteGallery(Gallery):
+    """See ``Gallery``. ``wait`` is how many seconds a write waits for another process that is writing.
+
+    Versions with more than ``index_above`` vectors get an index for approximate searches, built in the background.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        create: bool = True,
+        read_only: bool = False,
+        wait: float = 30.0,
+        index_above: int = 200_000,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.read_only = read_only or (self.path.exists() and not _is_writable(self.path))
+        self._wait = wait
+        with _translated(self.path):
+            _prepare(self.path, create, self.read_only, wait)
+        self._own = threading.local()
+        self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
+        self._closed = False
+        self._matrices = _StoredMatrices()
+        beside = self.path.with_name(self.path.name + ".index")
+        self._keeper = IndexKeeper(self._matrices, beside, index_above, self.read_only)
+        self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
+
+    def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None:
+        with self._writing() as db:
+            check_new_version(space.name, [name for (name,) in db.execute("SELECT name FROM versions")], copied)
+            blob = None if projection is None else projection.astype("<f4").tobytes()
+            db.execute(
+                "INSERT INTO versions (name, width, full_width, projection, created) VALUES (?, ?, ?, ?, ?)",
+                (*space, blob, datetime.now(UTC).isoformat(timespec="seconds")),
+            )
+
+    def versions(self) -> list[VersionSpace]:
+        """All versions, oldest first."""
+        with self._reading() as db:
+            rows = db.execute("SELECT name, width, full_width FROM versions ORDER BY number")
+            return [VersionSpace(*row) for row in rows]
+
+    def projection(self, version: str) -> Floats | None:
+        """P [d, m] of a version whose vectors are short forms."""
+        space = self.space(version)
+        with self._reading() as db:
+            (blob,) = db.execute("SELECT projection FROM versions WHERE name = ?", (version,)).fetchone()
+        return _matrix(blob, space.full_width)
+
+    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
+        if names:
+            with self._writing() as db:
+                _write_items(db, version, names, rows, texts)
+
+    def _replace_vectors(
+        self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
+    ) -> list[str]:
+        with self._writing() as db:
+            same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
+            _write_items(db, version, names, rows[same], texts)
+        return names
+
+    def _delete(self, names: list[str]) -> int:
+        with self._writing() as db:
+            return _remove_items(db, names)
+
+    def _get(self, names: list[str]) -> dict[str, Item]:
+        with self._reading() as db:
+            return _items_of(db, names)
+
+    def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
+        self._refresh()
+        if not request.exact:
+            self._keeper.look_after()
+        return self._matrices.exact.search(version, queries, request)
+
+    def _build_index(self, versions: list[str]) -> None:
+        """Build the HNSW indexes; they are saved beside the file."""
+        self._refresh()
+        self._keeper.build(versions)
+
+    def indexes(self) -> list[IndexState]:
+        """The HNSW indexes in use."""
+        self._refresh()
+        return self._keeper.states()
+
+    def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
+        """Page by page: no lock is held in between."""
+        owner = "" if version is None else "version = (SELECT number FROM versions WHERE name = :version) AND "
+        while True:
+            with self._reading() as db:
+                condition = f"{owner}id > :after ORDER BY id LIMIT {_PAGE}"
+                page = _read_rows(db, condition, {"version": version, "after": after})
+            if not page:
+                return
+            yield from map(_as_item, page)
+            after = page[-1][0]
+
+    def count(self) -> dict[str, int]:
+        """The number of items by version."""
+        with self._reading() as db:
+            return dict(db.execute("SELECT name, items FROM versions ORDER BY number"))
+
+    def flush(self) -> None:
+        """Move the log into the file, so that the file alone is the gallery. Writes are durable without it.
+
+        Raises if others read or write for longer than ``wait``: the log is then still needed beside the file.
+        """
+        with self._reading() as db:
+            if self.read_only:
+                return
+            busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]  # an answer, not an error
+        if busy:
+            raise GalleryUnavailableError(
+                f"other processes used {self.path} for {self._wait:g} s without a pause, so part of it is still in "
+                f"{self.path.name}-wal. Nothing is lost, but do not copy the file alone: flush again later, or copy "
+                "with fixstar.gallery.copy_gallery"
+            )
+
+    def compact(self) -> None:
+        """Free the space of removed items. Rewrites the file; searches go on, writers wait."""
+        with self._reading() as db:
+            db.execute("VACUUM")
+        self.flush()
+
+    def damage(self) -> list[str]:
+        """What SQLite finds wrong with the file; empty if nothing. Reads everything."""
+        with self._reading() as db:
+            return [row[0] for row in db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+
+    def close(self) -> None:
+        """Close all connections and release the matrices; the file stays."""
+        self._closed = True
+        self._stop_building()
+        for session in list(self._sessions):
+            session.db.close()
+        self._matrices = _StoredMatrices()
+        self._keeper = IndexKeeper(self._matrices, self.path, 0, read_only=True)  # releases the old one's memory
+
+    def _session(self) -> _Session:
+        if self._closed:
+            raise GalleryUnavailableError(f"the gallery {self.path} is closed; open it again")
+        session: _Session | None = getattr(self._own, "session", None)
+        if session is None or session.is_stale():
+            session = self._own.session = _Session(*_connect(self.path, self.read_only, self._wait))
+            self._sessions.add(session)
+        return session
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with _translated(self.path):
+            yield self._session().db
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with _translated(self.path):
+            session = self._session()
+            db = session.db
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+            session.written += 1
+        if self._matrices.position:  # after a first search, read own writes at once, so that no search waits for them
+            with suppress(GalleryError):  # the write is done; the next search reports what is wrong
+                self._refresh()
+
+    def _refresh(self) -> None:
+        """Read what was written since this thread last looked."""
+        try:
+            session = self._session()
+            now = session.position()
+            if now != session.seen:
+                self._matrices.refresh(session.db)
+                session.seen = now
+        except (sqlite3.Error, OSError) as error:
+            with _translated(self.path):  # entered only now: this is on the path of every search
+                raise error
