@@ -17,7 +17,7 @@ from typed import typed
 
 from fixstar.gallery import open_gallery
 from fixstar.models import Encoder
-from fixstar.service.job_files import Job, JobFiles
+from fixstar.service.jobs import Job, JobFiles
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import save_check
 from fixstar.workspace.files import gallery_url
@@ -437,7 +437,7 @@ def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Pa
             os.utime(path, (0, 0))
         unit = np.eye(1, space.gallery.versions()[0].width, dtype=np.float32)
         space.gallery.upsert("v1", ["uploaded"], unit, [{"image": names[0]}])
-        waiting = Job.made("index", {"items": [{"id": "later", "image": names[1], "payload": {}}]}, 1, "")
+        waiting = Job.new("index", {"items": [{"id": "later", "image": names[1], "payload": {}}]})
         JobFiles(full).save(waiting)
     told = typed("gallery", "prune-images", "-w", full, "--dry-run")
     assert told.code == 0, told.err

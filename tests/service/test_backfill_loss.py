@@ -18,8 +18,7 @@ from typed import typed
 from fixstar.data import from_arrays
 from fixstar.errors import GateError
 from fixstar.service.client import Client, ServiceError
-from fixstar.service.job_files import JobFiles
-from fixstar.service.jobs import Jobs
+from fixstar.service.jobs import JobFiles, Jobs
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
 from fixstar.workspace.backfill.run import PlanFiles

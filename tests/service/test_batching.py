@@ -16,7 +16,7 @@ from shops import passed, pictures, shop
 from fixstar.service import batching
 from fixstar.service.batching import QueryBatcher
 from fixstar.service.intake import Intake
-from fixstar.service.metrics import Metrics
+from fixstar.service.monitoring import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace, catalogue

@@ -20,8 +20,8 @@ import pytest
 from service_clients import picture
 from shops import shop
 
-from fixstar.service.connections import accepted_at_once, most_connections
-from fixstar.service.seldom import Seldom
+from fixstar.service.monitoring import LogThrottle
+from fixstar.service.serve import accepted_at_once, max_connections
 
 FILES = 300  # that the process may have open
 HEADERS = 1.0  # seconds
@@ -126,23 +126,23 @@ def test_the_access_log_has_a_line_a_request_without_ids(service: Running) -> No
 
 
 def test_the_cap_follows_the_limit_of_open_files() -> None:
-    assert most_connections(300) == 118
-    assert most_connections(10) == 8
-    assert most_connections(1 << 20) == 10_000
+    assert max_connections(300) == 118
+    assert max_connections(10) == 8
+    assert max_connections(1 << 20) == 10_000
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert most_connections() == most_connections(allowed)
+    assert max_connections() == max_connections(allowed)
     for files in (300, 1024, 1 << 20):  # a few turns of the event loop pass before a connection is counted
-        assert most_connections(files) + 4 * accepted_at_once(most_connections(files)) < files - 64
+        assert max_connections(files) + 4 * accepted_at_once(max_connections(files)) < files - 64
 
 
 def test_lines_come_at_most_once_in_an_interval_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        seldom = Seldom(logging.getLogger("fixstar.service"), every=0.1)
+        throttle = LogThrottle(logging.getLogger("fixstar.service"), every=0.1)
         for _ in range(50):
-            seldom.tell("a", "too many of a")
-        seldom.tell("b", "too many of b")
+            throttle.warn("a", "too many of a")
+        throttle.warn("b", "too many of b")
         await asyncio.sleep(0.25)
-        seldom.tell("b", "too many of b")
+        throttle.warn("b", "too many of b")
 
     asyncio.run(work())
     lines = [record.message for record in caplog.records]
@@ -151,10 +151,10 @@ def test_lines_come_at_most_once_in_an_interval_with_a_count(caplog: pytest.LogC
 
 def test_lines_of_very_many_do_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> int:
-        seldom = Seldom(logging.getLogger("fixstar.service"))
+        throttle = LogThrottle(logging.getLogger("fixstar.service"))
         for number in range(3000):
-            seldom.tell(str(number), f"line {number}")
-        return len(seldom._held)
+            throttle.warn(str(number), f"line {number}")
+        return len(throttle._held)
 
     assert asyncio.run(work()) == 1001
     assert len(caplog.records) == 1001

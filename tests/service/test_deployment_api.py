@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from service_clients import client, ended
 from shops import passed, pictures, set_apart, shop
 
-from fixstar.service import job_work
+from fixstar.service import jobs
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.backfill.planning import backfill_outlook, plan_backfill
 
@@ -120,7 +120,7 @@ def test_a_backfill_that_another_deployment_overtakes_plans_nothing_for_that_one
         space.rollback()
         return plan_backfill(*arguments, **options)
 
-    monkeypatch.setattr(job_work, "plan_backfill", overtaken)
+    monkeypatch.setattr(jobs, "plan_backfill", overtaken)
     with client(space) as http:
         job = backfilled(http, budget="all", order="random")
     assert (job["state"], job["message"]) == ("cancelled", "v2 is deployed now: nothing is re-embedded with v3")

@@ -11,7 +11,7 @@ import pytest
 from service_clients import client, picture
 from shops import passed, shop
 
-from fixstar.service.history import History, _thinned
+from fixstar.service.jobs import History, _thinned
 from fixstar.workspace import BackfillOptions, CatalogueItem, Workspace
 
 

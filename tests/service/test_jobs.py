@@ -16,9 +16,8 @@ from service_clients import picture
 from shops import passed, pictures, shop
 
 from fixstar.errors import FixstarError, InputError
-from fixstar.service import job_work, jobs
-from fixstar.service.job_files import Job, JobFiles
-from fixstar.service.jobs import Jobs
+from fixstar.service import jobs
+from fixstar.service.jobs import Job, JobFiles, Jobs
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Indexed, Workspace, catalogue
@@ -32,7 +31,7 @@ def space(tmp_path: Path) -> Iterator[Workspace]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_work, "BATCH", 5)
+    monkeypatch.setattr(jobs, "BATCH", 5)
 
 
 def running(space: Workspace) -> Jobs:
@@ -112,8 +111,8 @@ def test_what_a_kill_left_goes_on_behind_the_last_batch(space: Workspace, monkey
         slow.free.release()
     files = JobFiles(space.path)
     so_far = {"added": 5, "overtaken": 0, "versions": {"v1": 5}, "bad": [], "bad_count": 0}
-    begun = replace(Job.made("index", kept(space, 12), 12, ""), state="running", done=5, result=so_far, attempts=1)
-    waiting = Job.made("index", kept(space, 1), 1, "")
+    begun = replace(Job.new("index", kept(space, 12)), state="running", done=5, result=so_far, attempts=1)
+    waiting = Job.new("index", kept(space, 1))
     for job in (waiting, begun):
         files.save(job)
     (files.directory / ".x.json.1-2.partial").write_text("{")  # was being written
@@ -195,7 +194,7 @@ def test_cancelling_ends_at_the_next_batch(space: Workspace, monkeypatch: pytest
 
 
 def test_a_cancellation_outlives_the_process(space: Workspace) -> None:
-    job = replace(Job.made("index", kept(space, 3), 3, ""), state="running", cancelling=True)
+    job = replace(Job.new("index", kept(space, 3)), state="running", cancelling=True)
     JobFiles(space.path).save(job)
     work = running(space)
     assert work.get(job.id).state == "cancelled"
@@ -207,13 +206,13 @@ def test_one_heavy_job_of_a_kind_and_indexing_beside_it(space: Workspace, monkey
     free = threading.Event()
     heavy = []
 
-    def hold(_: Workspace, handle: job_work.Handle) -> dict[str, Any]:
+    def hold(_: Workspace, handle: jobs.RunningJob) -> dict[str, Any]:
         heavy.append(handle.job().kind)
         assert free.wait(20)
         return {}
 
     for kind in ("check", "backfill"):
-        monkeypatch.setitem(job_work.WORK, kind, hold)
+        monkeypatch.setitem(jobs.WORK, kind, hold)
     wanted = {"target": "v1", "order": "gain", "budget": "all", "rate": None}
     work = running(space)
     backfill = work.submit("backfill", wanted)
@@ -270,7 +269,7 @@ def test_a_job_whose_beginning_cannot_be_written_is_tried_again(
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "other"}', '"text"', None])
 def test_a_damaged_file_is_told_and_the_others_go_on(space: Workspace, content: str | None) -> None:
     files = JobFiles(space.path)
-    good = Job.made("index", kept(space, 2), 2, "")
+    good = Job.new("index", kept(space, 2))
     files.save(good)
     path = files.directory / f"{good.id[:-1]}z.json"
     if content is None:  # a job, but not the one whose name it has
@@ -293,7 +292,7 @@ def test_errors_are_kept_as_problems_and_faults_without_details(
     def fail(*_: Any) -> dict[str, Any]:
         raise next(errors)
 
-    monkeypatch.setitem(job_work.WORK, "index", fail)
+    monkeypatch.setitem(jobs.WORK, "index", fail)
     work = running(space)
     first, second = (ended(work, work.submit("index", {"items": []})) for _ in range(2))
     assert (first.state, second.state) == ("failed", "failed")
@@ -315,7 +314,7 @@ def test_only_so_many_ended_jobs_are_kept(space: Workspace, monkeypatch: pytest.
 def test_the_jobs_that_ended_last_are_remembered(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "KEPT", 2)
     slow = threading.Event()
-    monkeypatch.setitem(job_work.WORK, "check", lambda *_: {"waited": slow.wait(20)})
+    monkeypatch.setitem(jobs.WORK, "check", lambda *_: {"waited": slow.wait(20)})
     work = running(space)
     long = work.submit("check", {"version": "v2"})
     short = [ended(work, work.submit("index", {"items": []})) for _ in range(3)]
@@ -327,7 +326,7 @@ def test_the_jobs_that_ended_last_are_remembered(space: Workspace, monkeypatch: 
 
 
 def test_a_job_under_which_the_service_dies_again_and_again_is_given_up(space: Workspace) -> None:
-    job = replace(Job.made("index", kept(space, 2), 2, ""), state="running", attempts=jobs.ATTEMPTS)
+    job = replace(Job.new("index", kept(space, 2)), state="running", attempts=jobs.ATTEMPTS)
     JobFiles(space.path).save(job)
     work = running(space)
     assert work.get(job.id).state == "failed"

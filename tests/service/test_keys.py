@@ -50,7 +50,7 @@ def test_a_key_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with client(space) as http:
         for token in (short, long):
             assert http.get("/v1/items", headers={"X-API-Key": token}).status_code == 200
-        monkeypatch.setattr("fixstar.service.key_file.datetime", Later)
+        monkeypatch.setattr("fixstar.service.keys.datetime", Later)
         for path in ("/v1/items", "/metrics"):
             answer = http.get(path, headers={"X-API-Key": short})
             assert answer.status_code == 401

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from service_clients import client
 from shops import pictures, shop
 
-from fixstar.service import listing
+from fixstar.service import routes_items
 from fixstar.service.client import Client
 from fixstar.workspace import Workspace, catalogue
 
@@ -52,7 +52,7 @@ def ids(found: list[dict[str, Any]]) -> list[str]:
 def test_pages_of_a_filter_hold_every_such_item_once(
     http: TestClient, monkeypatch: pytest.MonkeyPatch, limit: int, most: int
 ) -> None:
-    monkeypatch.setattr(listing, "LOOKED_AT", most)
+    monkeypatch.setattr(routes_items, "SCANNED", most)
     found = pages(http, {"label": {"in": ["bag", "shoe"]}}, limit)
     assert ids(found) == [f"{label}/{number}.png" for label in ("bag", "shoe") for number in range(3)]
     assert all(page["looked_at"] <= most and len(page["items"]) <= limit for page in found)
@@ -62,7 +62,7 @@ def test_pages_of_a_filter_hold_every_such_item_once(
 def test_a_page_ends_where_enough_was_looked_at_and_says_how_to_go_on(
     http: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "LOOKED_AT", 4)
+    monkeypatch.setattr(routes_items, "SCANNED", 4)
     first, second, third = pages(http, {"label": "shoe"}, 50)
     assert (first["items"], first["next"], first["looked_at"]) == ([], "hat/0.png", 4)
     assert ([item["id"] for item in second["items"]], second["next"]) == (["shoe/0.png", "shoe/1.png"], "shoe/1.png")
@@ -84,7 +84,7 @@ def test_a_wrong_filter_is_a_problem(http: TestClient, where: str) -> None:
 
 
 def test_the_client_goes_through_pages_that_hold_nothing(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LOOKED_AT", 2)
+    monkeypatch.setattr(routes_items, "SCANNED", 2)
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen = http.get(str(request.url))

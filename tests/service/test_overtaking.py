@@ -13,9 +13,8 @@ import pytest
 from service_clients import client, picture
 from shops import shop
 
-from fixstar.service import job_work
-from fixstar.service.job_files import Job, JobFiles
-from fixstar.service.jobs import Jobs
+from fixstar.service import jobs
+from fixstar.service.jobs import Job, JobFiles, Jobs
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
@@ -45,7 +44,7 @@ class Gate:
 def before_start(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Index jobs are held before their first batch."""
     gate = Gate()
-    monkeypatch.setitem(job_work.WORK, "index", gate.before(job_work.WORK["index"]))
+    monkeypatch.setitem(jobs.WORK, "index", gate.before(jobs.WORK["index"]))
     return gate
 
 

@@ -10,7 +10,7 @@ from service_clients import client, ended
 from shops import pictures, shop
 
 from fixstar.errors import ACTIONS, DeploymentMovedError, FixstarError, GateError, NextStep
-from fixstar.service.client_errors import ServiceError
+from fixstar.service.client import ServiceError
 from fixstar.service.problems import OPERATOR_ONLY, PROBLEMS, REQUESTS, Problem, to_step
 from fixstar.workspace import catalogue
 

@@ -12,7 +12,7 @@ from shops import shop
 
 from fixstar.errors import InputError
 from fixstar.service import jobs
-from fixstar.service.job_files import JobFiles
+from fixstar.service.jobs import JobFiles
 from fixstar.service.keys import Keys
 from fixstar.workspace import Workspace
 
@@ -118,11 +118,11 @@ def test_a_second_service_is_refused_before_it_starts(space: Workspace) -> None:
     from fixstar.service.settings import ServiceSettings
 
     first = jobs.Jobs(space, ServiceSettings())
-    first.hold()
+    first.lock()
     with pytest.raises(InputError, match="another service"):
         serve(space, ServiceSettings(port=0))
     first.stop()
     second = jobs.Jobs(space, ServiceSettings())
-    second.hold()
+    second.lock()
     second.start()  # what is held is not asked for twice
     second.stop()

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from fixstar.cli import app
 from fixstar.errors import InputError
-from fixstar.service.job_files import JobFiles
+from fixstar.service.jobs import JobFiles
 from fixstar.service.keys import Keys
 from fixstar.service.serve import serve
 from fixstar.service.settings import ServiceSettings

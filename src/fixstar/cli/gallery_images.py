@@ -46,7 +46,7 @@ def prune_images(
 
 def _names(space: Workspace) -> Iterator[str]:
     """What leads to the images in use: of items, and of jobs that have not ended."""
-    from fixstar.service.job_files import JobFiles
+    from fixstar.service.jobs import JobFiles
     from fixstar.workspace.items import IMAGE
 
     for job in JobFiles(space.path).load():  # before the items: a job that ends meanwhile has stored them

@@ -11,7 +11,7 @@ import typer
 from fixstar.cli.options import AsJson, WorkspacePath, print_json
 
 if TYPE_CHECKING:
-    from fixstar.service.key_file import Key, Keys, Role
+    from fixstar.service.keys import Key, Keys, Role
 
 __all__ = ["NAME", "app"]
 
@@ -70,7 +70,7 @@ def _end(key: Key) -> str:
 
 
 def _keys(workspace: Path) -> Keys:
-    from fixstar.service.key_file import Keys
+    from fixstar.service.keys import Keys
     from fixstar.workspace.files import read_mark
 
     read_mark(workspace)

@@ -1,44 +1,61 @@
-"""The application: what stands around a workspace, put together and taken apart in order."""
+"""The application: the routes around one workspace, its errors, its documentation and its page."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import hashlib
+import logging
+import shutil
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html import escape
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from fixstar import __version__
-from fixstar.service import health_routes, item_routes, job_routes, lifecycle_routes, search_routes
+from fixstar.errors import FixstarError, GalleryUnavailableError
+from fixstar.service import routes_items, routes_versions
 from fixstar.service.batching import QueryBatcher
-from fixstar.service.context import Context
-from fixstar.service.error_handlers import add_problem_handlers
+from fixstar.service.context import READ, Context, Reader, Shared
 from fixstar.service.intake import Intake
 from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys
-from fixstar.service.limits import BodyLimit, RateLimit, SameOrigin, SecurityHeaders
-from fixstar.service.metrics import Metrics, Watch
-from fixstar.service.openapi import add_documents
-from fixstar.service.page import mount_page
-from fixstar.service.parameters import known_parameters
-from fixstar.service.request_log import RequestLog
-from fixstar.service.route_names import RouteNames
+from fixstar.service.limits import (
+    BodyLimit,
+    RateLimit,
+    SameOrigin,
+    SecurityHeaders,
+    WellFormed,
+    known_parameters,
+    operation,
+)
+from fixstar.service.monitoring import CONTENT_TYPE, Metrics, RequestMonitor
+from fixstar.service.problems import Problem, is_disk_full, problem_response
+from fixstar.service.schemas import Health, NothingAdded, ProblemBody, Ready, Status, StatusCaller, problem_responses
 from fixstar.service.settings import ServiceSettings
-from fixstar.service.wellformed import WellFormed
 from fixstar.workspace import Workspace
 
 __all__ = ["create_app"]
 
-STOP = 20.0  # seconds for jobs to come to a point where they can go on later
+STOP = 20.0  # seconds for jobs to reach a point where they can resume later
+_log = logging.getLogger("fixstar.service")
 
 
 def create_app(
-    workspace: Workspace, settings: ServiceSettings, keys: Keys | None = None, held: Jobs | None = None
+    workspace: Workspace, settings: ServiceSettings, keys: Keys | None = None, locked: Jobs | None = None
 ) -> FastAPI:
     """The service over a workspace. Its gallery is closed when the service stops.
 
-    ``held`` are its jobs where they are held already; else the service holds them when it starts.
+    ``locked`` are its jobs if the caller has locked them already; else the service does so when it starts.
     """
     keys = keys or Keys(workspace.path)
     metrics = Metrics()
@@ -47,17 +64,20 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         intake = Intake(settings)
         batcher = QueryBatcher(workspace, settings, metrics, intake)
-        jobs = held or Jobs(workspace, settings)
+        jobs = locked or Jobs(workspace, settings)
         app.state.context = Context(workspace, settings, keys, intake, batcher, jobs, metrics)
         batcher.start()
         jobs.start()
         try:
             yield
-        finally:  # no request is under way any more: first what asks the gallery, then the gallery
+        finally:  # no request is under way any more: first what uses the gallery, then the gallery
             await batcher.stop()
             await asyncio.to_thread(jobs.stop, STOP)
             await asyncio.to_thread(intake.close)
             await asyncio.to_thread(workspace.close)
+
+    def documented() -> list[str]:
+        return list(app.openapi()["paths"])
 
     app = FastAPI(
         title="fixstar",
@@ -69,17 +89,278 @@ def create_app(
         redoc_url=None,
         middleware=[
             Middleware(SecurityHeaders),
-            Middleware(RequestLog, access=settings.access_log),
-            Middleware(Watch, metrics=metrics, names=RouteNames(lambda: app.openapi()["paths"])),
+            Middleware(RequestMonitor, metrics=metrics, documented=documented, access=settings.access_log),
             Middleware(SameOrigin, settings=settings),
             Middleware(RateLimit, settings=settings, keys=keys),
             Middleware(BodyLimit, settings=settings),
             Middleware(WellFormed),
         ],
     )
-    add_problem_handlers(app)
-    for routes in (health_routes, search_routes, item_routes, lifecycle_routes, job_routes):
-        app.include_router(routes.router, dependencies=[Depends(known_parameters)])
-    add_documents(app)
-    mount_page(app)
+    _add_problem_handlers(app)
+    for routes in (router, routes_items.router, routes_versions.router):
+        app.include_router(routes, dependencies=[Depends(known_parameters)])
+    _add_documents(app)
+    _add_page(app)
     return app
+
+
+# --- health and status
+
+router = APIRouter(tags=["service"])
+
+
+@router.head("/healthz", include_in_schema=False)
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Whether the service is alive."""
+    return Health()
+
+
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz", responses=problem_responses(503))
+def readyz(context: Shared) -> Ready:
+    """Whether the gallery opens and the deployed version loads, and whether there is room to store images."""
+    try:
+        version = context.workspace.deployed()
+        context.workspace.serving.encoder(version)
+        context.workspace.gallery.count()
+        room = shutil.disk_usage(context.workspace.path).free
+    except (FixstarError, OSError) as error:
+        _log.warning("not ready: %s", error)  # not sent: the caller has shown no key
+        hint = "the log of the service says why"
+        raise Problem("not-ready", "a search would fail now", hint, headers={"Retry-After": "5"}) from error
+    return Ready(version=version, writes=room >= context.settings.upload_bytes)
+
+
+@router.get(
+    "/metrics",
+    dependencies=READ,
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def metrics(context: Shared) -> Response:
+    """Metrics for Prometheus."""
+    space = context.workspace
+    deployed = space.rollout.current() if space.versions() else None
+    jobs = Counter(str(job.state) for job in context.jobs.all())
+    return Response(context.metrics.text(space.gallery.count(), deployed, jobs), media_type=CONTENT_TYPE)
+
+
+@router.get("/v1/status")
+def status(context: Shared, caller: Reader) -> Status:
+    """Versions, what is deployed, and which version made the vectors of the gallery."""
+    seen = context.workspace.status()
+    return Status(
+        name=context.workspace.path.resolve().name,
+        fixstar=__version__,
+        deployed=seen.deployed,
+        previous=seen.previous,
+        versions=seen.versions,
+        retired=seen.retired,
+        vectors=seen.vectors,
+        items=sum(seen.vectors.values()),
+        jobs_running=sum(not job.has_ended for job in context.jobs.all()),
+        caller=StatusCaller(name=caller.name, role=caller.role),
+        keys=bool(context.keys.all()),
+    )
+
+
+# --- errors of the application and of the framework, as problems
+
+_FEWER = "send fewer images in one request, or shorter payloads"
+_FORM_ERRORS = (  # how Starlette's messages about forms begin, and what they mean
+    ("Part exceeded", ("too-large", _FEWER)),
+    ("Field exceeded", ("too-large", _FEWER)),
+    ("Too many files", ("invalid-request", "send the images in several requests")),
+    ("Too many fields", ("invalid-request", "see /v1/docs for the fields that there are")),
+    ("Missing boundary", ("unreadable-form", "let the HTTP library write the form's Content-Type, with its boundary")),
+    ("", ("unreadable-form", "send multipart/form-data as curl -F does; see /v1/docs")),
+)
+
+
+def _add_problem_handlers(app: FastAPI) -> None:
+    @app.exception_handler(Problem)
+    @app.exception_handler(FixstarError)
+    async def _expected(_: Request, error: Exception) -> JSONResponse:
+        return problem_response(Problem.of(error))
+
+    @app.exception_handler(OSError)
+    async def _disk(_: Request, error: OSError) -> JSONResponse:
+        return problem_response(_disk_problem(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5]]
+        seen = "; ".join(wrong).replace(": Value error, ", ": ")  # which pydantic puts before our messages
+        return problem_response(Problem("invalid-request", seen, _validation_hint(request, error)))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, OSError):  # no room for the files of a form
+            return problem_response(_disk_problem(error.__cause__))
+        return problem_response(_framework_problem(request.method, request.url.path, error))
+
+
+def _validation_hint(request: Request, error: RequestValidationError) -> str:
+    """What to send instead: usually the body is of the wrong kind."""
+    kind = request.headers.get("content-type", "")
+    places = [tuple(one["loc"]) for one in error.errors()]
+    if ("body",) in places and "json" not in kind.lower():
+        return "send JSON with the header content-type: application/json (curl: -H 'content-type: application/json')"
+    if ("body",) in places:
+        return "send a JSON object; see /v1/docs for its fields"
+    takes_form = "multipart/form-data" in operation(request).get("requestBody", {}).get("content", {})
+    if any(place[0] == "body" for place in places) and takes_form and "multipart" not in kind:
+        return "send multipart/form-data, as curl -F does; see /v1/docs"
+    if ("body", "budget") in places:
+        return 'send such as {"budget": "10%"}'
+    return "see /v1/docs for what this takes, /v1/openapi.json for its limits"
+
+
+def _disk_problem(error: OSError) -> Problem:
+    """What the disk's errors mean. Others are bugs."""
+    if is_disk_full(error):
+        return Problem.of(error)
+    if error.errno in (errno.EROFS, errno.EIO):
+        return Problem.of(GalleryUnavailableError(str(error)))
+    raise error
+
+
+def _framework_problem(method: str, path: str, error: HTTPException) -> Problem:
+    status, seen, headers = error.status_code, str(error.detail), error.headers
+    if status == 404:
+        return Problem("not-found", f"no operation has the path {path!r:.200}", "see /v1/docs", headers=headers)
+    if status == 405:
+        allowed = (headers or {}).get("Allow") or (headers or {}).get("allow") or "other methods"
+        seen = f"{method:.20} {path!r:.200}: this address takes {allowed}"
+        return Problem("wrong-method", seen, "see /v1/docs", headers=headers)
+    if status == 400:
+        kind, hint = next(meaning for begin, meaning in _FORM_ERRORS if seen.startswith(begin))
+        return Problem(kind, seen, hint, headers=headers)
+    kind = "bug" if status >= 500 else "invalid-request"
+    return Problem(kind, seen, "see /v1/docs", status=status, headers=headers)
+
+
+# --- the OpenAPI document, and a page made from it
+
+_EVERYWHERE = (400, 401, 403, 421, 422, 429, 500, 503, 507)  # every operation may answer these
+_WITH_BODY = (408, 413)
+_OPEN = ("/healthz", "/readyz")
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+
+
+def _add_documents(app: FastAPI) -> None:
+    """Let the application describe itself at /v1/openapi.json, and for people at /v1/docs."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            plain = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            app.openapi_schema = _completed(plain)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+    @app.get("/v1/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(_docs_page(document()))
+
+
+def _completed(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with problems and keys written into each operation."""
+    parts = document.setdefault("components", {})
+    schemas = parts.setdefault("schemas", {})
+    for model in (ProblemBody, NothingAdded):
+        schemas[model.__name__] = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schemas[model.__name__].pop("$defs", {})
+    parts["securitySchemes"] = _SECURITY
+    for path, operations in document["paths"].items():
+        for one in operations.values():
+            answers = one["responses"]
+            if "HTTPValidationError" in str(answers.get("422")):  # FastAPI's own, which is never sent
+                del answers["422"]
+            for code in (*_EVERYWHERE, *(_WITH_BODY if "requestBody" in one else ())):
+                answers.setdefault(str(code), problem_responses(code)[code])
+            if path not in _OPEN:
+                one["security"] = [{}, *({name: []} for name in _SECURITY)]  # {}: no keys, on this machine
+    for name in (name for name in schemas if name.startswith("Body_")):  # forms: other fields are refused
+        schemas[name]["additionalProperties"] = False
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    return document
+
+
+def _docs_page(document: dict[str, Any]) -> str:
+    """All operations on one plain page: no script, nothing from elsewhere."""
+    rows = [
+        f"<tr><td><code>{method.upper()}</code></td><td><code>{escape(path)}</code></td>"
+        f"<td>{escape(one.get('description') or one.get('summary', ''))}</td>"
+        f"<td>{escape(_inputs(one))}</td></tr>"
+        for path, operations in document["paths"].items()
+        for method, one in operations.items()
+    ]
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>'
+        f"<h1>{title}</h1><p>{escape(document['info'].get('description', ''))} "
+        'In full: <a href="/v1/openapi.json">openapi.json</a>.</p><table>'
+        "<thead><tr><th></th><th>address</th><th>what it does</th><th>takes</th></tr>"
+        f"</thead><tbody>{''.join(rows)}</tbody></table></body></html>"
+    )
+
+
+def _inputs(one: dict[str, Any]) -> str:
+    named = [field["name"] + ("" if field.get("required") else "?") for field in one.get("parameters", ())]
+    return ", ".join([*named, *(f"body: {kind}" for kind in one.get("requestBody", {}).get("content", ()))])
+
+
+# --- the page: files of this package, served as they are; no build step, nothing from elsewhere
+
+_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+class _Asset(NamedTuple):
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def _add_page(app: FastAPI) -> None:
+    """Serve the page at / and its files under /static. Only names that the package has can be asked for."""
+    assets = _assets()
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return _asset_response(request, assets["index.html"])
+
+    @app.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+    async def static(request: Request, name: str) -> Response:
+        if name not in assets:
+            raise Problem("not-found", f"the page has no file {name!r}", "the page is at /")
+        return _asset_response(request, assets[name])
+
+
+def _assets() -> dict[str, _Asset]:
+    """All files, read once: they are small, and a new release comes with a restart."""
+    found = {}
+    for file in (files("fixstar.service") / "page").iterdir():
+        media_type = _TYPES.get(file.name.rpartition(".")[2])
+        if media_type is not None and file.is_file():
+            content = file.read_bytes()
+            found[file.name] = _Asset(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:24]}"')
+    return found
+
+
+def _asset_response(request: Request, asset: _Asset) -> Response:
+    """The file, or 304. Browsers keep it but ask each time, so that no two releases are mixed."""
+    headers = {"ETag": asset.etag, "Cache-Control": "no-cache"}
+    if asset.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, media_type=asset.media_type, headers=headers)

@@ -1,8 +1,8 @@
 """Queries that come at the same time are embedded and searched together.
 
-A query waits a few milliseconds for company, or, under load, until the batch before it is through: the busier the
-service, the larger the batches. One thread embeds while another searches with what was embedded before. Each answer is
-of one version, the one that was deployed when its batch began.
+A query waits a few milliseconds for others, or, under load, until the batch before it is done: the busier the service,
+the larger the batches. One thread embeds while another searches with the previous batch. Each answer comes from one
+version, the one that was deployed when its batch began.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fixstar.gallery.filters import filter_key
 from fixstar.images import Pixels, Preprocessing, read_pixels
 from fixstar.models import Encoder
 from fixstar.service.intake import Intake
-from fixstar.service.metrics import Metrics
+from fixstar.service.monitoring import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -46,13 +46,13 @@ class _Query:
     request: SearchRequest
     answer: asyncio.Future[SearchResult]
 
-    def alike(self) -> tuple[int, str, bool]:
-        """Queries that are equal in this are searched together."""
+    def group(self) -> tuple[int, str, bool]:
+        """Queries of the same group are searched together."""
         where = self.request.where
         return self.request.k, "" if where is None else filter_key(where), self.request.exact
 
     def finish(self, answer: SearchResult | Exception) -> None:
-        """Hand the answer over, unless nobody waits for it any more."""
+        """Deliver the answer, unless nobody waits for it any more."""
         if self.answer.done():
             return
         if isinstance(answer, Exception):
@@ -72,14 +72,14 @@ class QueryBatcher:
         self._searching = ThreadPoolExecutor(1, thread_name_prefix="fixstar-search")
         self._batches = asyncio.Semaphore(2)  # one is embedded while one is searched
         self._tasks: set[asyncio.Task[None]] = set()
-        metrics.watch_waiting(lambda: self._inside)
+        metrics.waiting.set_function(lambda: self._inside)
 
     def start(self) -> None:
         """Begin to answer."""
         self._spawn(self._collect())
 
     async def stop(self) -> None:
-        """Answer nothing more. Queries that still wait are told to come again."""
+        """Stop. Queries that still wait are told to retry."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -106,7 +106,7 @@ class QueryBatcher:
             self._inside -= 1
 
     async def _collect(self) -> None:
-        """Make batches for ever."""
+        """Make batches until cancelled."""
         while True:
             await self._batches.acquire()
             batch: list[_Query] = []
@@ -159,8 +159,8 @@ class QueryBatcher:
                     query.finish(row)
                 else:
                     ready.append((query, row))
-            ready.sort(key=lambda pair: pair[0].alike())
-            for _, group in groupby(ready, key=lambda pair: pair[0].alike()):
+            ready.sort(key=lambda pair: pair[0].group())
+            for _, group in groupby(ready, key=lambda pair: pair[0].group()):
                 together = list(group)
                 queries = [query for query, _ in together]
                 await self._answer(queries, version, np.stack([row for _, row in together]))
@@ -216,12 +216,12 @@ def _embedded(encoder: Encoder, pixels: Sequence[Pixels]) -> list[NDArray[np.flo
         if len(pixels) == 1:
             return [error]
         return [row for one in pixels for row in _embedded(encoder, [one])]
-    empty = ImageError("image", "the model makes no vector of it")
+    empty = ImageError("image", "the model returned non-finite values")
     return [vector if np.isfinite(vector).all() else empty for vector in vectors]
 
 
 def _busy(detail: str) -> Problem:
-    return Problem("busy", detail, "come again in a second", headers={"Retry-After": "1"})
+    return Problem("busy", detail, "try again in a second", headers={"Retry-After": "1"})
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:

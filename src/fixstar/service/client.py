@@ -11,15 +11,30 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fixstar.errors import InputError, MissingExtraError
-from fixstar.service.answers import Added, Bad, Check, Found, Hit, Item, Job, Move, Status, Version, record
-from fixstar.service.client_errors import ImagesLeftOutError, ServiceError
+from fixstar.errors import ACTIONS, FixstarError, InputError, MissingExtraError, NextStep
+
+try:
+    from fixstar.service.schemas import (
+        Added,
+        BadImage,
+        Check,
+        Deployment,
+        Item,
+        ItemPage,
+        Job,
+        Rollback,
+        SearchResponse,
+        Status,
+        Version,
+    )
+except ImportError:
+    raise MissingExtraError("pydantic", "service", "the client") from None
 
 if TYPE_CHECKING:
     import httpx
@@ -29,15 +44,56 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "ImagesLeftOutError", "ServiceError"]
 
-_AGAIN = (429, 503)
+_RETRIED = (429, 503)
 _PAGE = 500
+_NAMED = 5  # images that a message names
+
+
+class ServiceError(FixstarError):
+    """The service did not do it. ``status`` is that of HTTP; None if it could not be reached.
+
+    ``problem`` is the problem's stable type, such as ``/problems/not-compatible``.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        detail: str = "",
+        hint: str = "",
+        status: int | None = None,
+        problem: str = "about:blank",
+        next_steps: Iterable[NextStep] = (),
+    ) -> None:
+        words = ". ".join(part for part in (": ".join(filter(None, (title, detail))), hint) if part)
+        super().__init__(words, *next_steps)
+        self.title, self.detail, self.hint, self.status, self.problem = title, detail, hint, status, problem
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], status: int | None = None) -> ServiceError:
+        """The error that a problem+json document describes."""
+        steps = [NextStep.from_json(step) for step in body.get("next_steps", ()) if step["action"] in ACTIONS]
+        title, detail, hint = (str(body.get(name) or "") for name in ("title", "detail", "hint"))
+        return ServiceError(title, detail, hint, body.get("status", status), body.get("type", "about:blank"), steps)
+
+
+class ImagesLeftOutError(ServiceError):
+    """Images cannot be used: ``bad`` names them with why. ``added`` are the ids of the others, which are stored."""
+
+    def __init__(self, added: tuple[str, ...], bad: tuple[BadImage, ...], status: int | None = 200) -> None:
+        named = "; ".join(f"{one.title}: {one.reason}" for one in bad[:_NAMED])
+        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        stored = f"the other {len(added):,} are stored" if added else "nothing was stored"
+        hint = "send these again; add(..., leave_out=True) names them in its answer instead" if added else ""
+        title = f"{len(bad):,} of {len(added) + len(bad):,} images cannot be used, {stored}"
+        super().__init__(title, named + more, hint, status)
+        self.added, self.bad = added, bad
 
 
 class Client:
     """The service at an address. Threads may share it; close it, or use it in a ``with``.
 
-    Calls that may be repeated are, when the service is busy (429, 503): after as long as it asks for, ``retries``
-    times, and never longer than ``patience`` seconds in all.
+    Calls that may be repeated are retried when the service is busy (429, 503): after as long as it asks for,
+    ``retries`` times, and no longer than ``patience`` seconds in all.
     """
 
     def __init__(
@@ -59,10 +115,14 @@ class Client:
 
     # --- search
 
-    def search(self, image: Picture, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True) -> Found:
+    def search(
+        self, image: Picture, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True
+    ) -> SearchResponse:
         """The items nearest to an image: a path, the bytes of a file, or a PIL image."""
         files = {"image": (_file_name(image), _content(image))}
-        return _found(self._ask("POST", "/v1/search", again=True, files=files, params=_options(k, where, exact)))
+        return SearchResponse.model_validate(
+            self._ask("POST", "/v1/search", again=True, files=files, params=_options(k, where, exact))
+        )
 
     def search_vector(
         self,
@@ -71,18 +131,22 @@ class Client:
         k: int = 10,
         where: Mapping[str, Any] | None = None,
         exact: bool = True,
-    ) -> Found:
-        """The items nearest to a vector that a version made, the deployed one unless told.
+    ) -> SearchResponse:
+        """The items nearest to a vector that a version made, the deployed one by default.
 
         It is the short form, which galleries store: ``encoder.encode(images, form="short")``.
         """
         numbers = [float(number) for number in vector]
         query = {"vector": numbers, "version": version, "k": k, "where": where, "exact": exact}
-        return _found(self._ask("POST", "/v1/search/vector", again=True, json=query))
+        return SearchResponse.model_validate(self._ask("POST", "/v1/search/vector", again=True, json=query))
 
-    def similar(self, item: str, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True) -> Found:
+    def similar(
+        self, item: str, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True
+    ) -> SearchResponse:
         """The items nearest to a stored one."""
-        return _found(self._ask("GET", "/v1/item/similar", params={"id": item, **_options(k, where, exact)}))
+        return SearchResponse.model_validate(
+            self._ask("GET", "/v1/item/similar", params={"id": item, **_options(k, where, exact)})
+        )
 
     # --- items
 
@@ -98,7 +162,7 @@ class Client:
         the answer's ``bad`` instead; where none at all can be used it is an error in any case.
         """
         answer = self._ask("POST", "/v1/items", again=isinstance(images, Mapping), **_upload(images, payloads))
-        added = record(Added, answer, bad=_bad(answer))
+        added = Added.model_validate(answer)
         if added.bad and not leave_out:
             raise ImagesLeftOutError(added.added, added.bad)
         return added
@@ -110,11 +174,11 @@ class Client:
     ) -> Job:
         """Hand over images to be stored by a job; they are safe when this returns, and found when the job is done."""
         upload = _upload(images, payloads)
-        return record(Job, self._ask("POST", "/v1/items/async", again=isinstance(images, Mapping), **upload))
+        return Job.model_validate(self._ask("POST", "/v1/items/async", again=isinstance(images, Mapping), **upload))
 
     def item(self, item: str) -> Item:
         """One item."""
-        return record(Item, self._ask("GET", "/v1/item", params={"id": item}))
+        return Item.model_validate(self._ask("GET", "/v1/item", params={"id": item}))
 
     def items(
         self, version: str | None = None, after: str | None = None, where: Mapping[str, Any] | None = None
@@ -123,75 +187,80 @@ class Client:
         filtered = None if where is None else json.dumps(dict(where))
         while True:
             wanted = {"version": version, "after": after, "limit": _PAGE, "where": filtered}
-            page = self._ask("GET", "/v1/items", params={name: one for name, one in wanted.items() if one is not None})
-            yield from (record(Item, one) for one in page["items"])
-            after = page["next"]
+            params = {name: one for name, one in wanted.items() if one is not None}
+            page = ItemPage.model_validate(self._ask("GET", "/v1/items", params=params))
+            yield from page.items
+            after = page.next
             if after is None:
                 return
 
     def delete(self, *items: str) -> int:
-        """Take items out of the gallery, all at once; how many there were."""
+        """Delete items, all at once; how many there were."""
         return int(self._ask("POST", "/v1/items/delete", again=True, json={"ids": list(items)})["deleted"])
 
     # --- versions
 
     def status(self) -> Status:
-        """Where the workspace stands."""
-        return record(Status, self._ask("GET", "/v1/status"))
+        """The state of the workspace."""
+        return Status.model_validate(self._ask("GET", "/v1/status"))
 
     def versions(self) -> list[Version]:
         """All versions, oldest first."""
-        return [record(Version, one) for one in self._ask("GET", "/v1/versions")]
+        return [Version.model_validate(one) for one in self._ask("GET", "/v1/versions")]
 
     def check(self, version: str, **rules: float) -> Job:
-        """Try a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions."""
-        return record(Job, self._ask("POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules))
+        """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions."""
+        return Job.model_validate(self._ask("POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules))
 
     def last_check(self, version: str) -> Check:
         """What the gate last found out about a version."""
-        return record(Check, self._ask("GET", f"/v1/versions/{quote(version, safe='')}/check"))
+        return Check.model_validate(self._ask("GET", f"/v1/versions/{quote(version, safe='')}/check"))
 
-    def deploy(self, version: str, force: str | None = None, deployed: str | None = None) -> Move:
+    def deploy(self, version: str, force: str | None = None, deployed: str | None = None) -> Deployment:
         """Let queries and new items use a version; ``force`` is a reason to do without a passed check.
 
         ``deployed`` is the version that you believe is deployed: where another one is, nothing is moved (409).
         """
         wanted = {"version": version, "force": force, "deployed": deployed}
-        return record(Move, self._ask("POST", "/v1/deploy", json=wanted))
+        return Deployment.model_validate(self._ask("POST", "/v1/deploy", json=wanted))
 
-    def rollback(self, deployed: str | None = None, to: str | None = None) -> Move:
+    def rollback(self, deployed: str | None = None, to: str | None = None) -> Rollback:
         """Back to the version deployed before; from ``deployed`` and to ``to``, where given, or not at all (409)."""
-        return record(Move, self._ask("POST", "/v1/rollback", json={"deployed": deployed, "to": to}))
+        return Rollback.model_validate(self._ask("POST", "/v1/rollback", json={"deployed": deployed, "to": to}))
 
     def backfill(
         self, budget: str = "10%", order: str = "auto", rate: float | None = None, anyway: bool = False
     ) -> Job:
-        """Embed older items again with the deployed version, in a job.
+        """Re-embed older items with the deployed version, in a job.
 
-        The job fails where that is predicted to lower the accuracy, unless ``anyway``.
+        The job fails if that is predicted to lower the accuracy, unless ``anyway``.
         """
         wanted = {"budget": budget, "order": order, "rate": rate, "anyway": anyway}
-        return record(Job, self._ask("POST", "/v1/backfill", json=wanted))
+        return Job.model_validate(self._ask("POST", "/v1/backfill", json=wanted))
 
     # --- jobs
 
     def job(self, job: str | Job) -> Job:
         """A job as it is now."""
-        return record(Job, self._ask("GET", f"/v1/jobs/{_job_name(job)}"))
+        return Job.model_validate(self._ask("GET", f"/v1/jobs/{_job_name(job)}"))
 
     def cancel(self, job: str | Job) -> Job:
         """End a job after its current batch."""
-        return record(Job, self._ask("POST", f"/v1/jobs/{_job_name(job)}/cancel", again=True))
+        return Job.model_validate(self._ask("POST", f"/v1/jobs/{_job_name(job)}/cancel", again=True))
 
     def wait(self, job: str | Job, timeout: float | None = None, every: float = 0.5) -> Job:
         """The job once it is done. ``ServiceError`` where it failed or was cancelled, or takes longer than allowed."""
         end = None if timeout is None else time.monotonic() + timeout
         while not (seen := self.job(job)).has_ended:
             if end is not None and time.monotonic() >= end:
-                raise ServiceError("The job goes on", f"{seen.id} is {seen.state} after {timeout:g} s", "wait again")
+                raise ServiceError(
+                    "The job is still running", f"{seen.id} is {seen.state} after {timeout:g} s", "wait again"
+                )
             time.sleep(every)
         if seen.state != "done":
-            raise ServiceError.of(seen.error or {"title": f"The job was {seen.state}", "detail": seen.message})
+            if seen.error is not None:
+                raise ServiceError.of(seen.error.model_dump())
+            raise ServiceError(f"The job was {seen.state}", seen.message)
         return seen
 
     # --- the wire
@@ -210,7 +279,7 @@ class Client:
                 raise ServiceError("The service cannot be reached", f"{self._http.base_url}: {error}", hint) from error
             tries -= 1
             pause = _pause(answer)
-            if answer.status_code not in _AGAIN or not tries or time.monotonic() + pause > end:
+            if answer.status_code not in _RETRIED or not tries or time.monotonic() + pause > end:
                 return _answered(answer)
             time.sleep(pause)
 
@@ -234,25 +303,17 @@ def _answered(answer: httpx.Response) -> Any:
         content = None
     if answer.is_success and content is not None:
         return content
-    told = content if isinstance(content, dict) else {}
-    if bad := _bad(told):
-        raise ImagesLeftOutError((), bad, answer.status_code)
-    unknown = {"title": f"The answer was {answer.status_code}, and not of a fixstar service"}
-    raise ServiceError.of(told if "title" in told else unknown, answer.status_code)
-
-
-def _bad(told: Mapping[str, Any]) -> tuple[Bad, ...]:
-    return tuple(record(Bad, one) for one in told.get("bad", ()))
+    if not isinstance(content, dict) or "title" not in content:
+        content = {"title": f"The answer was {answer.status_code}, and not of a fixstar service"}
+    if bad := content.get("bad"):
+        raise ImagesLeftOutError((), tuple(map(BadImage.model_validate, bad)), answer.status_code)
+    raise ServiceError.of(content, answer.status_code)
 
 
 def _pause(answer: httpx.Response) -> float:
     """Seconds that the service asks to wait."""
     wanted = answer.headers.get("Retry-After", "")
     return float(wanted) if wanted.isdecimal() else 1.0
-
-
-def _found(answer: Mapping[str, Any]) -> Found:
-    return record(Found, answer, hits=tuple(record(Hit, one) for one in answer["hits"]))
 
 
 def _options(k: int, where: Mapping[str, Any] | None, exact: bool) -> dict[str, Any]:
@@ -267,7 +328,7 @@ def _upload(images: Any, payloads: Any) -> dict[str, Any]:
     data: dict[str, str] = {}
     if names is not None:
         if payloads is not None and (strange := [name for name in payloads if name not in images]):
-            raise InputError(f"a payload is for {strange[0]!r}, and no image is")
+            raise InputError(f"there is a payload for {strange[0]!r}, but no image")
         data["ids"] = json.dumps(names)
         payloads = None if payloads is None else [payloads.get(name, {}) for name in names]
     if payloads is not None:
@@ -277,7 +338,7 @@ def _upload(images: Any, payloads: Any) -> dict[str, Any]:
 
 
 def _file_name(image: Picture) -> str:
-    """What the service calls an image by that it cannot use."""
+    """The name by which the service reports an image that it cannot use."""
     return Path(image).name if isinstance(image, (str, Path)) else "image"
 
 

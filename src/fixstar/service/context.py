@@ -1,28 +1,28 @@
-"""What the routes share: one object, made when the service starts and closed when it stops."""
+"""What the routes share: the objects made when the service starts, and the roles they ask for."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 
+from fixstar.service.batching import QueryBatcher
+from fixstar.service.intake import Intake
+from fixstar.service.jobs import Jobs
+from fixstar.service.keys import Caller, Keys, Role, identify, missing_key
+from fixstar.service.monitoring import Metrics
+from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
-if TYPE_CHECKING:
-    from fixstar.service.batching import QueryBatcher
-    from fixstar.service.intake import Intake
-    from fixstar.service.jobs import Jobs
-    from fixstar.service.keys import Keys
-    from fixstar.service.metrics import Metrics
-
-__all__ = ["Context", "Shared"]
+__all__ = ["READ", "WRITE", "Admin", "Context", "Reader", "Shared", "Writer", "needs"]
 
 
 @dataclass(frozen=True)
 class Context:
-    """The workspace and what stands around it."""
+    """The workspace and everything that serves it."""
 
     workspace: Workspace
     settings: ServiceSettings
@@ -39,3 +39,25 @@ async def _context(request: Request) -> Context:  # async: a plain function woul
 
 
 Shared = Annotated[Context, Depends(_context)]
+
+
+def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
+    """A dependency that lets callers of this role, or a higher one, pass."""
+
+    async def allowed(request: Request) -> Caller:
+        context: Context = request.app.state.context
+        caller = identify(request.scope, request.headers, context.keys, context.settings)
+        if caller is None:
+            raise missing_key(request.headers, context.keys)
+        if not caller.may(role):
+            seen = f"{caller.name!r} has the role {caller.role}; this needs {role}"
+            raise Problem("not-allowed", seen, f"ask the operator for a key: fixstar keys add NAME --role {role}")
+        return caller
+
+    return allowed
+
+
+READ, WRITE = [Depends(needs("read"))], [Depends(needs("write"))]
+Reader = Annotated[Caller, Depends(needs("read"))]
+Writer = Annotated[Caller, Depends(needs("write"))]
+Admin = Annotated[Caller, Depends(needs("admin"))]

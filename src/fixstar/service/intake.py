@@ -1,27 +1,45 @@
-"""Images from requests: what they are is read from their content, and nothing is decoded that claims too much.
+"""Images in and out: uploads are checked and decoded, items get thumbnails.
 
-A request's bytes become pixels in threads of their own, with a time limit. They never become a path: an image that is
-kept gets the name of its hash and a suffix of ours.
+The format of an upload is read from its content, and nothing is decoded that claims too many pixels. Decoding runs in
+threads of its own, with a time limit. Names sent with an upload never become a path: a stored image is named by its
+hash and a suffix of ours. Pictures are always encoded again: an upload is never handed out as it came.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from fastapi import UploadFile
 from PIL import Image
 
 from fixstar.errors import ImageError
+from fixstar.gallery import Item
 from fixstar.images import Pixels, Preprocessing, read_pixels
 from fixstar.service.problems import Problem
-from fixstar.service.settings import SMALLER, ServiceSettings
+from fixstar.service.settings import SMALLER_IMAGE, ServiceSettings
+from fixstar.workspace import Workspace
 
-__all__ = ["Intake", "Read", "check_image", "image_kind", "read_upload", "unusable"]
+__all__ = [
+    "THUMBNAIL_SIZES",
+    "DecodedImage",
+    "Intake",
+    "Picture",
+    "PictureCache",
+    "check_image",
+    "image_kind",
+    "read_upload",
+    "thumbnail",
+    "unusable",
+]
 
 _MAGIC: Final = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -35,6 +53,12 @@ _MAGIC: Final = (
 _SUFFIX: Final = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "TIFF": ".tiff", "WEBP": ".webp"}
 
 _KINDS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
+
+THUMBNAIL_SIZES = (64, 128, 256, 512, 1024)  # longer sides; few, so that the cache is hit
+_THUMBNAIL_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")  # what indexing reads
+_ORIENTATION, _SIDEWAYS = 0x0112, range(5, 9)  # the EXIF tag, and its values for an image that lies on its side
+_CACHE_BYTES = 64 << 20
+_AT_ONCE = threading.BoundedSemaphore(4)  # a large image takes hundreds of megabytes while it is read
 
 Result = TypeVar("Result")
 
@@ -53,7 +77,7 @@ def image_kind(data: bytes) -> str | None:
 def check_image(data: bytes, settings: ServiceSettings) -> str:
     """Refuse what is too large, of another format, or claims too many pixels; the suffix for its file.
 
-    Reads the header only. A picture that is also something else (a script, an archive) is a picture here: it is never
+    Reads the header only. A picture that is also something else (a script, an archive) counts as a picture: it is never
     handed out as it came.
     """
     if len(data) > settings.upload_bytes:
@@ -75,16 +99,16 @@ def check_image(data: bytes, settings: ServiceSettings) -> str:
 
 def _too_large(size: int, settings: ServiceSettings) -> Problem:
     seen = f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed"
-    return Problem("image-too-large", seen, SMALLER)
+    return Problem("image-too-large", seen, SMALLER_IMAGE)
 
 
 def unusable(detail: str, hint: str = "open it in an image editor and save it again") -> Problem:
-    """The answer to an image that is of an allowed format, and still of no use."""
+    """The answer to an image of an allowed format that still cannot be used."""
     return Problem("unreadable-image", detail, hint)
 
 
-class Read(NamedTuple):
-    """An image as a model takes it, what the model asks for, and the suffix for the image's file."""
+class DecodedImage(NamedTuple):
+    """An image as a model takes it, the model's preprocessing, and the suffix for the image's file."""
 
     pixels: Pixels
     preprocessing: Preprocessing
@@ -104,21 +128,21 @@ class Intake:
         """See ``check_image``."""
         return await self._in_time(lambda: check_image(data, self._settings))
 
-    async def read(self, data: bytes, preprocessing: Callable[[], Preprocessing]) -> Read:
-        """An image as a model takes it, or a problem. ``preprocessing`` is asked in the thread: it may read a model."""
+    async def read(self, data: bytes, preprocessing: Callable[[], Preprocessing]) -> DecodedImage:
+        """An image as a model takes it, or a problem. ``preprocessing`` runs in the thread: it may load a model."""
 
-        def work() -> Read:
+        def work() -> DecodedImage:
             suffix = check_image(data, self._settings)
             wanted = preprocessing()
             try:
-                return Read(read_pixels(data, wanted, self._settings.pixels), wanted, suffix)
+                return DecodedImage(read_pixels(data, wanted, self._settings.pixels), wanted, suffix)
             except ImageError as error:
                 raise unusable(error.reason) from error
 
         return await self._in_time(work)
 
     async def _in_time(self, work: Callable[[], Result]) -> Result:
-        """Run in a thread. One that takes too long is no longer waited for, and holds its place until it ends."""
+        """Run in a thread. One that takes too long is abandoned, but holds its place until it ends."""
         await self._free.acquire()
         running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         running.add_done_callback(self._leave)
@@ -131,7 +155,7 @@ class Intake:
     def _leave(self, running: asyncio.Future[Result]) -> None:
         self._free.release()
         if not running.cancelled():
-            running.exception()  # seen, also where nobody waits any more
+            running.exception()  # retrieved, even if nobody waits any more
 
     def close(self) -> None:
         """Wait for what is being decoded."""
@@ -143,3 +167,90 @@ async def read_upload(upload: UploadFile, settings: ServiceSettings) -> bytes:
     if upload.size is not None and upload.size > settings.upload_bytes:
         raise _too_large(upload.size, settings)
     return await upload.read()
+
+
+# --- thumbnails
+
+
+class Picture(NamedTuple):
+    """A JPEG and its ETag."""
+
+    content: bytes
+    etag: str
+
+
+class PictureCache:
+    """The most recently used pictures."""
+
+    def __init__(self, most: int = _CACHE_BYTES) -> None:
+        self._most, self._size = most, 0
+        self._pictures: OrderedDict[str, Picture] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, etag: str) -> Picture | None:
+        """A picture, if it is still here."""
+        with self._lock:
+            if etag in self._pictures:
+                self._pictures.move_to_end(etag)
+            return self._pictures.get(etag)
+
+    def put(self, picture: Picture) -> None:
+        """Keep a picture; the least recently used ones make room."""
+        with self._lock:
+            if picture.etag not in self._pictures:
+                self._size += len(picture.content)
+            self._pictures[picture.etag] = picture
+            while self._size > self._most and self._pictures:
+                self._size -= len(self._pictures.popitem(last=False)[1].content)
+
+
+_CACHE = PictureCache()
+
+
+def thumbnail(workspace: Workspace, item: Item, size: int) -> Picture:
+    """An item's picture with its longer side at the next of ``THUMBNAIL_SIZES``, or smaller where the image is."""
+    side = next(one for one in THUMBNAIL_SIZES if one >= size)
+    path = workspace.images.find(item)
+    if path is None:
+        raise _gone("its image is not known here, or gone")
+    try:
+        seen = path.stat()
+    except OSError:
+        raise _gone("its image is gone") from None
+    key = f"{path}|{seen.st_size}|{seen.st_mtime_ns}|{side}"
+    etag = f'"{hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=12).hexdigest()}"'
+    picture = _CACHE.get(etag)
+    if picture is None:
+        with _AT_ONCE:
+            picture = Picture(_drawn(path, side), etag)
+        _CACHE.put(picture)
+    return picture
+
+
+def _drawn(path: Path, side: int) -> bytes:
+    """The image on white, upright, without metadata."""
+    try:
+        width, height = _upright_size(path)
+        scale = min(1.0, side / max(width, height))
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        pixels = read_pixels(path, Preprocessing(size=size, mean=(0, 0, 0), std=(1, 1, 1), fit="squash"))
+    except (ImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        raise _gone(f"its image cannot be read any more ({type(error).__name__})") from error
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def _upright_size(path: Path) -> tuple[int, int]:
+    Image.init()
+    with Image.open(path, formats=[name for name in _THUMBNAIL_FORMATS if name in Image.OPEN]) as image:
+        width, height = image.size
+        try:
+            turned = int(image.getexif().get(_ORIENTATION, 1)) in _SIDEWAYS
+        except Exception:  # damaged metadata does not make the picture unreadable
+            turned = False
+    return (height, width) if turned else (width, height)
+
+
+def _gone(detail: str) -> Problem:
+    return Problem("unknown-picture", detail, "store the item again with its image")

@@ -1,37 +1,406 @@
-"""Jobs: one at a time of the heavy ones (check, backfill), and beside them one at a time that indexes.
+"""Work that continues after the response: indexing, checks, backfills.
 
-A job is on disk before it is acknowledged. After a restart those that waited or were under way go on.
+Index jobs run one at a time, and beside them one at a time of the heavy ones (check, backfill). A job is on disk,
+state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a restart every
+unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, a check from its start.
+Needs no web framework: the command line reads the files of jobs without one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from fixstar.durable import exclusive, remove_leftovers
-from fixstar.errors import InputError
-from fixstar.service.history import History
-from fixstar.service.job_files import KINDS, Job, JobFiles, Kind, now
-from fixstar.service.job_work import WORK, StoppedError, intention
-from fixstar.service.problems import Problem
+from fixstar.durable import exclusive, remove_leftovers, replace_file, replace_json
+from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
+from fixstar.gallery.store import Payload, Vectors
+from fixstar.service.problems import Problem, next_steps, to_step
 from fixstar.service.settings import ServiceSettings
-from fixstar.workspace import Workspace
+from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspace
+from fixstar.workspace.backfill.planning import PlannedBackfill, backfill, plan_backfill, required_target
+from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
+from fixstar.workspace.gate import check_version
 
-__all__ = ["Jobs"]
+if TYPE_CHECKING:
+    from fixstar.data import ImageSet
+    from fixstar.evaluation import VersionFeatures
 
+__all__ = ["History", "Job", "JobFiles", "JobState", "Jobs", "Kind", "RunningJob", "Sample", "StoppedError"]
+
+Kind = Literal["index", "check", "backfill"]
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill"))
 KEPT = 200  # ended jobs that are remembered
 WAITING = 100  # index jobs that may wait
-RETRY = 5.0  # seconds until a job whose beginning could not be written is tried again
-ATTEMPTS = 5  # times that the process may die under a job before it is given up
+RETRY = 5.0  # seconds until a job whose start could not be written is tried again
+ATTEMPTS = 5  # times that the process may die under a job before it is abandoned
+BATCH = 64  # images that an index job stores at a time
 
+_FORMAT = {"format": "fixstar-job", "format_version": 1}
+_NAMED = 100  # items that a result names
+_COUNTED = ("done", "done before", "deleted", "rewritten")  # of a plan's items
 _log = logging.getLogger("fixstar.service")
 _audit = logging.getLogger("fixstar.audit")
+
+Result = dict[str, Any]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+# --- jobs on disk
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. ``parameters`` are what it needs to resume after a restart.
+
+    ``cancelling`` says that it ends after the current batch; ``error`` is the body of a problem; ``attempts`` counts
+    starts that did not come to an end; ``by`` is who asked for it, if known.
+    """
+
+    id: str
+    kind: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    state: JobState = "queued"
+    done: int = 0
+    total: int | None = None
+    message: str = ""
+    result: Result | None = None
+    error: dict[str, Any] | None = None
+    created: str = ""
+    started: str | None = None
+    ended: str | None = None
+    cancelling: bool = False
+    attempts: int = 0
+    by: str | None = None
+
+    @classmethod
+    def new(cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
+        """A new job. Ids sort by time."""
+        if kind == "index":
+            total, message = len(parameters["items"]), "embedding with the deployed version"
+        elif kind == "check":
+            total, message = None, f"checking {parameters['version']}"
+        else:
+            total, message = None, _backfill_message(parameters["target"], parameters["order"], parameters["budget"])
+        when = datetime.now(UTC)
+        name = f"{when:%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
+        created = when.isoformat(timespec="milliseconds")
+        return cls(name, kind, parameters, total=total, message=message, created=created, by=by)
+
+    def __str__(self) -> str:
+        return f"job {self.id} ({self.kind}, asked for by {self.by or 'unknown'})"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ("done", "failed", "cancelled")
+
+    def without_items(self) -> Job:
+        """The same without its lists of items, which may be long."""
+        lists = ("items", "overtaken")
+        return replace(self, parameters={key: value for key, value in self.parameters.items() if key not in lists})
+
+    def awaits(self, ids: Collection[str]) -> bool:
+        """Whether it may still store one of these items."""
+        items = () if self.has_ended else self.parameters.get("items", ())
+        return any(item["id"] in ids for item in items[self.done :])
+
+    @property
+    def overtaken(self) -> frozenset[str]:
+        """Items that others wrote or deleted after it was accepted: it leaves them as they are."""
+        return frozenset(self.parameters.get("overtaken", ()))
+
+    def overtaken_by(self, ids: Collection[str]) -> Job:
+        """The same after others wrote or deleted these items."""
+        pending = {item["id"] for item in self.parameters["items"][self.done :]}
+        overtaken = sorted(self.overtaken | pending.intersection(ids))
+        return replace(self, parameters={**self.parameters, "overtaken": overtaken})
+
+
+class JobFiles:
+    """The files of one workspace's jobs: each whole or absent."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.directory = workspace / "state" / "jobs"
+
+    def save(self, job: Job) -> None:
+        """Write a job as it is now. One that has ended needs no list of items any more."""
+        if job.has_ended:
+            job = job.without_items()
+        replace_json(self._path(job.id), {**_FORMAT, **asdict(job)})
+
+    def delete(self, name: str) -> None:
+        """Forget a job."""
+        self._path(name).unlink(missing_ok=True)
+
+    def load(self) -> list[Job]:
+        """All jobs, oldest first. One whose file is damaged counts as failed: nothing disappears in silence."""
+        paths = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else []
+        return [_read_job(path) for path in paths]
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+
+def _read_job(path: Path) -> Job:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if {key: content.pop(key) for key in _FORMAT} != _FORMAT:
+            raise ValueError("an unknown format")
+        job = Job(**content)
+        if job.id != path.stem or job.kind not in KINDS or job.state not in get_args(JobState):
+            raise ValueError(f"not a job: {job.id!r}, {job.kind!r}, {job.state!r}")
+        if not isinstance(job.parameters, dict) or not isinstance(job.done, int):
+            raise ValueError("not the parameters of a job")
+        return job
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _log.error("%s is damaged (%s); what it asked for was not finished, ask for it again", path, error)
+    when = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
+    problem = Problem("damaged-job", "what it asked for may not have been done", "ask for it again").body()
+    message = "its file is damaged"
+    return Job(path.stem, "unknown", state="failed", message=message, error=problem, created=when, ended=when)
+
+
+# --- what jobs do
+
+
+class StoppedError(Exception):
+    """A job ended early: it was told to, or there is no point in continuing."""
+
+    def __init__(self, message: str, result: Result | None = None) -> None:
+        super().__init__(message)
+        self.message, self.result = message, result
+
+
+class RunningJob:
+    """A job seen from its own work."""
+
+    def __init__(self, jobs: Jobs, name: str) -> None:
+        self._jobs, self._name = jobs, name
+
+    def job(self) -> Job:
+        """As it is now."""
+        return self._jobs.get(self._name)
+
+    def note(self, save: bool = False, **changes: Any) -> None:
+        """Change what is reported about it; with ``save`` also on disk."""
+        with self._jobs._changed:
+            job = self.job()
+            if job.cancelling:
+                changes.pop("message", None)  # that it is about to end is what counts
+            self._jobs._keep(replace(job, **changes), save)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Collection[str]]:
+        """Held while it writes items: gives those that others wrote since it was accepted. Meanwhile they wait."""
+        with self._jobs._writing:
+            yield self.job().overtaken
+
+    def stopped(self) -> bool:
+        """Whether it is to end after the current batch."""
+        return self._jobs._stopping or self.job().cancelling
+
+
+def _index(space: Workspace, running: RunningJob) -> Result:
+    """Embed images that the workspace keeps, with the version that is deployed when their batch comes.
+
+    Items that others wrote or deleted after the job was accepted stay as they are.
+    """
+    job = running.job()
+    items: Sequence[Mapping[str, Any]] = job.parameters["items"]
+    done, result = job.done, dict(job.result or {"added": 0, "overtaken": 0, "versions": {}, "bad": [], "bad_count": 0})
+    while done < len(items):
+        if running.stopped():
+            raise StoppedError(f"{done:,} of {len(items):,} items were processed", result)
+        rows = items[done : done + BATCH]
+        batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in rows]
+        overtaken: list[str] = []
+
+        def store(
+            version: str,
+            ids: Sequence[str],
+            vectors: Vectors,
+            payloads: Sequence[Payload],
+            overtaken: list[str] = overtaken,
+        ) -> None:
+            with running.writing() as written:  # nobody writes between this look and the write
+                own = [row for row, name in enumerate(ids) if name not in written]
+                if own:
+                    kept = [payloads[row] for row in own]
+                    space.gallery.upsert(version, [ids[row] for row in own], vectors[own], kept)
+            overtaken.extend(name for name in ids if name in written)
+
+        stored = space.index(batch, again=True, store=store)  # again: the payload may have changed
+        bad = [_bad_image(one, done, rows) for one in stored.bad]
+        added = stored.added - len(overtaken)
+        versions = {**result["versions"], stored.version: result["versions"].get(stored.version, 0) + added}
+        result = {
+            "added": result["added"] + added,
+            "overtaken": result["overtaken"] + len(overtaken),
+            "versions": versions,
+            "bad": [*result["bad"], *bad][:_NAMED],
+            "bad_count": result["bad_count"] + len(bad),
+        }
+        done += len(batch)
+        running.note(save=True, done=done, result=result)
+    return result
+
+
+def _bad_image(image: ImageError, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
+    """An image that was left out, as ``POST /v1/items`` names it."""
+    row = next(number for number, one in enumerate(batch) if one["id"] == image.name)
+    return {"id": image.name, "index": before + row, "file": batch[row]["file"], "reason": image.reason}
+
+
+def _check(space: Workspace, running: RunningJob) -> Result:
+    """Check a version against all live vectors, on the images held out at training. The check is saved beside it."""
+    wanted = running.job().parameters
+    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"])
+
+    def embed(queries: ImageSet, gallery: ImageSet, names: Sequence[str]) -> list[VersionFeatures]:
+        features: list[VersionFeatures] = []
+        for number, name in enumerate([*names, None]):  # the last step is the comparison
+            if running.stopped():
+                raise StoppedError("nothing was decided")
+            message = "comparing" if name is None else f"embedding {len(queries) + len(gallery):,} images with {name}"
+            running.note(done=number, total=len(names) + 1, message=message)
+            if name is not None:
+                features += space.features(queries, gallery, [name], space.device, progress=False)
+        return features
+
+    check = check_version(space.registry, wanted["version"], space.met_by(wanted["version"]), embed, None, rules)
+    running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
+    steps = [to_step(step) for step in next_steps(check)]
+    return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons), "next_steps": steps}
+
+
+def _backfill(space: Workspace, running: RunningJob) -> Result:
+    """Re-embed older items with the version that was deployed when the job was asked for, or not at all."""
+    try:
+        return _run_backfill(space, running)
+    except DeploymentMovedError as error:
+        raise StoppedError(str(error), running.job().result) from error
+
+
+def _run_backfill(space: Workspace, running: RunningJob) -> Result:
+    wanted = running.job().parameters
+    options = BackfillOptions(
+        wanted["budget"],
+        wanted["order"],
+        wanted["rate"],
+        stop=running.stopped,
+        target=required_target(space, wanted["target"]),
+        anyway=wanted["anyway"],
+    )
+    known, files = dict(running.job().result or {}), PlanFiles(space.path)
+    if (finished := _finished_plan(files, wanted)) is not None:
+        counts = _counts(files, finished, wanted["counted"])
+        return {**known, **counts, **_kept_items(files.kept(finished)), "left": 0, "stopped": None}
+    planned = plan_backfill(space, options, predict="predicted" not in known)
+    if "predicted" not in known:
+        known["predicted"] = _prediction(planned)
+    plan = planned.plan
+    known |= {"version": plan.target, "planned": len(plan.ids), "old": plan.old, "without_image": plan.without_image}
+    if planned.loses and plan.ids and not options.anyway:
+        running.note(result=known)  # saved only with the refusal: a prediction on disk is not judged again
+        raise _loses(planned)
+    counts = files.counts(plan)  # before this job: an earlier one may have begun the plan
+    counted = wanted.get("counted") or {name: counts.get(name, 0) for name in _COUNTED}
+    running.note(
+        save=True,
+        parameters={**wanted, "token": plan.token, "counted": counted},
+        result=known,
+        total=len(plan.ids),
+        done=0,
+        message=_backfill_message(plan.target, plan.order, plan.budget),
+    )
+    done, started = 0, time.monotonic()
+
+    def advance(count: int = 1, note: str | None = None) -> None:  # noqa: ARG001
+        nonlocal done
+        done += count
+        seconds = known.get("seconds", 0.0) + time.monotonic() - started
+        running.note(save=True, done=done, result={**known, **_counts(files, plan, counted), "seconds": seconds})
+
+    outcome = backfill(space, options, advance, judged=plan.token)
+    result = {
+        **known,
+        **_counts(files, plan, counted),
+        **_kept_items(outcome.kept),
+        "left": outcome.left,
+        "measured": [*known.get("measured", []), *(point._asdict() for point in outcome.measured)],
+        "stopped": outcome.stopped,
+        "seconds": known.get("seconds", 0.0) + outcome.seconds,
+    }
+    if result["stopped"]:
+        raise StoppedError(result["stopped"], result)
+    return result
+
+
+def _backfill_message(target: str, order: str, budget: str) -> str:
+    return f"re-embedding with {target}, order: {order}, budget: {budget}"
+
+
+def _loses(planned: PlannedBackfill) -> Problem:
+    """The refusal of a plan that is predicted to lose accuracy."""
+    seen = f"this plan is predicted to {planned.loss}, and the old vectors would not be kept; nothing was embedded"
+    larger = ", ".join(planned.larger_budgets)
+    instead = f', send a larger "budget" ({larger})' if larger else " (no larger budget is predicted to gain, either)"
+    hint = f'leave everything as it is{instead}, or send "anyway": true to do it nevertheless'
+    steps = [NextStep("backfill", {"budget": budget}) for budget in planned.larger_budgets]
+    return Problem("backfill-loses", seen, hint, *steps, NextStep("backfill", {"anyway": True}, "despite this"))
+
+
+def _finished_plan(files: PlanFiles, wanted: Mapping[str, Any]) -> BackfillPlan | None:
+    """The job's plan if a restart came between its last batch and its end; a new plan would exceed the budget."""
+    if "token" not in wanted:
+        return None
+    plan = files.plan()
+    if plan is None or plan.token != wanted["token"]:
+        raise StoppedError("another backfill has taken its place")
+    return plan if files.position(plan) >= len(plan.ids) else None
+
+
+def _counts(files: PlanFiles, plan: BackfillPlan, before: Mapping[str, int]) -> Result:
+    """What became of the job's items. The counts are saved with the plan's cursor, so that a kill loses none."""
+    counts = files.counts(plan)
+    return {name.replace(" ", "_"): max(0, counts.get(name, 0) - before[name]) for name in _COUNTED}
+
+
+def _prediction(planned: PlannedBackfill) -> Result | None:
+    curve = planned.predicted
+    if curve is None:
+        return None
+    return {
+        "order": curve.order,
+        "shares": curve.planned.shares.tolist(),
+        "planned": curve.planned.accuracy.tolist(),
+        "random": curve.random.accuracy.tolist(),
+        "self_tests": list(curve.self_tests),
+    }
+
+
+def _kept_items(items: Sequence[KeptItem]) -> Result:
+    return {"kept": [item._asdict() for item in items[:_NAMED]], "kept_count": len(items)}
+
+
+WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {"index": _index, "check": _check, "backfill": _backfill}
+
+
+# --- running them
 
 
 class Jobs:
@@ -46,23 +415,23 @@ class Jobs:
         self._writing = threading.Lock()  # taken before _changed where both are
         self._stopping = True  # until it is started
         self._threads: list[threading.Thread] = []
-        self._held, self._is_held = contextlib.ExitStack(), False
+        self._lock, self._is_locked = contextlib.ExitStack(), False
 
-    def hold(self) -> None:
-        """Be the one who runs the jobs of this workspace, or say that another does. ``start`` does it too."""
-        if self._is_held:
+    def lock(self) -> None:
+        """Become the only process that runs the jobs of this workspace, or refuse. ``start`` does it too."""
+        if self._is_locked:
             return
         try:
-            self._held.enter_context(exclusive(self._files.directory))
+            self._lock.enter_context(exclusive(self._files.directory))
         except BlockingIOError:
             raise InputError(
                 f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
             ) from None
-        self._is_held = True
+        self._is_locked = True
 
     def start(self) -> None:
-        """Take up what is left of the last time, and wait for more."""
-        self.hold()
+        """Resume what is left of the last run, and wait for more."""
+        self.lock()
         remove_leftovers(self._files.directory)
         with self._changed:
             self._stopping = False
@@ -79,7 +448,7 @@ class Jobs:
         self.history.start()
 
     def stop(self, timeout: float = 20.0) -> None:
-        """Let running jobs finish their batch; they go on after the next start. Waits so many seconds at most."""
+        """Let running jobs finish their batch; they resume after the next start. Waits so many seconds at most."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -88,50 +457,43 @@ class Jobs:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            _log.warning("a job did not come to a pause in %.0f s; it goes on from its last whole batch", timeout)
-            return  # what it may still write must not meet another service
-        self._held.close()
-        self._is_held = False
+            _log.warning("a job did not pause within %.0f s; it resumes from its last whole batch", timeout)
+            return  # still locked: what it may yet write must not meet another service
+        self._lock.close()
+        self._is_locked = False
 
     def require_room(self, kind: Kind) -> None:
-        """Refuse as ``submit`` would at this moment: before images are kept for a job that will not be taken on."""
+        """Refuse as ``submit`` would at this moment: before images are kept for a job that would be refused."""
         with self._changed:
-            self._refuse(kind)
+            if self._stopping:
+                raise Problem("stopping", "no new jobs", "try again", headers={"Retry-After": "10"})
+            active = [job for job in self._jobs.values() if job.kind == kind and not job.has_ended]
+            if kind == "index":
+                if len(active) >= WAITING:
+                    seen = f"{len(active)} index jobs are waiting"
+                    raise Problem("too-many-jobs", seen, "try again when some are done", headers={"Retry-After": "30"})
+            elif active:
+                seen = f"{kind} job {active[0].id} is {active[0].state}: {active[0].message}"
+                raise Problem("already-running", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
 
     def submit(self, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
-        """Take a job on; it is on disk when this returns. Refused while another of its kind has to be waited for.
-
-        ``by`` is who asks for it.
-        """
+        """Accept a job asked for by ``by``; it is on disk when this returns. Refused while another one blocks it."""
         if kind not in KINDS:
             raise InputError(f"a job is one of {', '.join(KINDS)}; got {kind!r}")
-        items = parameters.get("items")
-        job = Job.made(kind, parameters, None if items is None else len(items), intention(kind, parameters), by)
+        job = Job.new(kind, parameters, by)
         with self._changed:
-            self._refuse(kind)
+            self.require_room(kind)
             self._files.save(job)
             self._jobs[job.id] = job
             self._changed.notify_all()
-        _audit.info("%s was taken on: %s", job, job.message)
+        _audit.info("%s was accepted: %s", job, job.message)
         return job
-
-    def _refuse(self, kind: Kind) -> None:
-        if self._stopping:
-            raise Problem("stopping", "no new jobs", "come again", headers={"Retry-After": "10"})
-        active = [job for job in self._jobs.values() if job.kind == kind and not job.has_ended]
-        if kind == "index":
-            if len(active) >= WAITING:
-                seen = f"{len(active)} jobs that index are waiting"
-                raise Problem("too-many-jobs", seen, "come again when some are done", headers={"Retry-After": "30"})
-        elif active:
-            seen = f"{kind} job {active[0].id} is {active[0].state}: {active[0].message}"
-            raise Problem("already-running", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
 
     @contextlib.contextmanager
     def overtaking(self, ids: Collection[str]) -> Iterator[bool]:
-        """For a write, or deletion, of items: the index jobs taken on before it leave them as it did.
+        """Held while others write or delete items: index jobs accepted before leave these items alone afterwards.
 
-        Tells whether there are such. Where the write fails, they store the items all the same.
+        Gives whether there are such jobs. If the write fails, they store the items as planned.
         """
         ids = frozenset(ids)
         with self._changed:
@@ -159,17 +521,15 @@ class Jobs:
         return next((job for job in self.all() if job.kind == kind), None)
 
     def cancel(self, name: str, by: str | None = None) -> Job:
-        """End a job: at once where it waits, after its batch where it runs. One that has ended stays as it is."""
+        """End a job: at once if it waits, after its batch if it runs. One that has ended stays as it is."""
         with self._changed:
             job = self.get(name)
             if job.has_ended or job.cancelling:
                 return job
-            _audit.info("%s is cancelled by %s", job, by or "nobody known")
+            _audit.info("%s is cancelled by %s", job, by or "unknown")
             if job.state == "queued":
                 return self._end(job, state="cancelled", message="cancelled before it began")
             return self._keep(replace(job, cancelling=True, message="ends after this batch"))
-
-    # --- what happens in the threads
 
     def _resume(self, job: Job) -> None:
         if job.cancelling:
@@ -184,7 +544,7 @@ class Jobs:
         while (job := self._next(lane)) is not None:
             try:
                 self._run(job)
-            except Exception:  # such as a full disk: the lane goes on
+            except Exception:  # such as a full disk: the lane continues
                 _log.exception("job %s could not be recorded", job.id)
 
     def _next(self, lane: tuple[Kind, ...]) -> Job | None:
@@ -192,33 +552,33 @@ class Jobs:
         with self._changed:
             while not self._stopping:
                 waiting = [job for job in self._jobs.values() if job.state == "queued" and job.kind in lane]
-                if waiting:
-                    job = min(waiting, key=lambda one: one.id)
-                    begun = replace(job, state="running", started=job.started or now(), attempts=job.attempts + 1)
-                    try:
-                        self._files.save(begun)
-                    except OSError as error:  # such as a full disk: it goes on waiting
-                        _log.error("job %s cannot begin, it is tried again: %s", job.id, error)
-                        self._changed.wait(RETRY)
-                        continue
-                    _audit.info("%s begins", begun)
-                    return self._keep(begun, save=False)
-                self._changed.wait()
+                if not waiting:
+                    self._changed.wait()
+                    continue
+                job = min(waiting, key=lambda one: one.id)
+                started = replace(job, state="running", started=job.started or _now(), attempts=job.attempts + 1)
+                try:
+                    self._files.save(started)
+                except OSError as error:  # such as a full disk
+                    _log.error("job %s cannot start, it is tried again: %s", job.id, error)
+                    self._changed.wait(RETRY)
+                    continue
+                _audit.info("%s begins", started)
+                return self._keep(started, save=False)
         return None
 
     def _run(self, job: Job) -> None:
         try:
-            result = WORK[job.kind](self._workspace, _Inside(self, job.id))
+            result = WORK[job.kind](self._workspace, RunningJob(self, job.id))
         except StoppedError as error:
             self._leave(job.id, error)
-            return
         except Exception as error:
             if self._stopping:  # the gallery may have been closed under it
                 _log.warning("job %s broke off while the service stopped: %s", job.id, error)
-                return
-            self._fail(job.id, error)
-            return
-        self._end(self.get(job.id), state="done", result=result)
+            else:
+                self._fail(job.id, error)
+        else:
+            self._end(self.get(job.id), state="done", result=result)
 
     def _leave(self, name: str, error: StoppedError) -> None:
         """It ended early: for good, or until the next start."""
@@ -243,7 +603,7 @@ class Jobs:
 
     def _end(self, job: Job, **changes: Any) -> Job:
         with self._changed:
-            ended = replace(job.without_items(), ended=now(), **changes)
+            ended = replace(job.without_items(), ended=_now(), **changes)
             why = (ended.error or {}).get("detail") or ended.message
             level = logging.ERROR if ended.state == "failed" else logging.INFO
             _audit.log(level, "%s is %s: %s", ended, ended.state, why)
@@ -257,30 +617,106 @@ class Jobs:
         return ended
 
 
-class _Inside:
-    """A running job, for the work that it is."""
+# --- vectors by version over time
 
-    def __init__(self, jobs: Jobs, name: str) -> None:
-        self._jobs, self._name = jobs, name
 
-    def job(self) -> Job:
-        """As it is now."""
-        return self._jobs.get(self._name)
+class Sample(NamedTuple):
+    """Items by the version that made their vectors, at a time."""
 
-    def note(self, save: bool = False, **changes: Any) -> None:
-        """Change what is told about it; with ``save`` also on disk."""
-        with self._jobs._changed:
-            job = self.job()
-            if job.cancelling:
-                changes.pop("message", None)  # that it is about to end is what counts
-            self._jobs._keep(replace(job, **changes), save)
+    when: str
+    vectors: dict[str, int]
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Collection[str]]:
-        """For its write of items: those that others wrote since it was taken on. Meanwhile they wait."""
-        with self._jobs._writing:
-            yield self.job().overtaken
 
-    def stopped(self) -> bool:
-        """Whether it is to end at the next batch."""
-        return self._jobs._stopping or self.job().cancelling
+class History:
+    """Counts vectors by version every few seconds: state/history.jsonl, one line per change. Threads may share it."""
+
+    def __init__(self, workspace: Workspace, interval: float = 5.0, most: int = 1000) -> None:
+        self._workspace, self._interval, self._most = workspace, interval, most
+        self._path = workspace.path / "state" / "history.jsonl"
+        self._lock = threading.Lock()
+        self._samples: list[Sample] | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._watch, name="fixstar-history", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Count once more, and stop."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._thread = None
+
+    def samples(self) -> list[Sample]:
+        """All samples, oldest first; the last one is current."""
+        self.look()
+        with self._lock:
+            return list(self._known())
+
+    def look(self) -> None:
+        """Record the counts if they have changed."""
+        vectors = {name: count for name, count in self._workspace.gallery.count().items() if count}
+        with self._lock:
+            known = self._known()
+            if (known[-1].vectors if known else {}) == vectors:
+                return
+            sample = Sample(_now(), vectors)
+            known.append(sample)
+            if len(known) > self._most:
+                self._samples = _thinned(known)
+                text = "".join(map(_line, self._samples))
+                replace_file(self._path, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
+            else:
+                _append(self._path, _line(sample))
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                self.look()
+            except (FixstarError, OSError) as error:  # a server that is away for a while, a full disk
+                _log.warning("the counts of vectors were not recorded: %s", error)
+            if self._stopped.is_set():
+                return
+            self._stopped.wait(self._interval)
+
+    def _known(self) -> list[Sample]:
+        if self._samples is None:
+            self._samples = _read_samples(self._path)[-self._most :]
+        return self._samples
+
+
+def _line(sample: Sample) -> str:
+    return json.dumps(sample._asdict(), ensure_ascii=False) + "\n"
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            torn = file.read(1) != b"\n"  # a kill cut the last line off: start a new one
+            line = "\n" + line if torn else line
+        file.write(line.encode())
+
+
+def _read_samples(path: Path) -> list[Sample]:
+    """All whole lines."""
+    found = []
+    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+        try:
+            content = json.loads(line)
+            counts = {str(name): int(count) for name, count in content["vectors"].items()}
+            found.append(Sample(str(content["when"]), counts))
+        except (ValueError, KeyError, TypeError, AttributeError):  # empty, or cut off
+            continue
+    return found
+
+
+def _thinned(samples: list[Sample]) -> list[Sample]:
+    """Without every second sample of the older half: the distant past is kept more coarsely."""
+    half = len(samples) // 2
+    return samples[:half:2] + samples[half:]

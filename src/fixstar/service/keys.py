@@ -1,81 +1,183 @@
-"""Who is calling, and whether they may: ``Depends(needs("write"))``.
+"""API keys of a workspace and their holders: who is calling, and what they may do.
 
-A key comes as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``. Where a workspace has no keys, callers on this
-machine may do everything, and nobody else anything. What a proxy forwards is not of this machine.
+Keys are kept hashed in state/keys.json. A key is 256 random bits, shown once. What is stored is a salted SHA-256 of it:
+nobody can guess 256 bits, so a slow hash would only slow the service down. The file is read again whenever it changes,
+so keys start and stop working at once.
+
+A request carries its key as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``. Where a workspace has no keys, callers
+on this machine may do everything, and nobody else anything. What a proxy forwards is not of this machine. Needs no web
+framework: the command line manages keys without one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+import json
+import secrets
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from fastapi import Request
-
-from fixstar.service.key_file import ROLES, Caller, Key, Keys, Role
+from fixstar.durable import WatchedFile, exclusive, replace_file
+from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 
-__all__ = ["CALLER", "LOCAL", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "needs", "presented_key", "unknown"]
+__all__ = ["CALLER", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "missing_key"]
 
-LOCAL = Caller("local", "admin")
+Role = Literal["read", "write", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
 CALLER = "fixstar.caller"  # in the request's scope
+
+_PREFIX = "fxs_"  # so that a leaked key is recognised in a log or a repository
+_MAX_DAYS = 36_500
+_WAIT = 10.0  # seconds for another process that changes the keys
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "via")  # what proxies add
 
 
-def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
-    """A dependency that lets callers of this role, or a higher one, pass."""
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a request, and what they may do."""
 
-    async def allowed(request: Request) -> Caller:  # async: in the event loop a look at the keys is cheapest
-        context = request.app.state.context
-        caller = identify(request.scope, request.headers, context.keys, context.settings)
-        if caller is None:
-            raise unknown(request.headers, context.keys)
-        if not caller.may(role):
-            raise Problem(
-                "not-allowed",
-                f"{caller.name!r} has the role {caller.role}; this needs {role}",
-                f"ask the operator for a key: fixstar keys add NAME --role {role}",
-            )
-        return caller
+    name: str
+    role: Role
 
-    return allowed
+    def may(self, role: Role) -> bool:
+        """Whether the caller's role includes another."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is stored of a key. ``expires`` is None for a key that does not expire."""
+
+    name: str
+    role: Role
+    salt: str
+    hash: str
+    created: str
+    expires: str | None = None
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and datetime.fromisoformat(self.expires) <= datetime.now(UTC)
+
+
+class Keys:
+    """The keys of one workspace. Threads and processes may share them."""
+
+    def __init__(self, workspace: Path) -> None:
+        self._directory = workspace / "state"
+        self._file = self._directory / "keys.json"
+        self._keys: WatchedFile[tuple[Key, ...]] = WatchedFile(self._file, _parsed, ())
+
+    def all(self) -> tuple[Key, ...]:
+        """All keys, oldest first. Costs one stat of the file, unless it changed."""
+        return self._keys.content()
+
+    def add(self, name: str, role: Role, days: float | None = None) -> str:
+        """A new key for ``name``, valid for so many days or until it is removed; it is shown here and never again."""
+        if not 0 < len(name) <= 64 or not name.isprintable() or name != name.strip():
+            raise InputError(f"a key's name is 1 to 64 printable characters without spaces around them, got {name!r}")
+        if role not in ROLES:
+            raise UnknownNameError("role", role, ROLES)
+        if days is not None and not 0 < days <= _MAX_DAYS:
+            raise InputError(f"a key is valid for more than 0 and up to {_MAX_DAYS:,} days, got {days:g}")
+        now = datetime.now(UTC)
+        expires = None if days is None else (now + timedelta(days=days)).isoformat(timespec="seconds")
+        token = _PREFIX + secrets.token_urlsafe(32)
+        salt = secrets.token_hex(16)
+        key = Key(name, role, salt, _hash(salt, token), now.isoformat(timespec="seconds"), expires)
+        with self._locked():
+            keys = self.all()
+            if any(other.name == name for other in keys):
+                raise InputError(f"there is already a key named {name!r}; remove it first, or choose another name")
+            self._write((*keys, key))
+        return token
+
+    def remove(self, name: str) -> None:
+        """Revoke a key."""
+        with self._locked():
+            keys = self.all()
+            if all(key.name != name for key in keys):
+                raise UnknownNameError("key", name, [key.name for key in keys])
+            self._write(tuple(key for key in keys if key.name != name))
+
+    def find(self, token: str) -> Key | None:
+        """The key, even if it has expired. Compares with every key, in constant time each."""
+        given = token.encode("utf-8", "replace")
+        found = None
+        for key in self.all():
+            if hmac.compare_digest(_hash(key.salt, given), key.hash):
+                found = key
+        return found
+
+    def who(self, token: str) -> Caller | None:
+        """Whose key this is, if it is valid now."""
+        key = self.find(token)
+        return None if key is None or key.has_expired else Caller(key.name, key.role)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with exclusive(self._directory, wait=_WAIT):
+                yield
+        except BlockingIOError:
+            raise InputError(f"another process has been changing {self._directory} for {_WAIT:.0f} s") from None
+
+    def _write(self, keys: tuple[Key, ...]) -> None:
+        stored = [{name: value for name, value in asdict(key).items() if value is not None} for key in keys]
+        text = json.dumps({"format": "fixstar-keys", "keys": stored}, indent=2) + "\n"
+
+        def write(partial: Path) -> None:
+            partial.touch(mode=0o600)
+            partial.write_text(text, encoding="utf-8")
+
+        replace_file(self._file, write, mode=0o600)
+
+
+def _parsed(file: Path) -> tuple[Key, ...]:
+    try:
+        keys = tuple(Key(**key) for key in json.loads(file.read_text(encoding="utf-8"))["keys"])
+        for key in keys:
+            _ = key.has_expired  # an unreadable time is damage too
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
+    if wrong := [key.role for key in keys if key.role not in ROLES]:
+        raise ModelError(f"{file} is damaged: no role {wrong[0]!r}; restore it from a copy")
+    return keys
+
+
+def _hash(salt: str, token: str | bytes) -> str:
+    content = token.encode() if isinstance(token, str) else token
+    return hashlib.sha256(bytes.fromhex(salt) + content).hexdigest()
 
 
 def identify(
     scope: MutableMapping[str, Any], headers: Mapping[str, str], keys: Keys, settings: ServiceSettings
 ) -> Caller | None:
-    """Who is calling; None where nobody knows. Looked up once a request: the pace and the route both ask."""
+    """Who is calling; None for a stranger. Looked up once per request: the rate limit and the route both ask."""
     if CALLER not in scope:
         if keys.all():
-            token = presented_key(headers)
+            token = _presented_key(headers)
             scope[CALLER] = None if token is None else keys.who(token)
         else:
-            passed_on = settings.names or any(name in headers for name in _FORWARDED)
-            scope[CALLER] = LOCAL if settings.loopback and not passed_on and _is_here(scope) else None
+            forwarded = settings.names or any(name in headers for name in _FORWARDED)
+            local = settings.loopback and not forwarded and _is_local(scope)
+            scope[CALLER] = Caller("local", "admin") if local else None
     found: Caller | None = scope[CALLER]
     return found
 
 
-def presented_key(headers: Mapping[str, str]) -> str | None:
-    """The key that a request carries."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return headers.get("x-api-key") or None
-
-
-def _is_here(scope: MutableMapping[str, Any]) -> bool:
-    """Whether the caller is on this machine."""
-    try:
-        return ipaddress.ip_address(scope["client"][0]).is_loopback
-    except (KeyError, TypeError, ValueError):
-        return False
-
-
-def unknown(headers: Mapping[str, str], keys: Keys) -> Problem:
-    """The answer to who is not known, or is no longer."""
-    token = presented_key(headers)
+def missing_key(headers: Mapping[str, str], keys: Keys) -> Problem:
+    """The answer to a caller without a valid key."""
+    token = _presented_key(headers)
     if token is None:
         seen = "the request carries no key"
     elif (key := keys.find(token)) is not None and key.has_expired:
@@ -84,3 +186,18 @@ def unknown(headers: Mapping[str, str], keys: Keys) -> Problem:
         seen = "this key is not known here, or was removed"
     hint = "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read"
     return Problem("no-key", seen, hint, headers={"WWW-Authenticate": 'Bearer realm="fixstar"'})
+
+
+def _presented_key(headers: Mapping[str, str]) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key") or None
+
+
+def _is_local(scope: MutableMapping[str, Any]) -> bool:
+    """Whether the caller is on this machine."""
+    try:
+        return ipaddress.ip_address(scope["client"][0]).is_loopback
+    except (KeyError, TypeError, ValueError):
+        return False

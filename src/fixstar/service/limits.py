@@ -1,28 +1,54 @@
-"""What a request must keep to before any route sees it: size, pace, origin and host. And headers for every answer.
+"""What a request must keep to before a route acts on it: host, origin, rate, size, well-formed text, known fields.
 
-Plain ASGI, so that bodies are counted while they come in and answers are not held back.
+Plain ASGI where possible, so that bodies are counted while they come in and answers are not held back. The rate limit
+is a token bucket of our own: fractions of a request can be charged, and its memory is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import ipaddress
+import json
+import math
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes, urlsplit
 
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fixstar.service.key_file import Keys
-from fixstar.service.keys import identify, unknown
+from fixstar.errors import GalleryError
+from fixstar.gallery.filters import filter_key, payload_test
+from fixstar.gallery.store import Where
+from fixstar.service.keys import Keys, identify, missing_key
 from fixstar.service.problems import Problem, problem_response
-from fixstar.service.settings import LOOPBACK, SMALLER, ServiceSettings
+from fixstar.service.settings import LOOPBACK, SMALLER_IMAGE, ServiceSettings
+from fixstar.workspace.items import IMAGE, STAMP
 
-__all__ = ["BodyLimit", "RateLimit", "SameOrigin", "SecurityHeaders", "TokenBuckets", "address"]
+__all__ = [
+    "HIDDEN_FIELDS",
+    "BodyLimit",
+    "FormRoute",
+    "RateLimit",
+    "SameOrigin",
+    "SecurityHeaders",
+    "TokenBuckets",
+    "WellFormed",
+    "address",
+    "check_filter",
+    "known_parameters",
+    "operation",
+    "parse_filter",
+    "parse_json",
+]
+
+HIDDEN_FIELDS = (IMAGE, STAMP)  # of payloads: they name files of this machine
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -39,12 +65,18 @@ _HEADERS: Final = {
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async")
-_AROUND = 1 << 20  # bytes of a request beside its images
-_FREE = ("/healthz", "/readyz")  # asked all the time by whoever looks after the service
+_BESIDE_IMAGES = 1 << 20  # bytes of a request beside its images
+_UNLIMITED = ("/healthz", "/readyz")  # polled by monitoring
 _OPEN = ("/v1/openapi.json", "/v1/docs")  # need no key
 _THUMBNAIL_COST = 0.1  # of a request: one search shows many
 _IDLE = 30.0  # seconds that a body may pause
-_DRAIN = 5.0  # seconds in which a refused body is still read, so that its sender hears why
+_DRAIN = 5.0  # seconds in which a refused body is still read, so that its sender sees why
+_MAX_DEPTH = 20  # levels of lists and maps that a request may nest
+_FORM = "multipart/form-data"
+_FILTERS = 'write a filter such as {"label": "shoes"}, {"price": {"lt": 50}} or {"sold": {"exists": false}}'
+
+
+# --- browsers
 
 
 class SecurityHeaders:
@@ -72,7 +104,7 @@ class SecurityHeaders:
 
 
 class SameOrigin:
-    """Refuses what another site's page would make a browser send, and names that were pointed at this machine."""
+    """Refuses what another site's page makes a browser send, and foreign names that point at this machine."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self._app, self._settings = app, settings
@@ -89,7 +121,7 @@ class SameOrigin:
         if self._settings.loopback and _hostname(host) not in (*LOOPBACK, self._settings.host, *self._settings.names):
             known = ", ".join(("localhost", *self._settings.names))
             seen = f"the request is for {host!r}; this service answers to {known}"
-            hint = "call it by http://localhost, with its port; for other names the operator has: fixstar serve --name"
+            hint = "call it by http://localhost, with its port; the operator can add names: fixstar serve --name"
             return Problem("wrong-host", seen, hint)
         if method in _SAFE:
             return None
@@ -116,8 +148,11 @@ def _hostname(host: str) -> str:
         return ""
 
 
+# --- rate
+
+
 class TokenBuckets:
-    """So many requests a minute for each caller, in bursts if they like."""
+    """So many requests per minute for each caller, in bursts if they like."""
 
     def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, most: int = 10_000) -> None:
         self._rate, self._clock, self._most = rate, clock, most
@@ -125,7 +160,7 @@ class TokenBuckets:
         self._lock = threading.Lock()
 
     def take(self, caller: str, cost: float = 1.0) -> float:
-        """0 where the caller may go on, else the seconds until it may."""
+        """0 where the caller may proceed, else the seconds until it may."""
         with self._lock:
             now = self._clock()
             left, when = self._filled.get(caller, (float(self._rate), now))
@@ -137,7 +172,7 @@ class TokenBuckets:
             return wait
 
     def _forget(self, now: float) -> None:
-        """Drop callers whose bucket is full again, and the longest absent where that is not enough."""
+        """Drop callers whose bucket is full again, else the half that was absent longest."""
         full = [c for c, (left, when) in self._filled.items() if left + (now - when) * self._rate / 60 >= self._rate]
         for caller in full or sorted(self._filled, key=lambda c: self._filled[c][1])[: self._most // 2]:
             del self._filled[caller]
@@ -146,7 +181,7 @@ class TokenBuckets:
 class RateLimit:
     """Answers 429 to callers that ask faster than allowed: by key where it is valid, else by address.
 
-    And 401 to those whom nobody knows: FastAPI would read their whole body before it asks who they are.
+    And 401 to callers without a valid key: FastAPI would read their whole body first.
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys) -> None:
@@ -154,40 +189,43 @@ class RateLimit:
         self._buckets = TokenBuckets(settings.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or say when to come again, or that a key is needed."""
-        if scope["type"] == "http" and (wait := self._wait(scope)):
-            seconds = str(int(wait) + 1)
-            problem = Problem(
-                "too-many-requests",
-                f"{self._settings.rate} requests a minute are allowed",
-                f"come again in {seconds} s; the operator may allow more with: fixstar serve --rate",
-                headers={"Retry-After": seconds},
-            )
+        """Pass on, or say when to retry, or that a key is needed."""
+        if scope["type"] == "http" and (problem := self._objection(scope)):
             await problem_response(problem)(scope, receive, send)
             return
-        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in _OPEN:
-            headers = Headers(scope=scope)
-            if identify(scope, headers, self._keys, self._settings) is None:
-                await problem_response(unknown(headers, self._keys))(scope, receive, send)
-                return
         await self._app(scope, receive, send)
 
-    def _wait(self, scope: Scope) -> float:
+    def _objection(self, scope: Scope) -> Problem | None:
         path: str = scope["path"]
-        if path in _FREE or not path.startswith(("/v1", "/metrics")):
-            return 0.0
-        caller = identify(scope, Headers(scope=scope), self._keys, self._settings)
+        if path in _UNLIMITED or not path.startswith(("/v1", "/metrics")):
+            return None
+        headers = Headers(scope=scope)
+        caller = identify(scope, headers, self._keys, self._settings)
         name = f"address {address(scope)}" if caller is None else f"key {caller.name}"
-        return self._buckets.take(name, _THUMBNAIL_COST if path == "/v1/item/image" or path.endswith(".png") else 1.0)
+        cost = _THUMBNAIL_COST if path == "/v1/item/image" or path.endswith(".png") else 1.0
+        if wait := self._buckets.take(name, cost):
+            seconds = str(int(wait) + 1)
+            return Problem(
+                "too-many-requests",
+                f"{self._settings.rate} requests per minute are allowed",
+                f"try again in {seconds} s; the operator may allow more with: fixstar serve --rate",
+                headers={"Retry-After": seconds},
+            )
+        if caller is None and path.startswith("/v1/") and path not in _OPEN:
+            return missing_key(headers, self._keys)
+        return None
 
 
 def address(scope: Scope) -> str:
-    """The caller's address; of an IPv6 one the /64, which one caller has whole."""
+    """The caller's address; of an IPv6 one the /64, which one caller usually owns."""
     try:
         seen = ipaddress.ip_address(scope["client"][0])
     except (KeyError, TypeError, ValueError):
         return "unknown"
     return str(ipaddress.ip_network(f"{seen}/64", strict=False)) if seen.version == 6 else str(seen)
+
+
+# --- size
 
 
 class _RefusedError(Exception):
@@ -203,23 +241,20 @@ class BodyLimit:
     def allowed(self, path: str) -> int:
         """Bytes that a request to a path may have."""
         if path in _IMAGES:
-            return self._settings.request_bytes + _AROUND
-        return (self._settings.upload_bytes if path in _ONE_IMAGE else 0) + _AROUND
+            return self._settings.request_bytes + _BESIDE_IMAGES
+        return (self._settings.upload_bytes if path in _ONE_IMAGE else 0) + _BESIDE_IMAGES
 
     def too_large(self, path: str) -> Problem:
-        """What is told of a body that is larger: the limit of an image, and of what comes beside it."""
-        beside = f"{_AROUND:,} bytes beside"
+        """The answer to a larger body: the limit of an image, and of what comes beside it."""
+        beside = f"{_BESIDE_IMAGES:,} bytes beside"
         if path in _ONE_IMAGE:
-            seen, hint = (
-                f"this takes one image of up to {self._settings.upload_bytes:,} bytes, and {beside} it",
-                SMALLER,
-            )
-        elif path in _IMAGES:
+            seen = f"this takes one image of up to {self._settings.upload_bytes:,} bytes, and {beside} it"
+            return Problem("too-large", seen, SMALLER_IMAGE)
+        if path in _IMAGES:
             seen = f"one request takes images of up to {self._settings.request_bytes:,} bytes in all, and {beside} them"
-            hint = "send fewer images in one request, or smaller ones"
-        else:
-            seen, hint = f"this takes up to {_AROUND:,} bytes, and no image", "send it in several requests"
-        return Problem("too-large", seen, hint)
+            return Problem("too-large", seen, "send fewer images per request, or smaller ones")
+        seen = f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image"
+        return Problem("too-large", seen, "send it in several requests")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the body while it comes in."""
@@ -251,7 +286,7 @@ class BodyLimit:
             return message
 
         async def unless_refused(message: Message) -> None:
-            if problem is None:  # else what the routes make of the broken body is not told
+            if problem is None:  # else what the routes make of the broken body is not sent
                 await send(message)
 
         with contextlib.suppress(_RefusedError):
@@ -263,14 +298,179 @@ class BodyLimit:
 
 
 async def _drain(receive: Callable[[], Awaitable[Message]], most: int) -> None:
-    """Read on for a moment: who is still sending does not listen."""
+    """Read on for a moment: a client that is still sending does not read the answer."""
     seen = 0
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN):
             while seen <= most:
                 message = await receive()
                 seen += len(message.get("body", b""))
                 if not message.get("more_body", False):
                     return
-    except TimeoutError:
+
+
+class FormRoute(APIRoute):
+    """A route whose form may hold as many files, and fields as long, as the settings allow (FastAPI: 1 MB a field)."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, with a request that knows our limits."""
+        handle = super().get_route_handler()
+
+        async def handle_form(request: Request) -> Response:
+            return await handle(_FormRequest(request.scope, request.receive))
+
+        return handle_form
+
+
+class _FormRequest(Request):
+    def form(self, **_: Any) -> Any:
+        settings: ServiceSettings = self.app.state.context.settings
+        return super().form(max_files=settings.images_a_job, max_part_size=settings.field_bytes)
+
+
+# --- well-formed text
+
+
+class WellFormed:
+    """Answers 422 to an address that is not UTF-8, and to a body that claims to be JSON and is not.
+
+    Frameworks make the best of such text: two ids become one, or a number one that no store can hold. Placed after
+    ``BodyLimit``: a JSON body is small.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or answer 422."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            _check_query(scope["query_string"])
+            if "json" in Headers(scope=scope).get("content-type", "").lower():
+                receive = await _checked_body(receive)
+        except Problem as problem:
+            await problem_response(problem)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _check_query(query: bytes) -> None:
+    try:
+        (unquote_to_bytes(query) if b"%" in query else query).decode()
+    except UnicodeDecodeError as error:
+        seen = f"the query string is not UTF-8: {error.reason} at byte {error.start}"
+        hint = "write ids and other text as UTF-8, and escape each byte that is not a letter or digit as %XX"
+        raise Problem("invalid-request", seen, hint) from error
+
+
+async def _checked_body(receive: Receive) -> Receive:
+    """Read and check a JSON body; returns what hands out the same body again."""
+    messages: list[Message] = []
+    while not messages or messages[-1].get("more_body", False):
+        messages.append(await receive())
+    body = b"".join(message.get("body", b"") for message in messages)
+    if body and messages[-1]["type"] == "http.request":
+        parse_json("the body", body)
+    held = iter(messages)
+
+    async def again() -> Message:
+        message = next(held, None)
+        return await receive() if message is None else message
+
+    return again
+
+
+def parse_json(name: str, text: str | bytes) -> Any:
+    """A JSON document in a form field, a query parameter or a body, if every store can hold what it says."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
+    except (ValueError, RecursionError) as error:
+        hint = _FILTERS if name == "where" else "let a JSON library write it, with numbers below 1.8e308"
+        raise Problem("invalid-request", f"{name} is not valid JSON: {error}", f"it must be JSON: {hint}") from error
+    if _depth(value) > _MAX_DEPTH:
+        raise Problem("invalid-request", f"{name} is nested deeper than {_MAX_DEPTH} levels", "send it flatter")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text:.40} is larger than any number that can be stored")
+    return value
+
+
+def _depth(value: Any, level: int = 0) -> int:
+    if level > _MAX_DEPTH or not isinstance(value, (dict, list)):
+        return level
+    inner = value.values() if isinstance(value, dict) else value
+    return max((_depth(one, level + 1) for one in inner), default=level + 1)
+
+
+def parse_filter(text: str | None) -> Where | None:
+    """A filter written as JSON, checked before anything waits for it."""
+    if text is None or not text.strip():
+        return None
+    where: Where = parse_json("where", text)
+    check_filter(where)
+    return where
+
+
+def check_filter(where: Where) -> None:
+    """Refuse a wrong filter before it shares a batch with other queries, and one that asks for hidden fields."""
+    try:
+        payload_test(where)
+        filter_key(where)
+    except GalleryError as error:
+        raise Problem("invalid-request", f"where: {error}", _FILTERS) from error
+    if hidden := [field for field in HIDDEN_FIELDS if field in where]:
+        seen = f"where: the field {hidden[0]!r} names files of the service, and cannot be asked for"
+        raise Problem("invalid-request", seen, "filter by other payload fields")
+
+
+# --- known fields
+
+
+async def known_parameters(request: Request) -> None:
+    """A dependency of every operation under /v1: refuses query parameters and form fields that it does not document.
+
+    A misspelt one would change nothing, and nobody would notice. Fields of a JSON body are refused by their schema.
+    """
+    if not request.url.path.startswith("/v1/"):  # probes may add what they like
         return
+    if request.query_params:
+        known = [one["name"] for one in operation(request).get("parameters", ()) if one["in"] == "query"]
+        _refuse_unknown("query parameter", "in the address", request.query_params, known)
+    if fields := _form_fields(request):
+        place = f"in the form ({_FORM}, as curl -F sends it)"
+        _refuse_unknown("form field", place, await request.form(), fields)  # FastAPI has read it, and keeps it
+
+
+def operation(request: Request) -> dict[str, Any]:
+    """What the OpenAPI document says about the operation of a request; empty if it does not list it."""
+    path = getattr(request.scope.get("route"), "path", "")
+    found: dict[str, Any] = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
+    return found
+
+
+def _form_fields(request: Request) -> list[str]:
+    """The fields of the form that the operation takes; none where it takes no form."""
+    schema = operation(request).get("requestBody", {}).get("content", {}).get(_FORM, {}).get("schema", {})
+    if "$ref" in schema:
+        schema = request.app.openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return list(schema.get("properties", ()))
+
+
+def _refuse_unknown(kind: str, place: str, given: Iterable[str], known: list[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
+        guess = f"did you mean {close[0]}?" if close else "see /v1/docs"
+        hint = f"{place} this takes: {', '.join(known) or 'none'}; {guess}"
+        raise Problem("invalid-request", f"there is no {kind} {unknown[0]!r:.80}", hint)

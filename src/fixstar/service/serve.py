@@ -1,4 +1,9 @@
-"""Running the service: one process, until it is told to stop."""
+"""Running the service: one process, until it is told to stop, with limits on its connections.
+
+A client that opens connections and sends nothing would otherwise take every file handle of the process, and with them
+the gallery's. uvicorn's own limits do not cover this: ``limit_concurrency`` answers 503 to everybody, silent
+connections included, and nothing limits how long headers may take. Bodies have their own time limit, see ``limits``.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +14,49 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fixstar.errors import InputError
 from fixstar.service.app import create_app
-from fixstar.service.connections import QUEUE, accepted_at_once, guarded_protocol, most_connections, quiet_accept
 from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys
+from fixstar.service.monitoring import LogThrottle
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
-__all__ = ["serve"]
+__all__ = ["accepted_at_once", "max_connections", "serve"]
 
 _FINISH = 30  # seconds that requests under way have to finish
+_MAX_CONNECTIONS = 10_000  # however many files may be open
+_MIN_CONNECTIONS = 8
+_QUEUE = 2048  # connections that wait in the system to be accepted
+_OTHER_FILES = 64  # open anyway: libraries, the log, the listener, locks
+_ACCEPT = "socket.accept()"  # how asyncio's message about a failed accept begins
+
+_log = logging.getLogger("fixstar.service")
 
 
 def serve(workspace: Workspace, settings: ServiceSettings) -> None:
     """Answer requests until SIGTERM or SIGINT; then finish what is under way. Refuses to be reachable without keys."""
     keys = Keys(workspace.path)
-    if not settings.loopback and not keys.all():
+    if not keys.all() and (settings.names or not settings.loopback):
+        where = f"callers of {settings.names[0]}" if settings.loopback else f"callers of {settings.host}"
         raise InputError(
-            f"{settings.host} can be reached from other machines, and the workspace has no keys. Make one first: "
+            f"{where} may be on other machines, and the workspace has no keys. Make one first: "
             f"fixstar keys add NAME --role admin -w {workspace.path}"
         )
-    if settings.names and not keys.all():
-        raise InputError(
-            f"who calls by {settings.names[0]} may be anywhere, and the workspace has no keys. Make one first: "
-            f"fixstar keys add NAME --role admin -w {workspace.path}"
-        )
-    workspace.serving.encoder(workspace.deployed())  # what is missing or damaged is told here
+    workspace.serving.encoder(workspace.deployed())  # a missing or damaged version is reported here
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    most = most_connections()
+    most = max_connections()
     with _listening(settings) as listener:
         jobs = Jobs(workspace, settings)
-        jobs.hold()  # here, where a refusal is still told in one line
+        jobs.lock()  # here, where a refusal is still one line
         config = uvicorn.Config(
             create_app(workspace, settings, keys, jobs),
-            http=guarded_protocol(most, settings.header_seconds),
+            http=_guarded_protocol(most, settings.header_seconds),
             ws="none",
             backlog=accepted_at_once(most),
             log_config=None,
@@ -65,18 +75,18 @@ def _listening(settings: ServiceSettings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
-        listener.listen(QUEUE)  # two may bind to one port, but only one may listen
+        listener.listen(_QUEUE)  # two may bind to one port, but only one may listen
     except OSError as error:
         listener.close()
         raise InputError(
             f"cannot listen at {settings.host} port {settings.port}: {error.strerror or error}; "
-            "choose another with --port (0: any that is free)"
+            "choose another with --port (0: any free one)"
         ) from error
     return listener
 
 
 class _Server(uvicorn.Server):
-    """Says where it is once it answers, and takes a signal as the end of its work, not as a failure."""
+    """Prints its address once it answers, and takes a signal as the end of its work, not as a failure."""
 
     def __init__(self, config: uvicorn.Config, workspace: Workspace) -> None:
         super().__init__(config)
@@ -84,10 +94,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer, and say so."""
-        quiet_accept(asyncio.get_running_loop())
+        _throttle_accept_errors(asyncio.get_running_loop())
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(QUEUE)  # uvicorn has one number for this and for what is accepted at once
+            listener.listen(_QUEUE)  # uvicorn has one number for this and for what is accepted at once
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             address = f"[{host}]" if ":" in host else host
@@ -105,3 +115,105 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+# --- connections
+
+
+def max_connections(open_files: int | None = None) -> int:
+    """Connections that may be open, given the limit of open files: half are for stores, indexes and uploads.
+
+    >>> max_connections(1024), max_connections(1 << 20)
+    (480, 10000)
+    """
+    allowed = _open_files_allowed() if open_files is None else open_files
+    return max(_MIN_CONNECTIONS, min(_MAX_CONNECTIONS, (allowed - _OTHER_FILES) // 2))
+
+
+def _open_files_allowed() -> int:
+    try:
+        import resource
+    except ImportError:  # no such limit on this system
+        return 2 * _MAX_CONNECTIONS
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4 * _MAX_CONNECTIONS if allowed == resource.RLIM_INFINITY else allowed
+
+
+def accepted_at_once(connections: int) -> int:
+    """Connections that the event loop accepts in one go, before any is counted: few compared with the maximum.
+
+    >>> accepted_at_once(480), accepted_at_once(10_000)
+    (60, 256)
+    """
+    return max(_MIN_CONNECTIONS, min(256, connections // 8))
+
+
+def _guarded_protocol(most: int, header_seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol with two limits: open connections, and the time until the headers are complete."""
+    throttle = LogThrottle(_log)
+
+    class Guarded(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+        """One connection."""
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            """Accept it. If too many are open, it replaces the one that has been silent longest, if any is."""
+            if len(self.connections) >= most:
+                throttle.warn("full", f"{most:,} connections are open: silent ones, then new ones, are closed")
+                silent = [one for one in self.connections if one._deadline is not None and not one._is_asked()]
+                if not silent:
+                    transport.set_protocol(asyncio.Protocol())  # one that expects nothing
+                    transport.abort()
+                    return
+                oldest = min(silent, key=lambda one: float(one._deadline.when()))
+                self.connections.discard(oldest)  # no longer counted
+                oldest.transport.abort()
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            """Pass bytes on; the time runs until they are a request."""
+            super().data_received(data)
+            if self._is_asked():
+                self._stop_waiting()
+            else:
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Forget it."""
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _is_asked(self) -> bool:
+            """Whether a request is being answered, or its body awaited."""
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _wait(self) -> None:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(header_seconds, self._too_late)
+
+        def _stop_waiting(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _too_late(self) -> None:
+            self._deadline = None
+            if not self._is_asked():
+                self.transport.abort()
+
+    return Guarded
+
+
+def _throttle_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
+    """Log at most once per minute that no connection can be accepted: the loop tries many times a second."""
+    throttle = LogThrottle(_log)
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if str(context.get("message", "")).startswith(_ACCEPT):
+            throttle.warn("accept", f"no new connection can be accepted: {context.get('exception')}")
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)

@@ -1,4 +1,4 @@
-"""What an operator may set, with limits that are safe as they stand."""
+"""What an operator may set, with safe defaults."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from fixstar.errors import InputError
 
-__all__ = ["ServiceSettings"]
+__all__ = ["LOOPBACK", "SMALLER_IMAGE", "ServiceSettings"]
 
-SMALLER = "send a smaller version; the operator may allow more megabytes with: fixstar serve --upload"
+SMALLER_IMAGE = "send a smaller version; the operator may allow more megabytes with: fixstar serve --upload"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port")
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Limits of the service. Sizes in bytes, times in seconds, rates in requests a minute and key (or address).
+    """Limits of the service. Sizes in bytes, times in seconds, rates in requests per minute and key (or address).
 
-    ``names`` are host names that it also answers to, those of a proxy in front of it; with them keys are needed.
+    ``names`` are further host names that it answers to, those of a proxy in front of it; they require keys.
     """
 
     host: str = "127.0.0.1"
@@ -26,7 +27,7 @@ class ServiceSettings:
     names: tuple[str, ...] = ()
     upload_bytes: int = 20 * 2**20  # one image
     request_bytes: int = 256 * 2**20  # one request of several images
-    field_bytes: int = 64 * 2**20  # the payloads, or the ids, of one request: 64 KB an image of a full job
+    field_bytes: int = 64 * 2**20  # the payloads, or the ids, of one request: 64 KB per image of a full job
     header_seconds: float = 20.0  # until the headers of a request have come
     pixels: int = 50_000_000
     decode_seconds: float = 10.0
@@ -36,19 +37,19 @@ class ServiceSettings:
     rate: int = 600
     batch: int = 32  # query images embedded together
     batch_wait: float = 0.004  # how long the first of a batch waits for others
-    waiting: int = 256  # queries that may wait for the encoder before new ones are told to come again
-    access_log: bool = False  # one line a request
+    waiting: int = 256  # queries that may wait for the encoder before new ones are refused
+    access_log: bool = False  # one line per request
 
     def __post_init__(self) -> None:
         wrong = [
             f"{name}={value!r} must be above 0"
             for name, value in vars(self).items()
-            if name not in ("access_log", "host", "batch_wait", "names", "port") and not value > 0
+            if name not in _NOT_LIMITS and not value > 0
         ]
         if not 0 <= self.port <= 65535:
             wrong.append(f"port={self.port!r} must be a port number, 0 to 65535")
         wrong += [
-            f"name {name!r} must be a host name in small letters, without scheme and port, such as shop.example"
+            f"name {name!r} must be a host name in lower case, without scheme and port, such as shop.example"
             for name in self.names
             if not _NAME.fullmatch(name)
         ]

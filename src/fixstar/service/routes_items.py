@@ -1,0 +1,480 @@
+"""Search, and items: list, add, delete. What was answered with success is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+from urllib.parse import quote_plus
+
+import numpy as np
+from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
+from fastapi.concurrency import run_in_threadpool
+
+from fixstar.errors import GalleryError
+from fixstar.gallery import Gallery, SearchRequest, SearchResult
+from fixstar.gallery import Item as StoredItem
+from fixstar.gallery.arguments import checked_ids
+from fixstar.gallery.filters import payload_test
+from fixstar.gallery.store import Payload, Vectors, Where
+from fixstar.geometry import unit
+from fixstar.images import Pixels
+from fixstar.models import Encoder
+from fixstar.service.context import READ, WRITE, Context, Shared, Writer
+from fixstar.service.intake import THUMBNAIL_SIZES, read_upload, thumbnail, unusable
+from fixstar.service.limits import HIDDEN_FIELDS, FormRoute, check_filter, parse_filter, parse_json
+from fixstar.service.problems import Problem
+from fixstar.service.schemas import (
+    MAX_RESULTS,
+    Added,
+    BadImage,
+    Deleted,
+    Hit,
+    IdList,
+    Item,
+    ItemPage,
+    Job,
+    NothingAdded,
+    SearchResponse,
+    VectorQuery,
+    problem_responses,
+)
+from fixstar.workspace import CatalogueItem
+from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, index_items
+
+__all__ = ["item_page", "router"]
+
+router = APIRouter(prefix="/v1", route_class=FormRoute)
+
+SCANNED = 5000  # items that a filter is compared with for one page, at most
+_LONG = 1 << 16  # characters of JSON; longer ones are parsed in a thread, so that others are answered meanwhile
+_MAX_ID = 1024
+_MAX_FILE_NAME = 255
+_EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
+
+_FORMATS = "JPEG, PNG, WebP, GIF, BMP or TIFF."
+ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=_MAX_ID, description="The item's id.")]
+Image = Annotated[UploadFile, File(description=_FORMATS)]
+Images = Annotated[list[UploadFile], File(description=_FORMATS)]
+Payloads = Annotated[str | None, Form(description="A JSON list: one object per image, stored with it.")]
+Ids = Annotated[str | None, Form(description="A JSON list of ids, one per image; made up by default.")]
+Count = Annotated[int | None, Query(ge=1, le=MAX_RESULTS, description="Results; 10 by default.")]
+FilterText = Annotated[
+    str | None, Query(max_length=8192, description='Restrict by payload, as JSON: {"label": "shoes"}.')
+]
+Exact = Annotated[
+    bool | None, Query(description="false uses an approximate index if there is one: faster, a hit may be missing.")
+]
+
+
+# --- search
+
+
+@router.post("/search", tags=["search"], dependencies=READ, responses=problem_responses(413, 415))
+async def search(
+    context: Shared,
+    image: Image,
+    k: Count = None,
+    where: FilterText = None,
+    exact: Exact = None,
+    form_k: Annotated[int | None, Form(alias="k", ge=1, le=MAX_RESULTS)] = None,
+    form_where: Annotated[str | None, Form(alias="where", max_length=8192)] = None,
+    form_exact: Annotated[bool | None, Form(alias="exact")] = None,
+) -> SearchResponse:
+    """The items nearest to an image. Options come in the address or as form fields."""
+    began = time.perf_counter()
+    precise = next((given for given in (exact, form_exact) if given is not None), True)
+    wanted = parse_filter(where if where is not None else form_where)
+    request = SearchRequest(_count(context, k or form_k or 10), wanted, precise)
+    data = await read_upload(image, context.settings)
+    return _search_response(await context.batcher.search(data, request), began)
+
+
+@router.post("/search/vector", tags=["search"], dependencies=READ, responses=problem_responses(404))
+def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
+    """The items nearest to a vector."""
+    began = time.perf_counter()
+    space = context.workspace
+    version = space.deployed() if query.version is None else query.version
+    spaces = {space.name: space for space in space.gallery.versions()}
+    if version not in spaces:
+        seen = f"no vectors of {version!r}; there are: {', '.join(spaces) or 'none yet'}"
+        raise Problem("unknown-version", seen, "use one of those, or send no version: the deployed one")
+    vector = np.asarray(query.vector, np.float64)
+    if len(vector) != spaces[version].width:
+        seen = f"{len(vector)} numbers; vectors of {version} have {spaces[version].width}"
+        hint = f'send the short form, which galleries store: encoder.encode(images, form="short") of {version}'
+        raise Problem("wrong-vector", seen, hint)
+    largest = float(np.abs(vector).max())
+    if not largest:
+        seen = "all its numbers are 0, so it has no direction"
+        raise Problem("wrong-vector", seen, "send one with a number that is not 0")
+    if query.where is not None:
+        check_filter(query.where)
+    row = unit(vector[None] / largest)  # scaled first: squares of very large or small numbers overflow
+    request = SearchRequest(_count(context, query.k), query.where, query.exact)
+    return _search_response(space.serving.search_vectors(version, row.astype(np.float32), request), began)
+
+
+@router.get("/item/similar", tags=["search"], dependencies=READ, responses=problem_responses(404))
+def similar(
+    context: Shared, item_id: ItemId, k: Count = None, where: FilterText = None, exact: Exact = None
+) -> SearchResponse:
+    """The items nearest to a stored one, itself left out."""
+    began = time.perf_counter()
+    _find_item(context, item_id)
+    request = SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False)
+    return _search_response(context.workspace.like(item_id, request), began)
+
+
+def _count(context: Context, k: int) -> int:
+    if k > context.settings.results:
+        seen = f"k={k}; up to {context.settings.results} are allowed"
+        raise Problem("too-many-results", seen, "ask for fewer; to list all items: GET /v1/items")
+    return k
+
+
+def _search_response(found: SearchResult, began: float) -> SearchResponse:
+    return SearchResponse(
+        version=found.version,
+        hits=tuple(Hit(score=hit.score, **_item_fields(hit.id, hit.version, hit.payload)) for hit in found.hits[0]),
+        calibrated=found.calibrated,
+        left_out=found.left_out,
+        milliseconds=round(1000 * (time.perf_counter() - began), 3),
+    )
+
+
+def _item_fields(name: str, version: str, payload: Payload) -> dict[str, Any]:
+    """An item as JSON, without the payload fields that name files of this machine."""
+    label, picture = payload.get(LABEL), None
+    if payload.get(IMAGE):  # a new picture has a new address, so caches may keep it
+        stamp = quote_plus(str(payload.get(STAMP, "")))
+        picture = f"/v1/item/image?id={quote_plus(name)}&size=256&stamp={stamp}"
+    return {
+        "id": name,
+        "version": version,
+        "label": None if label is None else str(label),
+        "payload": {field: value for field, value in payload.items() if field not in HIDDEN_FIELDS},
+        "thumbnail": picture,
+    }
+
+
+# --- items
+
+
+@router.get("/items", tags=["items"], dependencies=READ, responses=problem_responses(404))
+def items(
+    context: Shared,
+    after: Annotated[str | None, Query(max_length=_MAX_ID, description="The id to continue after.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    version: Annotated[str | None, Query(max_length=256, description="Only vectors of this version.")] = None,
+    where: FilterText = None,
+) -> ItemPage:
+    """Page through all items. With ``where`` a page ends after 5,000 items were looked at; ``next`` continues."""
+    gallery = context.workspace.gallery
+    if version is not None and version not in (known := [space.name for space in gallery.versions()]):
+        hint = f"there are: {', '.join(known) or 'none yet'}"
+        raise Problem("unknown-version", f"the gallery has no vectors of {version!r}", hint)
+    return item_page(gallery, limit, version, after, parse_filter(where))
+
+
+def item_page(
+    gallery: Gallery, limit: int, version: str | None = None, after: str | None = None, where: Where | None = None
+) -> ItemPage:
+    """Up to ``limit`` items after ``after`` that pass. A page costs about the same however few items do."""
+    passes = payload_test(where or {})
+    found: list[Item] = []
+    looked_at, last = 0, after
+    with closing(cast(Any, gallery.iterate(version, after))) as source:
+        for item in cast(Iterator[StoredItem], source):
+            if len(found) == limit or looked_at == SCANNED:
+                return ItemPage(items=tuple(found), next=last, looked_at=looked_at)
+            looked_at, last = looked_at + 1, item.id
+            if passes(item.payload):
+                found.append(Item(**_item_fields(item.id, item.version, item.payload)))
+    return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
+
+
+@router.get("/item", tags=["items"], dependencies=READ, responses=problem_responses(404))
+def item(context: Shared, item_id: ItemId) -> Item:
+    """One item."""
+    found = _find_item(context, item_id)
+    return Item(**_item_fields(found.id, found.version, found.payload))
+
+
+@router.get(
+    "/item/image",
+    tags=["items"],
+    dependencies=READ,
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}},
+        304: {"description": "Not modified"},
+        **problem_responses(404),
+    },
+)
+def item_image(
+    context: Shared,
+    request: Request,
+    item_id: ItemId,
+    size: Annotated[int, Query(ge=16, le=THUMBNAIL_SIZES[-1], description="Pixels of the longer side, at most.")] = 256,
+    stamp: Annotated[str, Query(max_length=256, description="Makes the answer one that caches may keep.")] = "",
+) -> Response:
+    """An item's picture, encoded again."""
+    picture = thumbnail(context.workspace, _find_item(context, item_id), size)
+    headers = {
+        "ETag": picture.etag,
+        "Cache-Control": "private, max-age=31536000, immutable" if stamp else "private, no-cache",
+    }
+    if picture.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(picture.content, media_type="image/jpeg", headers=headers)
+
+
+@router.delete("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))
+def delete_item(context: Shared, item_id: ItemId) -> Deleted:
+    """Delete an item, also from the jobs that were to add it."""
+    with context.jobs.overtaking([item_id]) as was_to_come:
+        deleted = context.workspace.gallery.delete([item_id])
+        if not deleted and not was_to_come:
+            raise _absent(item_id)
+    return Deleted(deleted=deleted)
+
+
+@router.post("/items/delete", tags=["items"], dependencies=WRITE)
+def delete_items(context: Shared, wanted: IdList) -> Deleted:
+    """Delete items, all at once, also from the jobs that were to add them. Unknown ids are ignored."""
+    with context.jobs.overtaking(wanted.ids):
+        return Deleted(deleted=context.workspace.gallery.delete(wanted.ids))
+
+
+def _find_item(context: Context, name: str) -> StoredItem:
+    found = context.workspace.gallery.get([name]).get(name)
+    if found is None:
+        raise _absent(name)
+    return found
+
+
+def _absent(name: str) -> Problem:
+    return Problem("unknown-item", f"the gallery has no item {name!r}", "see /v1/items")
+
+
+# --- adding images
+
+
+@router.put("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415))
+async def put_item(
+    context: Shared,
+    item_id: ItemId,
+    image: Image,
+    payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
+) -> Item:
+    """Store one item, replacing the one that had this id."""
+
+    def plan() -> list[_Upload]:
+        content = {} if payload is None else parse_json("payload", payload)
+        return _plan_uploads([image], [content], [item_id], 1)
+
+    [upload] = await _planned(plan, payload)
+    stored = await _add_images(context, [upload])
+    if stored.rejected:
+        raise stored.rejected[0][1]
+    return Item(**_item_fields(item_id, stored.version, stored.payloads[item_id]))  # another may have written since
+
+
+@router.post(
+    "/items", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415, 422, body=NothingAdded)
+)
+async def add_items(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> Added:
+    """Embed and store images with the deployed version before the answer. Those that cannot be used are named.
+
+    If none can be used the answer is a problem, which names them too.
+    """
+    uploads = await _planned_list(images, payloads, ids, context.settings.images_at_once)
+    stored = await _add_images(context, uploads)
+    bad = tuple(
+        BadImage(id=upload.id, index=upload.index, file=upload.name, reason=problem.sentence())
+        for upload, problem in stored.rejected
+    )
+    if bad and not stored.payloads:
+        raise _nothing_added(stored.rejected, bad)
+    return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
+
+
+@router.post("/items/async", tags=["items"], status_code=202, responses=problem_responses(413, 415))
+async def add_items_later(
+    context: Shared, caller: Writer, images: Images, payloads: Payloads = None, ids: Ids = None
+) -> Job:
+    """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
+    uploads = await _planned_list(images, payloads, ids, context.settings.images_a_job)
+    await run_in_threadpool(context.jobs.require_room, "index")
+    kept = await _keep_images(context, uploads)
+    job = await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, caller.name)
+    return Job.model_validate(job)
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """An image with the id and the payload that it is to have, and its place among those that came with it."""
+
+    id: str
+    payload: dict[str, Any]
+    file: UploadFile
+    index: int
+
+    @property
+    def name(self) -> str | None:
+        """The file name that was sent, as a label for people; it never becomes a path."""
+        return self.file.filename and self.file.filename.encode("utf-8", "replace").decode()[:_MAX_FILE_NAME]
+
+    @property
+    def title(self) -> str:
+        """Which of the images that came together, for people."""
+        return f"image {self.index}" + (f" ({self.name})" if self.name else "")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What was stored by which version, payloads by id, and what was not, with why."""
+
+    version: str
+    payloads: dict[str, dict[str, Any]]
+    rejected: list[tuple[_Upload, Problem]]
+
+
+async def _planned_list(images: list[UploadFile], payloads: str | None, ids: str | None, most: int) -> list[_Upload]:
+    def plan() -> list[_Upload]:
+        return _plan_uploads(images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
+
+    return await _planned(plan, payloads, ids)
+
+
+async def _planned(plan: Callable[[], list[_Upload]], *texts: str | None) -> list[_Upload]:
+    return plan() if sum(len(text or "") for text in texts) < _LONG else await run_in_threadpool(plan)
+
+
+def _parsed_list(name: str, text: str | None) -> list[Any] | None:
+    if text is None:
+        return None
+    content = parse_json(name, text)
+    if not isinstance(content, list):
+        raise _invalid(f"{name} must be a JSON list, one entry per image; got {text:.80}", f"send {_EXAMPLES[name]}")
+    return content
+
+
+def _plan_uploads(
+    images: Sequence[UploadFile], payloads: Sequence[Any] | None, ids: Sequence[Any] | None, most: int
+) -> list[_Upload]:
+    """Match images, payloads and ids; refuse what does not fit before anything is stored."""
+    if len(images) > most:
+        raise _invalid(
+            f"{len(images)} images; up to {most} may come at once", "send several requests, or /v1/items/async"
+        )
+    for name, given in (("payloads", payloads), ("ids", ids)):
+        if given is not None and len(given) != len(images):
+            seen = f"{len(given)} {name} for {len(images)} images; one per image is needed"
+            raise _invalid(seen, f"send as many as images, in their order, such as {_EXAMPLES[name]}")
+    names = [uuid.uuid4().hex for _ in images] if ids is None else _checked_ids(ids)
+    contents = [{} for _ in images] if payloads is None else [_checked_payload(content) for content in payloads]
+    return list(map(_Upload, names, contents, images, range(len(images))))
+
+
+def _checked_ids(ids: Sequence[Any]) -> list[str]:
+    try:
+        names = checked_ids(list(ids))
+    except GalleryError as error:
+        raise _invalid(str(error), f"send such as {_EXAMPLES['ids']}") from error
+    if too_long := [name for name in names if len(name) > _MAX_ID]:
+        raise _invalid(f"an id has up to {_MAX_ID} characters, got {len(too_long[0])}", "send a shorter one")
+    return names
+
+
+def _checked_payload(payload: Any) -> dict[str, Any]:
+    if not isinstance(payload, dict):
+        raise _invalid(f"a payload is a JSON object, got {payload!r:.80}", 'send such as {"label": "shoes"}')
+    if reserved := set(HIDDEN_FIELDS) & payload.keys():
+        seen = f"the payload field {min(reserved)!r} is reserved: the service stores there where the image is"
+        raise _invalid(seen, "give the field another name")
+    return payload
+
+
+def _invalid(detail: str, hint: str) -> Problem:
+    return Problem("invalid-request", detail, hint)
+
+
+async def _add_images(context: Context, uploads: Sequence[_Upload]) -> _Stored:
+    """Embed and store images with the deployed version; on disk when it returns. Bad ones are left out."""
+    space = context.workspace
+
+    def deployed() -> tuple[str, Encoder]:
+        version = space.deployed()
+        return version, space.serving.encoder(version)
+
+    version, encoder = await run_in_threadpool(deployed)
+    decoded = await asyncio.gather(*(_decoded(context, upload, encoder) for upload in uploads))
+    pairs = list(zip(uploads, decoded, strict=True))
+    problems = {upload.id: one for upload, one in pairs if isinstance(one, Problem)}
+
+    def write(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
+        with context.jobs.overtaking(ids):
+            space.gallery.upsert(version, ids, vectors, payloads)
+
+    def store() -> _Stored:
+        items = [
+            CatalogueItem(upload.id, one[0], {**upload.payload, **one[1]})
+            for upload, one in pairs
+            if not isinstance(one, Problem)
+        ]
+        done = index_items(space.gallery, version, LocalEmbedder(encoder), items, again=True, store=write)
+        context.metrics.embedded.labels(version, "item").inc(done.added)
+        problems.update({one.name: unusable(one.reason) for one in done.bad})
+        payloads = {item.id: dict(item.payload) for item in items if item.id not in problems}
+        return _Stored(version, payloads, [(one, problems[one.id]) for one in uploads if one.id in problems])
+
+    return await run_in_threadpool(store)
+
+
+async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> tuple[Pixels, dict[str, Any]] | Problem:
+    """An image as the model takes it, and the payload fields that name the file where it is kept."""
+    try:
+        data = await read_upload(upload.file, context.settings)
+        decoded = await context.intake.read(data, lambda: encoder.preprocessing)
+    except Problem as problem:
+        return problem
+    return decoded.pixels, dict(await run_in_threadpool(context.workspace.images.keep, data, decoded.suffix))
+
+
+def _nothing_added(rejected: Sequence[tuple[_Upload, Problem]], bad: Sequence[BadImage]) -> Problem:
+    """The answer where no image could be used: the status that they all share, else 422."""
+    (upload, first), statuses = rejected[0], {problem.status for _, problem in rejected}
+    alike = len(statuses) == 1
+    problem = Problem(
+        "no-usable-image",
+        f"nothing was stored, of {len(bad)} sent; {upload.title}: {first.detail}",
+        first.hint if alike else "see bad for what to do about each",
+        status=first.status if alike else 422,
+    )
+    problem.more = {"bad": [one.model_dump() for one in bad]}
+    return problem
+
+
+async def _keep_images(context: Context, uploads: Sequence[_Upload]) -> list[dict[str, Any]]:
+    """Keep images on disk for a job: id, file and payload of each. Refuses all if one is not an image."""
+    suffixes = []
+    for upload in uploads:
+        try:
+            suffixes.append(await context.intake.check(await read_upload(upload.file, context.settings)))
+        except Problem as problem:
+            problem.detail = f"{upload.title}: {problem.detail}; nothing was stored"
+            raise
+    items = []
+    for upload, suffix in zip(uploads, suffixes, strict=True):
+        await upload.file.seek(0)
+        kept = await run_in_threadpool(context.workspace.images.keep, await upload.file.read(), suffix)
+        payload = {**upload.payload, **kept}
+        items.append({"id": upload.id, "image": kept[IMAGE], "payload": payload, "file": upload.name})
+    return items

@@ -1,0 +1,449 @@
+"""Versions, checks, deployment, backfill, history, and the jobs that do the long work."""
+
+from __future__ import annotations
+
+import io
+import logging
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path, PurePath
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi import Path as InPath
+from PIL import Image
+
+from fixstar.errors import FixstarError, InputError, ModelError
+from fixstar.service import jobs as work
+from fixstar.service.context import READ, Admin, Context, Shared, Writer
+from fixstar.service.problems import Problem, next_steps, to_step
+from fixstar.service.schemas import (
+    BackfillRequest,
+    BackfillState,
+    Check,
+    CheckRequest,
+    Compatibility,
+    Deployment,
+    DeployRequest,
+    Flip,
+    FlipImage,
+    Job,
+    MatrixCell,
+    Move,
+    Outlook,
+    Rollback,
+    RollbackPreview,
+    RollbackRequest,
+    Sample,
+    Version,
+    VersionCard,
+    problem_responses,
+)
+from fixstar.workspace import Check as SavedCheck
+from fixstar.workspace import Move as SavedMove
+from fixstar.workspace import Workspace
+from fixstar.workspace.backfill.planning import backfill_outlook
+from fixstar.workspace.backfill.run import BackfillPlan, PlanFiles
+from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, flip_picture, last_check
+from fixstar.workspace.deployment import unchecked_vectors, unreached_vectors
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1")
+
+Name = Annotated[str, InPath(max_length=100, description="The version, such as v2.")]
+JobId = Annotated[str, InPath(alias="id", max_length=100, description="The job's id.")]
+
+_log = logging.getLogger("fixstar.service")
+_audit = logging.getLogger("fixstar.audit")
+
+
+# --- versions
+
+
+@router.get("/versions", tags=["versions"], dependencies=READ)
+def versions(context: Shared) -> list[Version]:
+    """All versions, oldest first; also retired ones."""
+    space = context.workspace
+    counts = space.gallery.count()
+    return [Version(**_version_fields(space, name, counts)) for name in _all(space)]
+
+
+@router.get("/versions/{name}", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+def version(context: Shared, name: Name) -> VersionCard:
+    """One version: where it comes from, which class owns which slot, and its last check."""
+    space = context.workspace
+    card = space.registry.card(_known(space, name))
+    about = card.get("about", {})
+    details = {key: card.get(key) for key in ("classifier", "projection", "preprocessing", "weights")}
+    details |= {key: about.get(key) for key in ("method", "loss", "selected_epoch")}
+    found = last_check(space.path, name)
+    try:
+        lineage = space.registry.lineage(name)
+    except FixstarError:  # an ancestor is gone
+        lineage = [name]
+    return VersionCard(
+        **_version_fields(space, name, space.gallery.count()),
+        lineage=tuple(lineage),
+        slots=card["slots"]["by_class"],
+        details={**details, "recipe": about.get("settings", {}).get("recipe")},
+        last_check=None if found is None else _check_body(found),
+    )
+
+
+def _version_fields(space: Workspace, name: str, counts: dict[str, int]) -> dict[str, Any]:
+    card = space.registry.card(name)
+    about = card.get("about", {})
+    trained = dict(about.get("data") or {})
+    if "name" in trained:
+        trained["name"] = PurePath(str(trained["name"])).name  # not where it was on disk
+    found = _undamaged_check(space, name)
+    return {
+        "name": name,
+        "parent": about.get("parent"),
+        "method": (about.get("method") or {}).get("name"),
+        "backbone": card["backbone"]["name"],
+        "capacity": card["slots"]["capacity"],
+        "classes": len(card["slots"]["by_class"]),
+        "trained": trained,
+        "deployed": name == space.rollout.current(),
+        "check": None if found is None else found.outcome,
+        "vectors": counts.get(name, 0),
+        "unreached": unreached_vectors(space, name, counts),
+        "retired": name in space.registry.retired(),
+        "fixstar": card.get("fixstar"),
+    }
+
+
+def _all(space: Workspace) -> list[str]:
+    return sorted({*space.versions(), *space.registry.retired()}, key=lambda name: int(name[1:]))
+
+
+def _known(space: Workspace, name: str) -> str:
+    """A version of the registry; no other name ever becomes part of a path."""
+    if name not in (names := _all(space)):
+        raise Problem("unknown-version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}")
+    return name
+
+
+def _existing(space: Workspace, name: str) -> str:
+    """A version that still has its weights."""
+    if name in space.registry.retired():
+        seen = f"{name} was retired: its weights are gone"
+        raise Problem("retired-version", seen, f"there are: {', '.join(space.versions())}")
+    return _known(space, name)
+
+
+# --- checks
+
+
+@router.get("/versions/{name}/check", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+def check(context: Shared, name: Name) -> Check:
+    """The last check of a version."""
+    return _check_body(_checked(context, name))
+
+
+@router.post("/versions/{name}/check", tags=["versions"], status_code=202, responses=problem_responses(404, 409))
+def start_check(context: Shared, name: Name, caller: Admin, wanted: CheckRequest | None = None) -> Job:
+    """Check a version against all live vectors, on the images held out at training, in a job."""
+    _existing(context.workspace, name)
+    rules = (wanted or CheckRequest()).model_dump()
+    return Job.model_validate(context.jobs.submit("check", {"version": name, **rules}, caller.name))
+
+
+@router.get("/versions/{name}/flips", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+def flips(
+    context: Shared,
+    name: Name,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Flips, at most.")] = 20,
+    against: Annotated[str | None, Query(max_length=100, description="Only those on this version's gallery.")] = None,
+) -> list[Flip]:
+    """Queries that an older version answered correctly and this one does not: some of each class, worst first."""
+    found = _checked(context, name)
+    lost = [(cell, one) for cell in found.cells for one in cell.lost]
+    chosen = [(number, *pair) for number, pair in enumerate(lost) if against in (None, pair[0].version)]
+    return [_flip(found, number, cell, one) for number, cell, one in chosen[:limit]]
+
+
+@router.get(
+    "/versions/{name}/flips/{number}/{which}.png",
+    tags=["versions"],
+    dependencies=READ,
+    response_class=Response,
+    responses={
+        200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
+        **problem_responses(404),
+    },
+)
+def flip_image(
+    context: Shared,
+    name: Name,
+    number: Annotated[int, InPath(ge=0, lt=2**31)],
+    which: Shown,
+    stamp: Annotated[str, Query(max_length=100, description="Makes the answer one that caches may keep.")] = "",
+) -> Response:
+    """A picture of a negative flip: the query, what the old version found, or what the new one finds."""
+    pixels = flip_picture(context.workspace.path, _checked(context, name), number, which)
+    if pixels is None:
+        raise Problem("unknown-picture", f"no flip {number} of {name}", f"see /v1/versions/{name}/flips")
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    cached = "private, max-age=31536000, immutable" if stamp else "private, no-cache"
+    return Response(buffer.getvalue(), media_type="image/png", headers={"Cache-Control": cached})
+
+
+@router.get("/compatibility", tags=["versions"], dependencies=READ)
+def compatibility(context: Shared) -> Compatibility:
+    """Which version's queries work on which version's gallery, as far as the last checks know; the latest wins."""
+    names = _all(context.workspace)
+    found = filter(None, (_undamaged_check(context.workspace, name) for name in names))
+    checks = sorted(found, key=lambda one: one.when, reverse=True)
+    cells: dict[tuple[str, str], MatrixCell] = {}
+    for one in checks:
+        for cell in _matrix_cells(one):
+            cells.setdefault((cell.query_version, cell.gallery_version), cell)
+    shown = list(dict.fromkeys([*names, *(cell.gallery_version for cell in cells.values())]))
+    ranked = sorted(cells.values(), key=lambda one: (shown.index(one.query_version), shown.index(one.gallery_version)))
+    measured_on = {one.version: _measured_on(one) for one in checks}
+    return Compatibility(versions=tuple(shown), cells=tuple(ranked), measured_on=measured_on)
+
+
+def _undamaged_check(space: Workspace, name: str) -> SavedCheck | None:
+    """The last check; a damaged one counts as none, and does not hide the other versions."""
+    try:
+        return last_check(space.path, name)
+    except ModelError as error:
+        _log.warning("%s", error)
+        return None
+
+
+def _checked(context: Context, name: str) -> SavedCheck:
+    found = last_check(context.workspace.path, _known(context.workspace, name))
+    if found is None:
+        raise Problem("not-checked", f"{name} was never checked", f"POST /v1/versions/{name}/check")
+    return found
+
+
+def _check_body(found: SavedCheck) -> Check:
+    fields = {name: getattr(found, name) for name in Check.model_fields if name != "next_steps"}
+    return Check.model_validate({**fields, "next_steps": [to_step(step) for step in next_steps(found)]})
+
+
+def _flip(found: SavedCheck, number: int, cell: CheckedCell, lost: LostAnswer) -> Flip:
+    def picture(which: Shown) -> str | None:
+        if found.pictures is None or lost.rows is None:
+            return None
+        stamp = PurePath(found.pictures).stem.removeprefix("flips-")
+        return f"/v1/versions/{found.version}/flips/{number}/{which}.png?stamp={stamp}"
+
+    return Flip(
+        number=number,
+        label=lost.label,
+        query=picture("query"),
+        old=FlipImage(version=cell.version, label=lost.label, thumbnail=picture("old")),
+        new=FlipImage(version=found.version, label=lost.found, thumbnail=picture("new")),
+    )
+
+
+def _matrix_cells(found: SavedCheck) -> list[MatrixCell]:
+    def cell(query: str, gallery: str, accuracy: float, **crossed: Any) -> MatrixCell:
+        crossed = crossed or {"verdict": "self-test"}
+        return MatrixCell(
+            query_version=query, gallery_version=gallery, accuracy=accuracy, check=found.version, **crossed
+        )
+
+    cells = [] if found.self_test is None else [cell(found.version, found.version, found.self_test)]
+    for one in found.cells:
+        cells.append(cell(one.version, one.version, one.self_test))
+        crossed = {name: getattr(one, name) for name in ("difference", "low", "high", "verdict")}
+        cells.append(cell(found.version, one.version, one.cross_test, **crossed))
+    return cells
+
+
+def _measured_on(found: SavedCheck) -> dict[str, Any]:
+    facts = {name: getattr(found, name) for name in ("when", "queries", "gallery", "confidence", "tolerance")}
+    public = ("source", "images", "classes", "fingerprint")
+    return {**facts, **{key: value for key, value in found.data.items() if key in public}}
+
+
+# --- deployment
+
+
+@router.post("/deploy", tags=["lifecycle"], responses=problem_responses(404, 409))
+def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
+    """Let queries and new items use a version, at once. Needs a passed check, or a reason to do without."""
+    space = context.workspace
+    _existing(space, wanted.version)
+    space.rollout.expect(wanted.deployed)
+    if wanted.version == space.deployed():
+        seen = f"{wanted.version} answers queries"
+        raise Problem("already-deployed", seen, "there is nothing to do; see /v1/status")
+    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed)
+    _record(space, move)
+    return Deployment(**_move_fields(move), unreached=_unreached(space, move.version))
+
+
+@router.post("/rollback", tags=["lifecycle"], responses=problem_responses(409))
+def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = None) -> Rollback:
+    """Back to the version deployed before, at once. A backfill to another version ends."""
+    space, wanted = context.workspace, wanted or RollbackRequest()
+    if space.versions():
+        space.rollout.expect(wanted.deployed)
+    _previous(space)
+    job = _active_backfill(context)
+    move = space.rollback(caller.name, wanted.deployed, wanted.to)
+    _record(space, move)
+    return Rollback(
+        **_move_fields(move),
+        left=space.rollout.left_by(move),
+        unchecked=unchecked_vectors(space, move.version),
+        unreached=_unreached(space, move.version),
+        cancelled=_ended_by(job, move.version),
+    )
+
+
+@router.get("/rollback", tags=["lifecycle"], dependencies=READ, responses=problem_responses(409))
+def rollback_preview(context: Shared) -> RollbackPreview:
+    """What a rollback would do now. Send its ``deployed`` and ``to`` with the rollback to make sure that it does."""
+    space = context.workspace
+    to = _previous(space)
+    return RollbackPreview(
+        deployed=space.deployed(),
+        to=to,
+        unchecked=unchecked_vectors(space, to),
+        unreached=_unreached(space, to),
+        cancelled=_ended_by(_active_backfill(context), to),
+    )
+
+
+@router.get("/deployments", tags=["lifecycle"], dependencies=READ)
+def deployments(
+    context: Shared, limit: Annotated[int, Query(ge=1, le=1000, description="Moves, at most.")] = 100
+) -> list[Move]:
+    """Who deployed what, when, and why without a check: newest first."""
+    return [Move.model_validate(move) for move in context.workspace.rollout.history()[::-1][:limit]]
+
+
+def _previous(space: Workspace) -> str:
+    """Where a rollback leads."""
+    hint = "name the version you want: POST /v1/deploy"
+    if not space.versions():
+        raise Problem("no-rollback", "there is no version yet", hint)
+    try:
+        return space.rollout.demand_before()
+    except InputError as error:
+        raise Problem("no-rollback", str(error), hint) from error
+
+
+def _record(space: Workspace, move: SavedMove) -> None:
+    left = space.rollout.left_by(move)
+    forced = f", forced: {move.reason!r}" if move.reason else ""
+    _audit.info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, forced)
+
+
+def _move_fields(move: SavedMove) -> dict[str, Any]:
+    return Move.model_validate(move).model_dump()
+
+
+def _unreached(space: Workspace, version: str) -> dict[str, int]:
+    return unreached_vectors(space, version, space.gallery.count())
+
+
+def _active_backfill(context: Context) -> work.Job | None:
+    job = context.jobs.latest("backfill")
+    return None if job is None or job.has_ended else job
+
+
+def _ended_by(job: work.Job | None, version: str) -> str | None:
+    """The id of a backfill that ends when ``version`` is deployed."""
+    return None if job is None or job.parameters["target"] == version else job.id
+
+
+# --- backfill and history
+
+
+@router.post("/backfill", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
+def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | None = None) -> Job:
+    """Re-embed older items with the deployed version, in a job, while searches continue.
+
+    An unfinished plan with the same settings is resumed. The job first predicts on held-out images what the plan
+    brings: if a significant accuracy drop is predicted, it fails with a problem (409) and nothing is replaced, unless
+    ``anyway``.
+    """
+    wanted = wanted or BackfillRequest()
+    target = context.workspace.deployed()
+    if wanted.deployed not in (None, target):
+        seen = f"{target} is deployed now, not {wanted.deployed}; nothing was started"
+        raise Problem("deployment-moved", seen, "see GET /v1/backfill, then decide again")
+    parameters = {"target": target, **wanted.model_dump(exclude={"deployed"})}
+    return Job.model_validate(context.jobs.submit("backfill", parameters, caller.name))
+
+
+@router.get("/backfill", tags=["lifecycle"], dependencies=READ)
+def backfill(context: Shared) -> BackfillState:
+    """The last backfill plan: its progress, what was predicted and measured; and what another could do."""
+    space, job = context.workspace, context.jobs.latest("backfill")
+    result = {} if job is None or job.result is None else job.result
+    state: dict[str, Any] = {
+        "job": None if job is None else Job.model_validate(job),
+        "predicted": result.get("predicted") or None,
+        "measured": result.get("measured", ()),
+    }
+    files = PlanFiles(space.path)
+    if (found := _plan(space.path, _stamp(files))) is not None:
+        plan, count = found
+        state |= {name: getattr(plan, name) for name in ("order", "budget", "old", "when")}
+        state |= {"version": plan.target, "planned": count}
+        state |= {"position": files.position(plan), "kept": len(files.kept(plan))}
+    if space.versions() and _active_backfill(context) is None:
+        outlook = Outlook.model_validate(backfill_outlook(space))
+        state["outlook"] = outlook
+        if result.get("version") == outlook.version and result.get("done") and result.get("seconds"):
+            state["images_a_second"] = result["done"] / result["seconds"]
+    return BackfillState(**state)
+
+
+def _stamp(files: PlanFiles) -> tuple[int, int, int] | None:
+    try:
+        seen = (files.directory / "plan.jsonl").stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_mtime_ns, seen.st_size
+
+
+@lru_cache(maxsize=4)
+def _plan(workspace: Path, stamp: tuple[int, int, int] | None) -> tuple[BackfillPlan, int] | None:
+    """The plan without its ids, which may be millions, and their number; read again when its file changes."""
+    plan = None if stamp is None else PlanFiles(workspace).plan()
+    return None if plan is None else (replace(plan, ids=()), len(plan.ids))
+
+
+@router.get("/history", tags=["lifecycle"], dependencies=READ)
+def history(context: Shared) -> list[Sample]:
+    """Items by the version that made their vectors, over time: a sample for every change."""
+    return [Sample.model_validate(sample) for sample in context.jobs.history.samples()]
+
+
+# --- jobs
+
+
+@router.get("/jobs", tags=["jobs"], dependencies=READ)
+def jobs(context: Shared, limit: Annotated[int, Query(ge=1, le=200, description="Jobs, at most.")] = 50) -> list[Job]:
+    """The jobs that are remembered, newest first."""
+    return [Job.model_validate(job) for job in context.jobs.all()[:limit]]
+
+
+@router.get("/jobs/{id}", tags=["jobs"], dependencies=READ, responses=problem_responses(404))
+def job(context: Shared, name: JobId) -> Job:
+    """One job."""
+    return Job.model_validate(context.jobs.get(name))
+
+
+@router.post("/jobs/{id}/cancel", tags=["jobs"], responses=problem_responses(404))
+def cancel(context: Shared, name: JobId, caller: Writer) -> Job:
+    """End a job after its current batch; what was done stays. Ending a check or a backfill needs the role admin."""
+    kind = context.jobs.get(name).kind
+    if kind != "index" and not caller.may("admin"):
+        seen = f"{caller.name!r} has the role {caller.role}; ending a {kind} needs admin"
+        raise Problem("not-allowed", seen, "ask the one who started it, or the operator")
+    return Job.model_validate(context.jobs.cancel(name, caller.name))

@@ -1,0 +1,530 @@
+"""The JSON of the API: one model per request and per response, shared by the routes and the client.
+
+Requests refuse unknown fields. Responses are read leniently, so that a client works with a newer service. Nothing in
+them says where files are on the service's machine. Needs pydantic only.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+
+__all__ = [
+    "MAX_RESULTS",
+    "Added",
+    "BackfillRequest",
+    "BackfillState",
+    "BadImage",
+    "Check",
+    "CheckRequest",
+    "CheckedCell",
+    "Compatibility",
+    "Deleted",
+    "DeployRequest",
+    "Deployment",
+    "Flip",
+    "FlipImage",
+    "Health",
+    "Hit",
+    "IdList",
+    "Item",
+    "ItemPage",
+    "Job",
+    "MatrixCell",
+    "MeasuredPoint",
+    "Move",
+    "NextStepBody",
+    "NothingAdded",
+    "Outlook",
+    "Prediction",
+    "ProblemBody",
+    "Ready",
+    "RequestBody",
+    "Rollback",
+    "RollbackPreview",
+    "RollbackRequest",
+    "Sample",
+    "SearchResponse",
+    "Status",
+    "StatusCaller",
+    "VectorQuery",
+    "Version",
+    "VersionCard",
+    "problem_responses",
+]
+
+MAX_RESULTS = 100  # an operator may allow fewer
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+Role = Literal["read", "write", "admin"]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Response(BaseModel):
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+# --- problems
+
+
+class RequestBody(_Response):
+    """A request that performs a next step. Null values in ``body`` are for the caller to fill in."""
+
+    method: str
+    path: str
+    body: dict[str, Any] | None = None
+
+
+class NextStepBody(_Response):
+    """What to do next: an action with its arguments. ``request`` is null where only the operator can do it."""
+
+    action: str
+    arguments: dict[str, Any]
+    note: str
+    request: RequestBody | None
+
+
+class ProblemBody(_Response):
+    """What went wrong, and what to do about it (RFC 9457). ``type`` is stable: ``/problems/NAME``."""
+
+    type: str
+    title: str
+    status: int
+    detail: str = ""
+    hint: str = ""
+    next_steps: tuple[NextStepBody, ...] = ()
+
+
+def problem_responses(*statuses: int, body: type[ProblemBody] = ProblemBody) -> dict[int | str, dict[str, Any]]:
+    """For ``responses=`` of a route: these statuses answer with problems."""
+    content = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
+    return {status: {"description": "A problem", "content": content} for status in statuses}
+
+
+# --- items and search
+
+
+class Item(_Response):
+    """An item of the gallery. ``version`` made its vector; ``thumbnail`` is the address of its picture."""
+
+    id: str
+    version: str
+    label: str | None = None
+    payload: dict[str, Any] = Field(default_factory=dict)
+    thumbnail: str | None = None
+
+
+class Hit(Item):
+    """A search result: an item with its score."""
+
+    score: float
+
+
+class SearchResponse(_Response):
+    """Results, best first, and the version that made the query's vector.
+
+    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class. ``left_out`` are
+    versions whose vectors this query cannot be compared with.
+    """
+
+    version: str
+    hits: tuple[Hit, ...]
+    calibrated: bool = False
+    left_out: tuple[str, ...] = ()
+    milliseconds: float
+
+
+class VectorQuery(_Request):
+    """A vector of a version: its short form, as galleries store it. Its length does not matter."""
+
+    vector: list[FiniteFloat] = Field(min_length=1, max_length=65536)
+    version: str | None = Field(None, description="The version that made it; the deployed one by default.")
+    k: int = Field(10, ge=1, le=MAX_RESULTS)
+    where: dict[str, Any] | None = None
+    exact: bool = True
+
+
+class ItemPage(_Response):
+    """Some items, sorted by id. ``next`` is what to send as ``after`` for the following ones; null at the end.
+
+    With a filter a page may hold fewer items than asked for, or none, before the end: ``looked_at`` counts those that
+    were compared with it for this page.
+    """
+
+    items: tuple[Item, ...]
+    next: str | None
+    looked_at: int
+
+
+class IdList(_Request):
+    """Items by their ids."""
+
+    ids: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(max_length=10_000)
+
+
+class BadImage(_Response):
+    """An image that was left out: ``index`` is its place among those sent, from 0, ``file`` the name sent with it."""
+
+    id: str
+    index: int
+    file: str | None
+    reason: str
+
+    @property
+    def title(self) -> str:
+        """Which one it is, for people."""
+        return f"image {self.index} ({self.file})" if self.file else f"image {self.index}"
+
+
+class Added(_Response):
+    """What was stored, by which version, and what was not: the others are stored all the same."""
+
+    version: str
+    added: tuple[str, ...]
+    bad: tuple[BadImage, ...]
+
+
+class NothingAdded(ProblemBody):
+    """No image could be used: ``bad`` names each."""
+
+    bad: tuple[BadImage, ...] = ()
+
+
+class Deleted(_Response):
+    """How many items were deleted from the gallery; those that a job was to add are not counted."""
+
+    deleted: int
+
+
+# --- jobs
+
+
+class Job(_Response):
+    """Work that continues after the response. ``total`` is null while it is not known; times are ISO 8601, UTC."""
+
+    id: str
+    kind: str
+    state: JobState
+    done: int = 0
+    total: int | None = None
+    message: str = ""
+    result: dict[str, Any] | None = None
+    error: ProblemBody | None = None
+    created: str
+    started: str | None = None
+    ended: str | None = None
+    by: str | None = Field(None, description="The name of the key that asked for it.")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ("done", "failed", "cancelled")
+
+
+# --- versions and checks
+
+
+class CheckedCell(_Response):
+    """New queries on the gallery of ``version``: fractions; ``difference`` is cross-test minus self-test."""
+
+    version: str
+    self_test: float
+    cross_test: float
+    difference: float
+    low: float
+    high: float
+    verdict: str
+    differing: int
+    negative_flips: int
+    positive_flips: int
+
+
+class Check(_Response):
+    """What the gate found out about a version, why, what to do next, and on which images."""
+
+    version: str
+    outcome: Literal["pass", "refuse", "missing evidence"]
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    next_steps: tuple[NextStepBody, ...]
+    cells: tuple[CheckedCell, ...]
+    self_test: float | None
+    queries: int
+    gallery: int
+    confidence: float
+    tolerance: float
+    data: dict[str, Any]
+    when: str
+
+
+class Version(_Response):
+    """A version: ``vectors`` that it made, ``unreached`` ones that its queries do not find, its last ``check``."""
+
+    name: str
+    parent: str | None
+    method: str | None
+    backbone: str | None
+    capacity: int | None
+    classes: int
+    trained: dict[str, Any]
+    deployed: bool
+    check: Literal["pass", "refuse", "missing evidence"] | None
+    vectors: int
+    unreached: dict[str, int]
+    retired: bool
+    fixstar: str | None
+
+
+class VersionCard(Version):
+    """A version in full. ``lineage``: it and its ancestors, oldest first; ``slots``: which class owns which."""
+
+    lineage: tuple[str, ...]
+    slots: dict[str, int]
+    details: dict[str, Any]
+    last_check: Check | None
+
+
+class FlipImage(_Response):
+    """What a version found for a query: the image's class, and where its picture is."""
+
+    version: str
+    label: str
+    thumbnail: str | None
+
+
+class Flip(_Response):
+    """A negative flip: ``old`` found the query's class, ``new`` does not. ``query`` is where its picture is."""
+
+    number: int
+    label: str
+    query: str | None
+    old: FlipImage
+    new: FlipImage
+
+
+class MatrixCell(_Response):
+    """One cell: accuracy of queries of one version on a gallery of another. ``check`` is the check it comes from."""
+
+    query_version: str
+    gallery_version: str
+    accuracy: float
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: Literal["compatible", "incompatible", "not decided", "self-test"]
+    check: str
+
+
+class Compatibility(_Response):
+    """The cells that the last checks measured. ``measured_on`` says for each check when, and on which images."""
+
+    versions: tuple[str, ...]
+    cells: tuple[MatrixCell, ...]
+    measured_on: dict[str, dict[str, Any]]
+
+
+class CheckRequest(_Request):
+    """The confidence of the gate, and how much of the old self-test may be lost: fractions."""
+
+    confidence: float = Field(default=0.95, ge=0.5, le=0.999)
+    tolerance: float = Field(default=0.0, ge=0, lt=1)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+
+# --- deployment
+
+VersionName = Annotated[str, Field(max_length=100)]
+
+
+class DeployRequest(_Request):
+    """``force`` is a reason to deploy without a passed check; it is kept.
+
+    ``deployed`` is the version that you believe is deployed: if another one is, nothing changes (409).
+    """
+
+    version: VersionName
+    force: str | None = Field(default=None, max_length=1000)
+    deployed: VersionName | None = None
+
+
+class RollbackRequest(_Request):
+    """The version that you believe is deployed, and the one you expect afterwards: else nothing changes (409)."""
+
+    deployed: VersionName | None = None
+    to: VersionName | None = None
+
+
+class Move(_Response):
+    """One change of the deployment. ``reason`` says why it was done without a passed check, where it was."""
+
+    version: str
+    kind: Literal["deploy", "rollback"]
+    when: str
+    reason: str | None
+    by: str
+
+
+class Deployment(Move):
+    """A deployment. ``unreached`` vectors are not found by queries of ``version``: their number by who made them."""
+
+    unreached: dict[str, int]
+
+
+class Rollback(Deployment):
+    """A rollback. ``left`` is no longer deployed; ``cancelled`` is the job of a backfill that ends because of this.
+
+    ``unchecked`` vectors are searched, but no check of ``version`` has looked at them: their number by who made them.
+    """
+
+    left: str
+    unchecked: dict[str, int]
+    cancelled: str | None
+
+
+class RollbackPreview(_Response):
+    """What a rollback would do now: from ``deployed`` to ``to``; the others are as in its response."""
+
+    deployed: str
+    to: str
+    unchecked: dict[str, int]
+    unreached: dict[str, int]
+    cancelled: str | None
+
+
+# --- backfill
+
+_BUDGET = r"^(all|[0-9]{1,12}|(100|[0-9]{1,2}(\.[0-9]{1,4})?)%)$"
+
+
+def _budget(text: str) -> str:
+    """A usable budget; the message says what is allowed, which a regular expression would not."""
+    if re.fullmatch(_BUDGET, text) and text.strip("0.%"):  # "0" and "0.0%" are nothing
+        return text
+    raise ValueError(
+        'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), '
+        f'or "all"; got {text!r}'
+    )
+
+
+class BackfillRequest(_Request):
+    """``budget``: a share of the items with older vectors, their number, or all; ``rate``: items per second at most.
+
+    ``order`` says what comes first; "auto" picks what does best on labelled images. ``deployed`` is the version that
+    you believe is deployed, whose vectors replace older ones: if another one is, nothing is started (409).
+    ``anyway`` does it even if it is predicted to lower the accuracy; else the job then fails, with nothing replaced.
+    """
+
+    budget: Annotated[str, AfterValidator(_budget)] = Field(
+        default="10%", max_length=20, json_schema_extra={"pattern": _BUDGET}, examples=["10%", "5000", "all"]
+    )
+    order: Literal["auto", "gain", "classes", "certain", "uncertain", "queried", "oldest", "random"] = "auto"
+    rate: float | None = Field(default=None, gt=0, le=1e6)
+    deployed: VersionName | None = None
+    anyway: bool = False
+
+
+class Prediction(_Response):
+    """Predicted accuracy over the share re-embedded, on held-out images: in the planned order, and at random."""
+
+    order: str
+    shares: tuple[float, ...]
+    planned: tuple[float, ...]
+    random: tuple[float, ...]
+    self_tests: tuple[float, ...]
+
+
+class MeasuredPoint(_Response):
+    """Accuracy measured on the gallery when a share of the older items had been re-embedded."""
+
+    share: float
+    accuracy: float
+
+
+class Outlook(_Response):
+    """What a backfill to ``version``, the deployed one, could do: ``could`` vectors could be re-embedded by it.
+
+    A budget is a share of the ``older`` ones. Vectors of ``newer`` versions are never replaced, and an item keeps its
+    vector where its image is missing: ``without_image`` of the ``looked_at`` first; where that is not all of the older
+    ones, ``could`` is an upper limit.
+    """
+
+    version: str
+    could: int
+    older: int
+    newer: dict[str, int]
+    looked_at: int
+    without_image: int
+
+
+class BackfillState(_Response):
+    """The last backfill plan: of ``old`` items ``planned`` are re-embedded, ``position`` are done.
+
+    ``version`` is null where none was planned; ``kept`` counts items that keep their old vectors. ``outlook`` is what
+    the next one could do, null while one is under way; ``images_a_second`` is the pace of the last one to the deployed
+    version, null if unknown.
+    """
+
+    version: str | None = None
+    order: str | None = None
+    budget: str | None = None
+    old: int = 0
+    planned: int = 0
+    position: int = 0
+    kept: int = 0
+    when: str | None = None
+    predicted: Prediction | None = None
+    measured: tuple[MeasuredPoint, ...] = ()
+    job: Job | None = None
+    outlook: Outlook | None = None
+    images_a_second: float | None = None
+
+
+class Sample(_Response):
+    """Items by the version that made their vectors, at a time."""
+
+    when: str
+    vectors: dict[str, int]
+
+
+# --- the service
+
+
+class Health(_Response):
+    """The service answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(_Response):
+    """The service can answer queries, by this version. ``writes`` is false where the disk has no room for an image."""
+
+    status: Literal["ready"] = "ready"
+    version: str
+    writes: bool
+
+
+class StatusCaller(_Response):
+    """Who asked."""
+
+    name: str
+    role: Role
+
+
+class Status(_Response):
+    """The state of the workspace. ``vectors`` counts items by the version that made them."""
+
+    name: str
+    fixstar: str
+    deployed: str | None
+    previous: str | None
+    versions: tuple[str, ...]
+    retired: tuple[str, ...]
+    vectors: dict[str, int]
+    items: int
+    jobs_running: int
+    caller: StatusCaller
+    keys: bool
