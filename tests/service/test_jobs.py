@@ -45,7 +45,7 @@ def kept(space: Workspace, count: int, label: str = "hat") -> dict[str, Any]:
     items = []
     for number in range(count):
         stored = dict(space.images.keep(picture(number)))
-        items.append({"id": f"i{number:02}", "image": stored["image"], "payload": {"label": label, **stored}})
+        items.append({"id": f"i{number:02}", "image": stored["image"], "payload": {"label": label, **stored}, "file": None})
     return {"items": items}
 
 
@@ -213,7 +213,7 @@ def test_one_heavy_job_of_a_kind_and_indexing_beside_it(space: Workspace, monkey
 
     for kind in ("check", "backfill"):
         monkeypatch.setitem(jobs.WORK, kind, hold)
-    wanted = {"target": "v1", "order": "gain", "budget": "all", "rate": None}
+    wanted = {"target": "v1", "order": "gain", "budget": "all", "rate": None, "anyway": False}
     work = running(space)
     backfill = work.submit("backfill", wanted)
     check = work.submit("check", {"version": "v2"})
@@ -354,7 +354,7 @@ def upgraded(space: Workspace, tmp_path: Path) -> Workspace:
     return space
 
 
-WANTED = {"target": "v2", "budget": "4", "order": "random", "rate": None}
+WANTED = {"target": "v2", "budget": "4", "order": "random", "rate": None, "anyway": False}
 
 
 def test_a_backfill_moves_vectors_and_tells_what_it_did(upgraded: Workspace) -> None:

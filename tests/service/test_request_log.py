@@ -79,8 +79,8 @@ def test_jobs_say_who_asked_for_them(
     seen = lines(caplog, "fixstar.audit")
     mine = [line for line in seen if job["id"] in line]
     assert all("index, asked for by ann" in line for line in mine)
-    assert [word for line in mine for word in ("taken on", "begins", "is done") if word in line] == [
-        *("taken on", "begins", "is done")
+    assert [word for line in mine for word in ("accepted", "begins", "is done") if word in line] == [
+        *("accepted", "begins", "is done")
     ]
     assert any(failed["id"] in line and "is failed: the reason" in line for line in seen)
 

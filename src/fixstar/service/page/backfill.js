@@ -1,14 +1,8 @@
 // Backfill: re-embed old vectors with the deployed version, as much as is wanted, and watch it go on.
-import { call } from "./api.js";
-import { budgetItems, budgetProblem, timeWords } from "./budget.js";
-import { curve } from "./curve.js";
-import { confirm } from "./dialogs.js";
-import { byId, el, renew } from "./dom.js";
-import { count, percent, plural } from "./format.js";
+import { call, may } from "./api.js";
+import { badge, byId, count, el, percent, plural, renew, svg } from "./dom.js";
 import { cancelButton, progressBar } from "./jobs.js";
-import { problemView } from "./problem.js";
-import { may } from "./session.js";
-import { badge } from "./tones.js";
+import { confirm, problemView } from "./problem.js";
 
 const LOSES = "/problems/backfill-loses";
 const ORDERS = { auto: "what does best on labelled images", gain: "what gains most", classes: "every class by turns", certain: "the certain ones", uncertain: "the uncertain ones", queried: "those found most often", oldest: "the oldest", random: "any" };
@@ -127,4 +121,76 @@ function asked({ budget, order, rate }) {
     problem: loses ? { ...latest.job.error, hint: "", next_steps: [] } : null, // the button below is what the hint would say
     act: () => call("/v1/backfill", { json: { budget, order, rate, deployed: target, anyway: loses } }),
   });
+}
+
+// --- How much of the gallery a backfill re-embeds: a share, a number, or all. The same rule as the service's.
+
+const ALLOWED = "A share above 0% and up to 100% such as 10%, a number of items from 1 on such as 5000, or all.";
+
+/** What is wrong with a budget as it was written, or null. */
+function budgetProblem(text) {
+  const [, number, sign] = /^([0-9]{1,12}(?:\.[0-9]{1,4})?)(%?)$/.exec(text) ?? [];
+  let seen = null;
+  if (text === "all") return null;
+  if (number === undefined) seen = text ? `“${text}” is neither.` : "Nothing is written there.";
+  else if (Number(number) === 0) seen = `“${text}” is nothing: no vector would be re-embedded.`;
+  else if (sign && Number(number) > 100) seen = `“${text}” is more than everything.`;
+  else if (!sign && number.includes(".")) seen = `“${text}” is no whole number of items.`;
+  return seen && { title: "This budget cannot be used", detail: seen, hint: ALLOWED };
+}
+
+/** How many of so many items a budget means. */
+function budgetItems(text, total) {
+  if (text === "all") return total;
+  const number = Number.parseFloat(text);
+  return Math.min(total, text.endsWith("%") ? -Math.floor((-total * number) / 100) : number);
+}
+
+/** What is known about the time that images take: the limit asked for, or the pace of the last backfill; else nothing. */
+function timeWords(images, rate, measured) {
+  if (rate) return `, ${count(rate)} a second at most: ${span(images / rate)} or longer`;
+  return measured ? `: about ${span(images / measured)}, at the ${count(Number(measured.toPrecision(2)))} images a second of the last backfill` : "";
+}
+
+function span(seconds) {
+  if (seconds < 100) return `${Math.max(1, Math.round(seconds))} s`;
+  return seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+}
+
+// --- Accuracy over the share re-embedded: lines for what is predicted, points for what was measured.
+
+const WIDTH = 560;
+const HEIGHT = 230;
+const LEFT = 54;
+const RIGHT = 12;
+const BOTTOM = 30;
+const TOP = 26;
+
+/** A drawing of `[{name, kind, points: [[share, accuracy]]}]`. */
+function curve(lines) {
+  const values = lines.flatMap((line) => line.points.map(([, value]) => value));
+  const spare = Math.max(0.01, (Math.max(...values) - Math.min(...values)) * 0.1);
+  const low = Math.max(0, Math.min(...values) - spare);
+  const high = Math.min(1, Math.max(...values) + spare);
+  const x = (share) => LEFT + share * (WIDTH - LEFT - RIGHT);
+  const y = (value) => TOP + (1 - (value - low) / Math.max(high - low, 1e-6)) * (HEIGHT - TOP - BOTTOM);
+  const spoken = lines.map(({ name, points }) => `${name}: ${percent(points[0][1])} to ${percent(points.at(-1)[1])}`).join("; ");
+  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": spoken }, axes(x, y, low, high), lines.map((line) => drawn(line, x, y)), lines.map(legend));
+}
+
+function axes(x, y, low, high) {
+  const heights = [low, (low + high) / 2, high].map((value) => [svg("line", { class: "gridline", x1: x(0), x2: x(1), y1: y(value), y2: y(value) }), svg("text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, percent(value, 0))]);
+  const shares = [0, 0.25, 0.5, 0.75, 1].map((share) => svg("text", { class: "tick", x: x(share), y: HEIGHT - 8, "text-anchor": share === 0 ? "start" : share === 1 ? "end" : "middle" }, percent(share, 0)));
+  return [heights, shares].flat(2);
+}
+
+function drawn({ kind, points }, x, y) {
+  const path = svg("path", { class: `line ${kind}`, d: `M${points.map(([share, value]) => `${x(share).toFixed(1)} ${y(value).toFixed(1)}`).join("L")}` });
+  const dots = kind === "measured" ? points.map(([share, value]) => svg("circle", { class: "dot", cx: x(share), cy: y(value), r: 4.5 }, svg("title", {}, `${percent(value)} at ${percent(share, 0)}`))) : [];
+  return svg("g", {}, path, dots);
+}
+
+function legend({ name, kind }, row) {
+  const at = LEFT + row * 175;
+  return svg("g", { "aria-hidden": "true" }, svg("line", { class: `line ${kind}`, x1: at, x2: at + 20, y1: 10, y2: 10 }), kind === "measured" && svg("circle", { class: "dot", cx: at + 10, cy: 10, r: 4.5 }), svg("text", { class: "tick", x: at + 26, y: 14 }, name));
 }

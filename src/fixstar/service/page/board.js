@@ -1,18 +1,11 @@
 // The upgrade board: loads what its panels show, and looks again while jobs run.
-import { call } from "./api.js";
+import { call, may, status, versionPath } from "./api.js";
 import { askBackfill, showBackfill, startBackfill } from "./backfill.js";
-import { showDeployments } from "./deployments.js";
-import { byId, el, renew } from "./dom.js";
-import { showFlips } from "./flips.js";
+import { badge, byId, count, el, percent, plural, rememberVersions, renew, tone, when } from "./dom.js";
 import { showHistory } from "./history.js";
 import { JobWatch, showJobs } from "./jobs.js";
-import { showLineage } from "./lineage.js";
-import { showMatrix } from "./matrix.js";
-import { deploy, rollBack, runCheck } from "./moves.js";
-import { showOverview } from "./overview.js";
-import { onStep, problemView, tellProblem } from "./problem.js";
-import { status } from "./session.js";
-import { rememberVersions } from "./tones.js";
+import { confirm, onStep, problemView, tellProblem } from "./problem.js";
+import { showFlips, showLineage, showMatrix } from "./versions.js";
 
 const SELDOM = 3; // of the looks at a running backfill, every third also counts the vectors
 const KEPT = 3; // announcements that stay for those who come to them late
@@ -119,4 +112,119 @@ function announce(words) {
   const said = byId("announce");
   said.append(el("p", {}, words));
   while (said.children.length > KEPT) said.firstElementChild.remove();
+}
+
+// --- Where the workspace stands: what answers, and whose vectors are searched.
+
+function showOverview(status, actions) {
+  const held = Object.entries(status.vectors).filter(([, number]) => number > 0);
+  const bar = el("div", { class: "sharebar", "aria-hidden": "true" }, held.map(([name]) => el("i", { class: tone(name) })));
+  held.forEach(([, number], row) => bar.children[row].style.setProperty("flex-grow", number));
+  const legend = held.map(([name, number]) => el("li", {}, badge(name), ` ${count(number)} (${percent(number / status.items, 0)})`));
+  renew(
+    byId("overview"),
+    el(
+      "div",
+      { class: "answering" },
+      el("p", { class: "note" }, "Queries are answered by"),
+      el("p", { class: "deployed" }, status.deployed ? badge(status.deployed) : "no version yet"),
+      status.previous && el("p", { class: "note" }, "before: ", badge(status.previous)),
+      status.previous && may("admin") && el("button", { type: "button", id: "roll-back", data: { focus: "roll-back" }, on: { click: actions.rollBack } }, `Roll back to ${status.previous} …`),
+    ),
+    el(
+      "div",
+      { class: "vectors" },
+      el("p", { class: "note" }, `${count(status.items)} vectors in the gallery, by the version that made them`),
+      held.length ? bar : el("p", {}, "The gallery is empty. Fill it with ", el("code", {}, "fixstar index IMAGES")),
+      el("ul", { class: "legend" }, legend),
+    ),
+  );
+}
+
+// --- Who moved the pointer, when, and why a check was passed over.
+
+function showDeployments(moves) {
+  if (!moves.length) {
+    renew(byId("deployments"), el("p", { class: "note" }, "No move yet: the first version answers since it was trained."));
+    return;
+  }
+  const lines = moves.map((move) =>
+    el(
+      "li",
+      {},
+      el("div", { class: "job" }, el("strong", {}, move.kind === "rollback" ? "rolled back to" : "deployed"), badge(move.version), el("span", { class: "note" }, [when(move.when), move.by && `by ${move.by}`].filter(Boolean).join(" "))),
+      move.reason && el("p", { class: "wrap forced" }, el("span", { class: "note" }, "against its check: "), move.reason),
+    ),
+  );
+  renew(byId("deployments"), el("ol", { class: "jobs audit" }, lines));
+}
+
+// --- Check, deploy, roll back: what each will do is said before it is done.
+
+const NOT_PASSED = { refuse: "Its check refused it: queries would lose.", "missing evidence": "Its check could not decide: evidence is missing." };
+const REFUSED = "/problems/not-compatible"; // the gate's problem
+const MOVED = "/problems/deployment-moved"; // the dialog spoke of a deployment that has changed since
+const ENDS = "The backfill that is under way ends; what it has re-embedded stays so.";
+const REASON = "Why deploy it all the same? This is kept in the history.";
+
+/** Starts a check; it goes on as a job. */
+async function runCheck(version, rules = {}) {
+  await call(versionPath(version, "/check"), { json: rules });
+  return `The check of ${version} was started.`;
+}
+
+/** Words where it was done, null where the visitor thought better of it; `moved` runs where others were faster. */
+async function deploy({ name, check, unreached }, status, backfilling, moved) {
+  const passed = check === "pass";
+  const says = [
+    `Queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
+    `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
+    ...notSearched(unreached, name),
+    passed ? "Its check passed." : (NOT_PASSED[check] ?? "It was never checked against the vectors that are there."),
+    ...(backfilling ? [ENDS] : []),
+    "You can roll back at any time.",
+  ];
+  const act = (force) => move("/v1/deploy", { version: name, force, deployed: status.deployed }, moved);
+  const forced = { title: `Deploy ${name} against its check?`, says, reason: REASON, verb: "Deploy all the same", danger: true, act };
+  const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.type === REFUSED ? forced : null) };
+  const done = await confirm(passed ? plain : forced);
+  return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");
+}
+
+/** Asks the service what a rollback would do now, says that, and lets it happen only so. */
+async function rollBack(status, moved) {
+  const { deployed, to, unchecked, unreached, cancelled } = await call("/v1/rollback");
+  const done = await confirm({
+    title: `Roll back to ${to}?`,
+    says: [
+      `Queries are embedded by ${to} from now on, instead of ${deployed}.`,
+      `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
+      ...notSearched(unreached, to),
+      ...Object.entries(unchecked).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} then searched unchecked: no check has tried ${to}'s queries on ${number === 1 ? "it" : "them"}.`),
+      ...(cancelled ? [ENDS] : []),
+      "The history keeps this move.",
+    ],
+    verb: `Roll back to ${to}`,
+    act: () => move("/v1/rollback", { deployed, to }, moved),
+  });
+  return done && [`Rolled back to ${done.version}.`, ...Object.entries(done.unchecked).map(([name, number]) => `${plural(number, "vector")} of ${name} ${number === 1 ? "is" : "are"} searched unchecked.`), ...notSearched(done.unreached, done.version), ...(done.cancelled ? ["The backfill ends."] : [])].join(" ");
+}
+
+/** Where the deployment is not as the dialog says, the problem stands in it, and behind it what is the case now. */
+async function move(path, json, moved) {
+  try {
+    return await call(path, { json });
+  } catch (problem) {
+    if (problem.type === MOVED) moved();
+    throw problem;
+  }
+}
+
+function notSearched(unreached, version) {
+  return Object.entries(unreached).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} not searched: no adapter leads there from ${version}.`);
+}
+
+function vectors({ vectors: held }, unreached) {
+  const parts = Object.entries(held).filter(([name, number]) => number > 0 && !(name in unreached)).map(([name, number]) => `${count(number)} of ${name}`);
+  return parts.length ? `the vectors (${parts.join(", ")})` : "the vectors";
 }

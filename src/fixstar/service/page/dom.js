@@ -48,3 +48,53 @@ export function rove(container, selector, columns) {
     items[Math.max(0, Math.min(items.length - 1, at + steps[event.key]))].focus();
   });
 }
+
+// --- Numbers and times as people read them.
+
+export const count = (value) => Number(value ?? 0).toLocaleString("en");
+export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+export const points = (share) => `${share > 0 ? "+" : share < 0 ? "−" : "±"}${Math.abs(100 * share).toFixed(1)}`;
+export const plural = (number, word, many = `${word}s`) => `${count(number)} ${number === 1 ? word : many}`;
+
+export function when(text) {
+  const time = new Date(text);
+  if (!text || Number.isNaN(time.getTime())) return text || "";
+  return time.toLocaleString("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
+}
+
+export function duration(milliseconds) {
+  const seconds = Math.max(0, Math.round(milliseconds / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  return seconds < 3600 ? `${Math.floor(seconds / 60)} min ${seconds % 60} s` : `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+// --- One colour a version, the same everywhere on the page, always beside the version's name.
+
+const TONES = 8;
+let order = [];
+
+/** Names in the order they were made; others come behind them as they are met. */
+export function rememberVersions(names) {
+  order = [...new Set([...names, ...order.filter((name) => !names.includes(name))])];
+}
+
+export function tone(name) {
+  if (!order.includes(name)) order.push(name);
+  return `tone-${order.indexOf(name) % TONES}`;
+}
+
+export const badge = (name) => el("span", { class: `badge ${tone(name)}` }, name);
+
+// --- Verdicts as shapes, so that nobody depends on colour.
+
+const SHAPES = {
+  compatible: "M3 8.5l3.5 3.5L13 4.5",
+  incompatible: "M3.5 3.5l9 9M12.5 3.5l-9 9",
+  "not decided": "M5.2 5.6a2.8 2.8 0 1 1 4.3 2.4c-1 .6-1.5 1.1-1.5 2.2M8 12.8v.01",
+  "self-test": "M3 3h10v10H3z",
+  none: "M4 8h8",
+};
+
+export function verdictMark(verdict) {
+  return svg("svg", { class: `mark ${String(verdict).replace(" ", "-")}`, viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: SHAPES[verdict] ?? SHAPES.none }));
+}

@@ -1,7 +1,5 @@
 // The share of vectors by version over time, stacked. What holds, holds until the next sample.
-import { byId, el, renew, svg } from "./dom.js";
-import { count, percent, when } from "./format.js";
-import { badge, tone } from "./tones.js";
+import { badge, byId, count, el, percent, renew, svg, tone, when } from "./dom.js";
 
 const WIDTH = 560;
 const HEIGHT = 220;

@@ -1,9 +1,7 @@
 // Jobs: looked at every second while one runs, seldom otherwise, not at all while nobody looks.
-import { call } from "./api.js";
-import { byId, el, renew } from "./dom.js";
-import { count, duration, when } from "./format.js";
+import { call, may } from "./api.js";
+import { byId, count, duration, el, renew, when } from "./dom.js";
 import { problemView } from "./problem.js";
-import { may } from "./session.js";
 
 const OFTEN = 1000;
 const SELDOM = 15000;

@@ -1,12 +1,8 @@
 // The search view: what is asked, and what was found.
 import { address, call } from "./api.js";
-import { byId, el } from "./dom.js";
-import { count, plural } from "./format.js";
-import { showEmpty, showItems, showWaiting, startGrid } from "./grid.js";
-import { startIntake } from "./intake.js";
+import { badge, byId, count, el, plural, rove, tone } from "./dom.js";
 import { picture } from "./picture.js";
 import { tellProblem } from "./problem.js";
-import { badge } from "./tones.js";
 
 const PAGES = 10; // of the gallery that are looked through at a time for items with a label
 let query = { kind: "none" }; // or { kind: "image", file, preview } or { kind: "like", id }
@@ -39,7 +35,7 @@ export function showRoute(id) {
   refresh();
 }
 
-export function openLike(id) {
+function openLike(id) {
   location.hash = `#like=${encodeURIComponent(id)}`;
   window.scrollTo({ top: 0 });
 }
@@ -181,4 +177,101 @@ function offerLabels(items) {
   const known = new Set([...byId("labels").options].map((option) => option.value));
   const fresh = new Set(items.map((item) => item.label).filter((label) => label && !known.has(label)));
   byId("labels").append(...[...fresh].slice(0, Math.max(0, 500 - known.size)).map((value) => el("option", { value })));
+}
+
+// --- Items as a grid of buttons: one press is "more like this", arrows move.
+
+const list = byId("results");
+
+/** Begins to listen; `open(id)` shows more like an item. */
+function startGrid(open) {
+  rove(list, ".hit", () => getComputedStyle(list).gridTemplateColumns.split(" ").length);
+  list.addEventListener("click", (event) => {
+    const hit = event.target.closest(".hit");
+    if (hit) open(hit.dataset.id);
+  });
+}
+
+const COSINE = { word: "cosine", spoken: "cosine", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
+const PROBABILITY = { word: "prob.", spoken: "probability", title: "The probability that query and item are of one class, by the calibrations of the last check." };
+
+/** Items as tiles, behind those that are there with `add`. Scores are cosines or, where `calibrated`, probabilities. */
+function showItems(items, { add = false, calibrated = false } = {}) {
+  const tiles = items.map((item) => el("li", {}, tile(item, calibrated ? PROBABILITY : COSINE)));
+  if (add && list.querySelector(".hit")) list.append(...tiles);
+  else list.replaceChildren(...tiles);
+  list.querySelectorAll(".hit").forEach((hit, row) => (hit.tabIndex = row ? -1 : 0));
+  list.removeAttribute("aria-busy");
+}
+
+function showWaiting(count) {
+  list.setAttribute("aria-busy", "true");
+  list.replaceChildren(...Array.from({ length: count }, () => el("li", { class: "waiting", "aria-hidden": "true" })));
+}
+
+/** Words in place of results: a bold line, then parts of a sentence. */
+function showEmpty(title, ...parts) {
+  list.removeAttribute("aria-busy");
+  list.replaceChildren(el("li", { class: "empty" }, el("strong", {}, title), ...parts));
+}
+
+function tile(item, scale) {
+  const label = item.label ?? "";
+  const scored = typeof item.score === "number";
+  const spoken = [label || "no label", scored && `${scale.spoken} ${item.score.toFixed(3)}`, `vector of ${item.version}`, `id ${item.id}`, "more like this"];
+  const meter = scored && el("span", { class: "meter", "aria-hidden": "true" }, el("i"));
+  if (meter) meter.firstChild.style.setProperty("--share", Math.max(0, Math.min(1, item.score)));
+  return el(
+    "button",
+    { type: "button", class: `hit ${tone(item.version)}`, title: item.id, "aria-label": spoken.filter(Boolean).join(", "), data: { id: item.id } },
+    picture(item.thumbnail),
+    el(
+      "span",
+      { class: "facts" },
+      el("span", { class: "label" }, label || "no label"),
+      el("span", { class: "row" }, scored ? el("span", { class: "measure", title: scale.title }, el("span", { class: "score" }, item.score.toFixed(3)), " ", el("span", { class: "scale" }, scale.word)) : el("span", { class: "id" }, item.id), badge(item.version)),
+      meter,
+      scored && el("span", { class: "id" }, item.id),
+    ),
+    el("span", { class: "again", "aria-hidden": "true" }, "More like this"),
+  );
+}
+
+// --- Images from the visitor: dropped anywhere, pasted anywhere, chosen, or taken with the camera.
+
+/** Calls `use(file)` with each image, `refuse(words)` with what is none. */
+function startIntake(use, refuse) {
+  const take = (files) => {
+    const file = [...(files ?? [])].find((one) => one.type.startsWith("image/") || one.type === "");
+    if (file) use(file);
+    else if (files?.length) refuse(`${files[0].name || "This"} is not an image`);
+  };
+  for (const input of [byId("file"), byId("camera")]) {
+    input.addEventListener("change", () => {
+      take(input.files);
+      input.value = ""; // the same file may be chosen again
+    });
+  }
+  document.addEventListener("paste", (event) => {
+    if (!event.clipboardData?.files.length) return; // text goes where the caret is
+    event.preventDefault();
+    take(event.clipboardData.files);
+  });
+  startDrop(take);
+}
+
+function startDrop(take) {
+  const veil = byId("veil");
+  let depth = 0; // dragenter and dragleave come for every element on the way
+  const withFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+  const show = (shown) => veil.classList.toggle("shown", shown);
+  document.addEventListener("dragenter", (event) => withFiles(event) && show(++depth > 0));
+  document.addEventListener("dragleave", (event) => withFiles(event) && show(--depth > 0));
+  document.addEventListener("dragover", (event) => withFiles(event) && event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    if (!withFiles(event)) return;
+    event.preventDefault();
+    show(((depth = 0), false));
+    take(event.dataTransfer.files);
+  });
 }

@@ -1,0 +1,229 @@
+// Versions, newest first, with a rail from each to the one it came from.
+import { address, call, may, versionPath } from "./api.js";
+import { badge, byId, count, el, percent, plural, points, renew, tone, verdictMark, when } from "./dom.js";
+import { picture } from "./picture.js";
+import { problemView, stepsView } from "./problem.js";
+
+const OUTCOMES = { pass: ["compatible", "check passed"], refuse: ["incompatible", "check refused it"], "missing evidence": ["not decided", "evidence is missing"] };
+
+export function showLineage(versions, actions) {
+  const rows = [...versions].reverse();
+  if (!rows.length) {
+    renew(byId("lineage"), el("li", { class: "note" }, "No version yet. Train one with ", el("code", {}, "fixstar train IMAGES")));
+    return;
+  }
+  const rails = lanes(rows);
+  renew(byId("lineage"), rows.map((version, row) => el("li", { class: tone(version.name) }, rail(rails, row), card(version, actions))));
+}
+
+/** For each row its lane, and the edges that pass it: a first child stays in its parent's lane, others get their own. */
+function lanes(rows) {
+  const lane = {};
+  let used = 0;
+  const taken = new Set(); // parents whose lane a child has
+  for (const { name, parent } of [...rows].reverse()) {
+    const free = parent in lane && !taken.has(parent);
+    lane[name] = free ? lane[parent] : used++;
+    if (free) taken.add(parent);
+  }
+  const at = Object.fromEntries(rows.map(({ name }, row) => [name, row]));
+  const edges = rows.filter(({ parent }) => parent in at).map(({ name, parent }) => ({ from: at[name], to: at[parent], lane: lane[name], target: lane[parent] }));
+  return { lane: rows.map(({ name }) => lane[name]), edges, width: Math.max(1, used) };
+}
+
+function rail({ lane, edges, width }, row) {
+  const parts = [];
+  for (const edge of edges) {
+    if (edge.from === row) parts.push(["below", edge.lane]);
+    else if (edge.from < row && row < edge.to) parts.push(["through", edge.lane]);
+    else if (edge.to === row) parts.push(edge.lane === edge.target ? ["above", edge.lane] : ["elbow", edge.lane]);
+  }
+  const place = el("div", { class: "rail", "aria-hidden": "true" }, parts.map(([kind]) => el("i", { class: kind })), el("b"));
+  parts.forEach(([, at], position) => place.children[position].style.setProperty("--lane", at));
+  place.style.setProperty("--lanes", width);
+  place.lastChild.style.setProperty("--lane", lane[row]);
+  return place;
+}
+
+function card(version, actions) {
+  const { name, check, deployed, retired, parent } = version;
+  const [verdict, words] = OUTCOMES[check] ?? ["none", "not checked"];
+  const focus = (what) => ({ focus: `${what} ${name}` });
+  return el(
+    "article",
+    { class: deployed ? "version deployed" : "version", "aria-label": `Version ${name}` },
+    el("header", {}, badge(name), deployed && el("span", { class: "chip live" }, "deployed"), retired && el("span", { class: "chip" }, "retired"), el("span", { class: `chip ${verdict.replace(" ", "-")}` }, verdictMark(verdict), words)),
+    el("dl", {}, fact("Method", version.method), fact("Backbone", version.backbone), fact("Classes", version.capacity ? `${count(version.classes)} of ${count(version.capacity)}` : count(version.classes)), fact("Vectors", count(version.vectors)), fact("From", parent ?? "scratch"), fact("fixstar", version.fixstar)),
+    check && details(name),
+    may("admin") &&
+      !retired &&
+      el(
+        "div",
+        { class: "buttons" },
+        el("button", { type: "button", data: focus("check"), on: { click: () => actions.check(name) } }, check ? "Check again" : "Run check"),
+        !deployed && el("button", { type: "button", class: check === "pass" ? "primary" : "", data: focus("deploy"), on: { click: () => actions.deploy(version) } }, "Deploy …"),
+      ),
+  );
+}
+
+const fact = (name, value) => (value === null || value === undefined || value === "" ? null : el("div", {}, el("dt", {}, name), el("dd", {}, String(value))));
+
+/** What the check rests on, loaded when somebody wants to know. */
+function details(name) {
+  const place = el("div", { class: "evidence" }, "Loading …");
+  const load = async () => {
+    try {
+      place.replaceChildren(...evidence(await call(versionPath(name, "/check"))));
+    } catch (error) {
+      place.replaceChildren(problemView(error, { retry: load, small: true }));
+    }
+  };
+  const shown = el("details", {}, el("summary", { data: { focus: `details ${name}` } }, "What the check found"), place);
+  shown.addEventListener("toggle", () => shown.open && load(), { once: true });
+  return shown;
+}
+
+function evidence(check) {
+  const sentences = [...(check.reasons ?? []), ...(check.notes ?? [])];
+  const cells = (check.cells ?? []).map((cell) =>
+    el("li", {}, verdictMark(cell.verdict), ` on vectors of ${cell.version}: ${percent(cell.cross_test)}, own queries ${percent(cell.self_test)} (${points(cell.cross_test - cell.self_test)} points, ${points(cell.low)} to ${points(cell.high)}); ${plural(cell.negative_flips, "negative flip")}, ${count(cell.positive_flips)} positive`),
+  );
+  return [
+    el("ul", {}, sentences.map((sentence) => el("li", {}, sentence))),
+    stepsView(check.next_steps) ?? "",
+    el("ul", {}, cells),
+    el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
+  ];
+}
+
+// --- The compatibility matrix: rows ask, columns are asked. Every cell can be reached by key and says what it means.
+
+const LEVELS = 4; // depths of each colour, with accuracy
+const WORDS = { compatible: "compatible", incompatible: "incompatible", "not decided": "not decided", "self-test": "self-test" };
+const LEGEND = [["self-test", "self-test"], ["compatible", "compatible"], ["incompatible", "incompatible"], ["not decided", "not decided: too few queries"]];
+
+export function showMatrix({ versions = [], cells = [], measured_on: measured = {} }) {
+  const place = byId("matrix");
+  if (!cells.length) {
+    renew(place, el("p", { class: "note" }, "Nothing was measured yet. Check a version against the vectors that are there: ", el("code", {}, "fixstar check VERSION"), " or the button beside it."));
+    return;
+  }
+  const found = new Map(cells.map((cell) => [`${cell.query_version}\n${cell.gallery_version}`, cell]));
+  const accuracies = cells.map((cell) => cell.accuracy).filter((value) => value !== null);
+  const low = Math.min(...accuracies);
+  const high = Math.max(...accuracies);
+  const level = (value) => Math.min(LEVELS - 1, Math.floor(((value - low) / Math.max(high - low, 0.02)) * LEVELS));
+  const panel = el("p", { class: "cell-words", id: "cell-words", role: "status", "aria-live": "polite" }, "Choose a cell to read what it means.");
+  const tell = (event) => {
+    const cell = found.get(event.target.closest("[data-cell]")?.dataset.cell);
+    if (cell) panel.replaceChildren(...sentence(cell), el("span", { class: "note" }, ` ${basis(measured[cell.check])}`));
+  };
+  const table = el(
+    "table",
+    { class: "matrix", on: { focusin: tell, mouseover: tell, click: tell } },
+    el("caption", { class: "unseen" }, "Rows: the version that embedded the query. Columns: the version that embedded the gallery. Share of queries that find their class."),
+    el("thead", {}, el("tr", {}, el("td", { class: "axis" }, "query \\ gallery"), versions.map((name) => el("th", { scope: "col" }, badge(name))))),
+    el("tbody", {}, versions.map((query) => el("tr", {}, el("th", { scope: "row" }, badge(query)), versions.map((gallery) => box(found.get(`${query}\n${gallery}`), level))))),
+  );
+  walk(table);
+  renew(place, el("div", { class: "wide" }, table), panel, legend(), el("p", { class: "note" }, "Per cent of queries that find their class first. Rows ask, columns are asked."));
+}
+
+/** Arrows move to the next measured cell in their direction; one cell is in the tab order. */
+function walk(table) {
+  const buttons = [...table.querySelectorAll("button")];
+  buttons.forEach((button, row) => (button.tabIndex = row ? -1 : 0));
+  table.addEventListener("focusin", (event) => event.target.matches("button") && buttons.forEach((button) => (button.tabIndex = button === event.target ? 0 : -1)));
+  table.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    const from = event.target.closest("td");
+    if (!step || !from) return;
+    event.preventDefault();
+    let [row, column] = [from.parentNode.rowIndex, from.cellIndex];
+    let next;
+    do {
+      [row, column] = [row + step[0], column + step[1]];
+      next = table.rows[row]?.cells[column];
+    } while (next && !next.querySelector("button"));
+    next?.querySelector("button").focus();
+  });
+}
+
+function box(cell, level) {
+  if (!cell || cell.accuracy === null) return el("td", { class: "none" }, el("span", { class: "unseen" }, "not measured"));
+  const kind = WORDS[cell.verdict] ?? "not decided";
+  const spoken = `queries of ${cell.query_version} on vectors of ${cell.gallery_version}: ${percent(cell.accuracy)}, ${kind}`;
+  const key = `${cell.query_version}\n${cell.gallery_version}`;
+  return el(
+    "td",
+    {},
+    el("button", { type: "button", class: `cell ${kind.replace(" ", "-")} level-${level(cell.accuracy)}`, "aria-label": spoken, title: kind, data: { cell: key, focus: key } }, el("span", {}, (100 * cell.accuracy).toFixed(1)), verdictMark(kind)),
+  );
+}
+
+function sentence(cell) {
+  const { query_version: query, gallery_version: gallery, accuracy, difference, low, high, verdict } = cell;
+  if (verdict === "self-test") return ["Queries of ", badge(query), ` on its own vectors: ${percent(accuracy)} find their class.`];
+  const own = typeof difference === "number" ? `, where ${gallery}'s own queries reach ${percent(accuracy - difference)}` : "";
+  const interval = typeof low === "number" && typeof high === "number" ? ` (between ${points(low)} and ${points(high)})` : "";
+  const change = typeof difference === "number" ? ` Difference ${points(difference)} points${interval}.` : "";
+  const meaning = { compatible: " Compatible: nothing needs to be re-embedded.", incompatible: " Incompatible: queries lose by the upgrade." }[verdict] ?? " Not decided: more held-out queries would tell.";
+  return ["Queries of ", badge(query), " on vectors of ", badge(gallery), `: ${percent(accuracy)}${own}.${change}`, el("strong", {}, meaning)];
+}
+
+const legend = () => el("ul", { class: "legend", "aria-label": "Marks" }, LEGEND.map(([kind, words]) => el("li", {}, verdictMark(kind), ` ${words}`)));
+
+function basis(measured) {
+  if (!measured) return "";
+  const images = `${count(measured.queries)} queries, ${count(measured.gallery)} gallery images`;
+  return `Measured on ${images}, ${percent(measured.confidence, 0)} confidence for all cells of a check together${measured.when ? `, ${when(measured.when)}` : ""}.`;
+}
+
+// --- Negative flips: queries that the old version answered rightly and the new one does not, as pictures.
+
+const SHOWN = 9;
+let chosen = null;
+
+/** Offers the versions that were checked, and shows the flips of one. */
+export function showFlips(versions) {
+  const checked = versions.filter((version) => version.check).map((version) => version.name);
+  if (!checked.length) {
+    renew(byId("flips"), el("p", { class: "note" }, "Queries that an upgrade would lose are shown here once a version was checked against another."));
+    return;
+  }
+  if (!checked.includes(chosen)) chosen = checked.at(-1);
+  const list = el("ul", { class: "flips" });
+  const choice = el("select", { id: "flips-version", data: { focus: "flips" } }, checked.map((name) => el("option", { selected: name === chosen }, name)));
+  choice.addEventListener("change", () => load((chosen = choice.value), list));
+  renew(byId("flips"), el("label", { class: "inline" }, "Lost by upgrading to", choice), list);
+  load(chosen, list);
+}
+
+async function load(version, list) {
+  list.replaceChildren(el("li", { class: "note" }, "Loading …"));
+  try {
+    const flips = await call(address(versionPath(version, "/flips"), { limit: SHOWN }));
+    if (version !== chosen) return;
+    if (flips.length) list.replaceChildren(...flips.map((flip) => pair(flip, version)));
+    else list.replaceChildren(el("li", { class: "note" }, `No query of the check is lost by ${version}.`));
+  } catch (error) {
+    list.replaceChildren(el("li", {}, problemView(error, { retry: () => load(version, list), small: true })));
+  }
+}
+
+function pair(flip, version) {
+  const old = flip.old ?? {};
+  const found = flip.new ?? {};
+  return el(
+    "li",
+    {},
+    shown("asked", flip.query, flip.label, "asked"),
+    shown("right", old.thumbnail, old.label, badge(old.version ?? "old"), " found"),
+    shown("wrong", found.thumbnail, found.label, badge(version), " found"),
+  );
+}
+
+function shown(kind, url, label, ...who) {
+  const name = label ?? "no label";
+  return el("figure", { class: kind }, picture(url, `${kind === "asked" ? "query" : "found"}: ${name}`), el("figcaption", {}, el("span", {}, ...who), el("strong", { class: "wrap" }, name)));
+}
