@@ -83,7 +83,7 @@ def test_a_deployment_that_another_page_overtook_is_not_made(upgraded: str, visi
     assert "instead of v2" in words(page)
     asked(upgraded, "deploy", version="v3", force="test")
     page.fill("#reason", "why not")
-    press(page, "Deploy all the same")
+    press(page, "Deploy anyway")
     assert "v3 is deployed now, not v2" in page.wait_for_selector("#confirm .problem").inner_text()
     assert told(upgraded, "status")["deployed"] == "v3"
 
@@ -101,7 +101,7 @@ def test_after_a_rollback_no_backfill_is_offered_that_would_do_nothing(upgraded:
     assert "14 vectors of v2 are newer and stay as they are" in seen
     assert "Last plan: to v2" in seen
     assert "It is over: v1 is deployed now." in seen
-    assert "goes on from there" not in seen
+    assert "resumes there" not in seen
     assert page.locator("#budget").count() == 0
 
 
@@ -120,7 +120,7 @@ def test_what_a_move_puts_out_of_reach_is_said_before_and_after(upgraded: str, t
     assert "the vectors (14 of v2) stay as they are and are searched" in says
     assert "82 vectors made by v1 are not searched: no adapter leads there from v3." in says
     page.fill("#reason", "test")
-    press(page, "Deploy all the same")
+    press(page, "Deploy anyway")
     until(page, "document.querySelector('#announce').textContent.includes('82 vectors made by v1 are not searched')")
 
 
@@ -168,7 +168,7 @@ def test_a_backfill_says_what_it_replaces_and_costs_and_asks(upgraded: str, visi
     page.keyboard.press("Escape")
     page.fill("#rate", "2")
     page.locator("button", has_text="Start backfill").click()
-    assert "2 a second at most: 21 s or longer" in words(page)
+    assert "2 per second at most: 21 s or longer" in words(page)
     page.screenshot(path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-asks.png")
     assert told(upgraded, "status")["vectors"]["v2"] == 14  # nothing happened so far
     press(page, "Replace 41 vectors")

@@ -124,11 +124,11 @@ def test_what_the_check_refused_needs_a_reason(own: str, visit: Visit) -> None:
     card(page, "v3").locator("text=Deploy …").click()
     dialog = page.locator("#confirm")
     assert "Its check refused it" in dialog.inner_text()
-    dialog.locator("button", has_text="Deploy all the same").click()
+    dialog.locator("button", has_text="Deploy anyway").click()
     assert dialog.is_visible()  # no reason, no deployment
     reason = "<i>the old index burnt down</i>"
     dialog.locator("#reason").fill(reason)
-    dialog.locator("button", has_text="Deploy all the same").click()
+    dialog.locator("button", has_text="Deploy anyway").click()
     page.wait_for_selector("article[aria-label='Version v3'].deployed")
     assert reason in page.locator("#deployments").inner_text()
 

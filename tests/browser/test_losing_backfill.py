@@ -56,7 +56,7 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     page = visit(drawn, "#versions")
     says = start(page)
     assert "Where held-out images predict a loss, nothing is replaced." in says
-    assert "all the same" not in says
+    assert "anyway" not in says
     page.locator("#confirm button", has_text="Replace 10 vectors").click()
     problem = page.wait_for_selector("#backfill .problem", timeout=30_000).inner_text()
     assert "Predicted to lower the accuracy" in problem
@@ -66,7 +66,7 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     assert page.locator("#backfill figure").is_visible()  # the curve that was predicted
     assert httpx.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 0
 
-    assert "all the same" not in start(page, budget="all")  # another plan, which nobody has predicted yet
+    assert "anyway" not in start(page, budget="all")  # another plan, which nobody has predicted yet
     page.keyboard.press("Escape")
     says = start(page)
     assert "Searches are predicted to become worse by it" in says
@@ -76,7 +76,7 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     assert page.evaluate("document.activeElement.textContent") == "Cancel"
     page.screenshot(path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-loses.png")
     with page.expect_request("**/v1/backfill") as sent:
-        page.locator("#confirm button", has_text="Replace 10 vectors all the same").click()
+        page.locator("#confirm button", has_text="Replace 10 vectors anyway").click()
     assert sent.value.post_data_json == {
         "budget": "10%",
         "order": "random",
@@ -86,4 +86,4 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     }
     until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: done.')")
     assert httpx.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 10
-    assert "all the same" not in start(page)  # what comes next is another plan
+    assert "anyway" not in start(page)  # what comes next is another plan

@@ -1,4 +1,4 @@
-// Backfill: re-embed old vectors with the deployed version, as much as is wanted, and watch it go on.
+// Backfill: re-embed old vectors with the deployed version, within a budget, and watch the progress.
 import { call, may } from "./api.js";
 import { badge, byId, count, el, percent, plural, renew, svg } from "./dom.js";
 import { cancelButton, progressBar } from "./jobs.js";
@@ -7,8 +7,8 @@ import { confirm, problemView } from "./problem.js";
 const LOSES = "/problems/backfill-loses";
 const ORDERS = { auto: "what does best on labelled images", gain: "what gains most", classes: "every class by turns", certain: "the certain ones", uncertain: "the uncertain ones", queried: "those found most often", oldest: "the oldest", random: "any" };
 let started = () => {};
-let shown = ""; // what the form was made for: it is not made anew under the visitor's hands
-let latest = null; // what the service told last
+let shown = ""; // what the form was made for: it is not rebuilt while the visitor uses it
+let latest = null; // the last state of the service
 
 /** `onStart` runs when a job was begun. */
 export function startBackfill(onStart) {
@@ -43,7 +43,7 @@ function summary(status, outlook) {
   if (!status.items) return note("The gallery is empty: there is nothing to re-embed.");
   if (!outlook) return null; // one is under way, and tells its own numbers
   const { version, could, older, newer, looked_at: looked, without_image: bare } = outlook;
-  const some = could ? note(`${looked < older ? "Up to " : ""}${plural(could, "vector")} of older versions could be re-embedded with `, badge(version), ". Searches go on meanwhile.") : null;
+  const some = could ? note(`${looked < older ? "Up to " : ""}${plural(could, "vector")} of older versions could be re-embedded with `, badge(version), ". Searches continue meanwhile.") : null;
   const others = Object.keys(newer).length || older > 0;
   const none = could ? null : others ? note("There is nothing to re-embed with ", badge(version), ".") : note("All vectors are of ", badge(version), ". There is nothing to re-embed.");
   const left = Object.entries(newer).map(([name, number]) => note(`${plural(number, "vector")} of `, badge(name), ` ${number === 1 ? "is newer and stays as it is" : "are newer and stay as they are"}.`));
@@ -53,10 +53,10 @@ function summary(status, outlook) {
 
 function progress({ job, version, order, budget, planned, position, kept }, deployed) {
   if (job && (job.state === "running" || job.state === "queued")) return el("div", { class: "running" }, progressBar(job), el("p", { class: "note" }, job.message || ""), cancelButton(job, started));
-  if (job?.state === "failed") return [problemView(job.error ?? { title: "The last backfill failed" }, { small: true }), job.error?.type === LOSES && note("Started with the same settings it says so, and asks whether to do it all the same.")];
+  if (job?.state === "failed") return [problemView(job.error ?? { title: "The last backfill failed" }, { small: true }), job.error?.type === LOSES && note("Started with the same settings it says so, and asks whether to do it anyway.")];
   if (!version) return null;
   const over = version !== deployed;
-  const rest = over ? ` It is over: ${deployed} is deployed now.` : position < planned ? " Started with the same settings it goes on from there." : "";
+  const rest = over ? ` It is over: ${deployed} is deployed now.` : position < planned ? " Started with the same settings it resumes there." : "";
   const old = kept ? ` ${plural(kept, "item")} kept the old vector.` : "";
   return el("p", { class: "note" }, "Last plan: to ", badge(version), `, order ${order}, budget ${budget}; ${count(position)} of ${count(planned)} done.${old}${rest}`);
 }
@@ -93,7 +93,7 @@ function form() {
     { class: "backfill-form", on: { submit }, "aria-label": "Start a backfill" },
     el("label", {}, "Budget", budget, el("small", { id: "budget-words" }, "10%, 5000 or all")),
     el("label", {}, "First", order),
-    el("label", {}, "Images a second", rate),
+    el("label", {}, "Images per second", rate),
     el("button", { class: "primary" }, "Start backfill …"),
     trouble,
   );
@@ -110,13 +110,13 @@ function asked({ budget, order, rate }) {
   return confirm({
     title: `Re-embed ${exact ? "" : "up to "}${plural(number, "vector")} with ${target}?`,
     says: [
-      `${goesOn && !loses ? "The last plan goes on. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
+      `${goesOn && !loses ? "The last plan resumes. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
       loses ? "Searches are predicted to become worse by it, as said below." : "Where held-out images predict a loss, nothing is replaced.",
-      "The old vectors are not kept, and nothing here brings them back: a rollback changes which version answers, not the vectors.",
+      "The old vectors are not kept, and nothing here restores them: a rollback changes which version answers, not the vectors.",
       `${plural(number, "image")} ${number === 1 ? "is" : "are"} read and embedded${timeWords(number, rate, measured)}.`,
-      "Searches go on meanwhile. It can be cancelled; what was replaced by then stays so.",
+      "Searches continue meanwhile. It can be cancelled; what was replaced by then stays replaced.",
     ],
-    verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}${loses ? " all the same" : ""}`,
+    verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}${loses ? " anyway" : ""}`,
     danger: true,
     problem: loses ? { ...latest.job.error, hint: "", next_steps: [] } : null, // the button below is what the hint would say
     act: () => call("/v1/backfill", { json: { budget, order, rate, deployed: target, anyway: loses } }),
@@ -148,8 +148,8 @@ function budgetItems(text, total) {
 
 /** What is known about the time that images take: the limit asked for, or the pace of the last backfill; else nothing. */
 function timeWords(images, rate, measured) {
-  if (rate) return `, ${count(rate)} a second at most: ${span(images / rate)} or longer`;
-  return measured ? `: about ${span(images / measured)}, at the ${count(Number(measured.toPrecision(2)))} images a second of the last backfill` : "";
+  if (rate) return `, ${count(rate)} per second at most: ${span(images / rate)} or longer`;
+  return measured ? `: about ${span(images / measured)}, at the ${count(Number(measured.toPrecision(2)))} images per second of the last backfill` : "";
 }
 
 function span(seconds) {

@@ -82,7 +82,7 @@ async function refresh() {
   ]);
 }
 
-/** Loads one panel; where that fails the others stand all the same. */
+/** Loads one panel; if that fails the others are still shown. */
 async function panel(place, path, show) {
   try {
     show(await call(path));
@@ -165,9 +165,9 @@ const NOT_PASSED = { refuse: "Its check refused it: queries would lose.", "missi
 const REFUSED = "/problems/not-compatible"; // the gate's problem
 const MOVED = "/problems/deployment-moved"; // the dialog spoke of a deployment that has changed since
 const ENDS = "The backfill that is under way ends; what it has re-embedded stays so.";
-const REASON = "Why deploy it all the same? This is kept in the history.";
+const REASON = "Why deploy it anyway? This is kept in the history.";
 
-/** Starts a check; it goes on as a job. */
+/** Starts a check; it runs as a job. */
 async function runCheck(version, rules = {}) {
   await call(versionPath(version, "/check"), { json: rules });
   return `The check of ${version} was started.`;
@@ -185,7 +185,7 @@ async function deploy({ name, check, unreached }, status, backfilling, moved) {
     "You can roll back at any time.",
   ];
   const act = (force) => move("/v1/deploy", { version: name, force, deployed: status.deployed }, moved);
-  const forced = { title: `Deploy ${name} against its check?`, says, reason: REASON, verb: "Deploy all the same", danger: true, act };
+  const forced = { title: `Deploy ${name} against its check?`, says, reason: REASON, verb: "Deploy anyway", danger: true, act };
   const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.type === REFUSED ? forced : null) };
   const done = await confirm(passed ? plain : forced);
   return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");

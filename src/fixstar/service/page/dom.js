@@ -73,7 +73,7 @@ export function duration(milliseconds) {
 const TONES = 8;
 let order = [];
 
-/** Names in the order they were made; others come behind them as they are met. */
+/** Names in the order they were made; others follow as they appear. */
 export function rememberVersions(names) {
   order = [...new Set([...names, ...order.filter((name) => !names.includes(name))])];
 }
@@ -85,7 +85,7 @@ export function tone(name) {
 
 export const badge = (name) => el("span", { class: `badge ${tone(name)}` }, name);
 
-// --- Verdicts as shapes, so that nobody depends on colour.
+// --- Verdicts as shapes, so that colour is never the only sign.
 
 const SHAPES = {
   compatible: "M3 8.5l3.5 3.5L13 4.5",

@@ -1,4 +1,4 @@
-// Jobs: looked at every second while one runs, seldom otherwise, not at all while nobody looks.
+// Jobs: polled every second while one runs, every 15 seconds otherwise, not at all while the page is hidden.
 import { call, may } from "./api.js";
 import { byId, count, duration, el, renew, when } from "./dom.js";
 import { problemView } from "./problem.js";

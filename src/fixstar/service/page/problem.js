@@ -48,11 +48,11 @@ export function tellProblem(problem, retry = null) {
   else if (problem.name !== "AbortError") place.replaceChildren(problemView(problem, { retry }));
 }
 
-// --- Nothing that changes what visitors find happens without a sentence about it and a second press.
+// --- Confirmation: whatever changes search results is described first, and needs a second press.
 
 /**
  * States what will happen, and does it on the second press. `act(reason)` runs with the dialog open: where it fails the
- * problem is shown there, and where `onProblem(problem)` returns other settings the dialog asks anew with them.
+ * problem is shown there, and where `onProblem(problem)` returns other settings the dialog asks again with them.
  * `reason` is the label of a field that must be filled, or null.
  */
 export function confirm({ title, says, reason = null, verb, danger = false, act, onProblem = () => null, problem = null }) {

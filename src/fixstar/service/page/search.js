@@ -8,7 +8,7 @@ const PAGES = 10; // of the gallery that are looked through at a time for items 
 let query = { kind: "none" }; // or { kind: "image", file, preview } or { kind: "like", id }
 let image = null; // the image asked last: going back from "more like this" asks it again
 let under = null; // the request under way
-let after = null; // where the gallery goes on
+let after = null; // where the next page of the gallery starts
 let due = 0; // the timer of a refresh
 const UNLABELLED = ["Nothing found with this label", "Take the label away, or write it as it was stored."];
 const idle = { preview: byId("preview").firstElementChild, name: byId("query-name").textContent, note: byId("query-note").textContent };
@@ -126,12 +126,12 @@ async function browse(add) {
       showItems(items, { add });
       byId("results-note").replaceChildren(add ? `${plural(items.length, "item")} more` : "Pick one to see what is like it.");
     } else if (after !== null) {
-      if (!add) showEmpty("Nothing found with this label so far", "The gallery goes on: show more, or write the label as it was stored.");
+      if (!add) showEmpty("Nothing found with this label so far", "There is more in the gallery: show more, or write the label as it was stored.");
       byId("results-note").replaceChildren(`None among the ${add ? "next" : "first"} ${count(looked)} items`);
     } else if (add) {
       byId("results-note").replaceChildren("That was all.");
     } else if (where) showEmpty(...UNLABELLED);
-    else showEmpty("The gallery is empty", "Fill it with ", el("code", {}, "fixstar index IMAGES"), " and come again.");
+    else showEmpty("The gallery is empty", "Fill it with ", el("code", {}, "fixstar index IMAGES"), " and reload.");
   } catch (error) {
     if (error.name === "AbortError") return;
     showEmpty("The gallery cannot be shown", "The message above says what to do.");
@@ -239,7 +239,7 @@ function tile(item, scale) {
 
 // --- Images from the visitor: dropped anywhere, pasted anywhere, chosen, or taken with the camera.
 
-/** Calls `use(file)` with each image, `refuse(words)` with what is none. */
+/** Calls `use(file)` with each image, `refuse(words)` with anything else. */
 function startIntake(use, refuse) {
   const take = (files) => {
     const file = [...(files ?? [])].find((one) => one.type.startsWith("image/") || one.type === "");

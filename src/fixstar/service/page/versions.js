@@ -167,7 +167,7 @@ function sentence(cell) {
   const own = typeof difference === "number" ? `, where ${gallery}'s own queries reach ${percent(accuracy - difference)}` : "";
   const interval = typeof low === "number" && typeof high === "number" ? ` (between ${points(low)} and ${points(high)})` : "";
   const change = typeof difference === "number" ? ` Difference ${points(difference)} points${interval}.` : "";
-  const meaning = { compatible: " Compatible: nothing needs to be re-embedded.", incompatible: " Incompatible: queries lose by the upgrade." }[verdict] ?? " Not decided: more held-out queries would tell.";
+  const meaning = { compatible: " Compatible: nothing needs to be re-embedded.", incompatible: " Incompatible: the upgrade makes queries worse." }[verdict] ?? " Not decided: more held-out queries would tell.";
   return ["Queries of ", badge(query), " on vectors of ", badge(gallery), `: ${percent(accuracy)}${own}.${change}`, el("strong", {}, meaning)];
 }
 
