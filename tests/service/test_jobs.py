@@ -45,7 +45,9 @@ def kept(space: Workspace, count: int, label: str = "hat") -> dict[str, Any]:
     items = []
     for number in range(count):
         stored = dict(space.images.keep(picture(number)))
-        items.append({"id": f"i{number:02}", "image": stored["image"], "payload": {"label": label, **stored}, "file": None})
+        items.append(
+            {"id": f"i{number:02}", "image": stored["image"], "payload": {"label": label, **stored}, "file": None}
+        )
     return {"items": items}
 
 

@@ -50,7 +50,9 @@ def before_start(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 def wanted(space: Workspace, *ids: str, rev: int = 1) -> dict[str, Any]:
     kept = dict(space.images.keep(picture(rev)))
-    return {"items": [{"id": name, "image": kept["image"], "payload": {"rev": rev, **kept}, "file": None} for name in ids]}
+    return {
+        "items": [{"id": name, "image": kept["image"], "payload": {"rev": rev, **kept}, "file": None} for name in ids]
+    }
 
 
 def revs(space: Workspace) -> dict[str, int]:

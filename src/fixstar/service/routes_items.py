@@ -18,9 +18,8 @@ from fastapi.concurrency import run_in_threadpool
 from fixstar.errors import GalleryError
 from fixstar.gallery import Gallery, SearchRequest, SearchResult
 from fixstar.gallery import Item as StoredItem
-from fixstar.gallery.arguments import checked_ids
 from fixstar.gallery.filters import payload_test
-from fixstar.gallery.store import Payload, Vectors, Where
+from fixstar.gallery.store import Payload, Vectors, Where, checked_ids
 from fixstar.geometry import unit
 from fixstar.images import Pixels
 from fixstar.models import Encoder
