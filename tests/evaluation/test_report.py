@@ -87,7 +87,7 @@ def full_report() -> Report:
     old, new = versions(3)[-2:]
     result = measured(3)
     found = flips(result.hits[1, 1], result.hits[2, 1], LABELS)
-    return Report.of(
+    return Report(
         {"HOC <1>": result, "ER": measured(3)},
         title=f"v3 {EVIL}",
         query_labels=LABELS,
@@ -155,7 +155,7 @@ def test_all_files_are_there_and_pictures_have_their_size(full: Full) -> None:
 
 
 def test_a_report_is_written_again_in_its_place(tmp_path: Path) -> None:
-    report = Report.of(measured(2))
+    report = Report(measured(2))
     first = {path: path.read_bytes() for path in report.write(tmp_path)}
     assert [path.name for path in first] == ["report.html", "matrix.png", "report.json"]
     assert {path: path.read_bytes() for path in report.write(tmp_path)} == first
@@ -191,7 +191,7 @@ def test_the_numbers_are_those_of_the_functions(full: Full) -> None:
 
 @pytest.mark.parametrize("T", [2, 31])
 def test_one_upgrade_and_thirty_one_versions(T: int, tmp_path: Path) -> None:
-    page, content = written(Report.of(measured(T), query_labels=LABELS), tmp_path)
+    page, content = written(Report(measured(T), query_labels=LABELS), tmp_path)
     assert len(content["methods"][""]["cells"]) == T * (T - 1) // 2
     assert (tmp_path / "AA.png").exists() == (T > 2)
     newest = verdicts(measured(T))[T - 1, 0]
@@ -203,11 +203,11 @@ def test_one_upgrade_and_thirty_one_versions(T: int, tmp_path: Path) -> None:
 def test_no_flips_and_no_labels(tmp_path: Path) -> None:
     features = versions(2)[0]
     same = cross_test([features, VersionFeatures("v2", features.queries, features.gallery)], LABELS, LABELS, "image")
-    page, content = written(Report.of(same, query_labels=LABELS), tmp_path / "labels")
+    page, content = written(Report(same, query_labels=LABELS), tmp_path / "labels")
     assert "No query is lost, and none is won." in page.texts
     assert content["methods"][""]["flips"][0]["negative"] == []
     assert any(text.startswith("It is not decided whether v2 can be deployed") for text in page.texts)
-    page, content = written(Report.of(same), tmp_path / "none")
+    page, content = written(Report(same), tmp_path / "none")
     assert "Flips" not in page.texts
     assert content["methods"][""]["flips"] == []
 
@@ -226,7 +226,7 @@ def test_lost_queries_stand_with_what_was_found(tmp_path: Path) -> None:
     losing = [row.label for row in found.classes if row.negative]
     assert [int(LABELS[lost.query]) for lost in chosen] == losing[:4]  # one of each class, heaviest net loss first
     page, _ = written(
-        Report.of(result, query_labels=LABELS, lost={"": chosen}, thumbnails=Thumbnails(grey, grey)), tmp_path
+        Report(result, query_labels=LABELS, lost={"": chosen}, thumbnails=Thumbnails(grey, grey)), tmp_path
     )
     small = [image for image in page.of("img") if image.get("class") == "thumbnail"]
     assert [image["alt"] for image in small] == [
@@ -242,7 +242,7 @@ def test_lost_queries_stand_with_what_was_found(tmp_path: Path) -> None:
 
 
 def test_by_class_the_evidence_is_drawn_by_class(tmp_path: Path) -> None:
-    report = Report.of(measured(2), query_labels=LABELS, by_class=True, confidence=0.9)
+    report = Report(measured(2), query_labels=LABELS, by_class=True, confidence=0.9)
     expected = verdicts(measured(2), clusters=LABELS, confidence=0.9)
     assert report.evidence[""] == expected
     page, _ = written(report, tmp_path)
@@ -277,7 +277,7 @@ def test_a_backfill_that_dips_is_warned_of(tmp_path: Path) -> None:
     assert backfill_sentence(rises) == ""
     warning = "A gallery that is 25.0 % re-embedded reaches 50.0 %, one that is 0.0 % re-embedded 60.0 %."
     assert backfill_sentence(dips).startswith(warning)
-    page, _ = written(Report.of({"a": measured(2), "b": measured(2)}, backfill={"a": rises, "b": dips}), tmp_path)
+    page, _ = written(Report({"a": measured(2), "b": measured(2)}, backfill={"a": rises, "b": dips}), tmp_path)
     assert sum(text.startswith(f"b: {warning}") for text in page.texts) == 1
     assert not any(text.startswith("a: ") for text in page.texts)
 
@@ -298,17 +298,17 @@ def test_high_confidence_takes_more_resamples(confidence: float, resamples: int)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Report.of({}), "at least one cross-test"),
-        (lambda: Report.of(measured(1)), "at least two versions"),
-        (lambda: Report.of(measured(2), by_class=True), "pass query_labels"),
-        (lambda: Report.of(measured(2), confidence=95), "between 0 and 1"),
-        (lambda: Report.of({"a": measured(2)}, lost={"b": []}), "unknown method of lost queries 'b'"),
+        (lambda: Report({}), "at least one cross-test"),
+        (lambda: Report(measured(1)), "at least two versions"),
+        (lambda: Report(measured(2), by_class=True), "pass query_labels"),
+        (lambda: Report(measured(2), confidence=95), "between 0 and 1"),
+        (lambda: Report({"a": measured(2)}, lost={"b": []}), "unknown method of lost queries 'b'"),
         (
-            lambda: Report.of({"a": measured(2), "b": cross_test(versions(2), LABELS, LABELS, "template")}),
+            lambda: Report({"a": measured(2), "b": cross_test(versions(2), LABELS, LABELS, "template")}),
             "one protocol, got image, template",
         ),
         (lambda: RateTable("", ("one",), {"row": (1.0, 2.0)}), "row 'row' has 2 values"),
-        (lambda: Report.of(measured(2)).write(__file__), "is a file"),
+        (lambda: Report(measured(2)).write(__file__), "is a file"),
     ],
 )
 def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:

@@ -207,8 +207,10 @@ def summarise(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     if not runs:
         raise InputError("no runs to summarise; pass at least one summary")
     for number, run in enumerate(runs):
-        if odd := sorted(run.keys() ^ runs[0].keys()):
-            raise InputError(f"run {number} and run 0 have different metrics: {', '.join(odd)} is in one of them only")
+        if other := sorted(run.keys() ^ runs[0].keys()):
+            raise InputError(
+                f"run {number} and run 0 have different metrics: {', '.join(other)} is in one of them only"
+            )
     return {name: _spread(name, [run[name] for run in runs]) for name in runs[0]}
 
 

@@ -107,8 +107,8 @@ def backfill_curves(
     if not curves:
         raise InputError("backfill_curves needs at least one curve: {name: backfill_curve(...)}")
     tests = self_tests or {}
-    if odd := sorted(tests.keys() - curves.keys()):
-        raise UnknownNameError("curve", odd[0], curves)
+    if unknown := sorted(tests.keys() - curves.keys()):
+        raise UnknownNameError("curve", unknown[0], curves)
     figure, axes = _figure(title, "gallery re-embedded (%)", "accuracy (%)", len(curves))
     for number, (name, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]

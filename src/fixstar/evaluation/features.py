@@ -26,25 +26,22 @@ from numpy.typing import NDArray
 
 from fixstar import geometry
 from fixstar.errors import DataError, InputError, NextStep
-from fixstar.evaluation.search import reject_zero_rows
 
 __all__ = [
     "LabelFile",
     "VersionFeatures",
     "carried_queries",
-    "check_images",
-    "incomparable_widths",
-    "load_arrays",
     "read_features",
     "read_labelled_vectors",
     "read_labels",
     "stored_galleries",
-    "stored_over_time",
 ]
 
 Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
+
+_SHORTEST = 1e-12  # ``geometry.unit`` leaves shorter rows as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +65,13 @@ class VersionFeatures:
     parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.queries.ndim != 2 or self.gallery.ndim != 2 or self.queries.shape[1] != self.gallery.shape[1]:
+        for side in ("queries", "gallery"):
+            _check_vectors(getattr(self, side), f"{side} of version {self.name!r}")
+        if self.queries.shape[1] != self.gallery.shape[1]:
             seen = f"queries {self.queries.shape}, gallery {self.gallery.shape}"
-            raise InputError(f"version {self.name!r} needs matrices [images, components] of the same width; got {seen}")
+            raise InputError(f"version {self.name!r} needs queries and gallery of the same width; got {seen}")
+        if self.projection is not None and not (self.projection.ndim == 2 and np.isfinite(self.projection).all()):
+            raise InputError(f"version {self.name!r}: a projection is a matrix [d, m] of finite numbers")
         if self.projection is not None and min(self.projection.shape) != self.queries.shape[1]:
             raise InputError(
                 f"version {self.name!r}: a projection {self.projection.shape} has short forms of "
@@ -78,8 +79,6 @@ class VersionFeatures:
             )
         if self.parts and sum(self.parts) != self.width:
             raise InputError(f"version {self.name!r}: parts {self.parts} do not add up to the width {self.width}")
-        for side in ("queries", "gallery"):
-            reject_zero_rows(getattr(self, side), f"{side} of version {self.name!r}")
 
     @property
     def width(self) -> int:
@@ -119,6 +118,31 @@ class VersionFeatures:
                 f"it must return one vector of {self.width} components per input vector"
             )
         return found
+
+
+def _check_vectors(vectors: Array, name: str) -> None:
+    """Raise unless the vectors are a matrix of finite numbers without zero rows.
+
+    A zero row has no direction, and every cosine with it would be arbitrary. (A query that was carried into another
+    version's space may legitimately be zero there.)
+    """
+    if vectors.dtype.kind not in "fiu" or vectors.ndim != 2:
+        raise InputError(
+            f"{name}: features are a matrix of real numbers [images, components]; "
+            f"got {vectors.dtype} of shape {vectors.shape}"
+        )
+    if not vectors.size:
+        return  # the search says so, if it comes to one
+    lowest, highest = vectors.min(axis=1), vectors.max(axis=1)  # NaN wins both
+    for wrong, what in (
+        (~(np.isfinite(lowest) & np.isfinite(highest)), "contain NaN or infinity"),
+        (np.maximum(highest, -lowest) < _SHORTEST, "are zero and have no direction"),
+    ):
+        if wrong.any():
+            raise InputError(
+                f"{name}: {wrong.sum()} of {len(vectors)} rows {what}, the first is row {wrong.argmax()}. "
+                "Embed those images again, or leave them out of every version"
+            )
 
 
 def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
@@ -172,7 +196,7 @@ def _moved(older: VersionFeatures, version: VersionFeatures) -> VersionFeatures:
 
 
 def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels) -> None:
-    """Raise unless all versions embedded the same labelled images, with finite numbers."""
+    """Raise unless all versions embedded the same labelled images."""
     for labels, side in ((query_labels, "query"), (gallery_labels, "gallery")):
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
             raise InputError(f"{side} labels are one integer per image, not empty; got {labels.dtype} {labels.shape}")
@@ -184,8 +208,6 @@ def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gall
                 f"version {version.name!r} has {seen[0]} queries and {seen[1]} gallery images for {expected[0]} and "
                 f"{expected[1]} labels; every version must embed the same images"
             )
-        if not (np.isfinite(version.queries).all() and np.isfinite(version.gallery).all()):
-            raise InputError(f"version {version.name!r} contains NaN or infinity; the model that made it is broken")
 
 
 class LabelFile(NamedTuple):
@@ -199,10 +221,10 @@ class LabelFile(NamedTuple):
 def read_features(name: str, files: str) -> VersionFeatures:
     """One version, from ``FILE.npz`` or ``QUERIES.npy,GALLERY.npy``: finite numbers only."""
     arrays = _read(files, ("queries", "gallery"), ("projection", "query_labels", "gallery_labels"))
-    for side in ("queries", "gallery", "projection"):
-        if side in arrays:
-            _check_features(arrays[side], f"{side} of version {name!r} ({files})")
-    return VersionFeatures(name, arrays["queries"], arrays["gallery"], arrays.get("projection"))
+    try:
+        return VersionFeatures(name, arrays["queries"], arrays["gallery"], arrays.get("projection"))
+    except InputError as error:
+        raise DataError(f"{files}: {error}") from error
 
 
 def read_labels(files: str) -> LabelFile:
@@ -230,7 +252,10 @@ def read_labelled_vectors(file: str) -> tuple[NDArray[np.float32], NDArray[np.in
         raise InputError(f"{file!r} is not an .npz file; save np.savez(FILE, vectors=..., classes=...)")
     arrays = _read(file, ("vectors", "classes"))
     vectors, names = arrays["vectors"], arrays["classes"]
-    _check_features(vectors, f"vectors ({file})")
+    try:
+        _check_vectors(vectors, "vectors")
+    except InputError as error:
+        raise DataError(f"{file}: {error}") from error
     if names.shape != (len(vectors),) or names.dtype.kind not in "iuU":
         raise DataError(
             f"classes ({file}) must be one name for each of the {len(vectors)} vectors, got {names.dtype} {names.shape}"
@@ -286,16 +311,3 @@ def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ())
     if len(found) < len(loaded):
         raise DataError(f"{files}: an .npy file holds one array, but the content of one of these is an .npz file")
     return found
-
-
-def _check_features(array: Array, name: str) -> None:
-    if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
-        raise DataError(
-            f"{name}: features are a non-empty matrix of real numbers [images, components]; "
-            f"got {array.dtype} of shape {array.shape}"
-        )
-    if wrong := np.flatnonzero(~np.isfinite(array).all(axis=1)).tolist():
-        raise DataError(
-            f"{name}: {len(wrong)} of {len(array)} rows contain NaN or infinity, the first is row {wrong[0]}. "
-            "Embed those images again, or leave them out of every version"
-        )

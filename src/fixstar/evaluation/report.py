@@ -1,8 +1,8 @@
 """A report: can the new version be deployed over the old gallery, and how is that known?
 
-``Report.of`` takes one cross-test or several (methods side by side) and adds what follows from them: the evidence for
-every cell, the flips of the newest version, the curves. ``write`` makes a folder of it: report.html, one page that
-needs no other file; the pictures; and report.json, which holds every number.
+A report takes one cross-test or several (methods side by side) and adds the evidence for every cell, the flips of the
+newest version and the curves. ``write`` makes a folder of it: report.html, one page that needs no other file; the
+pictures; and report.json, which holds every number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -68,6 +68,7 @@ FEW_CLASSES = 12  # classes with flips that are listed
 THUMBNAIL = 96  # pixels
 LONGEST_LIST = 6  # names that are listed in full
 VISIBLE_DROP = 0.005  # a drop of a backfill curve that is worth a warning
+MINUS = "\N{MINUS SIGN}"
 MARKS = {"compatible": "", "incompatible": "x", "not decided": "?"}
 """How a cell is marked beside its number."""
 CAPTIONS = {
@@ -107,32 +108,19 @@ class RateTable:
                 raise InputError(f"row {name!r} has {len(values)} values for the columns {', '.join(self.columns)}")
 
 
-@dataclass(frozen=True, eq=False)
 class Report:
-    """What was measured, by method; make it with ``Report.of``.
+    """The report of one cross-test, or of several by method.
 
-    ``flips[method][t, k]`` are those of the newest version t on every older gallery k; empty where answers are not
-    simply right or wrong, or the queries' classes are not known.
+    ``query_labels`` [N] and ``classes``, their names, allow flips by class. ``by_class`` bootstraps over classes
+    instead of queries: for claims about other classes. ``lost`` (see ``lost_queries``) and ``backfill`` are by method,
+    ``rocs`` by any name. ``facts`` say how it was measured and are printed in their order.
+
+    ``evidence`` and ``flips`` are computed. ``flips[method][t, k]`` are those of the newest version t on every older
+    gallery k; empty where answers are not simply right or wrong, or the queries' classes are not known.
     """
 
-    title: str
-    tests: Mapping[str, CrossTest]
-    evidence: Mapping[str, Evidence]
-    flips: Mapping[str, Mapping[Cell, Flips]]
-    confidence: float
-    by_class: bool
-    classes: Mapping[int, str] = field(default_factory=dict)
-    lost: Mapping[str, Sequence[LostQuery]] = field(default_factory=dict)
-    thumbnails: Thumbnails | None = None
-    backfill: Mapping[str, BackfillCurve] = field(default_factory=dict)
-    rocs: Mapping[str, Roc] = field(default_factory=dict)
-    tables: Sequence[RateTable] = ()
-    replacements: Sequence[int] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         tests: CrossTest | Mapping[str, CrossTest],
         *,
         title: str = "Compatibility report",
@@ -148,36 +136,20 @@ class Report:
         tables: Sequence[RateTable] = (),
         replacements: Sequence[int] = (),
         facts: Mapping[str, str] | None = None,
-    ) -> Report:
-        """The report of one cross-test, or of several by method.
-
-        ``query_labels`` [N] and ``classes``, their names, allow flips by class. ``by_class`` bootstraps over classes
-        instead of queries: for claims about other classes. ``lost`` (see ``lost_queries``) and ``backfill`` are by
-        method, ``rocs`` by any name. ``facts`` say how it was measured and are printed in their order.
-        """
-        named = {"": tests} if isinstance(tests, CrossTest) else dict(tests)
-        _check(named, query_labels, by_class)
-        for what, given in (("lost queries", lost), ("a backfill curve", backfill)):
-            if unknown := sorted(set(given or ()) - named.keys()):
-                raise UnknownNameError(f"method of {what}", unknown[0], named)
-        clusters = query_labels if by_class else None
+    ) -> None:
+        self.tests = {"": tests} if isinstance(tests, CrossTest) else dict(tests)
+        _check(self.tests, query_labels, by_class)
+        self.title, self.confidence, self.by_class = title, confidence, by_class
+        self.classes = dict(classes) if isinstance(classes, Mapping) else dict(enumerate(classes))
+        self.lost, self.thumbnails, self.backfill, self.rocs = lost or {}, thumbnails, backfill or {}, rocs or {}
+        self.tables, self.replacements, self.facts = tables, replacements, facts or {}
+        for what, given in (("lost queries", self.lost), ("a backfill curve", self.backfill)):
+            if unknown := sorted(set(given) - self.tests.keys()):
+                raise UnknownNameError(f"method of {what}", unknown[0], self.tests)
         settings: dict[str, Any] = {"confidence": confidence, "resamples": needed_resamples(confidence), "seed": seed}
-        return cls(
-            title,
-            named,
-            {name: verdicts(test, clusters=clusters, **settings) for name, test in named.items()},
-            {name: _newest_flips(test, query_labels) for name, test in named.items()},
-            confidence,
-            by_class,
-            dict(classes) if isinstance(classes, Mapping) else dict(enumerate(classes)),
-            lost or {},
-            thumbnails,
-            backfill or {},
-            rocs or {},
-            tables,
-            replacements,
-            facts or {},
-        )
+        settings["clusters"] = query_labels if by_class else None
+        self.evidence: dict[str, Evidence] = {name: verdicts(test, **settings) for name, test in self.tests.items()}
+        self.flips = {name: _newest_flips(test, query_labels) for name, test in self.tests.items()}
 
     @property
     def protocol(self) -> str:
@@ -346,7 +318,11 @@ def points(fraction: float) -> str:
     >>> points(0.0123), points(-0.2), points(-0.00001)
     ('+1.2', '−20.0', '+0.0')
     """
-    return f"{100 * fraction:+z.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"{100 * fraction:+z.1f}".replace("-", MINUS)
+
+
+def _signed(count: int) -> str:
+    return f"{count:+,}".replace("-", MINUS)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -359,121 +335,53 @@ def _listed(names: Sequence[str]) -> str:
 # report.html
 
 
-class _Table(NamedTuple):
-    """A table whose first ``words`` columns are words and the others numbers."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: int = 1
-
-
 @cache
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
-    text = files("fixstar.evaluation").joinpath("report.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(text)
+    environment.filters |= {"percent": percent, "points": points, "count": "{:,}".format, "net": _signed}
+    environment.globals |= {"marks": MARKS, "few_classes": FEW_CLASSES}
+    return environment.from_string(files("fixstar.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
 
 
 def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
     """report.html; ``pictures`` are PNG files by name."""
-    unit = "classes" if report.by_class else "pairs" if report.protocol == "verification" else "queries"
     shown = {name: _data_url(png) for name, png in pictures.items()}
     warnings = ((name, backfill_sentence(curve)) for name, curve in report.backfill.items())
     return _template().render(
-        title=report.title,
-        unit=unit,
+        report=report,
+        unit="classes" if report.by_class else "pairs" if report.protocol == "verification" else "queries",
         confidence=f"{100 * report.confidence:g}",
         pictures=shown,
-        methods=[_method_parts(report, name, unit) for name in report.tests],
-        metrics=_metrics_table(report),
+        methods=[_method_parts(report, name) for name in report.tests],
         figures=[(shown[name], text) for name, text in CAPTIONS.items() if name in shown],
         warnings=[f"{name}: {text}" if name else text for name, text in warnings if text],
-        tables=[
-            _Table(t.caption, ["test", *t.columns], [[name, *map(percent, row)] for name, row in t.rows.items()])
-            for t in report.tables
-        ],
         facts=_facts(report),
     )
 
 
-def _metrics_table(report: Report) -> _Table:
-    rows = []
-    for name, test in report.tests.items():
-        values = test.summary()
-        low, high = cell_evidence(report.evidence[name]).ac_range
-        shares, differences = (values["AA"], values["ACA"]), (values["BC"], values["FC"])
-        span = f"{values['AC']:.2f} ({low:.2f} to {high:.2f})"
-        rows.append([name or "all versions", span, *map(percent, shares), *map(points, differences)])
-    return _Table("Metrics of the matrix", ["method", "AC", "AA", "ACA", "BC", "FC"], rows)
-
-
-def _method_parts(report: Report, name: str, unit: str) -> dict[str, Any]:
-    test, evidence = report.tests[name], report.evidence[name]
-    newest = {cell: found for cell, found in evidence.items() if cell[0] == len(test.names) - 1}
-    folded = len(evidence) > FEW_CELLS and len(newest) < len(evidence)
+def _method_parts(report: Report, name: str) -> dict[str, Any]:
+    test, evidence, found = report.tests[name], report.evidence[name], report.flips[name]
+    newest = len(test.names) - 1
+    marks = {cell: f"{MARKS[difference.verdict]} ".lstrip() for cell, difference in evidence.items()}
     return {
         "name": name,
         "old": test.names[-2],
+        "new": test.names[-1],
+        "test": test,
+        "summary": test.summary(),
+        "ac_range": cell_evidence(evidence).ac_range,
         "sentences": verdict_sentences(test, evidence, report.confidence),
-        "matrix": _matrix_table(name, test, evidence),
-        "differences": _difference_table(test, newest if folded else evidence, unit),
-        "all_differences": _difference_table(test, evidence, unit) if folded else None,
-        **(_flip_tables(report, test, report.flips[name]) if report.flips[name] else {"flips": None}),
+        "matrix": [
+            [marks.get((t, k), "") + percent(test.matrix[t, k]) if k <= t else "" for k in range(newest + 1)]
+            for t in range(newest + 1)
+        ],
+        "evidence": evidence,
+        "shown": {cell: d for cell, d in evidence.items() if cell[0] == newest or len(evidence) <= FEW_CELLS},
+        "flips": found,
+        "changed": [row for row in found[newest, newest - 1].classes if row.negative or row.positive] if found else [],
         "lost": _lost_images(report, name, test),
-    }
-
-
-def _matrix_table(name: str, test: CrossTest, evidence: Evidence) -> _Table:
-    def shown(t: int, k: int) -> str:
-        mark = MARKS[evidence[t, k].verdict] if t > k else ""
-        return f"{mark} {percent(float(test.matrix[t, k]))}".strip()
-
-    rows = [
-        [version, *(shown(t, k) if k <= t else "" for k in range(len(test.names)))]
-        for t, version in enumerate(test.names)
-    ]
-    caption = f"Accuracy{name and ' of ' + name}, query by row, gallery by column"
-    return _Table(caption, ["queries by", *test.names], rows)
-
-
-def _difference_table(test: CrossTest, cells: Evidence, unit: str) -> _Table:
-    head = ["queries by", "gallery by", "verdict", "cross-test", "old self-test", "difference", "from", "to"]
-    rows = [
-        [
-            *(test.names[t], test.names[k], f"{found.verdict} {MARKS[found.verdict]}".strip()),
-            *(percent(float(test.matrix[t, k])), percent(float(test.matrix[k, k]))),
-            *map(points, (found.mean, found.low, found.high)),
-            f"{found.differing:,}",
-        ]
-        for (t, k), found in cells.items()
-    ]
-    return _Table("Differences in percentage points", [*head, f"differing {unit}"], rows, words=3)
-
-
-def _flip_tables(report: Report, test: CrossTest, cells: Mapping[Cell, Flips]) -> dict[str, _Table]:
-    rows = [
-        [f"{test.names[k]}'s", f"{found.queries:,}", f"{len(found.negative):,}", f"{len(found.positive):,}"]
-        for (_, k), found in cells.items()
-    ]
-    last = cells[len(test.names) - 1, len(test.names) - 2]
-    changed = [row for row in last.classes if row.negative or row.positive]
-    by_class = [
-        [
-            *(report.class_name(row.label), f"{row.queries:,}", f"{row.negative:,}", f"{row.positive:,}"),
-            f"{row.net:+,}".replace("-", "\N{MINUS SIGN}"),
-        ]
-        for row in changed[:FEW_CLASSES]
-    ]
-    caption = f"By class, on {test.names[-2]}'s gallery, heaviest loss first"
-    if len(changed) > FEW_CLASSES:
-        caption += f" ({FEW_CLASSES} of {len(changed)}; all are in report.json)"
-    head = ["queries", "lost", "won"]
-    return {
-        "flips": _Table(f"Queries that {test.names[-1]} loses and wins", ["gallery", *head], rows),
-        "flips_by_class": _Table(caption, ["class", *head, "net"], by_class),
     }
 
 

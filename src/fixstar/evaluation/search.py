@@ -32,12 +32,8 @@ from fixstar.errors import InputError, UnknownNameError
 __all__ = [
     "PROTOCOLS",
     "MeanAveragePrecision",
-    "Searchable",
     "average_precisions",
-    "blocks",
-    "checked_labels",
     "cmc",
-    "gallery_entries",
     "image_search",
     "knn_accuracy",
     "knn_classes",
@@ -45,13 +41,10 @@ __all__ = [
     "mean_average_precision",
     "nearest",
     "rank_hits",
-    "rankings",
-    "reject_zero_rows",
     "searcher",
     "store_search",
     "template_search",
     "templates",
-    "unit_features",
 ]
 
 Floats = NDArray[np.floating[Any]]
@@ -63,7 +56,6 @@ BLOCK = 2048  # 2048 x 2048 float32: 16 MiB
 RANKED = 2**21  # places ranked at once
 STORE_BLOCK = 1024  # queries sent to a store at once
 _TILE = 64
-_SHORTEST = 1e-12  # ``geometry.unit`` leaves shorter rows as they are
 
 
 def image_search(
@@ -544,22 +536,6 @@ def unit_features(features: Floats, name: str) -> NDArray[np.float32]:
     if not np.isfinite(array).all():
         raise InputError(f"{name} features contain NaN or infinity; the model that made them is broken")
     return geometry.unit(array)
-
-
-def reject_zero_rows(features: Floats, name: str) -> None:
-    """Raise if a row of features [N, d] is zero: it has no direction, and every cosine with it would be arbitrary.
-
-    For the output of a model; a query that was carried into another version's space may legitimately be zero there.
-    """
-    array = np.asarray(features)
-    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
-        return  # ``unit_features`` raises the better error
-    largest = np.maximum(array.max(axis=1), -array.min(axis=1))
-    if zero := np.flatnonzero(largest < _SHORTEST).tolist():
-        raise InputError(
-            f"{name}: {len(zero)} of {len(array)} rows are zero and have no direction, the first is row {zero[0]}. "
-            "Embed those images again, or leave them out of every version"
-        )
 
 
 def checked_labels(labels: Labels, features: Floats, name: str) -> Labels:

@@ -2,10 +2,10 @@
 
 The features of a class are uniform on a hyperspherical cap around its simplex prototype, of polar angle theta_k before
 an upgrade and theta_t after it. With D the cosine distance, E[D_kt] must not exceed E[D_kk] within a class (eq. 1a) and
-must not fall below it between classes (eq. 1b; the proof's last formula prints its sign the other way round).
+must not fall below it between classes (eq. 1b; the last formula of the proof prints the opposite sign).
 
-The paper knows no closed form. For cosines there is one, and the estimates are held against it: features are
-independent and symmetric about their prototypes, so E[h] = m(theta) w, and with m from ``mean_cosine``
+The paper gives no closed form. For cosines there is one, which checks the estimates: features are independent and
+symmetric about their prototypes, so E[h] = m(theta) w, and with m from ``mean_cosine``
 
     E[D_kt] = 1 - m(theta_k) m(theta_t) cos(w_i, w_j),   cos = 1 within a class, -1/(K-1) between classes.
 
@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +43,17 @@ __all__ = [
 Floats = NDArray[np.float64]
 Case = Literal["same", "different"]
 
-_KNOTS = 20_001  # of the table behind the inverse distribution function: good to 1e-7
-_NEGLIGIBLE = 40.0  # the table leaves out where the density is below exp(-40) of its peak
+_KNOTS = 20_001  # of the table of the inverse distribution function: accurate to 1e-7
+_NEGLIGIBLE = 40.0  # the table omits densities below exp(-40) of the peak
 _BLOCK = 2**21  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class Distances:
-    """Expected cosine distances of one case, as estimated; ``exact_*`` are the closed forms.
+    """Estimated cosine distances of one case; ``exact_*`` are the closed forms.
 
-    ``margin`` is how far the inequality is kept: D_kk - D_kt within a class, D_kt - D_kk between classes; ``error`` is
-    its standard error. Both distances see the same random numbers, which makes it much smaller than theirs.
+    ``margin`` is D_kk - D_kt within a class, D_kt - D_kk between classes: positive where the inequality holds.
+    ``error`` is its standard error. Both distances use the same random numbers, so it is much smaller than theirs.
     """
 
     old: float  # E[D_kk]
@@ -68,7 +68,7 @@ class Distances:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the inequality is kept, by more than two standard errors; ``None`` where that is too close to say."""
+        """Whether the inequality holds, by more than two standard errors; None if it is too close to say."""
         return None if abs(self.margin) <= 2 * self.error else self.margin > 0
 
 
@@ -93,10 +93,8 @@ def check_theorem(
 
 
 def _check(d: int, old_angle: float, new_angle: float, samples: int, rng: np.random.Generator) -> DimensionCheck:
-    cosines: dict[Case, float] = {
-        "same": 1.0,
-        "different": -1.0 / d,
-    }  # K - 1 = d; assumption A1: any two classes stand for all
+    # K - 1 = d. By assumption A1 any two classes represent all.
+    cosines: dict[Case, float] = {"same": 1.0, "different": -1.0 / d}
     drawn: dict[Case, list[Floats]] = {case: [] for case in cosines}
     step = max(1, _BLOCK // d)
     for start in range(0, samples, step):
@@ -105,7 +103,7 @@ def _check(d: int, old_angle: float, new_angle: float, samples: int, rng: np.ran
         quantiles, directions = rng.random(count), _directions(count, d, rng)
         polar = np.stack([polar_angles(d, angle, quantiles) for angle in (old_angle, new_angle)])
         for case, cosine in cosines.items():
-            seen = _turned(h, _axis(d, cosine))  # as seen from the other cap, whose points need not be turned then
+            seen = _turned(h, _axis(d, cosine))  # turn h instead of the points of the other cap
             across = np.einsum("nd,nd->n", seen[:, 1:], directions)
             drawn[case].append(1 - np.cos(polar) * seen[:, 0] - np.sin(polar) * across)
     means = mean_cosine(d, old_angle), mean_cosine(d, new_angle)
@@ -149,7 +147,7 @@ def _directions(count: int, d: int, rng: np.random.Generator) -> Floats:
 
 
 def _axis(d: int, cosine: float) -> Floats:
-    """A prototype at this cosine to e_1, which stands for the other one."""
+    """A prototype at this cosine to e_1, the other prototype."""
     axis = np.zeros(d)
     axis[:2] = cosine, math.sqrt(1 - cosine * cosine)
     return axis
@@ -158,7 +156,7 @@ def _axis(d: int, cosine: float) -> Floats:
 def polar_angles(d: int, angle: float, quantiles: Floats) -> Floats:
     """The polar angles at ``quantiles`` in [0, 1], for points uniform on a cap: density sin^(d-2) on [0, angle].
 
-    >>> polar_angles(2, 1.0, np.array([0.0, 0.25, 1.0])).round(6)  # on a circle every angle is as likely
+    >>> polar_angles(2, 1.0, np.array([0.0, 0.25, 1.0])).round(6)  # on a circle all angles are equally likely
     array([0.  , 0.25, 1.  ])
     """
     polar, below = _distribution(d, angle)
@@ -177,7 +175,7 @@ def mean_cosine(d: int, angle: float) -> float:
 
 
 def _distribution(d: int, angle: float) -> tuple[Floats, Floats]:
-    """A table of polar angles and the integral of (sin / peak)^(d-2) up to each, where it is not negligible."""
+    """A table of polar angles and the integral of (sin / peak)^(d-2) up to each, without the negligible part."""
     if d < 2:
         raise InputError(f"a cap needs a sphere in d >= 2 dimensions, got d={d}")
     _require_angle(angle)
@@ -198,14 +196,11 @@ OLD, NEW = "#b3591c", "#1d5a98"  # before the upgrade, after it
 
 
 def draw_theorem(checks: Sequence[DimensionCheck], path: str | Path | None = None, title: str = "") -> Figure:
-    """Figure 12, and beside it the margins by which both inequalities hold. Lines are exact, dots are estimates.
-
-    Bars are two standard errors.
-    """
+    """Figure 12, and the margins of both inequalities: lines are exact, dots estimates with two standard errors."""
     from matplotlib.figure import Figure
 
     if not checks:
-        raise InputError("there is no dimension to draw")
+        raise InputError("there are no dimensions to draw")
     checks = sorted(checks, key=lambda check: check.dimension)
     figure = Figure(figsize=(11.4, 3.9), dpi=DPI, facecolor="white", layout="constrained")
     figure.suptitle(title, x=0.008, ha="left", size=12, weight="bold", color=INK)
@@ -214,7 +209,7 @@ def draw_theorem(checks: Sequence[DimensionCheck], path: str | Path | None = Non
         _frame(axes, checks, f"Expected distance, {words}")
         for side, colour, label in (("old", OLD, "old query, old item"), ("cross", NEW, "new query, old item")):
             _curve(axes, checks, (case, f"exact_{side}", side, f"{side}_error"), colour, label)
-    _frame(right, checks, "How far the inequalities are kept")
+    _frame(right, checks, "Margins of the inequalities")
     for case, colour, label in (("same", INK, "within a class"), ("different", "#8f7ab8", "two classes")):
         _curve(right, checks, (case, "exact_margin", "margin", "error"), colour, label)
     if all(c.same.exact_margin > 0 and c.different.exact_margin > 0 for c in checks):
@@ -233,21 +228,12 @@ def _curve(
     axes: Axes, checks: Sequence[DimensionCheck], names: tuple[str, str, str, str], colour: str, label: str
 ) -> None:
     """One quantity over the dimension: ``names`` are its case and the attributes of exact value, estimate, error."""
-    case, exact, estimate, error = names
+    case, *attributes = names
     d = [check.dimension for check in checks]
-    values = [getattr(check, case) for check in checks]
-    axes.plot(d, [getattr(value, exact) for value in values], color=colour, linewidth=1.4)
-    axes.errorbar(
-        d,
-        [getattr(value, estimate) for value in values],
-        [2 * getattr(value, error) for value in values],
-        fmt="o" if estimate != "cross" else "s",
-        color=colour,
-        markersize=4.5,
-        capsize=2.5,
-        elinewidth=1,
-        label=label,
-    )
+    exact, estimate, error = ([getattr(getattr(check, case), name) for check in checks] for name in attributes)
+    look: dict[str, Any] = {"fmt": "s" if "cross" in names else "o", "markersize": 4.5, "capsize": 2.5}
+    axes.plot(d, exact, color=colour, linewidth=1.4)
+    axes.errorbar(d, estimate, 2 * np.array(error), color=colour, elinewidth=1, label=label, **look)
 
 
 def _frame(axes: Axes, checks: Sequence[DimensionCheck], title: str) -> None:

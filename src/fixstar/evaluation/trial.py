@@ -72,7 +72,7 @@ class Trial:
     def report(self, result: CrossTest, confidence: float = 0.95, by_class: bool = False, seed: int = 0) -> Report:
         """The report of a cross-test, with details of the newest upgrade."""
         *older, newest = result.names
-        return Report.of(
+        return Report(
             result,
             title=f"{newest} over " + (" and ".join(older) if len(older) < 3 else f"{len(older)} older versions"),
             query_labels=self.answered(result.protocol),

@@ -280,7 +280,9 @@ def _report(trial: Trial, tested: CrossTest, check: Check, rules: GateRules) -> 
     }
     folds = tried_calibrations(met, queries, gallery, rules.seed)[1]
     curve = tried_curve((met[-2], met[-1]), queries, gallery, SHARES, folds, orders=3)
-    return replace(made, evidence={"": {**made.evidence[""], **measured}}, backfill={"": curve})
+    made.evidence[""] = {**made.evidence[""], **measured}
+    made.backfill = {"": curve}
+    return made
 
 
 def _unmeasured(version: str, missing: str | None, rules: GateRules) -> Check:
