@@ -104,16 +104,18 @@ def test_the_lanes_of_a_batch_are_drawn_apart() -> None:
         assert not torch.equal(new, replayed), what
 
 
-@pytest.mark.parametrize("views", [1, 2])
-def test_batches_cut_by_their_number_are_those_of_the_epoch(views: int) -> None:
+@pytest.mark.parametrize(("views", "rotated"), [(1, False), (2, False), (2, True)])
+def test_batches_cut_by_their_number_are_those_of_the_epoch(views: int, rotated: bool) -> None:
     augmentation = Augmentation(crop_padding=2)
     lanes = [lane(images(20), augmentation), lane(images(6, 1), augmentation, replay=True, first=100)]
-    batches = Batches(lanes, 8, augmentation, seed=4, views=views)
+    batches = Batches(lanes, 8, augmentation, seed=4, views=views, rotated=rotated)
     assert batches.resident
     plan = batches.plan_on_device(2)
     for step, expected in enumerate(batches.epoch(2)):
         batch = batches.cut_at(plan, torch.tensor([step]))
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(batch, expected, strict=True))
+        assert (batch.turns is not None) == (expected.turns is not None) == rotated
+        for ours, theirs in zip(batch, expected, strict=True):
+            assert ours is theirs or (ours is not None and theirs is not None and torch.equal(ours, theirs))
 
 
 @pytest.fixture

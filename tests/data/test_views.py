@@ -12,8 +12,11 @@ from PIL import Image
 from test_batches import PLAIN, images, lane
 
 from fixstar.data import Augmentation, Batches, ImageSet, from_arrays
+from fixstar.data.batches import Lane
 from fixstar.data.formats import image_folder
+from fixstar.data.pixels import ResidentPixels
 from fixstar.data.replay import HeldOut, hold_out
+from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 
 CROPPED = Augmentation(crop_padding=2)
@@ -45,6 +48,43 @@ def test_the_views_are_different_crops() -> None:
     halves = [(batch.pixels[:6], batch.pixels[6:]) for batch in batches(2).epoch(0)]
     differ = [not torch.equal(a, b) for first, second in halves for a, b in zip(first, second, strict=True)]
     assert np.mean(differ) > 0.8  # 5 x 5 offsets and a flip: one pair in fifty is the same
+
+
+def test_the_second_view_is_rotated_by_its_turns() -> None:
+    lanes = [lane(images(9), PLAIN), lane(images(5, 1), PLAIN, replay=True, first=100)]
+    seen = set()
+    for batch in Batches(lanes, 6, PLAIN, seed=3, views=2, rotated=True).epoch(0):
+        assert batch.turns is not None
+        assert batch.turns[:6].tolist() == [0] * 6
+        for upright, rotated, turn in zip(batch.pixels[:6], batch.pixels[6:], batch.turns[6:].tolist(), strict=True):
+            np.testing.assert_array_equal(np.rot90(upright.numpy(), turn, (1, 2)), rotated.numpy())
+            seen.add(turn)
+    assert seen <= {1, 2, 3}
+
+
+def test_rotating_leaves_crops_as_they_were() -> None:
+    lanes = [lane(images(9), CROPPED)]
+    plain, rotated = (Batches(lanes, 6, CROPPED, 3, 2, turned).epoch(1) for turned in (False, True))
+    for a, b in zip(plain, rotated, strict=True):
+        assert torch.equal(a.pixels[:6], b.pixels[:6])
+        assert torch.equal(a.targets, b.targets)
+
+
+def test_only_the_second_of_two_views_of_square_images_is_rotated() -> None:
+    with pytest.raises(InputError, match="second of two views"):
+        Batches([lane(images(9), PLAIN)], 6, PLAIN, 3, views=1, rotated=True)
+    wide = from_arrays(np.zeros((4, 6, 8, 3), np.uint8), np.zeros(4, int))
+    with pytest.raises(InputError, match="square"):
+        next(
+            Batches(
+                [Lane(ResidentPixels(wide, PLAIN, torch.device("cpu")), torch.zeros(4, dtype=torch.long))],
+                4,
+                PLAIN,
+                3,
+                views=2,
+                rotated=True,
+            ).epoch(0)
+        )
 
 
 def test_views_depend_on_seed_and_epoch_alone_and_leave_the_order_of_the_images_alone() -> None:

@@ -21,6 +21,7 @@ from fixstar.losses import (
     feature_distillation,
     info_nce,
     knowledge_distillation,
+    search_contrast,
 )
 
 
@@ -144,3 +145,41 @@ def test_cross_entropy_of_chosen_images_may_ignore_foreign_targets() -> None:
     expected = cross_entropy(logits[:1], torch.tensor([0]))
     torch.testing.assert_close(cross_entropy(logits, torch.tensor([0, 99]), chosen), expected)
     assert cross_entropy(logits, torch.tensor([99, 99]), torch.tensor([False, False])).item() == 0
+
+
+def slow_search_contrast(new: Tensor, old: Tensor, targets: Tensor, rho: float) -> float:
+    """One query at a time."""
+
+    def similarity(a: Tensor, b: Tensor) -> float:
+        return float(a.double() @ b.double() / (a.double().norm() * b.double().norm()))
+
+    losses = []
+    for i in range(len(targets)):
+        others = [j for j in range(len(targets)) if targets[j] != targets[i]]
+        total = sum(math.exp(rho * similarity(new[i], vectors[j])) for j in others for vectors in (old, new))
+        losses.append(math.log(total) - rho * similarity(new[i], old[i]) if others else 0.0)
+    return sum(losses) / len(losses)
+
+
+@given(batch=st.integers(1, 7), classes=st.integers(1, 4), rho=st.floats(0.5, 20), seed=st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_search_contrast_equals_the_slow_loop(batch: int, classes: int, rho: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    new, old = (torch.randn(batch, 3, generator=generator) for _ in range(2))
+    targets = torch.randint(0, classes, (batch,), generator=generator)
+    a, b = torch.nn.functional.normalize(new), torch.nn.functional.normalize(old)
+    assert float(search_contrast(a @ b.T, a @ a.T, targets, rho)) == pytest.approx(
+        slow_search_contrast(new, old, targets, rho), abs=1e-4
+    )
+
+
+def test_search_contrast_by_hand_and_its_gradient() -> None:
+    across = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    within = torch.eye(2)
+    loss = search_contrast(across, within, torch.tensor([0, 1]), rho=1.0)
+    assert float(loss.detach()) == pytest.approx(math.log(2) - 1)  # two negatives at cosine 0, the positive at 1
+    (gradient,) = torch.autograd.grad(loss, across)
+    assert torch.allclose(gradient, torch.tensor([[-0.5, 0.25], [0.25, -0.5]]))
+    alone = search_contrast(across, within, torch.tensor([3, 3]))
+    assert float(alone) == 0
+    assert torch.isfinite(torch.autograd.grad(alone, across)[0]).all()

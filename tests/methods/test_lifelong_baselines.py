@@ -225,7 +225,7 @@ def test_poor_batches_have_finite_terms_and_gradients(name: str, chosen: slice) 
     method = create_method(name)
     upgrade, step = situation(method)
     assert step.old is not None
-    old, new = (Outputs(seen.h[chosen], seen.z[chosen], seen.classifier) for seen in (step.old, step.new))
+    old, new = (Outputs(seen.h[chosen], seen.classifier, seen.projection) for seen in (step.old, step.new))
     poor = Step(new, old, step.targets[chosen], torch.zeros_like(step.replay[chosen]))
     values = method.objective(lifelong_upgrade(upgrade)).terms(poor)
     assert values.keys() == TERMS[name]

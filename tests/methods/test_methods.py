@@ -32,7 +32,7 @@ def encoder(method: Method, classes: tuple[str, ...], seed: int, feature_dim: in
         "tiny",
         method.classifier,
         classes=classes,
-        capacity=8,
+        capacity=80 if method.rotated else 8,
         backbone_options=options,
         classifier_options=dict(method.classifier_options),
     ).eval()

@@ -120,7 +120,7 @@ def test_the_kernel_is_used_on_a_gpu_for_one_simplex_alone(
     head, targets = create_classifier("simplex", capacity=5, scale=3.0, added=added), torch.tensor([0, 4, 2])
     z = torch.randn(3, head.feature_dim, generator=torch.Generator().manual_seed(0))
     seen = z.as_subclass(SaidToBeOnAGPU) if on_a_gpu else z
-    loss = Outputs(seen, seen, head).cross_entropy(targets)
+    loss = Outputs(seen, head).cross_entropy(targets)
     if fused:
         ((given, labels, scale),) = calls
         assert given is seen

@@ -11,7 +11,7 @@ from torch.nn import functional
 from fixstar.errors import InputError
 from fixstar.kernels.info_nce import fused_info_nce, suits
 
-__all__ = ["SameClass", "info_nce", "two_view_contrast"]
+__all__ = ["SameClass", "info_nce", "search_contrast", "two_view_contrast"]
 
 SameClass = Literal["masked", "published", "kept"]
 
@@ -50,6 +50,21 @@ def _info_nce_by_torch(new: Tensor, old: Tensor, targets: Tensor, rho: float, sa
     negatives = candidates.masked_fill(excluded, _EXCLUDED).logsumexp(dim=1)
     loss = negatives - similarity.diagonal()
     return loss.where(~excluded.all(dim=1), 0.0).mean()
+
+
+def search_contrast(across: Tensor, within: Tensor, targets: Tensor, rho: float = 5.0) -> Tensor:
+    """A contrastive loss in the direction of a search: new query i finds its own old vector, mean over the batch.
+
+    ``across`` [B, B] holds cos(new_i, old_j), ``within`` cos(new_i, new_j). The positive is old_i. The negatives are
+    the old vectors of other classes, which a search in the old gallery must rank lower, and the new features of other
+    classes: log(sum_{y_j != y_i} exp(rho across_ij) + exp(rho within_ij)) - rho across_ii. HOC's iNCE (``info_nce``)
+    has the old vector as the anchor and new features as negatives. A batch of one class has no negatives: zero.
+    """
+    same = targets[:, None] == targets[None, :]
+    candidates = torch.cat([across.masked_fill(same, -torch.inf), within.masked_fill(same, -torch.inf)], dim=1)
+    alone = same.all(dim=1)
+    negatives = (rho * candidates).masked_fill(alone[:, None], 0.0).logsumexp(dim=1)
+    return (negatives - rho * across.diagonal()).where(~alone, 0.0).mean()
 
 
 def two_view_contrast(z: Tensor, temperature: float = 0.1) -> Tensor:

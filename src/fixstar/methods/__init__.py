@@ -45,7 +45,7 @@ from fixstar.methods.retrained import (
     l2_regularised,
     learning_without_forgetting,
 )
-from fixstar.methods.simplex import simplex_fd, simplex_hoc, simplex_upper_bound
+from fixstar.methods.simplex import polaris, simplex_fd, simplex_hoc, simplex_upper_bound
 
 __all__ = [
     "METHODS",
@@ -84,6 +84,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lucir": lucir,
     "lwf": learning_without_forgetting,
     "podnet": podnet,
+    "polaris": polaris,
 }
 
 

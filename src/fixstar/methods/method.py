@@ -46,6 +46,8 @@ class Step:
     replay: Tensor  # [B] bool, True where the image comes from memory
     progress: Tensor | float = 0.0  # the share of this stage's training that is done, 0 to 1
     pixels: Tensor | None = None  # uint8 [B, C, H, W], for methods with a third network
+    turns: Tensor | None = None  # [B] quarter turns, where the second view is rotated
+    first: Outputs | None = None  # by the first version, from the third version on, for methods that need it
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +124,8 @@ class Method:
 
     ``scenario`` is the setting its paper trains it in: "lifelong" goes on from the last weights with new and replayed
     images, "retraining" starts again on all images so far, from ``initialisation``. ``maps`` asks for the feature maps
-    of both models, ``views`` for so many crops of each image in a batch, ``hold_out`` for a share of each remembered
+    of both models, ``first`` for the first version's features where it is still there, ``views`` for so many crops of
+    each image in a batch, the second ``rotated`` by a quarter turn or more, ``hold_out`` for a share of each remembered
     class, and as many images of each new class, that are not trained on.
     """
 
@@ -139,16 +142,18 @@ class Method:
     options: Mapping[str, object] = field(default_factory=dict)
     maps: bool = False
     views: int = 1
+    rotated: bool = False
+    first: bool = False
     hold_out: float = 0.0
     extra_passes: float = 0.0
 
     @property
     def cost(self) -> float:
-        """Passes through a network, relative to plain training: one forward, two backward, one by the old model.
+        """Passes through a network, relative to plain training: one forward, two backward, one by each old model.
 
         ``extra_passes`` are those of later stages, per image of the main stage.
         """
-        return (self.views * (3 + ("old model" in self.needs)) + self.extra_passes) / 3
+        return (self.views * (3 + ("old model" in self.needs) + self.first) + self.extra_passes) / 3
 
     def objective(self, upgrade: Upgrade) -> Objective:
         """The loss for this upgrade."""

@@ -6,12 +6,14 @@ import math
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from fixstar.errors import InputError
-from fixstar.losses import SameClass, feature_distillation, info_nce
+from fixstar.losses import SameClass, feature_distillation, info_nce, search_contrast
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+from fixstar.models import Encoder
 
-__all__ = ["simplex_fd", "simplex_hoc", "simplex_upper_bound"]
+__all__ = ["polaris", "rotated_slots", "simplex_fd", "simplex_hoc", "simplex_upper_bound"]
 
 
 def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
@@ -104,3 +106,75 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
         needs=frozenset({"old model", "all images"}),
         options={"base": base},
     )
+
+
+def polaris(hold: float = 20.0, contrast: float = 2.0, rho: float = 5.0, rotated: bool = True) -> Method:
+    """Polaris, our own: every image stays where the past put it, while the simplex makes room for the new.
+
+    CE + ``hold`` (1 - cos to the past) + ``contrast`` search contrast, all over the whole batch:
+
+    - The past is the previous model and, from the third version on, the first one too: held to the last alone, small
+      drifts add up and the oldest gallery slides away.
+    - The contrast runs in the direction of a search (``losses.search_contrast``): a new query must find its old vector.
+    - Each image comes twice, the second time ``rotated`` by 90, 180 or 270 degrees. Rotated images are classes of their
+      own, in slots reserved for the future. The model learns more from the same images; nothing of it is deployed.
+
+    A large capacity belongs to it (10,000): see docs/methods.md for why, and for what each part adds.
+    """
+    if not (hold >= 0 and contrast >= 0 and rho > 0):
+        raise InputError(
+            f"polaris needs hold >= 0, contrast >= 0 and rho > 0, got hold={hold}, contrast={contrast}, rho={rho}"
+        )
+
+    def begin(upgrade: Upgrade) -> Objective:
+        slots = rotated_slots(upgrade.encoder) if rotated else None
+
+        def terms(step: Step) -> Terms:
+            targets = step.targets
+            if slots is not None and step.turns is not None:
+                targets = slots[targets, step.turns]
+            found = {"ce": step.new.cross_entropy(targets)}
+            if step.old is None:
+                return found
+            across = step.new.cosines(step.old)
+            past = across.diagonal()
+            if step.first is not None:
+                past = (past + step.new.cosines(step.first).diagonal()) / 2
+            found["hold"] = hold * (1 - past).mean()
+            if contrast:
+                found["contrast"] = contrast * search_contrast(across, step.new.cosines(step.new), targets, rho)
+            return found
+
+        return Objective(terms)
+
+    return Method(
+        "polaris",
+        "fine-tune against the fixed simplex, every image held where the past put it",
+        "ours; after HOC and CL2R",
+        begin=begin,
+        needs=frozenset({"old model", "replay"}),
+        options={"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated},
+        views=2 if rotated else 1,
+        rotated=rotated,
+        first=True,
+    )
+
+
+def rotated_slots(encoder: Encoder) -> Tensor:
+    """The slot of each class turned by 0, 90, 180 and 270 degrees, [outputs, 4].
+
+    In a simplex of K slots the classes own the first or the last eighth of them. A class at slot s owns s + K/8,
+    s + 2K/8, s + 3K/8 as well for its rotated images (from the last eighth: s - K/8, ...).
+    """
+    head = encoder.classifier
+    capacity = head.outputs - sum(head.added)
+    eighth = capacity // 8
+    table = torch.arange(head.outputs)[:, None].repeat(1, 4)
+    for slot in encoder.slots.of(encoder.slots.classes):
+        if not (slot < eighth or capacity - eighth <= slot < capacity):
+            raise InputError(
+                f"rotated classes need 8 slots per class: of K={capacity} slots {eighth} are for classes on each side, "
+                f"and there are {len(encoder.slots)} classes. Choose a larger capacity, or rotated=False"
+            )
+        table[slot] += (eighth if slot < eighth else -eighth) * torch.arange(4)
+    return table.to(encoder.device)

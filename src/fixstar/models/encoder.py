@@ -58,17 +58,39 @@ def resolve_device(name: str) -> torch.device:
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Outputs for a batch: backbone features h [B, m], features z [B, d], logits [B, outputs].
+    """Outputs for a batch: backbone features h [B, m], features z = P h [B, d], logits [B, outputs].
 
-    Logits are computed on first use: with very many classes they are larger than everything else. ``targets`` [B] are
-    for heads with a margin. ``maps`` are the backbone's feature maps after each stage, if requested.
+    Features and logits are computed on first use: with very many classes they are larger than everything else.
+    ``projection`` is P [d, m], None where z is h. ``targets`` [B] are for heads with a margin. ``maps`` are the
+    backbone's feature maps after each stage, if requested.
     """
 
     h: Tensor
-    z: Tensor
     classifier: Classifier
+    projection: Tensor | None = None
     targets: Tensor | None = None
     maps: tuple[Tensor, ...] = ()
+
+    @functools.cached_property
+    def z(self) -> Tensor:
+        """[B, d]."""
+        return self.h if self.projection is None else functional.linear(self.h, self.projection)
+
+    def cosines(self, other: Outputs) -> Tensor:
+        """cos(z_i, z'_j) of all features with all of another model's, [B, B'].
+
+        Where d > m they come from the m x m matrix P^T P' and no z is made: P h . P' h' = h^T (P^T P') h'.
+        """
+        P, Q = self.projection, other.projection
+        if P is None or Q is None or P.shape[0] <= P.shape[1] or Q.shape[0] <= Q.shape[1]:
+            return functional.normalize(self.z.float()) @ functional.normalize(other.z.float()).T
+        return self._unit_scaled() @ (P.T @ Q) @ other._unit_scaled().T
+
+    def _unit_scaled(self) -> Tensor:
+        """h / |P h| [B, m]."""
+        assert self.projection is not None
+        squared = ((self.h @ (self.projection.T @ self.projection)) * self.h).sum(dim=1, keepdim=True)
+        return self.h / squared.clamp(min=1e-24).sqrt()
 
     @functools.cached_property
     def logits(self) -> Tensor:
@@ -214,8 +236,7 @@ class Encoder(nn.Module):
 
     def heads(self, h: Tensor, targets: Tensor | None = None, maps: tuple[Tensor, ...] = ()) -> Outputs:
         """The outputs for backbone features [B, m]."""
-        z = self.projection(h) if self.projection is not None else h
-        return Outputs(h, z, self.classifier, targets, maps)
+        return Outputs(h, self.classifier, None if self.projection is None else self.projection.weight, targets, maps)
 
     def features(self, pixels: Tensor, form: Form = "full") -> Tensor:
         """Features of uint8 pixels: z / |z| [B, d], the exact short form [B, min(d, m)], or z itself ("raw")."""

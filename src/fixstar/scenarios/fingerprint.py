@@ -51,6 +51,7 @@ def fingerprint_of(
     content: dict[str, Any] = {
         "previous": None if past.previous is None else weights_digest(past.previous),
         "replacement": None if past.replacement is None else weights_digest(past.replacement),
+        "first": None if past.first is None else weights_digest(past.first),
         "pretrained": None if past.pretrained is None else weights_digest(past.pretrained),
         "old vectors": None if vectors is None else _vectors_digest(vectors),
         "version": number,

@@ -189,6 +189,7 @@ def _versions(
     lifelong_learning = scenario == "lifelong"
     memory = ReplayMemory(settings.replay_per_class if lifelong_learning else 0)
     previous: Encoder | None = None
+    first: Encoder | None = None
     for task in stream:
         if run is not None and run.finished(task.number):
             version = Version(task.number, Encoder.load(run.version(task.number), settings.torch_device()))
@@ -196,7 +197,7 @@ def _versions(
         else:
             images = task.images if lifelong_learning else stream.seen(task.number)
             checkpoint = None if run is None else run.checkpoint(task.number)
-            past = Past(previous, memory, given.replacements.get(task.number), given.pretrained)
+            past = Past(previous, memory, given.replacements.get(task.number), given.pretrained, first=first)
             mine = given.settings(task.number, settings)
             version = train_version(task.number, images, past, method, mine, checkpoint, progress, given.validation)
             if lifelong_learning:
@@ -204,6 +205,7 @@ def _versions(
             if run is not None:
                 run.finish(task.number, version.encoder, memory)
         previous = version.encoder
+        first = first or previous
         yield version
 
 

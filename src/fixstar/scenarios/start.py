@@ -25,7 +25,8 @@ class Past:
 
     A ``replacement`` takes the place of the previous version: training starts from it, and it becomes the teacher.
     ``pretrained`` weights are where a method starts that does not go on from the last version's. ``old_vectors`` may be
-    all that is left of an old model.
+    all that is left of an old model. ``first`` is the oldest version whose vectors still count, for methods that hold
+    a model to it as well.
     """
 
     previous: Encoder | None = None
@@ -33,6 +34,7 @@ class Past:
     replacement: Encoder | None = None
     pretrained: Encoder | None = None
     old_vectors: OldVectors | None = None
+    first: Encoder | None = None
 
     @property
     def predecessor(self) -> Encoder | None:

@@ -81,6 +81,7 @@ def train_version(
         batches=batches,
         recipe=settings.recipe,
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
+        first=_first(past, encoder, method, device),
         seed=seed,
         checkpoint=checkpoint,
         fingerprint=fingerprint.whole,
@@ -108,6 +109,14 @@ def _warn_of_one_class(encoder: Encoder) -> None:
 def _teacher(predecessor: Encoder, encoder: Encoder) -> FrozenEncoder:
     """The predecessor, with the simplices that the new version has and it lacks: its features are zero there."""
     return FrozenEncoder(predecessor, growth_to_come(predecessor, encoder.classifier.added))
+
+
+def _first(past: Past, encoder: Encoder, method: Method, device: torch.device) -> FrozenEncoder | None:
+    """The first version as a second teacher, from the third version on, for methods that ask for it."""
+    first = past.first
+    if first is None or first is past.previous or past.previous is None or not method.first:
+        return None
+    return _teacher(first, encoder).to(device)
 
 
 def _needs_teacher(method: Method) -> bool:
@@ -164,7 +173,8 @@ def _batches(
             lanes.append(Lane(_shared(source), targets, replay))
             kept.append(readable)
     seed = settings.seed * 1009 + number
-    return Batches(lanes, settings.recipe.batch_size, settings.augmentation, seed, method.views), kept[0]
+    batches = Batches(lanes, settings.recipe.batch_size, settings.augmentation, seed, method.views, method.rotated)
+    return batches, kept[0]
 
 
 def _budget(device: torch.device) -> int | None:

@@ -23,6 +23,7 @@ class Training:
     """What one version's training works on. ``fingerprint`` guards against resuming with other settings.
 
     ``fingerprint_parts`` are digests of its parts by name, with which a refusal says what differs.
+    ``teacher`` is the previous model and ``first`` the first one, for terms that compare with it.
     ``maps`` gives feature maps to the terms, ``select`` measures the model after each epoch of the stage that makes it,
     to keep the best compatible one.
     """
@@ -32,6 +33,7 @@ class Training:
     batches: Batches
     recipe: Recipe
     teacher: FrozenEncoder | None = None
+    first: FrozenEncoder | None = None
     seed: int = 0
     checkpoint: Path | None = None
     fingerprint: str = ""

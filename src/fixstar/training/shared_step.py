@@ -18,7 +18,7 @@ from fixstar.data.batches import Batch
 from fixstar.data.pixels import Crops, PixelSource
 from fixstar.errors import InputError
 from fixstar.methods import Step
-from fixstar.models import Outputs
+from fixstar.models import FrozenEncoder, Outputs
 from fixstar.training.distributed import collective, world
 from fixstar.training.run import Part, Training
 from fixstar.training.synchronised_norm import synchronised
@@ -35,18 +35,23 @@ def shared_update(
         raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer of them")
     pixels = batch.pixels[here.share(total)]
     optimiser.zero_grad(set_to_none=True)
-    old = None
-    if run.teacher is not None:
-        seen = run.teacher(pixels, maps=run.maps, bfloat16=run.bfloat16)
-        old = run.teacher.heads(gathered(seen.h, total), _all_gathered(seen, total))
+    old, first = (_seen_by_all(model, run, pixels, total) for model in (run.teacher, run.first))
     with synchronised(run.encoder.backbone):
         own: Outputs = run.encoder(pixels, maps=run.maps, bfloat16=run.bfloat16)
     new = run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total))
-    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels))
+    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
     torch.autograd.backward(torch.stack(list(terms.values())).sum() / here.size)
     _sum_gradients(optimiser)
     optimiser.step()
     return {name: value.detach() for name, value in terms.items()}
+
+
+def _seen_by_all(model: FrozenEncoder | None, run: Training, pixels: Tensor, total: int) -> Outputs | None:
+    """What a past model makes of the whole batch, of which this process shows it a share."""
+    if model is None:
+        return None
+    seen = model(pixels, maps=run.maps, bfloat16=run.bfloat16)
+    return model.heads(gathered(seen.h, total), _all_gathered(seen, total))
 
 
 def _all_gathered(outputs: Outputs, total: int) -> tuple[Tensor, ...]:

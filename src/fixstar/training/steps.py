@@ -10,7 +10,7 @@ from torch import Tensor, optim
 
 from fixstar.data.batches import Batch
 from fixstar.methods import Step
-from fixstar.models import Outputs
+from fixstar.models import FrozenEncoder, Outputs
 from fixstar.training.distributed import world
 from fixstar.training.run import Part, Training
 from fixstar.training.shared_step import shared_update
@@ -33,23 +33,27 @@ def update(
 ) -> dict[str, Tensor]:
     """One update; returns the detached terms. ``beside`` is a CUDA stream for the old model, to run along the new."""
     optimiser.zero_grad(set_to_none=True)
-    old = None if run.teacher is None else _seen_by_the_old(run, batch, beside)
+    old, first = _old_outputs(run, batch, beside)
     new = run.encoder(batch.pixels, batch.targets, maps=run.maps, bfloat16=run.bfloat16)
     if beside is not None:
         torch.cuda.current_stream().wait_stream(beside)
-    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels))
+    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
     torch.autograd.backward(torch.stack(list(terms.values())).sum())
     optimiser.step()
     return {name: value.detach() for name, value in terms.items()}
 
 
-def _seen_by_the_old(run: Training, batch: Batch, beside: Any) -> Outputs:
-    assert run.teacher is not None
+def _old_outputs(run: Training, batch: Batch, beside: Any) -> tuple[Outputs | None, Outputs | None]:
+    """What the previous and the first model make of a batch, where the method asks for them."""
+
+    def seen_by(model: FrozenEncoder | None) -> Outputs | None:
+        return None if model is None else model(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
+
     if beside is None:
-        return run.teacher(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
+        return seen_by(run.teacher), seen_by(run.first)
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
-        return run.teacher(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
+        return seen_by(run.teacher), seen_by(run.first)
 
 
 class EagerSteps:
