@@ -86,7 +86,7 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
         (lambda g: g.upsert("v1", ["a", "c"], vectors(2, 3), [{}, {"x": {1, 2}}]), "JSON"),
         (lambda g: g.upsert("v1", ["a", "c"], vectors(2, 3), [{}, {"x": float("nan")}]), "JSON"),
         (lambda g: g.search("v1", vectors(1, 3), k=0), "at least 1"),
-        (lambda g: g.search("v1", vectors(1, 3), where={"x": {"near": 1}}), "no condition 'near'; take one of"),
+        (lambda g: g.search("v1", vectors(1, 3), where={"x": {"near": 1}}), "no condition 'near'; use one of"),
         (lambda g: g.search("v1", vectors(1, 3), where={"x": {"in": "ab"}}), "a list"),
         (lambda g: g.search("v1", vectors(1, 3), where={"x": {"lt": None}}), "a number or a string"),
         (lambda g: g.search("v1", vectors(1, 3), where={"x": {"exists": 1}}), "True or False"),

@@ -1,8 +1,8 @@
 """One threshold for all versions.
 
-Cosines of one version are not those of another: 0.6 may be sure in v1's vectors and a guess in v2's. A calibration,
-fitted on held-out pairs of known identity, turns a cosine into the probability that both show the same class:
-p = 1 / (1 + exp(-(slope * cosine + offset))). It rises with the cosine, so within one version nothing changes places.
+Cosines of different versions are not comparable: 0.6 may be certain among v1's vectors and a guess among v2's. A
+calibration, fitted on held-out pairs of known identity, turns a cosine into the probability that both show the same
+class: p = 1 / (1 + exp(-(slope * cosine + offset))). It rises with the cosine, so the order within a version is kept.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class Calibration(NamedTuple):
         return np.asarray(0.5 * (1 + np.tanh(0.5 * self.logit(cosines))))  # the logistic function, without overflow
 
     def logit(self, cosines: NDArray[Any] | float) -> NDArray[np.float64]:
-        """What orders items of several versions: probabilities near 1 are all 1 to a computer, these are not."""
+        """The score that ranks items of several versions: probabilities near 1 are all rounded to 1, these are not."""
         return np.asarray(self.slope * np.asarray(cosines, np.float64) + self.offset)
 
 
 def fit_calibration(cosines: NDArray[Any], same: NDArray[np.bool_], prior: float | None = None) -> Calibration:
     """Logistic regression on pairs: ``cosines`` [N], ``same`` [N]. Newton's method; targets are Platt's, never 0 or 1.
 
-    ``prior`` is the share of same-class pairs where the threshold will be used, if it is not that of these pairs.
+    ``prior`` is the share of same-class pairs in use, if it differs from that of these pairs.
     """
     x, y = np.asarray(cosines, np.float64), np.asarray(same)
     positive = int(y.sum()) if y.dtype == bool else -1
     if x.ndim != 1 or x.shape != y.shape or not np.isfinite(x).all() or not 0 < positive < len(y):
         raise InputError(
-            "a calibration takes one finite cosine and one True (same class) or False a pair, and some of each; got "
+            "a calibration takes one finite cosine and one True (same class) or False per pair, and some of each; got "
             f"cosines {x.shape}, same {y.dtype} {y.shape} with {max(positive, 0)} True"
         )
     if prior is not None and not 0 < prior < 1:
@@ -55,7 +55,9 @@ def fit_calibration(cosines: NDArray[Any], same: NDArray[np.bool_], prior: float
     target = np.where(y, (positive + 1) / (positive + 2), 1 / (len(y) - positive + 2))
     slope, offset = _newton(x, target)
     if slope <= 0:
-        raise InputError("pairs of the same class have no higher cosines than others: there is nothing to calibrate")
+        raise InputError(
+            "pairs of the same class do not have higher cosines than others: there is nothing to calibrate"
+        )
     shift = 0.0 if prior is None else _logit(prior) - _logit(positive / len(y))
     return Calibration(slope, offset + shift)
 
@@ -65,7 +67,7 @@ def _logit(share: float) -> float:
 
 
 def _newton(x: NDArray[np.float64], target: NDArray[np.float64], steps: int = 100) -> tuple[float, float]:
-    """The slope and offset of highest likelihood; steps are halved until they improve it."""
+    """The maximum-likelihood slope and offset; steps are halved until they improve it."""
     design = np.stack([x, np.ones_like(x)], axis=1)
 
     def loss(w: NDArray[np.float64]) -> float:
@@ -94,7 +96,7 @@ def calibrated_search(
     request: SearchRequest | None = None,
     **options: Unpack[SearchOptions],
 ) -> list[list[Hit]]:
-    """The k items of each query that are most probably of its class; the score is that probability.
+    """The k items of each query that are most likely of its class; the score is that probability.
 
     ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Items
     of versions without one are not found: no probability of theirs is known. Each version searched gives its k nearest,
@@ -102,13 +104,13 @@ def calibrated_search(
     given: an item that moves from one to a later one meanwhile is found, once.
     """
     if not calibrations:
-        raise InputError("no version has a calibration, so none would be searched; fit one with fit_calibration")
+        raise InputError("calibrations is empty, so no version would be searched; fit one with fit_calibration")
     wanted = SearchRequest.of(request, **options)
     found = {name: gallery.search(version, queries, wanted, versions=[name]) for name in calibrations}
     return [_merged([hits[i] for hits in found.values()], calibrations, wanted.k) for i in range(len(queries))]
 
 
 def _merged(parts: Sequence[list[Hit]], calibrations: Mapping[str, Calibration], k: int) -> list[Hit]:
-    last = {hit.id: hit for part in parts for hit in part}  # of an item that moved, what was found last
+    last = {hit.id: hit for part in parts for hit in part}  # of an item that moved, the hit found last
     best = sorted(last.values(), key=lambda hit: -float(calibrations[hit.version].logit(hit.score)))[:k]
     return [hit._replace(score=float(calibrations[hit.version].probability(hit.score))) for hit in best]

@@ -1,15 +1,14 @@
-"""Which payloads a search is about.
+"""Filters: which payloads a search may find.
 
-A filter names top-level fields of the payload and what must hold for each; all of it must hold.
+A filter maps top-level fields of the payload to conditions; all of them must hold.
 
     {"shop": "paris"}                          equal to a string, a number, true, false or null
     {"price": {"ge": 10, "lt": 20}}            gt, ge, lt, le: numbers with numbers, strings with strings
     {"colour": {"in": ["red", "blue"]}}        equal to one of these
-    {"colour": {"ne": "red"}}                  there, and different
-    {"sold": {"exists": False}}                there, or not there
+    {"colour": {"ne": "red"}}                  present, and different
+    {"sold": {"exists": False}}                present, or not
 
-A field that is not there satisfies nothing but ``{"exists": False}``. True is not 1. A list in the payload is compared
-as a whole.
+An absent field satisfies only ``{"exists": False}``. True is not 1. A list in the payload is compared as a whole.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MISSING: Any = object()
 
 
 def payload_test(where: Where) -> Callable[[Payload], bool]:
-    """Whether a payload passes a filter; the filter is checked here, before it meets any payload.
+    """A function that tests payloads; raises if the filter is invalid.
 
     >>> cheap = payload_test({"price": {"lt": 20}})
     >>> cheap({"price": 10}), cheap({"price": 30}), cheap({})
@@ -42,7 +41,7 @@ def payload_test(where: Where) -> Callable[[Payload], bool]:
 
 
 def filter_key(where: Where) -> str:
-    """A text that is the same for the same filter."""
+    """A text that is equal for equal filters."""
     try:
         return json.dumps(where, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -56,7 +55,7 @@ def _conditions(where: Where) -> list[tuple[str, str, Any]]:
 
 def _operation(field: str, name: str, operand: Any) -> _Test:
     if name not in _OPERATIONS:
-        raise GalleryError(f"field {field!r}: no condition {name!r}; take one of {', '.join(sorted(_OPERATIONS))}")
+        raise GalleryError(f"field {field!r}: no condition {name!r}; use one of {', '.join(sorted(_OPERATIONS))}")
     if name == "in" and not isinstance(operand, (list, tuple)):
         raise GalleryError(f"field {field!r}: 'in' takes a list of values, got {operand!r}")
     if name == "exists" and not isinstance(operand, bool):
@@ -68,7 +67,7 @@ def _operation(field: str, name: str, operand: Any) -> _Test:
 
 
 def _kind(value: Any) -> type:
-    """Numbers are of one kind, true and false of another."""
+    """All numbers are of one kind, true and false of another."""
     return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
 
 

@@ -7,7 +7,8 @@ items       one row per item, whatever its version: an id cannot occur twice. ``
 vectors_N   the vectors of version number N, by the item's number; inside the row if they fit in a page
 indexes     the recall measured when the approximate index of a version was built
 
-A vector travels as two 16-bit integers (its width, and 0) and its components as float32, all big-endian.
+A vector travels as two 16-bit integers (its width, and 0) and its components as float32, all big-endian. The pgvector
+package does that too, row by row: a fifth slower to copy, and half as fast to read (4,000 vectors of 512 components).
 """
 
 from __future__ import annotations
