@@ -40,7 +40,7 @@ from fixstar.gallery.postgres_server import (
     translated,
     vector_text,
 )
-from fixstar.gallery.ranking import Bridges, exact_cosines, first_of_each
+from fixstar.gallery.ranking import Bridges, Candidate, best_hits, exact_cosines
 from fixstar.gallery.store import (
     Floats,
     Gallery,
@@ -54,6 +54,7 @@ from fixstar.gallery.store import (
     Where,
     check_new_version,
     checked_vectors,
+    is_unicode,
     measured_recall,
     replaceable,
     unknown_version,
@@ -143,18 +144,10 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, str):
-        return "\0" not in value and _encodes(value)
+        return "\0" not in value and is_unicode(value)
     if isinstance(value, (int, float)):
         return abs(value) < _EXACT
     return value is None
-
-
-def _encodes(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
 
 
 class _Request(NamedTuple):
@@ -170,84 +163,53 @@ class _Request(NamedTuple):
     approximate: bool
 
 
-class _Found(NamedTuple):
-    """Candidates of one version: per pair the query, the cosine, and the item."""
-
-    version: str
-    query: NDArray[np.intp]
-    cosine: Floats
-    number: NDArray[np.int64]
-    ids: list[str]
-    payloads: list[Payload]
-
-
-class _Rows(NamedTuple):
-    """An answer of the server, without items that fail the filter; ``floor`` and ``full`` are per query."""
-
-    found: _Found
-    floor: NDArray[np.float64]  # the server's score of the last row
-    full: NDArray[np.bool_]  # whether there were as many as requested
-
-
-def _nearest(db: Database, request: _Request) -> list[_Found]:
+def _nearest(db: Database, request: _Request) -> list[Candidate]:
     """The k nearest of each query among the vectors of one version, and some others."""
-    parts, limit, approximate = [], request.k + _MORE, request.approximate
-    pending = np.arange(len(request.queries))
-    while len(pending):
+    found: list[Candidate] = []
+    limit, approximate = request.k + _MORE, request.approximate
+    pending = list(range(len(request.queries)))
+    while pending:
         if approximate and limit > EF_SEARCH:
             db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(min(limit, _EF_MOST)),))
         block = max(1, min(_QUERIES, _NUMBERS // (limit * request.width)))
-        left: list[NDArray[np.intp]] = []
+        incomplete: list[int] = []
         for start in range(0, len(pending), block):
-            places = pending[start : start + block]
-            rows = _ask(db, request, places, limit, approximate)
-            done = _is_complete(rows, request, places, approximate)
-            parts.append(_only(rows.found, np.isin(rows.found.query, places[done])))
-            left.append(places[~done])
-        pending = np.concatenate(left)
+            for query, here in _ask(db, request, pending[start : start + block], limit, approximate).items():
+                if here is None:
+                    incomplete.append(query)
+                else:
+                    found += here
+        pending = incomplete
         limit = limit if approximate else limit * _GROWTH
         approximate = False  # if the index returned too few, search without it
-    return parts
+    return found
 
 
-def _is_complete(rows: _Rows, request: _Request, places: NDArray[np.intp], approximate: bool) -> NDArray[np.bool_]:
-    """[places]: whether no vector outside the answer can be among the k nearest."""
-    found = rows.found
-    kept = first_of_each(found.query, found.cosine, found.number, request.k)
-    count = np.bincount(found.query[kept], minlength=len(request.queries))[places]
-    enough: NDArray[np.bool_] = count >= request.k
-    if approximate:
-        return enough
-    kth = np.full(len(request.queries), np.inf)
-    np.minimum.at(kth, found.query[kept], found.cosine[kept])
-    rounding = 4e-6 * max(1.0, request.width**0.5 / 8)  # of a dot product in float32, with a margin
-    complete: NDArray[np.bool_] = ~rows.full | (enough & (rows.floor < kth[places] - rounding))
-    return complete
-
-
-def _ask(db: Database, request: _Request, places: NDArray[np.intp], limit: int, approximate: bool) -> _Rows:
-    queries = request.queries[places].astype(np.float32)
+def _ask(
+    db: Database, request: _Request, places: list[int], limit: int, approximate: bool
+) -> dict[int, list[Candidate] | None]:
+    """The candidates of some queries; None if a vector outside the answer may be among the k nearest."""
     text = candidates_query(request.number, request.width, len(places), limit, request.narrowing.text, approximate)
-    values = [*map(vector_text, queries), *request.narrowing.values]
+    values = [*map(vector_text, request.queries[places].astype(np.float32)), *request.narrowing.values]
     rows = db.execute(text, values, binary=True).fetchall()
-    place = np.array([row[0] for row in rows], np.intp)
-    floor = np.full(len(places), np.inf)
-    np.minimum.at(floor, place, [-row[2] for row in rows])
-    full = np.bincount(place, minlength=len(places)) >= limit
-    payloads = [parsed(row[4]) for row in rows]
+    query = np.array([places[row[0]] for row in rows], np.intp)
     vectors = read_vectors([row[5] for row in rows], request.width)
-    query = places[place]
-    found = _Found(
-        request.version,
-        query,
-        exact_cosines(vectors, request.queries, query, np.arange(len(rows))),
-        np.array([row[1] for row in rows], np.int64),
-        [row[3] for row in rows],
-        payloads,
-    )
-    if request.test is not None:
-        found = _only(found, np.array([request.test(payload) for payload in payloads], bool))
-    return _Rows(found, floor, full)
+    cosines = exact_cosines(vectors, request.queries, query, np.arange(len(rows))).tolist()
+    found: dict[int, list[Candidate]] = {place: [] for place in places}
+    returned, floor = Counter(query.tolist()), dict.fromkeys(places, np.inf)  # the server's lowest score
+    for (place, number, distance, name, payload, _), cosine in zip(rows, cosines, strict=True):
+        q = places[place]
+        floor[q] = min(floor[q], -distance)
+        if request.test is None or request.test(parsed(payload)):
+            found[q].append(Candidate(q, name, request.version, cosine, number, payload))
+    rounding = 4e-6 * max(1.0, request.width**0.5 / 8)  # of a dot product in float32, with a margin
+
+    def is_complete(q: int) -> bool:
+        best = sorted((one.score for one in found[q]), reverse=True)[: request.k]
+        enough = len(best) == request.k
+        return enough if approximate else returned[q] < limit or (enough and floor[q] < best[-1] - rounding)
+
+    return {q: here if is_complete(q) else None for q, here in found.items()}
 
 
 def candidates_query(
@@ -267,31 +229,6 @@ def candidates_query(
         f"SELECT v.number, v.vector, (v.vector <#> q.query) + 0 AS score FROM vectors_{number} v {fields} "
         f"ORDER BY {order} LIMIT {limit}) c JOIN items i ON i.number = c.number"
     )
-
-
-def _only(found: _Found, kept: NDArray[np.bool_]) -> _Found:
-    rows = np.flatnonzero(kept).tolist()
-    return _Found(
-        found.version,
-        found.query[kept],
-        found.cosine[kept],
-        found.number[kept],
-        [found.ids[row] for row in rows],
-        [found.payloads[row] for row in rows],
-    )
-
-
-def _merged(parts: Sequence[_Found], queries: int, k: int) -> list[list[Hit]]:
-    """The k best of all versions for each query."""
-    hits: list[list[Hit]] = [[] for _ in range(queries)]
-    if not parts:
-        return hits
-    query, cosine, number = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
-    owner: list[tuple[_Found, int]] = [(part, row) for part in parts for row in range(len(part.ids))]
-    for pair in first_of_each(query, cosine, number, k).tolist():
-        part, row = owner[pair]
-        hits[query[pair]].append(Hit(part.ids[row], float(cosine[pair]), part.version, part.payloads[row]))
-    return hits
 
 
 def _build(connect: Callable[[], Database], number: int, width: int) -> None:
@@ -493,11 +430,11 @@ class PostgresGallery(Gallery):
                 if asked is None and len(live) > len(targets):
                     continue  # a version was added since: its bridge is made while nothing is held on the server
                 indexed = set() if request.exact else {row[0] for row in db.execute(_INDEXES) if row[5]}
-                parts: list[_Found] = []
+                found: list[Candidate] = []
                 for (number, space), here in zip(targets, carried, strict=True):
                     one = _Request(space.name, number, space.width, here, k, narrowed, test, number in indexed)
-                    parts += _nearest(db, one)
-            return _merged(parts, len(unit_queries), k)
+                    found += _nearest(db, one)
+            return best_hits(found, len(unit_queries), k, lambda one: parsed(one.source))
 
     def _with(self, names: Sequence[str]) -> dict[str, _Version]:
         """The versions as of the last search, which never change; read again if one of these is missing."""

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ from fixstar.gallery.qdrant_server import (
     translated,
     written_as,
 )
-from fixstar.gallery.ranking import Bridges, exact_cosines, first_of_each
+from fixstar.gallery.ranking import Bridges, Candidate, best_hits, exact_cosines
 from fixstar.gallery.store import (
     Floats,
     Gallery,
@@ -85,40 +85,9 @@ _SAMPLE = 100
 Places = dict[str, dict[str, int]]  # point -> version -> number of the write
 
 
-class _Found(NamedTuple):
-    query: int
-    version: str
-    point: Any
-
-
-def _nearest(
-    server: QdrantServer,
-    carried: dict[str, NDArray[np.float64]],
-    targets: list[StoredVersion],
-    request: SearchRequest,
-    ef: int,
-) -> list[list[Hit]]:
-    """The k best of all versions for each query; ``carried`` has the queries [N, width] in each version's space.
-
-    Versions are asked one after the other, oldest first. An item that moves to a newer version meanwhile is in its new
-    collection before it leaves the old one, so one of the two answers has it.
-    """
-    found: list[_Found] = []
-    cosines = [np.empty(0, np.float32)]
-    for target in targets:
-        queries = carried[target.space.name]
-        here = _candidates(server, target, queries.astype(np.float32), request, ef)
-        found += here
-        vectors = np.array([one.point.vector for one in here], np.float32).reshape(-1, target.space.width)
-        query = np.array([one.query for one in here], np.intp)
-        cosines.append(exact_cosines(vectors, queries, query, np.arange(len(here))))
-    number_of_queries = len(next(iter(carried.values()))) if carried else 0
-    return _merged(found, np.concatenate(cosines), number_of_queries, request.k)
-
-
 def _candidates(
-    server: QdrantServer, target: StoredVersion, queries: NDArray[np.float32], request: SearchRequest, ef: int
-) -> list[_Found]:
+    server: QdrantServer, target: StoredVersion, queries: NDArray[np.float64], request: SearchRequest, ef: int
+) -> list[Candidate]:
     """The k best points of one version for each query, and some others."""
     from qdrant_client import models
 
@@ -127,13 +96,13 @@ def _candidates(
         params = models.SearchParams(exact=request.exact, hnsw_ef=None if request.exact else ef)
     condition, name = server_filter(request.where), target.space.name
     test = None if request.where is None else payload_test(request.where)
-    slack = 2e-6 * max(1.0, target.space.width**0.5 / 8) if request.exact else None
-    found: list[_Found] = []
+    slack = 2e-6 * max(1.0, target.space.width**0.5 / 8)  # float32 rounding of a dot product, with a margin
+    found: list[tuple[int, models.ScoredPoint]] = []
     pending, limit = list(range(len(queries))), request.k + _SPARE
     while pending:
         requests = [
             models.QueryRequest(
-                query=queries[q].tolist(),
+                query=queries[q].astype(np.float32).tolist(),
                 limit=limit,
                 filter=condition,
                 params=params,
@@ -145,37 +114,21 @@ def _candidates(
         unfinished = []
         for q, points in zip(pending, server.query(target.collection, requests), strict=True):
             passing = points if test is None else [point for point in points if test(item_payload(point, name))]
-            if len(points) == limit and not _is_enough(points, passing, request.k, slack):
+            enough = len(passing) >= request.k
+            if enough and request.exact:  # and all that may tie with the k-th
+                enough = points[-1].score < passing[request.k - 1].score - slack
+            if len(points) == limit and not enough:
                 unfinished.append(q)
             else:
-                found += [_Found(q, name, point) for point in passing]
+                found += [(q, point) for point in passing]
         pending, limit = unfinished, limit * _MORE
-    return found
-
-
-def _is_enough(
-    points: list[models.ScoredPoint], passing: list[models.ScoredPoint], k: int, slack: float | None
-) -> bool:
-    """Whether the k best are among them; with ``slack``, also all that may be equal to the k-th."""
-    return len(passing) >= k and (slack is None or points[-1].score < passing[k - 1].score - slack)
-
-
-def _merged(found: list[_Found], cosines: NDArray[np.float32], queries: int, k: int) -> list[list[Hit]]:
-    """The k best; of an item found under two versions, the one written last counts."""
-    last: dict[tuple[int, str], int] = {}
-    for i, one in enumerate(found):
-        key = one.query, item_name(one.point, one.version)
-        if key not in last or written_as(found[last[key]].point) < written_as(one.point):
-            last[key] = i
-    kept = np.fromiter(last.values(), np.intp, len(last))
-    query = np.array([found[i].query for i in last.values()], np.intp)
-    number = np.array([written_as(found[i].point) for i in last.values()], np.int64)
-    hits: list[list[Hit]] = [[] for _ in range(queries)]
-    for i in kept[first_of_each(query, cosines[kept], number, k)].tolist():
-        one = found[i]
-        payload = item_payload(one.point, one.version)
-        hits[one.query].append(Hit(item_name(one.point, one.version), float(cosines[i]), one.version, payload))
-    return hits
+    vectors = np.array([point.vector for _, point in found], np.float32).reshape(-1, target.space.width)
+    query = np.array([q for q, _ in found], np.intp)
+    cosines = exact_cosines(vectors, queries, query, np.arange(len(found))).tolist()
+    return [
+        Candidate(q, item_name(point, name), name, cosine, written_as(point), point)
+        for (q, point), cosine in zip(found, cosines, strict=True)
+    ]
 
 
 def _finish_moves(server: QdrantServer) -> None:
@@ -393,8 +346,11 @@ class QdrantGallery(Gallery):
             hits: list[list[Hit]] = []
             for start in range(0, len(unit_queries), step):
                 part = unit_queries[start : start + step]
-                carried = {t.space.name: self._bridges.carried(part, source, t.space) for t in targets}
-                hits += _nearest(server, carried, targets, request, self.ef)
+                found: list[Candidate] = []
+                for target in targets:  # oldest first: an item that moves is written before it is removed
+                    carried = self._bridges.carried(part, source, target.space)
+                    found += _candidates(server, target, carried, request, self.ef)
+                hits += best_hits(found, len(part), request.k, lambda one: item_payload(one.source, one.version))
             return hits
 
     def _build_index(self, versions: list[str]) -> None:

@@ -16,15 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.gallery.store import Floats, VersionSpace
+from fixstar.gallery.store import Floats, Hit, Payload, VersionSpace
 from fixstar.geometry import carry, short_basis
 
 __all__ = [
     "CELLS",
     "Block",
     "Bridges",
+    "Candidate",
     "Floats",
     "Indices",
+    "best_hits",
     "candidates",
     "exact_cosines",
     "first_of_each",
@@ -153,3 +155,29 @@ class Bridges:
             projection = self._projection(name)
             self._bases[name] = None if projection is None else short_basis(projection.astype(np.float64))
         return self._bases[name]
+
+
+class Candidate(NamedTuple):
+    """An item that a server found for a query. ``number`` grows in the order of writing, ``source`` has the payload."""
+
+    query: int
+    id: str
+    version: str
+    score: float
+    number: int
+    source: Any
+
+
+def best_hits(
+    found: Iterable[Candidate], queries: int, k: int, payload: Callable[[Candidate], Payload]
+) -> list[list[Hit]]:
+    """The k best of each query, equal scores in the order of writing; of an item found twice the last write counts."""
+    last: dict[tuple[int, str], Candidate] = {}
+    for one in found:
+        if (key := (one.query, one.id)) not in last or last[key].number < one.number:
+            last[key] = one
+    hits: list[list[Hit]] = [[] for _ in range(queries)]
+    for one in sorted(last.values(), key=lambda one: (-one.score, one.number)):
+        if len(hits[one.query]) < k:
+            hits[one.query].append(Hit(one.id, one.score, one.version, payload(one)))
+    return hits

@@ -37,6 +37,7 @@ __all__ = [
     "check_new_version",
     "checked_ids",
     "checked_vectors",
+    "is_unicode",
     "measured_recall",
     "payload_texts",
     "replaceable",
@@ -384,7 +385,7 @@ def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:
         raise GalleryError(f"ids are a list of strings, got the string {ids!r}; write [{ids!r}]")
     known = [str(item) if isinstance(item, np.str_) else item for item in ids]
     for item in known:
-        if not isinstance(item, str) or not item or "\0" in item or not _is_unicode(item):
+        if not isinstance(item, str) or not item or "\0" in item or not is_unicode(item):
             raise GalleryError(f"an id is a non-empty string of valid characters other than NUL; got {item!r}")
     if distinct and len(set(known)) != len(known):
         twice = next(item for item in known if known.count(item) > 1)
@@ -392,7 +393,8 @@ def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:
     return known
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether it can be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
