@@ -82,5 +82,5 @@ def test_the_most_probable_come_first() -> None:
     assert calibrated_search(gallery, "v1", query, calibrations, k=1)[0] == hits[:1]
     (only,) = calibrated_search(gallery, "v1", query, {"v2": Calibration(10, -8)})
     assert [hit.id for hit in only] == ["b"]  # v1 has no calibration: it is not searched
-    with pytest.raises(InputError, match="none would be searched"):
+    with pytest.raises(InputError, match="no version would be searched"):
         calibrated_search(gallery, "v1", query, {})

@@ -1,12 +1,16 @@
-"""Rows in memory: what a draft changes, what older rows go on seeing, and that a change costs what it changes."""
+"""Rows in memory: what a draft changes, what older rows and running searches see, and what a change costs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from test_gallery_contract import vectors
 
-from fixstar.gallery import matrix
+from fixstar.gallery import MemoryGallery, matrix
+from fixstar.gallery.exact import ExactSearch
 from fixstar.gallery.matrix import Draft, Rows
 
 Content = dict[int, tuple[str, str, tuple[float, ...]]]  # number -> id, payload, vector
@@ -83,3 +87,34 @@ def test_a_change_moves_few_rows() -> None:
     fewer.remove(range(0, count, 5))
     assert len({part.segment for part in fewer.rows().parts} & {part.segment for part in rows.parts}) == 4
     assert len(fewer.rows()) == count - count // 5
+
+
+class Interrupted(ExactSearch):
+    """Does what another thread might do just after somebody has taken the rows."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "rows" and (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None
+            meanwhile()
+        return value
+
+
+@pytest.mark.parametrize("asked", [None, ["v1", "v2"]])
+def test_a_version_that_comes_during_a_search_is_empty_to_it(asked: list[str] | None) -> None:
+    """The item that moves there is found once by each search: before the move, or after it."""
+    gallery, row = MemoryGallery(), np.eye(8, dtype=np.float32)[:1]
+    gallery._exact = exact = Interrupted()
+    gallery.create_version("v1", 8)
+    gallery.upsert("v1", ["mover"], row)
+
+    def move() -> None:
+        gallery.create_version("v2", 8)
+        gallery.upsert("v2", ["mover"], row)
+
+    exact.meanwhile = move
+    for version in ("v1", "v2"):
+        found = [(hit.id, hit.version) for hit in gallery.search("v1", row, versions=asked)[0]]
+        assert found == [("mover", version)]
