@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +103,8 @@ def cross_test(
     check_images(versions, truth, labels)
     if kind == "verification" and pairs is None:
         raise InputError("verification needs pairs; draw them with sample_pairs(labels)")
-    searches: dict[VersionFeatures, Callable[[Floats, Labels], Outcomes]] = {}  # every gallery is prepared once
+    # Every gallery is prepared once, and forgotten when an ``adapt`` has moved it.
+    searches: WeakKeyDictionary[VersionFeatures, Callable[[Floats, Labels], Outcomes]] = WeakKeyDictionary()
     T = len(versions)
     total = T * T if upper else T * (T + 1) // 2
     matrix = np.full((T, T), np.nan)
