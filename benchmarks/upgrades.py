@@ -46,7 +46,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.cli.train import command as train_command
+from fixstar.cli.versions import train
 from fixstar.data import Augmentation, ImageSet, concatenate, from_arrays
 from fixstar.data.formats import cifar100, image_folder, omniglot_folder
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
@@ -193,7 +193,7 @@ class Way:
 
 def default_of(option: str) -> Any:
     """What ``fixstar train`` takes where an option is not given."""
-    return inspect.signature(train_command).parameters[option].default
+    return inspect.signature(train).parameters[option].default
 
 
 class Vectors(NamedTuple):

@@ -89,7 +89,7 @@ def test_the_first_version_passes_on_what_training_held_out(space: Path) -> None
 
 def test_no_difference_is_no_gain_unless_a_tolerance_allows_it(space: Path, shop: Path) -> None:
     shown = fixstar("check", "v2", "-w", space, "--no-report", code=3)
-    assert "held out at training" in shown
+    assert "held out from training" in shown
     assert "--tolerance" in shown
     assert shown.splitlines()[-1].startswith("MISSING EVIDENCE: v2")
     with pytest.raises(FixstarError, match="did not pass"):

@@ -39,7 +39,7 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
     fresh = typed("status", "-w", tmp_path / "fresh")
     assert (fresh.code, fresh.out) == (
         0,
-        f"{tmp_path / 'fresh'}: no version yet. Next: fixstar train IMAGES -w {tmp_path / 'fresh'}\n",
+        f"{tmp_path / 'fresh'}: no version yet\nNext: fixstar train IMAGES -w {tmp_path / 'fresh'}\n",
     )
     none = typed("status", "-w", tmp_path / "fresh", "--json").json
     assert (none["deployed"], none["versions"]) == (None, [])
@@ -84,7 +84,7 @@ def test_a_rollback_does_not_call_unchecked_what_is_not_searched(path: Path, tmp
     back = typed("rollback", "-w", path)
     assert back.code == 0, back.err
     assert "unchecked" not in back.out
-    assert "2 vectors of other are not searched: no adapter leads there from v1" in back.out
+    assert "2 vectors of other are not searched: there is no adapter for queries of v1" in back.out
 
 
 def test_what_a_move_puts_out_of_reach_is_told(path: Path, photos: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path, photos: Path) -> None
     typed("index", photos / "hat", "--prefix", "new/", "-w", path)
     back = typed("rollback", "-w", path)
     assert back.out == (
-        "v1 is deployed again, v2 no longer\n8 vectors of v2 are not searched: no adapter leads there from v1\n"
+        "v1 is deployed again, v2 no longer\n8 vectors of v2 are not searched: there is no adapter for queries of v1\n"
     )
     assert typed("deploy", "v3", "--force", "test", "-w", path, "--json").json["unreached"] == {"v1": 24}
     assert typed("rollback", "-w", path, "--json").json["unreached"] == {"v2": 8}
@@ -173,7 +173,7 @@ def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
     forced = typed(*words, "--force", "it is only a turn")
     assert forced.code == 0, forced.err
     assert "procrustes adapter from v1 to old-system, fitted on 24 pairs of pairs.npz" in forced.out
-    assert "In use by force: queries of v1 reach vectors of old-system" in forced.out
+    assert "In use by force: queries of v1 search vectors of old-system" in forced.out
     assert "old-system are reached through an adapter by queries of: v1" in typed("status", "-w", path).out
     like = typed("search", "--like", "hat/1.png", "-k", "40", "-w", path, "--json").json
     scores = {hit["id"]: hit["score"] for hit in like["queries"][0]["hits"]}
@@ -183,7 +183,7 @@ def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
     assert "fixstar adapt old-system --for v2" in refused.err
     without = typed("deploy", "v2", "--force", "old vectors are not needed", "-w", path)
     assert "24 vectors of older versions stay and are searched" in without.out
-    assert "24 vectors of old-system are not: no adapter leads there from v2" in without.out
+    assert "24 vectors of old-system are not searched: there is no adapter for queries of v2" in without.out
     left = typed("search", "--like", "old/9", "-w", path)
     assert "not searched: vectors of v1" in left.err
     stored = typed(*words, "--apply", "stored", "--for", "v1", "--force", "it is only a turn")
@@ -196,7 +196,7 @@ def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
 def test_room_for_more_classes(path: Path) -> None:
     shown = typed("grow", "10", "-w", path)
     assert shown.code == 0, shown.err
-    assert "room for 18 classes from the next version on; 3 own a slot" in shown.out
+    assert "room for 18 classes from the next version on; 3 have a slot" in shown.out
     assert typed("grow", "5", "-w", path, "--json").json == {"added": [10, 5], "capacity": 23, "classes": 3}
     few = typed("grow", "1", "-w", path)
     assert (few.code, few.out) == (1, "")
@@ -215,7 +215,7 @@ def test_only_a_simplex_is_promised_to_grow(tmp_path: Path) -> None:
 
 def test_who_owns_which_slot(path: Path, tmp_path: Path) -> None:
     shown = typed("slots", "-w", path)
-    assert "3 classes own a slot as of v3, 5 are free" in shown.out
+    assert "3 classes have a slot as of v3, 5 are free" in shown.out
     assert [line.split() for line in shown.out.splitlines()[1:]] == [["0", "bag"], ["1", "hat"], ["2", "shoe"]]
     written = typed("slots", "-w", path, "--out", tmp_path / "new" / "slots.json")
     assert f"written: {tmp_path / 'new' / 'slots.json'}" in written.out

@@ -221,7 +221,7 @@ def test_images_of_one_class_are_refused(shop: Path) -> None:
     """All of one class are found by any model: 100 % everywhere would read as perfect."""
     (shop / "one").mkdir()
     (shop / "one" / "v").symlink_to(shop / "held-out" / "v")
-    with pytest.raises(FixstarError, match=r"one class only, 'v'.*two classes or more"):
+    with pytest.raises(FixstarError, match=r"only one class, 'v'.*two or more classes"):
         fixstar("evaluate", shop / "one", "-w", shop / "space")
 
 
@@ -271,12 +271,12 @@ def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "say what to measure"),
-        (["--labels", "labels.npz"], "go with --features"),
-        (["photos", "--features", "a=old.npz"], "not both at once"),
+        ([], "nothing to measure"),
+        (["--labels", "labels.npz"], "need --features"),
+        (["photos", "--features", "a=old.npz"], "not both"),
         (["--features", "old.npz"], "'old.npz' is not NAME=FILE.npz"),
-        (["--features", "a=old.npz", "--split-file", "s.npz"], "--split-file divides images"),
-        (["--features", "a=old-q.npy,old-g.npy"], "say what the images show"),
+        (["--features", "a=old.npz", "--split-file", "s.npz"], "--split-file splits images"),
+        (["--features", "a=old-q.npy,old-g.npy"], "labels are missing"),
         (["--features", "a=old.npz"], "it needs query_labels and gallery_labels"),
         (["--features", "a=old.npz", "--features", "a=new.npz", "--labels", "labels.npz"], "its own name"),
         (["--features", "a=old.npz", "--labels", "labels.npz", "--report", "out"], "a report needs two versions"),
@@ -295,7 +295,7 @@ def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -
             ["--features", "a=old.npz", "--features", "b=flat.npz", "--labels", "labels.npz"],
             r"version 'b' \(flat.npz\) has 9 gallery images, and labels.npz has 100 gallery labels",
         ),
-        (["--features", "a=old.npz", "--labels", "one.npz"], "one class only, 'hat': every answer would be right"),
+        (["--features", "a=old.npz", "--labels", "one.npz"], "only one class, 'hat': every answer would be right"),
         (["--features", "a=old.npz", "--labels", "labels.npz", "--pairs-file", "p.npz"], "Add --protocol verification"),
         (["photos", "--protocol", "verification", "--split-file", "s.npz"], "Keep those with --pairs-file"),
         (["--features", "a=old.npz", "--labels", "few.npz", "--protocol", "verification"], "needs 10 pairs"),

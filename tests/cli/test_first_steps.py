@@ -118,7 +118,7 @@ def test_half_a_condition_is_refused_and_its_text_can_be_asked_for(tmp_path: Pat
     for value in ('{"lt":', "[1, 2", '"hat'):
         refused = typed(*search, f"label={value}")
         assert (refused.code, refused.out) == (1, ""), value
-        assert "begins like JSON and is none" in refused.err
+        assert "looks like JSON but does not parse" in refused.err
     found = typed(*search, 'label="[hat"', "--json")
     assert (found.code, found.json["queries"][0]["hits"]) == (0, [])
     assert len(typed(*search, "label=hat", "--json").json["queries"][0]["hits"]) == 2

@@ -65,7 +65,7 @@ class TestUse:
         before = mark(full)
         asked = typed("gallery", "use", full / "gallery.db", "-w", full)
         assert (asked.code, asked.out, mark(full)) == (1, "", before)
-        assert "8 items of v1, and the gallery used until now 9; 0 items of old-system, " in asked.err
+        assert "8 items of v1, the current gallery 9; 0 items of old-system, " in asked.err
         assert "Say so with --yes" in asked.err
         done = typed("gallery", "use", full / "gallery.db", "-w", full, "--yes", "--json")
         assert done.code == 0, done.err
@@ -88,7 +88,7 @@ class TestUse:
             (tmp_path / "other.db", "of another program"),
             (tmp_path / "stranger.db", "another model under the name 'v1'"),
             (full / "gallery.db", "already"),
-            (":memory:", "gone with the command"),
+            (":memory:", "ends with the command"),
             (AWAY, "cannot connect"),
         ):
             refused = typed("gallery", "use", target, "-w", full)

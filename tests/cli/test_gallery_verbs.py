@@ -180,7 +180,7 @@ class TestSearch:
     def test_a_contact_sheet(self, full: Path, photos: Path, tmp_path: Path) -> None:
         (photos / "shoe" / "0.png").unlink()
         drawn = typed("search", photos / "hat" / "1.png", "-w", full, "--sheet", tmp_path / "new" / "found.png")
-        assert f"drawn: {tmp_path / 'new' / 'found.png'}" in drawn.out
+        assert f"Picture: {tmp_path / 'new' / 'found.png'}" in drawn.out
         assert Image.open(tmp_path / "new" / "found.png").format == "PNG"
         like = typed("search", "--like", "hat/1.png", "-w", full, "--sheet", tmp_path / "like.png", "--json")
         assert like.json["queries"][0]["query"] == "hat/1.png"
@@ -215,7 +215,7 @@ class TestGallery:
         assert (counted["items"], counted["versions"][0]["version"]) == (9, "v1")
         assert typed("gallery", "stats", "--gallery", full / "gallery.db", "--json").json == counted
         sound = typed("gallery", "verify", "-w", full)
-        assert (sound.code, sound.out) == (0, "9 items, all as they should be\n")
+        assert (sound.code, sound.out) == (0, "9 items, no problems\n")
         with closing(sqlite3.connect(full / "gallery.db")) as file, file:
             file.execute("UPDATE items SET vector = zeroblob(length(vector)) WHERE id = 'hat/1.png'")
         wrong = typed("gallery", "verify", "-w", full, "--json")
@@ -376,7 +376,7 @@ class TestGallery:
         target.parent.mkdir()
         moved = typed("gallery", "move", target, "-w", full)
         assert moved.code == 0, moved.err
-        assert f"9 items copied to {target}; the workspace uses it from now on" in moved.out
+        assert f"9 items copied to {target}; the workspace now uses it" in moved.out
         (full / "gallery.db").unlink()
         found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", full, "--json").json
         assert found["queries"][0]["hits"][0]["id"] == "hat/1.png"
@@ -393,7 +393,7 @@ class TestGallery:
             other.upsert("else", ["x"], np.array([[1.0, 0.0]]))
         refused = typed("gallery", "move", tmp_path / "other.db", "-w", full)
         assert refused.code == 1
-        assert "Nothing was switched over" in refused.err
+        assert "still uses the old gallery" in refused.err
         assert typed("gallery", "stats", "-w", full, "--json").json["items"] == 9
 
     def test_an_index_is_made_where_there_is_something_to_index(self, full: Path) -> None:
@@ -441,7 +441,7 @@ def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Pa
         JobFiles(full).save(waiting)
     told = typed("gallery", "prune-images", "-w", full, "--dry-run")
     assert told.code == 0, told.err
-    assert "1 images of 0.0 MB would be deleted" in told.out
+    assert "1 unused images of 0.0 MB would be deleted" in told.out
     assert all(path.is_file() for path in old)
     assert '"images": 1' in typed("gallery", "prune-images", "-w", full, "--json").out
     assert [path.is_file() for path in old] == [True, True, False]
@@ -470,7 +470,7 @@ def test_items_are_deleted_by_id_and_by_version(full: Path, monkeypatch: pytest.
     assert (none.code, none.out.count("nope/"), none.out.endswith("nope/19 and 10 more\n")) == (0, 20, True)
     assert typed("gallery", "delete", "x", "y", "x", "-w", full, "--json").json["unknown"] == ["x", "y"]
     for words, why in (
-        (["delete"], "say which items"),
+        (["delete"], "name the items"),
         (["delete", "x", "--version", "v1"], "not both"),
         (["delete", "--version", "v9", "--yes"], "no version 'v9' (it has: v1)\n"),
         (["delete", "--version", "v1"], "Delete all 7 items of v1? Say so with --yes"),

@@ -15,8 +15,7 @@ from predictions import predicted as predicted_hits
 from shops import indexed_shop, passed, pictures
 from typed import typed
 
-from fixstar.cli.backfill import shown_shares
-from fixstar.cli.operator import operator_name
+from fixstar.cli.rollout import operator_name, shown_shares
 from fixstar.evaluation import BackfillCurve
 from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.prediction import PredictedCurve
@@ -154,20 +153,20 @@ def test_rows_of_the_backfill_table_read_differently() -> None:
 
 def test_an_interrupted_training_is_told(tmp_path: Path) -> None:
     path = tmp_path / "shop"
-    assert f"is ready. Next: fixstar train IMAGES --workspace {path}" in typed("init", path).out
+    assert f"is ready\nNext: fixstar train IMAGES -w {path}" in typed("init", path).out
     (path / "checkpoint-v1.safetensors").touch()
     ways: tuple[list[str | Path], ...] = (["status", "-w", path], ["init", path])
     for words in ways:
         shown = typed(*words)
-        assert "The training of v1 is under way, or was interrupted" in shown.out
-        assert "the same command goes on" in shown.out
+        assert "The training of v1 is running, or was interrupted" in shown.out
+        assert "the same command resumes it" in shown.out
         assert "train IMAGES" not in shown.out
 
 
 def test_a_trained_workspace_is_not_sent_to_training(path: Path) -> None:
     shown = typed("init", path)
     assert shown.code == 0
-    assert "is there already, with v1, v2, v3" in shown.out
+    assert "exists already, with v1, v2, v3" in shown.out
     assert f"fixstar index CATALOGUE -w {path}" in shown.out
     assert "fixstar train" not in shown.out
 
@@ -185,7 +184,7 @@ def test_what_may_be_given_as_labelled_images_is_told(path: Path, tmp_path: Path
             in refused.err
         )
     file = typed("train", photos / "hat" / "0.png", "-w", fresh)
-    assert "0.png is a file, and no list; give labelled images" in file.err
+    assert "0.png is a file, but not a list; give labelled images" in file.err
     assert "nowhere does not exist; give a folder of images" in typed("index", absent, "-w", path).err
 
 

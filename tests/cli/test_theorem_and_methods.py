@@ -42,7 +42,7 @@ def test_the_path_that_is_told_is_the_file_that_is_there(
         (["--out", "also"], "--out also.png is a folder"),
         (["--out", "x.jpeg2"], "--out x.jpeg2 must end in one of .pdf, .png, .svg"),
         (["--old-angle", "200"], "--old-angle 200: .* at most 180 degrees"),
-        (["--new-angle", "0"], "--new-angle 0: a class is wider than 0"),
+        (["--new-angle", "0"], "--new-angle 0: the width of a class is above 0"),
         (["--new-angle", "nan"], "--new-angle nan"),
     ],
 )

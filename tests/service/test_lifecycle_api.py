@@ -19,7 +19,7 @@ from PIL import Image
 from service_clients import client
 from shops import CLASSES, passed, pictures, shop
 
-from fixstar.cli.backfill import command
+from fixstar.cli.rollout import backfill
 from fixstar.data import from_arrays
 from fixstar.models import Encoder
 from fixstar.service.client import Client
@@ -252,7 +252,7 @@ def test_backfill_knows_the_orders_of_the_command_line(http: TestClient) -> None
     offered = re.search(r"const ORDERS = {(.*)}", http.get("/static/backfill.js").text)
     assert offered is not None
     assert re.findall(r"(\w+): \"", offered.group(1)) == [AUTO, *ORDERS]
-    said = (inspect.signature(one).parameters["order"].default for one in (Client.backfill, command))
+    said = (inspect.signature(one).parameters["order"].default for one in (Client.backfill, backfill))
     assert [schema["default"], *said] == [AUTO] * 3
 
 

@@ -183,7 +183,7 @@ def command(out: Path, verb: str, *options: str) -> None:
     first = ["--backbone", "tiny", "--batch-size", "8"] if verb == "train" else []
     sys.argv = ["fixstar", verb, str(out / f"images-{verb}"), *common, *first, *options]
     try:
-        with mock.patch("fixstar.cli.one_voice._part"):  # two commands in one process: they part once, at the end
+        with mock.patch("fixstar.cli.app._leave_process_group"):  # once, at the end of both commands
             main()
     except SystemExit as end:
         if end.code:

@@ -1,21 +1,382 @@
-"""fixstar bench: the papers' experiments, listed, run, and set beside the papers' figures."""
+"""fixstar bench: the papers' experiments, listed, run, and compared with the papers' figures."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-from fixstar.cli import bench_list, bench_run, bench_table
+from fixstar.cli.app import AsJson, Device, app
+from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped
+from fixstar.errors import InputError
 
-__all__ = ["NAME", "app"]
+if TYPE_CHECKING:
+    from fixstar.benchmarks import Benchmark
+    from fixstar.benchmarks.comparison import Comparison, Line
+    from fixstar.benchmarks.jobs import Folders, Job
+    from fixstar.benchmarks.plan import Run
 
-NAME = "bench"
+__all__ = ["bench_app", "list_benchmarks", "run", "table"]
 
-app = typer.Typer(
-    help="The papers' experiments: list them, run them, set ours beside theirs.",
+DataFolder = Annotated[Path, typer.Option(help="The folder with the datasets.")]
+BenchmarkName = Annotated[str, typer.Argument(help="See: fixstar bench list")]
+RESULTS = Path("benchmarks/results")
+
+bench_app = typer.Typer(
+    help="The papers' experiments: list them, run them, compare ours with theirs.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog="Example:  fixstar bench list   |   fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 3",
 )
+app.add_typer(bench_app, name="bench")
 
-for verb in (bench_list, bench_run, bench_table):
-    app.command(verb.NAME, epilog=verb.EXAMPLES)(verb.command)
+
+@bench_app.command(
+    "list", epilog="Examples:  fixstar bench list --data DATA   |   fixstar bench list cifar100-10/7 --json"
+)
+def list_benchmarks(
+    name: Annotated[str | None, typer.Argument(help="Show all details of this one.")] = None,
+    data: DataFolder = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """List the benchmarks: what each is, where it is printed, and whether it can be run with the data that is here."""
+    from fixstar.benchmarks import benchmark, catalogue
+
+    if name is not None:
+        shown = _details(benchmark(name), data)
+        print_json(shown) if as_json else _print_details(shown)
+        return
+    rows = [_row(entry, data) for entry in catalogue().values()]
+    if as_json:
+        print_json(rows)
+        return
+    print_list(((row["name"], f"{row['tasks']:>2} tasks", _state(row)), _description(row)) for row in rows)
+    ready = sum(row["ready"] for row in rows)
+    print(f"{ready} of {len(rows)} are ready with the data in {data} (--data FOLDER)")
+    print("All details of one: fixstar bench list NAME")
+
+
+def _row(entry: Benchmark, data: Path) -> dict[str, Any]:
+    from fixstar.benchmarks.readiness import missing_data, obstacles
+
+    blocked, missing = obstacles(entry), missing_data(entry, data)
+    return {
+        "name": entry.name,
+        "what": entry.title,
+        "sources": list(entry.sources),
+        "protocols": list(entry.protocols),
+        "tasks": entry.tasks.count,
+        "ready": not blocked and not missing,
+        "obstacles": blocked,
+        "missing": missing,
+    }
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["ready"]:
+        return "ready"
+    return "cannot be run" if row["obstacles"] else "data missing"
+
+
+def _description(row: dict[str, Any]) -> str:
+    text = f"{row['what']}. {'; '.join(row['sources'])}. Measured by {', '.join(row['protocols'])}"
+    if row["ready"]:
+        return text
+    first, *others = row["obstacles"] or row["missing"]
+    return f"{text}. {'Not possible' if row['obstacles'] else 'Missing'}: {first}" + (
+        f", and {len(others)} more" if others else ""
+    )
+
+
+def _details(entry: Benchmark, data: Path) -> dict[str, Any]:
+    from fixstar.benchmarks.readiness import datasets_of
+
+    return {
+        **_row(entry, data),
+        "scenario": entry.scenario,
+        "classes per task": entry.tasks.sizes or entry.tasks.class_shares or entry.tasks.sample_shares,
+        "backbone": entry.backbone,
+        "capacity": entry.capacity,
+        "recipe": asdict(entry.recipe),
+        "replay per class": entry.replay_per_class,
+        "queries": f"{entry.evaluation}, {entry.query_split}",
+        "gallery": f"{entry.evaluation}, {entry.gallery_split}",
+        "pairs": entry.pairs,
+        "methods": {key: choice.options for key, choice in entry.methods.items() if choice.available},
+        "methods in the paper's tables only": [key for key, c in entry.methods.items() if not c.available],
+        "class orders": [order or 0 for order in entry.orders],
+        "variants": {key: list(values) for key, values in entry.ablations.items()},
+        "note": entry.note,
+        "datasets": {source.title: source.instructions() for source in datasets_of(entry)},
+    }
+
+
+def _print_details(shown: dict[str, Any]) -> None:
+    indent = " " * 18
+    for key, value in shown.items():
+        if key == "datasets" or value in ([], {}, "", None):
+            continue
+        if isinstance(value, dict):
+            value = ", ".join(f"{name} {_words(inside)}".strip() for name, inside in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = (f"\n{indent}" if key == "missing" else ", ").join(map(str, value))
+        if key == "missing":
+            print(f"{key:<18}{value}")
+        else:
+            print_wrapped(f"{key:<17} {value}", indent=indent)
+    for instructions in shown["datasets"].values():
+        print(f"\n{instructions}")
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key}={inside}' for key, inside in value.items())})" if value else ""
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@bench_app.command(
+    epilog="Examples:  fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 3 --jobs 4   |   "
+    "fixstar bench run cifar100-10/16 --data DATA --method hoc --option lam=0.25 --capacity 1000 --epochs 40"
+)
+def run(
+    name: BenchmarkName,
+    data: DataFolder = Path("data"),
+    method: Annotated[
+        list[str] | None, typer.Option(help="May be repeated.", show_default="all of the benchmark's")
+    ] = None,
+    orders: Annotated[
+        str | None, typer.Option(metavar="N", help="Number of shuffled class orders: 3 means orders 1, 2 and 3.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="Number of training seeds: 3 means seeds 0, 1 and 2.")
+    ] = None,
+    order: Annotated[
+        list[int] | None, typer.Option(min=0, help="One class order; 0 is the dataset's own. May be repeated.")
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(min=0, help="One seed. May be repeated.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of runs at the same time.", min=1)] = 1,
+    epochs: Annotated[int | None, typer.Option(help="A shorter recipe; milestones move in proportion.")] = None,
+    capacity: Annotated[int | None, typer.Option(help="K of methods with a fixed classifier.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="An option of the method, such as lam=0.25.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="weight_decay, learning_rate, replay_per_class or length (of prototypes): length=0.1."),
+    ] = None,
+    work: Annotated[Path, typer.Option(help="Folder for unfinished runs.")] = Path("bench-work"),
+    results: Annotated[Path, typer.Option(help="Folder for results: one JSON file per run.")] = RESULTS,
+    device: Device = "auto",
+    mps: Annotated[bool, typer.Option(help="Share a GPU by NVIDIA's multi-process service if available.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be run and what is done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a benchmark. Finished runs are skipped; the same command resumes after an interruption."""
+    from fixstar.benchmarks import benchmark
+    from fixstar.benchmarks.jobs import Folders
+    from fixstar.benchmarks.plan import plan
+    from fixstar.benchmarks.readiness import require_data
+
+    entry = benchmark(name)
+    runs = plan(
+        entry,
+        method or [],
+        _chosen("order", orders, order, first=1),
+        _chosen("seed", seeds, seed, first=0) or [0],
+        epochs=epochs,
+        capacity=capacity,
+        options=dict(_key_value(text, "--option", "lam=0.25") for text in option or []),
+        changes=dict(_key_value(text, "--setting", "length=0.1") for text in setting or []),
+    )
+    folders = Folders(data, work, results)
+    if dry_run:
+        _print_plan(runs, folders, as_json)
+        return
+    if not all(folders.result(one).exists() for one in runs):
+        require_data(entry, data)
+    for one in runs:
+        if lacking := folders.not_judged(one):
+            again = f"remove {folders.result(one)} to run it again"
+            _say(f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}")
+    if len(runs) == 1:
+        _run_here(runs[0], folders, device, as_json)
+    else:
+        _run_jobs(runs, folders, jobs, device, mps, as_json)
+
+
+def _run_here(one: Run, folders: Folders, device: str, as_json: bool) -> None:
+    from fixstar.benchmarks.jobs import complete
+
+    before = folders.result(one).exists()
+    result = complete(one, folders, device, progress=not as_json)
+    if as_json:
+        print_json(asdict(result))
+        return
+    print(f"{folders.result(one)}{' was there already' if before else ''} ({result.seconds:.0f} s)")
+    for protocol in result.protocols:
+        line = "  ".join(f"{key} {value:.4f}" for key, value in result.metrics(protocol).items())
+        print(f"{protocol}:  {line}")
+
+
+def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bool, as_json: bool) -> None:
+    from fixstar.benchmarks.board import live_board
+    from fixstar.benchmarks.jobs import run_jobs
+    from fixstar.benchmarks.mps import shared_gpu
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as at Ctrl-C, no job is left behind
+    sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
+    with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(shared_gpu(_say)) if sharing else {}
+        board = stack.enter_context(live_board())
+        finished = run_jobs(runs, folders, jobs, device, board, environment)
+    failed = [job for job in finished if job.state == "failed"]
+    if as_json:
+        print_json([_job_json(job, folders) for job in finished])
+    else:
+        print(f"{len(finished) - len(failed)} of {len(finished)} runs are in {folders.results}")
+    for job in failed:
+        _say(f"fixstar: {job.run.name} failed: {job.note.removeprefix('fixstar: ')} (see {folders.log(job.run)})")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _job_json(job: Job, folders: Folders) -> dict[str, Any]:
+    return {
+        "run": job.run.name,
+        "state": job.state,
+        "seconds": round(job.seconds, 1),
+        "note": job.note,
+        "result": str(folders.result(job.run)) if job.state == "done" else None,
+    }
+
+
+def _print_plan(runs: list[Run], folders: Folders, as_json: bool) -> None:
+    rows = []
+    for one in runs:
+        finished = len(folders.progress(one).versions)
+        half = f"{finished} of {one.benchmark.tasks.count} versions" if finished else "to do"
+        done = f"done{''.join(f', without {name}' for name in folders.not_judged(one))}"
+        rows.append({"run": one.name, "state": done if folders.result(one).exists() else half})
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        print(f"{row['state']:<20} {row['run']}")
+
+
+def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -> list[int] | None:
+    """The orders or seeds that were asked for by count and by name; None if none were."""
+    if count is None:
+        return named or None
+    if not (count.isascii() and count.isdecimal()) or int(count) < 1:
+        listed = " ".join(f"--{what} {part}" for part in re.findall(r"[0-9]+", count))
+        single = f"; to choose single ones type {listed}" if "," in count and listed else ""
+        raise InputError(f"--{what}s is a count, a whole number of at least 1, such as 3; got {count!r}{single}")
+    return [*range(first, first + int(count)), *(named or [])]
+
+
+def _key_value(text: str, option: str, example: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InputError(f"{option} is written NAME=VALUE, such as {example}; got {text!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+@bench_app.command(epilog="Example:  fixstar bench table cifar100-10/7 --markdown cifar.md --pictures pictures")
+def table(
+    name: BenchmarkName,
+    results: Annotated[Path, typer.Option(help="Folder with the results of the runs.")] = RESULTS,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write a complete section to this file; it replaces an earlier one.")
+    ] = None,
+    pictures: Annotated[Path | None, typer.Option(help="Write matrices and curves into this folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the runs of a benchmark with the published figures: mean and deviation over class orders and seeds."""
+    from fixstar.benchmarks import benchmark
+    from fixstar.benchmarks.comparison import compare, read_results
+    from fixstar.benchmarks.table_pictures import draw
+
+    entry = benchmark(name)
+    comparison = compare(entry, read_results(entry, results))
+    drawn = [] if pictures is None else draw(comparison, pictures)
+    if markdown is not None:
+        from fixstar.benchmarks.table_text import markdown as section
+        from fixstar.benchmarks.table_text import put_section
+        from fixstar.durable import replace_file
+
+        text = put_section(_text_of(markdown), entry.name, section(comparison, drawn, markdown.parent))
+        replace_file(markdown, lambda partial: partial.write_text(text, encoding="utf-8"))
+    if as_json:
+        print_json(_comparison_json(comparison, drawn))
+    else:
+        _print_comparison(comparison, drawn)
+
+
+def _text_of(path: Path) -> str:
+    """What a file holds already; empty if it does not exist."""
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text, so no section can be put into it; choose another file") from None
+
+
+def _comparison_json(comparison: Comparison, drawn: list[Path]) -> dict[str, Any]:
+    return {
+        "benchmark": comparison.benchmark.name,
+        "sources": list(comparison.benchmark.sources),
+        "columns": list(comparison.columns),
+        "lines": [_line_json(line) for line in comparison.lines],
+        "pictures": [str(path) for path in drawn],
+    }
+
+
+def _line_json(line: Line) -> dict[str, Any]:
+    printed = line.printed
+    return {
+        "method": line.method,
+        "special": list(line.special),
+        "epochs": line.epochs,
+        "runs": [{"class_order": one.class_order, "seed": one.seed, "seconds": one.seconds} for one in line.runs],
+        "ours": {
+            protocol: {name: asdict(spread) for name, spread in metrics.items()}
+            for protocol, metrics in line.ours.items()
+        },
+        "paper": printed
+        and {
+            "source": printed.source,
+            **{name: None if figure.below else figure.fraction for name, figure in printed.values.items()},
+            "uncertain": sorted(printed.uncertain),
+        },
+    }
+
+
+def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
+    from fixstar.benchmarks.table_text import parts_of, table_of, what_differs
+
+    print(f"{comparison.benchmark.name}: {comparison.benchmark.title}")
+    for columns in parts_of(comparison):
+        head, body = table_of(comparison, columns)
+        print_table([name.replace(": ", "\n") for name in head], [[_bold(cell) for cell in row] for row in body])
+    for line in what_differs(comparison):
+        print_wrapped(line, "- ")
+    if not any(line.runs for line in comparison.lines):
+        print(f"Nothing was run yet. Next: fixstar bench run {comparison.benchmark.name} --data DATA")
+    for path in drawn:
+        print(path)
+
+
+def _bold(cell: str) -> Cell:
+    return (cell.strip("*"), "bold") if cell.startswith("**") else cell

@@ -1,22 +1,468 @@
-"""fixstar gallery: look after the stored vectors. Works on a workspace's gallery, or on any by its address."""
+"""fixstar gallery: the stored vectors, of a workspace or of any gallery by its address."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from fixstar.cli import gallery_files, gallery_images, gallery_items, gallery_place, gallery_state
+from fixstar.cli.app import AsJson, WorkspacePath, app
+from fixstar.cli.output import print_json
+from fixstar.errors import DamagedItemError, FixstarError, InputError
 
-__all__ = ["NAME", "app"]
+if TYPE_CHECKING:
+    from fixstar.gallery import Gallery
+    from fixstar.workspace import Workspace
 
-NAME = "gallery"
+__all__ = [
+    "build_index",
+    "delete",
+    "export_vectors",
+    "gallery_app",
+    "import_vectors",
+    "move",
+    "prune_images",
+    "stats",
+    "use",
+    "verify",
+]
 
-app = typer.Typer(
-    help="The stored vectors: count, verify, import, export, move to another store; images that nothing needs.",
+OWN_NAME = re.compile(r"v[0-9]+")  # what a workspace calls its versions
+_BATCH = 1024
+_NAMED = 20  # unknown ids in a message
+
+GalleryAddress = Annotated[
+    str | None,
+    typer.Option("--gallery", help="A gallery by its address instead of the workspace's: a file, or a server's URL."),
+]
+gallery_app = typer.Typer(
+    help="The stored vectors: count, verify, import, export, move to another store; delete unused images.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog="Example:  fixstar gallery stats -w shop   |   fixstar gallery move postgresql://host/db -w shop",
 )
+app.add_typer(gallery_app, name="gallery")
 
-for module in (gallery_state, gallery_items, gallery_files, gallery_place, gallery_images):
-    for name, example in module.EXAMPLES.items():
-        app.command(name, epilog=example)(module.COMMANDS[name])
+
+@contextmanager
+def _opened(workspace: Path, address: str | None, read_only: bool = False) -> Iterator[Gallery]:
+    """The gallery at the address, or the workspace's."""
+    from fixstar.gallery import open_gallery
+    from fixstar.workspace.files import open_workspace_gallery
+
+    if address is None:
+        chosen = open_workspace_gallery(workspace, read_only)
+    else:
+        chosen = open_gallery(address, create=False, read_only=read_only)
+    with chosen as gallery:
+        yield gallery
+
+
+@gallery_app.command(
+    epilog="Examples:  fixstar gallery stats -w shop   |   fixstar gallery stats --gallery old.db --json"
+)
+def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
+    """Count the items per version, and show the width of their vectors and the state of the index."""
+    with _opened(workspace, gallery) as store:
+        counts, spaces = store.count(), store.versions()
+        indexes = {state.version: state for state in store.indexes()}
+    rows = [
+        {
+            "version": space.name,
+            "items": counts[space.name],
+            "width": space.width,
+            "full_width": space.full_width,
+            "index": indexes[space.name]._asdict() if space.name in indexes else None,
+        }
+        for space in spaces
+    ]
+    if as_json:
+        print_json({"items": sum(counts.values()), "versions": rows})
+        return
+    print(f"{sum(counts.values()):,} items")
+    for space in spaces:
+        index = indexes.get(space.name)
+        recall = "" if index is None or index.recall is None else f", recall {index.recall:.3f}"
+        found = "exact search" if index is None else f"{index.kind} over {index.items:,}{recall}"
+        short = f"{space.width} of {space.full_width}" if space.width != space.full_width else f"{space.width}"
+        print(f"  {space.name}: {counts[space.name]:,} vectors of {short} numbers, {found}")
+
+
+@gallery_app.command(epilog="Example:  fixstar gallery verify -w shop")
+def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
+    """Read everything and report what is damaged. Changes nothing. Exit code 1 if there are problems."""
+    from fixstar.gallery import verify_gallery
+
+    with _opened(workspace, gallery) as store:
+        count, problems = sum(store.count().values()), verify_gallery(store)
+    if as_json:
+        print_json({"items": count, "problems": problems})
+    else:
+        print("\n".join(problems) or f"{count:,} items, no problems")
+    raise typer.Exit(1 if problems else 0)
+
+
+@gallery_app.command("build-index", epilog="Example:  fixstar gallery build-index -w shop")
+def build_index(
+    workspace: WorkspacePath = Path(),
+    gallery: GalleryAddress = None,
+    version: Annotated[str | None, typer.Option(help="Only this version's vectors.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild the approximate index and wait for it. The vectors are not changed."""
+    with _opened(workspace, gallery) as store:
+        made = store.build_index(version)
+    if as_json:
+        print_json([state._asdict() for state in made])
+        return
+    for state in made:
+        recall = "not measured" if state.recall is None else f"{state.recall:.3f}, measured with stored vectors"
+        print(f"{state.version}: {state.kind} over {state.items:,} vectors, recall@10 {recall}")
+    if not made:
+        print("nothing to index: this gallery always searches exactly, or is empty")
+
+
+@gallery_app.command(
+    epilog="Examples:  fixstar gallery delete shoe/17.png hat/3.png -w shop   |   "
+    "fixstar gallery delete --version old-system --yes -w shop"
+)
+def delete(
+    ids: Annotated[list[str] | None, typer.Argument(help="The items; - reads their ids from standard input.")] = None,
+    workspace: WorkspacePath = Path(),
+    gallery: GalleryAddress = None,
+    version: Annotated[str | None, typer.Option(help="All items with a vector of this version.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete items from the gallery: by id, or all of a version. Their images and the version's model stay."""
+    if (version is None) == (not ids):
+        raise InputError("name the items: their ids, or --version NAME for all items of a version, not both")
+    with _opened(workspace, gallery) as store:
+        if version is not None:
+            store.projection(version)  # refuses an unknown name and lists the known ones
+            _confirm(yes, f"Delete all {store.count().get(version, 0):,} items of {version}?")
+        wanted = _ids(store, ids or [], version)
+        deleted, unknown = 0, list[str]()
+        while batch := list(islice(wanted, _BATCH)):
+            if version is None:
+                unknown += _unknown(store, batch)
+            deleted += store.delete(batch)
+        left = sum(store.count().values())
+    if as_json:
+        print_json({"deleted": deleted, "items": left, "unknown": unknown})
+        return
+    print(f"{deleted:,} items deleted; the gallery holds {left:,}")
+    if unknown:
+        more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
+        print(f"Not in the gallery: {', '.join(unknown[:_NAMED])}{more}")
+
+
+def _ids(store: Gallery, ids: list[str], version: str | None) -> Iterator[str]:
+    if version is not None:
+        return (item.id for item in store.iterate(version))
+    if ids == ["-"]:
+        return (name for line in sys.stdin if (name := line.rstrip("\r\n")))
+    return iter(ids)
+
+
+def _unknown(store: Gallery, ids: list[str]) -> list[str]:
+    """The ids that the gallery does not have. A damaged item is there: it can be deleted."""
+    try:
+        known = store.get(ids)
+    except DamagedItemError:  # search both halves for it
+        middle = len(ids) // 2
+        return [name for half in (ids[:middle], ids[middle:]) for name in _unknown(store, half)] if middle else []
+    return [name for name in dict.fromkeys(ids) if name not in known]
+
+
+def _confirm(yes: bool, question: str) -> None:
+    """Continue only with the user's consent: --yes, or an answer at the terminal."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"{question} Confirm with --yes")
+    typer.confirm(question, abort=True, err=True)
+
+
+@gallery_app.command(
+    "export",
+    epilog="Examples:  fixstar gallery export v1 v1.npz -w shop   |   fixstar gallery export v1 v1.parquet",
+)
+def export_vectors(
+    version: Annotated[str, typer.Argument(help="The version whose vectors to write.")],
+    file: Annotated[Path, typer.Argument(help="FILE.npz, FILE.npy or FILE.parquet.")],
+    workspace: WorkspacePath = Path(),
+    gallery: GalleryAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the vectors, ids and payloads of a version to a file."""
+    from fixstar.gallery import export_version
+    from fixstar.progress import progress_bar
+
+    with (
+        _opened(workspace, gallery) as store,
+        progress_bar("exporting", store.count().get(version, 0), "items", show=not as_json) as advance,
+    ):
+        count = export_version(store, version, file, advance, None if gallery else _origin(workspace, version))
+    if as_json:
+        print_json({"version": version, "items": count, "file": str(file)})
+    else:
+        print(f"{count:,} items in {file}")
+
+
+@gallery_app.command(
+    "import",
+    epilog="Examples:  fixstar gallery import old.parquet --as old-system -w shop   |   "
+    "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding",
+)
+def import_vectors(
+    file: Annotated[Path, typer.Argument(help="FILE.npz, FILE.npy or FILE.parquet with vectors.")],
+    name: Annotated[str, typer.Option("--as", help="Name of the version that made them.")],
+    workspace: WorkspacePath = Path(),
+    gallery: GalleryAddress = None,
+    id_column: Annotated[str, typer.Option(help="The column of FILE.parquet with the ids.")] = "id",
+    vector_column: Annotated[str, typer.Option(help="The column of FILE.parquet with the vectors.")] = "vector",
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Replace the vectors of items that other versions hold.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Store vectors of any system and width as a version of their own. The file is checked first.
+
+    Names such as v1 are reserved for what the workspace makes: only its own exports can be imported under them. The
+    name old@v1 says that the vectors are in v1's space: they are then searched together with v1's.
+    """
+    from fixstar.gallery import import_version
+    from fixstar.gallery.transfer import open_vectors
+    from fixstar.progress import progress_bar
+
+    with _opened(workspace, gallery) as store:
+        vectors = open_vectors(file, id_column, vector_column)
+        if gallery is None:
+            _require_own(workspace, name, file, vectors.origin)
+        with progress_bar("importing", len(vectors.ids), "items", show=not as_json) as advance:
+            count = import_version(store, name, vectors, advance, take_over=take_over)
+    if as_json:
+        print_json({"version": name, "items": count})
+    else:
+        print(f"{count:,} items stored as version {name}")
+
+
+def _origin(workspace: Path, name: str) -> str | None:
+    """What an export records about vectors that the workspace made: their version, and the checksum of the weights.
+
+    None for vectors of other systems, and if the workspace has no such version.
+    """
+    if OWN_NAME.fullmatch(name) is None:
+        return None
+    kept, retired = workspace / "versions" / name / "card.json", workspace / "retired" / f"{name}.json"
+    try:  # the card alone: the registry would import torch
+        card = json.loads((retired if retired.is_file() else kept).read_text(encoding="utf-8"))
+        return f"{name} {card['weights']['sha256']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _require_own(workspace: Path, name: str, file: Path, origin: str | None) -> None:
+    """Refuse vectors under a name of the workspace's own versions, unless that version made them."""
+    if OWN_NAME.fullmatch(name) is None or (origin is not None and origin == _origin(workspace, name)):
+        return
+    if origin is None:
+        seen = f"{file} does not say that it holds {name} of this workspace"
+    else:
+        made = origin.partition(" ")[0]
+        seen = f"{file} holds {made}" + (" of another workspace" if made == name else "")
+    raise InputError(
+        f"{name!r} is reserved for vectors that the workspace made itself, and {seen}. Choose another name, such as "
+        f"--as old-system, or old-system@{name} if they are in its space. Only an export by this workspace (fixstar "
+        f"gallery export {name} FILE.npz or FILE.parquet) can be imported as {name}"
+    )
+
+
+@gallery_app.command(epilog="Example:  fixstar gallery move postgresql://host/db?gallery=shop -w shop")
+def move(
+    target: Annotated[str, typer.Argument(help="The new place of the gallery: a file, or a server's URL.")],
+    workspace: WorkspacePath = Path(),
+    gallery: GalleryAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a gallery to another store; a workspace then uses the new one. The old one stays as it is.
+
+    Stop all writers first. After an interruption run the same command again.
+    """
+    from fixstar.gallery import copy_gallery, open_gallery
+    from fixstar.gallery.addresses import without_secret
+    from fixstar.progress import progress_bar
+    from fixstar.workspace.files import gallery_url, refuse_secret, set_gallery
+
+    source, target = gallery or gallery_url(workspace), _address(target)
+    if gallery is None:
+        refuse_secret(target)
+    if _same(source, target):
+        raise InputError(f"the gallery is at {without_secret(target)} already")
+    with _opened(workspace, gallery) as old, open_gallery(target) as new:
+        total = sum(old.count().values())
+        with progress_bar("copying", total, "items", show=not as_json) as advance:
+            count = copy_gallery(old, new, advance)
+        if _counted(new) != _counted(old):
+            raise InputError(
+                f"the target now counts {_counted(new)}, the source {_counted(old)}: there was another writer, or the "
+                "target was not empty. The workspace still uses the old gallery; run again without other writers"
+            )
+    if gallery is None:
+        set_gallery(workspace, _kept(workspace, target))
+    if as_json:
+        print_json({"items": count, "from": without_secret(source), "to": without_secret(target)})
+        return
+    print(f"{count:,} items copied to {without_secret(target)}" + ("; the workspace now uses it" * (gallery is None)))
+    if gallery is None:
+        back = shlex.join(["fixstar", "gallery", "use", without_secret(source), "-w", str(workspace)])
+        print(f"The old one stays as it is. To return to it: {back}")
+
+
+@gallery_app.command(epilog="Example:  fixstar gallery use shop/gallery.db -w shop")
+def use(
+    target: Annotated[str, typer.Argument(help="An existing gallery: a file, or a server's URL.")],
+    workspace: WorkspacePath = Path(),
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first if it holds less.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a workspace use another gallery, such as the one that it was moved from. Copies and deletes nothing.
+
+    It must hold vectors of the workspace's versions. It is compared with the current gallery first, if that can be
+    opened. Restart a running service afterwards.
+    """
+    from fixstar.gallery import open_gallery
+    from fixstar.gallery.addresses import without_secret
+    from fixstar.workspace.files import gallery_url, refuse_secret, set_gallery
+
+    before, target = gallery_url(workspace), _address(target)
+    refuse_secret(target)
+    if _same(before, target):
+        raise InputError(f"the workspace uses {without_secret(target)} already")
+    with open_gallery(target, create=False, read_only=True) as chosen:
+        own, there = _own_versions(workspace, chosen), _counted(chosen)
+    current, unreadable = _current_counts(before)
+    differences = _differences(own, there, current)
+    if differences:
+        _confirm(yes, f"{target} has {'; '.join(differences)}. Use it anyway? The other gallery stays as it is.")
+    set_gallery(workspace, _kept(workspace, target))
+    if as_json:
+        comparison = {"vectors": there, "compared": not unreadable, "differences": differences}
+        print_json({"gallery": target, "before": without_secret(before), **comparison})
+        return
+    counted = [f"{count:,} items of {name}" for name, count in there.items()]
+    print(f"the workspace now uses {target}: {', '.join(counted) or 'no items yet'}")
+    if unreadable:
+        print(f"It could not be compared with the gallery used before: {unreadable}")
+        print("Items written only there are missing here until you return to it or index them again")
+
+
+def _address(target: str) -> str:
+    """A server's URL as it is, a file by its absolute path."""
+    if target == ":memory:":
+        raise InputError("a gallery in memory ends with the command; name a file, or a server's URL")
+    return target if "://" in target else str(Path(target).absolute())
+
+
+def _same(one: str, other: str) -> bool:
+    if "://" in one or "://" in other:
+        return one == other
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _kept(workspace: Path, target: str) -> str:
+    """The address in workspace.json: relative for a file inside the workspace, so that both can be moved."""
+    if "://" not in target and Path(target).resolve().is_relative_to(workspace.resolve()):
+        return str(Path(target).resolve().relative_to(workspace.resolve()))
+    return target
+
+
+def _own_versions(workspace: Path, gallery: Gallery) -> list[str]:
+    """The versions of a workspace; refuses a gallery with vectors of other models under their names."""
+    from fixstar.workspace.items import ensure_version
+    from fixstar.workspace.registry import Registry
+
+    registry, held = Registry(workspace), {space.name for space in gallery.versions()}
+    for name in registry.names():
+        if name in held:
+            ensure_version(gallery, name, registry.encoder(name))  # refuses another space
+    return [*registry.retired(), *registry.names()]
+
+
+def _counted(gallery: Gallery) -> dict[str, int]:
+    return {name: count for name, count in gallery.count().items() if count}
+
+
+def _current_counts(address: str) -> tuple[Mapping[str, int] | None, str]:
+    """The counts of the current gallery, or why it cannot be read."""
+    from fixstar.gallery import open_gallery
+
+    try:
+        with open_gallery(address, create=False, read_only=True) as gallery:
+            return _counted(gallery), ""
+    except FixstarError as error:
+        return None, str(error)
+
+
+def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[str, int] | None) -> list[str]:
+    """What a gallery lacks, compared with the current one, or else with the versions; and foreign versions in it.
+
+    ``current`` is None if the current gallery cannot be read.
+    """
+    found = []
+    if current is not None:
+        for name in (name for name, count in current.items() if there.get(name, 0) < count):
+            found.append(f"{there.get(name, 0):,} items of {name}, the current gallery {current[name]:,}")
+    elif own and not set(own) & there.keys():
+        found.append(f"no vectors of this workspace's versions ({', '.join(own)})")
+    foreign = [name for name in there if OWN_NAME.fullmatch(name) and name not in own]
+    return found + [f"vectors of {name}, a version that this workspace does not have" for name in foreign]
+
+
+@gallery_app.command(
+    "prune-images",
+    epilog="Examples:  fixstar gallery prune-images -w shop --dry-run   |   "
+    "fixstar gallery prune-images -w shop --days 7",
+)
+def prune_images(
+    workspace: WorkspacePath = Path(),
+    days: Annotated[float, typer.Option(min=0.01, help="Skip images kept within this many days.")] = 1.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete uploaded images that no item and no waiting job needs. Files that you indexed are not touched."""
+    from fixstar.workspace import Workspace
+
+    with Workspace(workspace) as space:
+        before = time.time() - days * 86400
+        unused = space.images.unused(_names_in_use(space), before)
+        size = sum(path.stat().st_size for path in unused)
+        images = len(unused)
+        if not dry_run:
+            images, size = space.images.prune(unused, before)
+    if as_json:
+        print_json({"images": images, "bytes": size, "deleted": not dry_run})
+        return
+    print(f"{images:,} unused images of {size / 1e6:,.1f} MB {'would be' if dry_run else 'were'} deleted")
+
+
+def _names_in_use(space: Workspace) -> Iterator[str]:
+    """The names of images that items, or jobs that have not ended, need."""
+    from fixstar.service.jobs import JobFiles
+    from fixstar.workspace.items import IMAGE
+
+    for job in JobFiles(space.path).load():  # before the items: a job that ends meanwhile has stored them
+        yield from (str(item["image"]) for item in job.parameters.get("items", ()))
+    for item in space.gallery.iterate():
+        if isinstance(name := item.payload.get(IMAGE), str):
+            yield name

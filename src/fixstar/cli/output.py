@@ -1,0 +1,85 @@
+"""What verbs print: JSON, wrapped sentences, and tables that no terminal is too narrow for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["Cell", "column_blocks", "print_json", "print_list", "print_table", "print_wrapped"]
+
+Cell = str | tuple[str, str]  # text, or text and its rich style
+_GAP = 2  # spaces between columns
+
+
+def print_json(content: Any) -> None:
+    """One JSON document on standard output; everything else goes to standard error."""
+    json.dump(content, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def print_wrapped(text: str, bullet: str = "", indent: str = "  ") -> None:
+    """Print a sentence at the terminal's width, later lines indented; no word is broken."""
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(width, bullet, indent, break_on_hyphens=False, break_long_words=False)
+    print(wrapper.fill(text))
+
+
+def print_list(entries: Iterable[tuple[Sequence[str], str]]) -> None:
+    """Print entries as a line of aligned fields and, below it, a sentence."""
+    listed = list(entries)
+    widths = [max(map(len, column)) for column in zip(*(fields for fields, _ in listed), strict=True)]
+    for fields, sentence in listed:
+        print("  ".join(f"{field:<{width}}" for field, width in zip(fields, widths, strict=True)).rstrip())
+        print_wrapped(sentence, "    ", "    ")
+
+
+def column_blocks(widths: Sequence[int], room: int) -> list[range]:
+    """Columns of these widths in blocks that fit into ``room``, at least one in each.
+
+    >>> column_blocks([10, 10, 10], 25)
+    [range(0, 2), range(2, 3)]
+    """
+    blocks, start = [], 0
+    for end in range(1, len(widths) + 1):
+        if end == len(widths) or sum(width + _GAP for width in widths[start : end + 1]) > room:
+            blocks.append(range(start, end))
+            start = end
+    return blocks
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], right: Collection[str] = ()) -> None:
+    """Print rows under their headings; the columns headed by one of ``right`` are aligned to the right.
+
+    Columns that do not fit follow below, with the first column repeated: no name and no number is cut.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    body = [[_text(cell) for cell in row] for row in rows]
+    widths = [
+        max([*map(len, head.split("\n")), *(row[place].cell_len for row in body)]) for place, head in enumerate(heads)
+    ]
+    room = Console().width
+    for number, block in enumerate(column_blocks(widths[1:], room - widths[0])):
+        places = [0, *(place + 1 for place in block)]
+        table = Table(box=None, pad_edge=False)
+        for place in places:
+            table.add_column(heads[place], justify="right" if heads[place] in right else "left", no_wrap=True)
+        for row in body:
+            if number == 0 or any(row[place].plain for place in places[1:]):
+                table.add_row(*(row[place] for place in places))
+        needed = sum(widths[place] + _GAP for place in places)  # more than the terminal has only for one wide column
+        Console(width=max(room, needed)).print(table, highlight=False)
+
+
+def _text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    return Text(cell) if isinstance(cell, str) else Text(*cell)

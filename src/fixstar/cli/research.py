@@ -1,0 +1,433 @@
+"""fixstar evaluate, methods, backbones, theorem, picture2d: measure compatibility, and what there is to train."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app
+from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped
+from fixstar.errors import DataError, InputError, NextStep
+
+if TYPE_CHECKING:
+    from fixstar.evaluation import CrossTest, Difference
+    from fixstar.evaluation.features import LabelFile, VersionFeatures
+    from fixstar.evaluation.theorem import DimensionCheck
+    from fixstar.evaluation.trial import Trial
+    from fixstar.methods import Method
+
+    Evidence = Mapping[tuple[int, int], Difference]
+
+__all__ = ["backbones", "evaluate", "methods", "picture2d", "theorem"]
+
+PICTURES = (".pdf", ".png", ".svg")
+
+Features = Annotated[
+    list[str] | None,
+    typer.Option(help="Another system's version, oldest first: NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy."),
+]
+
+
+@app.command(
+    epilog="Examples:  fixstar evaluate photos/held-out --workspace shop --picture matrix.png   |   "
+    "fixstar evaluate photos/held-out -w shop --protocol template --by-class --report report   |   "
+    "fixstar evaluate --features v1=old.npz --features v2=new.npz --labels labels.npz   |   "
+    "fixstar evaluate --features v1=q1.npy,g1.npy --features v2=q2.npy,g2.npy --labels ql.npy,gl.npy"
+)
+def evaluate(
+    data: Annotated[
+        Path | None,
+        typer.Argument(help="Labelled images: one folder per class, a CSV list, CIFAR, idx or Omniglot files."),
+    ] = None,
+    workspace: WorkspacePath = Path(),
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="image: nearest gallery image; template: nearest class mean; or rank5, knn10, map, map100, "
+            "verification."
+        ),
+    ] = "image",
+    features: Features = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Labels of the features: FILE.npz or QUERY.npy,GALLERY.npy.")
+    ] = None,
+    shared_components: Annotated[
+        bool,
+        typer.Option("--shared-components", help="Compare features of different width over what both have."),
+    ] = False,
+    confidence: Annotated[float, typer.Option(help="Confidence of each verdict, between 0 and 1.")] = 0.95,
+    by_class: Annotated[bool, typer.Option("--by-class", help="Bootstrap over classes, not single queries.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write report.html, pictures and report.json here.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")] = None,
+    split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
+    split_file: Annotated[
+        Path | None,
+        typer.Option(help="Keep the split into gallery and queries in this .npz; created if it does not exist."),
+    ] = None,
+    pairs_file: Annotated[
+        Path | None, typer.Option(help="Keep the verification pairs in this .npz; created if it does not exist.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the pairs.")] = 0,
+    bad_images: BadImages = "refuse",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure compatibility on labelled images, half of each class as gallery, or on features of another system.
+
+    A cross-test is compatible, incompatible (x) or not decided (?), by paired bootstrap over the queries.
+    """
+    from fixstar.evaluation import compatibility_heat_map, cross_test, needed_resamples, verdicts
+    from fixstar.evaluation.trial import searchable, trial_of_images
+
+    resamples = needed_resamples(confidence)
+    _check_source(data, features, labels, shared_components, split_file)
+    _check_protocol(protocol, split_file, pairs_file)
+    if features:
+        _check_outputs(picture, report, len(features))
+        given = _trial_of_files(features, labels, protocol, seed, pairs_file, shared_components)
+    else:
+        from fixstar.data import open_images
+        from fixstar.workspace import Workspace
+
+        space = Workspace(workspace)
+        _check_outputs(picture, report, len(space.versions()))
+        inputs = space.encoder(space.newest()).preprocessing
+        images = searchable(open_images(data or Path(), split), inputs, bad_images)
+        _require_two_classes(images.classes, str(data))
+        embed = partial(space.features, device=device, progress=not as_json)
+        given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
+    result = cross_test(*given.images, protocol, pairs=given.pairs, shared_components=given.shared_components)
+    clusters = given.answered(protocol) if by_class else None
+    evidence: Evidence = {}
+    if len(result.names) > 1:
+        evidence = verdicts(result, confidence=confidence, resamples=resamples, clusters=clusters)
+    if picture is not None:
+        compatibility_heat_map(result.matrix, list(result.names), f"by {protocol}", picture, evidence)
+    if report is not None:
+        given.report(result, confidence, by_class).write(report)
+    if as_json:
+        print_json(_evaluation_json(result, evidence, confidence, by_class))
+    else:
+        _print_evaluation(result, evidence, confidence)
+        if report is not None:
+            print(f"Report: {report / 'report.html'}")
+
+
+def _check_source(
+    data: Path | None, features: list[str] | None, labels: str | None, shared: bool, split_file: Path | None
+) -> None:
+    if features and data is not None:
+        raise InputError(f"measure {data} with a workspace, or --features of another system; not both")
+    if features and split_file is not None:
+        raise InputError("--split-file splits images; features come split into queries and gallery")
+    if not features and (labels is not None or shared):
+        raise InputError("--labels and --shared-components need --features NAME=FILE.npz")
+    if not features and data is None:
+        raise InputError("nothing to measure: give labelled images, or --features", NextStep("evaluate", {"data": ...}))
+
+
+def _check_protocol(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
+    """Refuse an unknown protocol, and a file that this protocol would neither read nor write."""
+    from fixstar.evaluation.cross_test import check_protocol
+
+    check_protocol(protocol)
+    if pairs_file is not None and protocol != "verification":
+        raise InputError(
+            f"--pairs-file {pairs_file} keeps verification pairs, and --protocol {protocol} draws none. Add "
+            "--protocol verification, or leave it out"
+        )
+    if split_file is not None and protocol == "verification":
+        raise InputError(
+            f"--split-file {split_file} keeps a split into gallery and queries, and verification takes pairs from all "
+            "images. Keep those with --pairs-file PAIRS.npz, or leave it out"
+        )
+
+
+def _check_outputs(picture: Path | None, report: Path | None, versions: int) -> None:
+    """Refuse a wrong picture or report before anything is computed."""
+    if picture is not None:
+        if picture.suffix.lower() not in PICTURES:
+            raise InputError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
+        if not picture.parent.is_dir():
+            raise InputError(f"--picture {picture}: there is no directory {picture.parent}")
+    if report is not None and report.exists() and not report.is_dir():
+        raise InputError(f"--report {report} is a file; a report is a folder. Choose another name")
+    if (picture or report) and versions < 2:
+        what = "heat map" if picture else "report"
+        raise InputError(f"a {what} needs two versions", NextStep("upgrade", {"data": ...}, "trains the second"))
+
+
+def _trial_of_files(
+    features: Sequence[str], labels: str | None, protocol: str, seed: int, pairs_file: Path | None, shared: bool
+) -> Trial:
+    """Versions of any system, given as NAME=FILES; see ``fixstar.evaluation.features``."""
+    import numpy as np
+
+    from fixstar.evaluation.features import read_features, read_labels
+    from fixstar.evaluation.trial import Trial, counted, kept_pairs, with_vectors
+
+    named = [_named_files(word) for word in features]
+    versions = [read_features(name, files) for name, files in named]
+    widths = ", ".join(f"{version.name} {version.width}" for version in versions)
+    if len({version.width for version in versions}) > 1 and not shared:
+        raise InputError(
+            f"the versions have features of different width ({widths}). With --shared-components they are compared "
+            "over the first components that both have"
+        )
+    if labels is None and not named[0][1].endswith(".npz"):
+        raise InputError("labels are missing: give --labels QUERY_LABELS.npy,GALLERY_LABELS.npy, or one .npz file")
+    label_files = labels or named[0][1]
+    known = read_labels(label_files)
+    for version, (_, files) in zip(versions, named, strict=True):
+        _require_labels(version, files, known, label_files)
+    facts = {"Gallery": counted(known.gallery), "Features": widths}
+    if protocol != "verification":
+        _require_two_classes(sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery")
+        return Trial(versions, known.queries, known.gallery, known.classes, facts, shared_components=shared)
+    same = all(np.array_equal(version.queries, version.gallery) for version in versions)
+    truth = known.queries if same else np.concatenate([known.queries, known.gallery])
+    whole = [v.queries if same else np.concatenate([v.queries, v.gallery]) for v in versions]
+    both = [with_vectors(version, vectors) for version, vectors in zip(versions, whole, strict=True)]
+    pairs, how = kept_pairs(truth, pairs_file, seed)
+    facts = {"Images": counted(truth), "Pairs drawn": how, "Features": widths}
+    return Trial(both, truth, truth, known.classes, facts, pairs, shared_components=shared)
+
+
+def _require_two_classes(classes: Sequence[str], what: str) -> None:
+    """With one class every answer is right, by any model, and would read as perfect."""
+    if len(classes) == 1:
+        raise InputError(
+            f"{what} has only one class, {classes[0]!r}: every answer would be right, whatever the model. Give images "
+            "of two or more classes: one folder per class, or the folder above if this is one class of several"
+        )
+
+
+def _require_labels(version: VersionFeatures, files: str, known: LabelFile, label_files: str) -> None:
+    for which, vectors, truth in (
+        ("query", version.queries, known.queries),
+        ("gallery", version.gallery, known.gallery),
+    ):
+        if len(vectors) != len(truth):
+            raise DataError(
+                f"version {version.name!r} ({files}) has {len(vectors)} {which} images, and {label_files} has "
+                f"{len(truth)} {which} labels. Every version embeds the same images in the same order"
+            )
+
+
+def _named_files(word: str) -> tuple[str, str]:
+    name, equals, files = word.partition("=")
+    if not (name and equals and files):
+        raise InputError(f"--features {word!r} is not NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy")
+    return name, files
+
+
+def _evaluation_json(result: CrossTest, evidence: Evidence, confidence: float, by_class: bool) -> dict[str, Any]:
+    from fixstar.evaluation import cell_evidence
+    from fixstar.evaluation.report import evidence_numbers, lower_triangle
+
+    found: dict[str, Any] = {
+        "protocol": result.protocol,
+        "versions": result.names,
+        "answers": len(next(iter(result.hits.values()))),
+        "matrix": lower_triangle(result),
+    }
+    if evidence:
+        found |= result.summary()
+        found |= {"confidence": confidence, "by_class": by_class, "evidence": cell_evidence(evidence)._asdict()}
+        found["cells"] = evidence_numbers(result, evidence)
+    return found
+
+
+def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float) -> None:
+    from fixstar.evaluation import cell_evidence, compatible_cells
+    from fixstar.evaluation.report import MARKS, verdict_sentences
+
+    styles = {"compatible": "", "incompatible": "red", "not decided": "yellow"}
+
+    def cell(t: int, k: int) -> Cell:
+        verdict = evidence[t, k].verdict if k < t else "compatible"
+        return f"{result.matrix[t, k]:.1%} {MARKS[verdict]}".rstrip() if k <= t else "", styles[verdict]
+
+    count = len(result.names)
+    rows = [(name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)]
+    print_table(("queries by", *(f"gallery {name}" for name in result.names)), rows)
+    if not evidence:
+        return
+    print("  ".join(f"{key} {value:.3f}" for key, value in result.summary().items()))
+    answers = f"{len(next(iter(result.hits.values()))):,} {'pairs' if result.protocol == 'verification' else 'queries'}"
+    passed, counted = int(compatible_cells(result.matrix).sum()), cell_evidence(evidence)
+    print(f"{passed} of {len(evidence)} cross-tests are above the old self-test, measured with {answers}")
+    print(
+        f"with {100 * confidence:g} % confidence {counted.compatible} compatible, "
+        f"{counted.incompatible} incompatible (x), {counted.not_decided} not decided (?)"
+    )
+    for sentence in verdict_sentences(result, evidence, confidence):
+        print_wrapped(sentence.text)
+
+
+@app.command(epilog="Examples:  fixstar methods --json   |   fixstar methods --have old-model,replay")
+def methods(
+    have: Annotated[
+        str | None,
+        typer.Option(
+            help="What you still have, separated by commas: old-model, old-classifier, old-vectors, replay, all-images."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods: what each does, what it needs from the past, what it costs; and recommend one."""
+    from fixstar.methods import METHODS
+    from fixstar.methods.advice import advise, parse_needs
+
+    known = {name: factory() for name, factory in METHODS.items()}
+    advice = None if have is None else advise(parse_needs(have), known)
+    shown = [method for name, method in known.items() if advice is None or name in advice.possible]
+    if as_json:
+        rows = [_method_json(method) for method in shown]
+        print_json(rows if advice is None else {**advice._asdict(), "possible": rows})
+        return
+    print_list(
+        (
+            (method.name, f"cost {method.cost:.2f}", method.scenario, ", ".join(sorted(method.needs))),
+            f"{method.summary} ({method.source})",
+        )
+        for method in shown
+    )
+    print_wrapped(
+        "Below each name: what it does and where it comes from. Beside it: its cost (passes through a network, "
+        "relative to plain training on the same images), its scenario, and what it needs from the past"
+    )
+    if advice is not None:
+        print_wrapped(f"Use {advice.recommended}: {advice.reason}." if advice.recommended else f"{advice.reason}.")
+
+
+def _method_json(method: Method) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "scenario": method.scenario,
+        "classifier": method.classifier,
+        "needs": sorted(method.needs),
+        "cost": round(method.cost, 2),
+        "options": dict(method.options),
+        "source": method.source,
+    }
+
+
+@app.command(epilog="Example:  fixstar backbones --json")
+def backbones(as_json: AsJson = False) -> None:
+    """List the backbones by name."""
+    from fixstar.models import backbone_names
+
+    if as_json:
+        print_json(backbone_names())
+        return
+    print("\n".join(backbone_names()))
+    print("hf:NAME_OR_FOLDER   any vision model of transformers (needs the extra 'backbones')")
+
+
+@app.command(epilog="Examples:  fixstar theorem   |   fixstar theorem --dimensions 10,100 --new-angle 45 --json")
+def theorem(
+    dimensions: Annotated[str, typer.Option(help="Dimensions of the simplex, d = K - 1.")] = "10,32,100,316,1000",
+    samples: Annotated[int, typer.Option(help="Pairs of features drawn per dimension.")] = 40_000,
+    old_angle: Annotated[float, typer.Option(help="Width of a class before the upgrade, in degrees.")] = 45.0,
+    new_angle: Annotated[float, typer.Option(help="Width after it; the theorem assumes no increase.")] = 30.0,
+    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("theorem.png"),
+    seed: Annotated[int, typer.Option(help="Seed of the features.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Check eqs. 1a and 1b of the stationarity theorem on features drawn around fixed simplex prototypes."""
+    from math import radians
+
+    from fixstar.evaluation.theorem import check_theorem, draw_theorem
+
+    for option, angle in (("--old-angle", old_angle), ("--new-angle", new_angle)):
+        if not 0 < angle <= 180:
+            raise InputError(f"{option} {angle:g}: the width of a class is above 0 and at most 180 degrees, such as 45")
+    picture = _picture_path(out, "theorem.png")
+    checks = check_theorem(_whole_numbers(dimensions), radians(old_angle), radians(new_angle), samples, seed)
+    assumed = new_angle <= old_angle
+    change = "narrow" if assumed else "widen"
+    title = f"Classes {change} from {old_angle:g} to {new_angle:g} degrees around prototypes that stay"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    draw_theorem(checks, picture, title)
+    if as_json:
+        angles = {"old_angle": old_angle, "new_angle": new_angle, "assumption_met": assumed, "samples": samples}
+        print_json({**angles, "picture": str(picture), "dimensions": [asdict(check) for check in checks]})
+        return
+    _print_theorem(checks)
+    if not assumed:
+        print_wrapped(
+            f"The theorem assumes that classes get no wider. From {old_angle:g} to {new_angle:g} degrees they do: "
+            "a violation here does not contradict it."
+        )
+    print(f"Picture: {picture}")
+
+
+def _whole_numbers(words: str) -> list[int]:
+    try:
+        return [int(word) for word in words.split(",")]
+    except ValueError:
+        raise InputError(f"--dimensions takes whole numbers separated by commas, like 10,100; got {words!r}") from None
+
+
+def _print_theorem(checks: list[DimensionCheck]) -> None:
+    verdicts = {True: ("holds", "green"), False: ("violated", "red"), None: ("too close", "")}
+    rows: list[Sequence[Cell]] = []
+    for check in checks:
+        for name, case in (("one class, 1a", check.same), ("two, 1b", check.different)):
+            kept, exact = f"{case.margin:+.5f}±{case.error:.5f}", f"{case.exact_margin:+.5f}"
+            numbers = (f"{case.old:.4f}", f"{case.cross:.4f}", kept, exact)
+            rows.append((str(check.dimension), name, *numbers, verdicts[case.holds]))
+    print_table(("d", "case", "E old-old", "E new-old", "margin", "exactly", ""), rows)
+
+
+def _picture_path(out: Path, usual: str) -> Path:
+    """The file of --out; a name without a suffix gets .png, as matplotlib would add.
+
+    ``usual`` is the name to propose if ``out`` is a folder.
+    """
+    path = out if out.suffix else out.with_name(f"{out.name}.png")
+    for place in (out, path):
+        if place.is_dir():
+            raise InputError(f"--out {place} is a folder; name a file, like --out {place / usual}")
+    if path.suffix.lower() not in PICTURES:
+        raise InputError(f"--out {out} must end in one of {', '.join(PICTURES)}")
+    return path
+
+
+@app.command(
+    epilog="Examples:  fixstar picture2d --out features.png   |   fixstar picture2d --data mnist --backbone lenet++"
+)
+def picture2d(
+    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("features.png"),
+    data: Annotated[Path | None, typer.Option(help="MNIST's idx files; without it digits are drawn.")] = None,
+    backbone: Annotated[str, typer.Option(help="tiny, or the papers' lenet++ (slow without a GPU).")] = "tiny",
+    per_class: Annotated[int, typer.Option(help="Training images per class.")] = 300,
+    epochs: Annotated[int, typer.Option(help="Passes over the images for each version.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Draw 2-d features of IFT, BCT and CoReS through two upgrades: which methods keep known classes in place."""
+    from fixstar.picture2d import run_picture2d
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    picture = _picture_path(out, "features.png")
+    picture.parent.mkdir(parents=True, exist_ok=True)  # before minutes of training
+    result = run_picture2d(picture, data, backbone, per_class, epochs, seed, device, progress=not as_json, say=say)
+    if as_json:
+        print_json(asdict(result))
+        return
+    for name, turns in result.turns.items():
+        words = ", then ".join(f"{turn:.0f}°" for turn in turns)
+        print(f"{name:<30} known classes turned by {words};  accuracy {result.accuracy[name][-1]:.0%} in the end")
+    print(f"Picture: {result.picture}")

@@ -1,0 +1,425 @@
+"""fixstar check, deploy, rollback, backfill, adapt: how a version goes into use over vectors of older ones."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fixstar.cli.app import AsJson, Confidence, Device, Tolerance, WorkspacePath, app
+from fixstar.cli.next_steps import next_lines
+from fixstar.cli.output import Cell, print_json, print_table, print_wrapped
+from fixstar.errors import NextStep
+
+if TYPE_CHECKING:
+    from fixstar.workspace import Adapted, Backfilled, Check
+    from fixstar.workspace.backfill.planning import PlannedBackfill
+    from fixstar.workspace.backfill.prediction import PredictedCurve
+
+__all__ = ["adapt", "backfill", "check", "deploy", "operator_name", "rollback", "shown_shares"]
+
+EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
+LOST_SHOWN = 5  # lost queries that are named
+KEPT_SHOWN = 20  # items that keep their old vectors, named
+
+
+@app.command(
+    epilog="Examples:  fixstar check v2 -w shop   |   fixstar check -w shop --data photos/held-out --tolerance 0.01"
+    "   |   fixstar check v3 -w shop --confidence 0.99 --json"
+)
+def check(
+    version: Annotated[str | None, typer.Argument(help="The version to check.", show_default="the newest")] = None,
+    workspace: WorkspacePath = Path(),
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled images that no version was trained on.", show_default="those held out from training"
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
+    confidence: Confidence = 0.95,
+    tolerance: Tolerance = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
+    device: Device = "auto",
+    report: Annotated[bool, typer.Option(help="Write a report with pictures into the workspace.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Test a version's queries on the galleries of all versions that have vectors: pass, or refuse with reasons.
+
+    Exit code 0: passed. 2: refused. 3: the evidence does not decide; the output says how much is missing.
+    """
+    from fixstar.data import open_images
+    from fixstar.workspace import Workspace
+
+    images = None if data is None else open_images(data, split)
+    with Workspace(workspace, device) as space:
+        found = space.check(version, images, confidence, tolerance, seed, report, progress=not as_json)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _print_check(found, workspace, {"data": data, "split": None if split == "train" else split})
+    raise typer.Exit(EXIT_CODES[found.outcome])
+
+
+def _print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
+    _print_cells(found)
+    for reason in found.reasons:
+        print_wrapped(reason, "- ")
+    for note in found.notes:
+        print_wrapped(f"Note: {note}")
+    for cell in found.cells:
+        if cell.lost:
+            pairs = list(dict.fromkeys(f"{lost.label} (finds {lost.found})" for lost in cell.lost))
+            named = ", ".join(pairs[:LOST_SHOWN])
+            print_wrapped(f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {named}")
+    if found.report is not None:
+        print(f"Report: {workspace / found.report}")
+    steps = tuple(getattr(found, "next_steps", ()))
+    if found.outcome == "pass":
+        print(f"PASS: {found.version} may be deployed")
+        steps += (NextStep("deploy", {"version": found.version}),) if found.cells else ()
+    elif found.outcome == "refuse":
+        print(f"REFUSED: {found.version} would lose what the gallery finds now")
+        forced = NextStep("deploy", {"version": found.version, "force": ...}, "deploy anyway, with a reason")
+        steps += (NextStep("upgrade", {"data": ...}, "train it differently"), forced)
+    else:
+        print(f"MISSING EVIDENCE: {found.version} is neither passed nor refused")
+    for line in next_lines(steps, workspace, "check", typed):
+        print(line)
+
+
+def _print_cells(found: Check) -> None:
+    from fixstar.evaluation.report import percent, points
+
+    if found.self_test is None:
+        return
+    numbers = ("its own\nqueries", f"queries\nby {found.version}", "difference", "from", "to", "lost", "won")
+    styles = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}
+    rows: list[tuple[Cell, ...]] = [
+        (
+            cell.version,
+            *(percent(cell.self_test), percent(cell.cross_test)),
+            *(points(value) for value in (cell.difference, cell.low, cell.high)),
+            *(f"{cell.negative_flips:,}", f"{cell.positive_flips:,}"),
+            (cell.verdict, styles[cell.verdict]),
+        )
+        for cell in found.cells
+    ]
+    own = (found.version, percent(found.self_test), *[""] * 6, "self-test")
+    print_table(("gallery", *numbers, "verdict"), [*rows, own], right=numbers)
+    source = found.data.get("source")
+    which = "held out from training" if source == "held out" else str(found.data.get("name") or "given")
+    print_wrapped(
+        f"{found.queries:,} queries, {found.gallery:,} gallery images ({which}); {100 * found.confidence:g} % "
+        "confidence, differences in points"
+    )
+
+
+@app.command(
+    epilog='Examples:  fixstar deploy v2 -w shop   |   fixstar deploy v2 -w shop --force "agreed with search team"'
+)
+def deploy(
+    version: Annotated[str, typer.Argument(help="The version to deploy.")],
+    workspace: WorkspacePath = Path(),
+    force: Annotated[str | None, typer.Option(help="Deploy without a passed check, for this reason.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let queries and new items use a version. Old vectors stay and are searched; takes a moment at any size."""
+    from fixstar.workspace import Workspace
+    from fixstar.workspace.deployment import unreached_vectors
+
+    with Workspace(workspace, "cpu") as space:
+        move, counts = space.deploy(version, force, by=operator_name()), space.gallery.count()
+        unreached = unreached_vectors(space, version, counts)
+    if as_json:
+        print_json({**asdict(move), "unreached": unreached})
+        return
+    old = sum(count for name, count in counts.items() if name != version and name not in unreached)
+    print(f"{version} is deployed. {old:,} vectors of older versions stay and are searched with its queries")
+    _print_unreached(unreached, version)
+    steps = NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")
+    print(*next_lines(steps, workspace), sep="\n")
+
+
+@app.command(epilog="Examples:  fixstar rollback -w shop   |   fixstar rollback --to v1 -w shop")
+def rollback(
+    workspace: WorkspacePath = Path(),
+    to: Annotated[
+        str | None, typer.Option(help="Only roll back if this is the version deployed before; otherwise do nothing.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Return to the version deployed before, at once. No vector is changed."""
+    from fixstar.workspace import Workspace
+    from fixstar.workspace.deployment import unchecked_vectors, unreached_vectors
+
+    with Workspace(workspace, "cpu") as space:
+        move = space.rollback(by=operator_name(), to=to)
+        left, unchecked = space.rollout.left_by(move), unchecked_vectors(space, move.version)
+        unreached = unreached_vectors(space, move.version, space.gallery.count())
+    if as_json:
+        print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
+        return
+    print(f"{move.version} is deployed again, {left} no longer")
+    for name, count in unchecked.items():
+        print(f"{count:,} vectors were made by {name}; {move.version}'s queries search them too, unchecked")
+    _print_unreached(unreached, move.version)
+
+
+def _print_unreached(unreached: Mapping[str, int], version: str) -> None:
+    for name, count in sorted(unreached.items()):
+        print(f"{count:,} vectors of {name} are not searched: there is no adapter for queries of {version}")
+
+
+def operator_name() -> str:
+    """The user's name, for the history of deployments; the user id if there is no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):  # which of them depends on the system and on Python's version
+        return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
+
+
+@app.command(
+    epilog="Examples:  fixstar backfill --budget 10% -w shop   |   fixstar backfill --budget all --rate 50 -w shop   |"
+    "   fixstar backfill --plan-only --data photos/held-out -w shop   |   fixstar backfill --cluster auto -w shop"
+)
+def backfill(
+    workspace: WorkspacePath = Path(),
+    budget: Annotated[str, typer.Option(help="A share of the items with older vectors, a number, or all.")] = "10%",
+    order: Annotated[
+        str,
+        typer.Option(
+            help="What comes first: auto (best on labelled images), gain, classes, certain, queried, oldest, random."
+        ),
+    ] = "auto",
+    rate: Annotated[float | None, typer.Option(help="Maximum number of items per second.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled images that were not trained on, to predict the gain.",
+            show_default="those held out from training",
+        ),
+    ] = None,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Print the prediction and embed nothing.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Run even if a lower accuracy is predicted.")] = False,
+    cluster: Annotated[str | None, typer.Option(help="Embed on a Ray cluster: its address, auto, or local.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Re-embed items of older versions with the deployed one. Searches continue; the same command resumes.
+
+    Predicts the accuracy from labelled images first, and aborts if a significant drop is predicted. Items whose image
+    is gone keep their vectors.
+    """
+    from fixstar.data import open_images
+    from fixstar.progress import progress_bar
+    from fixstar.workspace import BackfillOptions, Workspace
+    from fixstar.workspace.backfill.planning import backfill as run_backfill
+    from fixstar.workspace.backfill.planning import demand_gain
+    from fixstar.workspace.backfill.prediction import draw_curves
+    from fixstar.workspace.backfill.run import Pace
+
+    Pace(rate)  # refuses an impossible rate, even if nothing is left to do
+    with Workspace(workspace, device) as space:
+        labelled = None if data is None else open_images(data)
+        options = BackfillOptions(budget, order, rate, labelled, cluster, anyway=anyway)
+        planned = space.plan_backfill(options)
+        picture = space.path / "state" / "backfill" / "curve.png"
+        if planned.predicted is not None:
+            draw_curves(picture, planned.predicted)
+        if not as_json:
+            _print_plan(planned, picture, plan_only)
+        done = None
+        if not plan_only and planned.plan.ids:
+            if not anyway:
+                demand_gain(planned)
+            with progress_bar("re-embedding", len(planned.plan.ids), "items", show=not as_json) as advance:
+                done = run_backfill(space, options, advance, judged=planned.plan.token)
+            if planned.predicted is not None or done.measured:
+                draw_curves(picture, planned.predicted, done.measured)
+        drawn = picture if planned.predicted is not None or (done is not None and done.measured) else None
+    if as_json:
+        print_json(_backfill_json(planned, done, drawn))
+    elif done is not None:
+        _print_backfilled(done, drawn)
+    elif planned.plan.ids:
+        print("Nothing was embedded. Run the same command without --plan-only to do it")
+    if done is not None and done.stopped:
+        raise typer.Exit(1)
+
+
+def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool) -> None:
+    plan = planned.plan
+    if plan.without_image:
+        print(f"{plan.without_image:,} items no longer have an image and keep their vectors")
+    if not plan.ids:
+        other = "No other item" if plan.without_image else "No item"
+        print(f"{other} within the budget {plan.budget} has a vector older than {plan.target}'s")
+        return
+    done = f"; {planned.position:,} are processed" if planned.position else ""
+    print(f"{len(plan.ids):,} of {plan.old:,} items with older vectors, order: {plan.order}, with {plan.target}{done}")
+    if planned.predicted is None:
+        print(f"The gain is unknown: {planned.unpredicted or 'there are no labelled images. Give some with --data'}")
+        return
+    _print_prediction(planned.predicted, planned.share)
+    print(f"Picture: {picture}")
+    if planned.loss is not None and not planned.loses:
+        print(f"This plan is predicted to {planned.loss}. That may be chance")
+    elif planned.loss is not None and plan_only:  # otherwise it is refused, with the same message
+        print(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
+
+
+def _print_prediction(predicted: PredictedCurve, share: float) -> None:
+    asked, judged = predicted.images
+    print(f"Predicted accuracy, {judged:,} held-out queries on {asked:,} held-out images:")
+    rows = []
+    for part in shown_shares(predicted.planned.shares.tolist(), share):
+        planned, random = predicted.at(part)
+        mark = "  <- this plan" if part == share else ""
+        rows.append((f"{100 * part:.3g}%", f"{planned:.1%}{mark}", f"{random:.1%}"))
+    print_table(("re-embedded", f"order: {predicted.order}", "random order"), rows)
+
+
+def shown_shares(measured: list[float], share: float) -> list[float]:
+    """The rows of the table: 0, and the plan's share in place of a measured one that would print the same.
+
+    >>> shown_shares([0.0, 0.05, 0.1, 0.2], 0.098)
+    [0.0, 0.05, 0.098, 0.2]
+    """
+    return sorted({share, *(part for part in measured if not part or abs(part - share) >= 0.005)})
+
+
+def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
+    print_wrapped(
+        f"{done.done:,} items re-embedded with {done.version} in {done.seconds:.1f} s; {done.done_before:,} were done "
+        f"before, {done.deleted:,} deleted and {done.rewritten:,} rewritten meanwhile, {len(done.kept):,} keep their "
+        f"old vectors, {done.left:,} left"
+    )
+    for item in done.kept[:KEPT_SHOWN]:
+        print(f"kept {item.id}: {item.reason}", file=sys.stderr)
+    if len(done.kept) > KEPT_SHOWN:
+        print(f"... and {len(done.kept) - KEPT_SHOWN:,} more, in state/backfill/kept.jsonl", file=sys.stderr)
+    if done.measured:
+        points = (f"{point.accuracy:.1%} at {point.share:.0%}" for point in done.measured)
+        print_wrapped(f"Measured on the gallery: {', '.join(points)}")
+    if picture is not None:
+        print(f"Picture: {picture}")
+    if done.stopped:
+        print(f"fixstar: {done.stopped}", file=sys.stderr)
+
+
+def _backfill_json(planned: PlannedBackfill, done: Backfilled | None, picture: Path | None) -> dict[str, Any]:
+    plan, predicted = planned.plan, planned.predicted
+    return {
+        "version": plan.target,
+        "order": plan.order,
+        "budget": plan.budget,
+        "planned": len(plan.ids),
+        "old": plan.old,
+        "without_image": plan.without_image,
+        "predicted": predicted
+        and {
+            "shares": predicted.planned.shares.tolist(),
+            "planned": predicted.planned.accuracy.tolist(),
+            "random": predicted.random.accuracy.tolist(),
+            "self_tests": predicted.self_tests,
+            "calibrated": predicted.calibrated,
+        },
+        "unpredicted": planned.unpredicted,
+        "done": done
+        and {
+            **asdict(done),
+            "kept": [item._asdict() for item in done.kept],
+            "measured": [point._asdict() for point in done.measured],
+        },
+        "picture": picture and str(picture),
+    }
+
+
+@app.command(
+    epilog="Examples:  fixstar adapt old-system -w shop   |   fixstar adapt old-system --for v2 --kind slerp -w shop"
+    "   |   fixstar adapt old-system --pairs both.npz --apply stored -w shop"
+)
+def adapt(
+    version: Annotated[str, typer.Argument(help="Whose vectors to make searchable, such as an imported system's.")],
+    workspace: WorkspacePath = Path(),
+    queries_by: Annotated[
+        str | None,
+        typer.Option("--for", help="The version whose queries shall find them.", show_default="the deployed one"),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="procrustes, ridge, low-rank, mlp or slerp.", show_default="the one that is best on held-out pairs"
+        ),
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            help="FILE.npz with old and new, vectors of the same images, and labels if known.",
+            show_default="made from the stored images",
+        ),
+    ] = None,
+    apply: Annotated[
+        str, typer.Option(help="queries: adapt each query. stored: convert the stored vectors.")
+    ] = "queries",
+    sample: Annotated[int, typer.Option(help="Maximum number of items to embed; two fifths are for the gate.")] = 8000,
+    confidence: Confidence = 0.95,
+    tolerance: Tolerance = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample and its split.")] = 0,
+    force: Annotated[str | None, typer.Option(help="Use it without a passed check, for this reason.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Fit an adapter between another model's vectors and a version's queries. It is used if it passes the gate.
+
+    Exit code 0: in use. 2: refused. 3: the evidence does not decide.
+    """
+    from fixstar.workspace import AdaptOptions, GateRules, Workspace
+
+    rules = GateRules(confidence, tolerance, seed)
+    options = AdaptOptions(queries_by, kind, pairs, apply, force, sample, rules=rules)  # type: ignore[arg-type]
+    with Workspace(workspace, device) as space:
+        done = space.adapt(version, options, progress=not as_json)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        typed = {"queries_by": queries_by, "kind": kind, "pairs": pairs}
+        _print_adapted(done, workspace, typed | ({} if apply == "queries" else {"apply": apply}))
+    raise typer.Exit(0 if done.in_use or done.check is None else EXIT_CODES[done.check.outcome])
+
+
+def _print_adapted(done: Adapted, workspace: Path, typed: Mapping[str, object]) -> None:
+    ends = (done.queries_by, done.version) if done.applied == "queries" else (done.version, done.queries_by)
+    print(f"{done.kind} adapter from {ends[0]} to {ends[1]}, fitted on {done.fitted_on}")
+    if done.ranked:
+        print_wrapped("On held-out pairs: " + ", ".join(f"{kind} {top1:.1%}" for kind, top1, _ in done.ranked))
+    for reason in done.check.reasons if done.check else ():
+        print_wrapped(reason, "- ")
+    if done.check is not None and done.check.self_test is not None:
+        print_wrapped(
+            f"{done.check.queries:,} queries, {done.check.gallery:,} gallery items; with all items of {done.version} "
+            f"re-embedded: {done.check.self_test:.1%}"
+        )
+    if not done.in_use:
+        refused = done.check is not None and done.check.outcome == "refuse"
+        print(f"{'REFUSED' if refused else 'MISSING EVIDENCE'}: nothing was changed")
+        forced = NextStep(
+            "adapt",
+            {"version": done.version, "queries_by": done.queries_by, "force": ...},
+            "use it anyway, with a reason",
+        )
+        for line in next_lines((*getattr(done.check, "next_steps", ()), forced), workspace, "adapt", typed):
+            print(line)
+    elif done.into is not None:
+        print(f"{done.moved:,} vectors of {done.version} are now vectors of {done.into}")
+    else:
+        how = " by force" if done.forced else ""
+        print_wrapped(f"In use{how}: queries of {done.queries_by} search vectors of {done.version} through it")
+        print(f"Next: fixstar search IMAGE -w {workspace}")

@@ -1,0 +1,123 @@
+"""fixstar serve, keys: a workspace behind HTTP, with a page, and who may use it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from fixstar.cli.app import AsJson, Device, WorkspacePath, app
+from fixstar.cli.output import print_json
+from fixstar.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from fixstar.service.keys import Key, Keys, Role
+
+__all__ = ["add_key", "keys", "list_keys", "remove_key", "serve"]
+
+
+@app.command(
+    epilog="Examples:  fixstar serve -w shop   |   fixstar serve -w shop --port 0   |   "
+    "fixstar serve -w shop --name shop.example   |   fixstar serve -w shop --host 0.0.0.0 --rate 6000"
+)
+def serve(
+    workspace: WorkspacePath = Path(),
+    host: Annotated[str, typer.Option(help="The address to listen on; others than loopback need keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one and prints it.")] = 8080,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A host name that a proxy uses for it; may be repeated, needs keys.")
+    ] = None,
+    rate: Annotated[int, typer.Option(help="Requests per minute and key, or address.")] = 600,
+    upload: Annotated[int, typer.Option(help="Maximum size of an image in megabytes.")] = 20,
+    pixels: Annotated[int, typer.Option(help="Maximum size of an image in megapixels.")] = 50,
+    batch: Annotated[int, typer.Option(help="Maximum number of queries embedded together.")] = 32,
+    header_seconds: Annotated[float, typer.Option(help="Seconds allowed for the headers of a request.")] = 20.0,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Serve a workspace: an API under /v1, a page at /, metrics at /metrics. Stops gracefully at Ctrl-C or SIGTERM."""
+    try:
+        from fixstar.service.serve import serve as serve_workspace
+        from fixstar.service.settings import ServiceSettings
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fixstar"):
+            raise
+        raise MissingExtraError(error.name or "fastapi", "service", "fixstar serve") from error
+    from fixstar.workspace import Workspace
+
+    settings = ServiceSettings(
+        host=host,
+        port=port,
+        names=tuple(one.lower() for one in name or ()),
+        rate=rate,
+        upload_bytes=upload << 20,
+        pixels=pixels * 1_000_000,
+        batch=batch,
+        header_seconds=header_seconds,
+        access_log=access_log,
+    )
+    with Workspace(workspace, device, record_usage=True) as space:  # for a backfill in order of use
+        serve_workspace(space, settings)
+
+
+keys = typer.Typer(
+    help="API keys of the service: who may read, write, or deploy.", no_args_is_help=True, rich_markup_mode="rich"
+)
+app.add_typer(keys, name="keys")
+KeyName = Annotated[str, typer.Argument(help="Who the key is for; shown in lists and in the history of deployments.")]
+
+
+@keys.command("add", epilog="Example:  fixstar keys add page --role read --days 90 -w shop")
+def add_key(
+    name: KeyName,
+    role: Annotated[str, typer.Option(help="read: search; write: also items; admin: also check, deploy, backfill.")],
+    days: Annotated[float | None, typer.Option(help="Days until it expires.", show_default="never")] = None,
+    workspace: WorkspacePath = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Make a key. It is printed once; only its hash is kept."""
+    book = _keys(workspace)
+    key = book.add(name, cast("Role", role), days)
+    kept = book.find(key)
+    if as_json:
+        print_json({"name": name, "role": role, "key": key, "expires": kept and kept.expires})
+        return
+    print(key)
+    expiry = "" if kept is None else f" It {_expiry(kept)}."
+    print(f"This key is not shown again.{expiry} Send it as: Authorization: Bearer KEY", file=sys.stderr)
+
+
+@keys.command("list", epilog="Example:  fixstar keys list -w shop")
+def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
+    """List the keys, whose they are, and when they expire."""
+    found = _keys(workspace).all()
+    if as_json:
+        print_json([{field: getattr(key, field) for field in ("name", "role", "created", "expires")} for key in found])
+        return
+    for key in found:
+        print(f"{key.name}: {key.role}, since {key.created}, {_expiry(key)}")
+    if not found:
+        print("no keys: only this machine may use the service")
+
+
+@keys.command("remove", epilog="Example:  fixstar keys remove page -w shop")
+def remove_key(name: KeyName, workspace: WorkspacePath = Path()) -> None:
+    """Revoke a key, at once, also for a running service."""
+    _keys(workspace).remove(name)
+    print(f"the key of {name} is no longer valid")
+
+
+def _expiry(key: Key) -> str:
+    if key.expires is None:
+        return "does not expire"
+    return f"{'EXPIRED' if key.has_expired else 'expires'} at {key.expires}"
+
+
+def _keys(workspace: Path) -> Keys:
+    from fixstar.service.keys import Keys
+    from fixstar.workspace.files import read_mark
+
+    read_mark(workspace)
+    return Keys(workspace)

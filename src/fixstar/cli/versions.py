@@ -1,0 +1,261 @@
+"""fixstar train, upgrade, grow, slots, retire: the versions of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app
+from fixstar.cli.next_steps import next_lines
+from fixstar.cli.output import print_json
+from fixstar.errors import FixstarError, InputError
+
+if TYPE_CHECKING:
+    from fixstar.data import ImageSet
+    from fixstar.scenarios import Version
+    from fixstar.training import Recipe
+    from fixstar.training.recipe import Precision
+
+__all__ = ["grow", "retire", "slots", "train", "upgrade"]
+
+DataPath = Annotated[
+    Path,
+    typer.Argument(help="Labelled images: one folder per class, a CSV list (path,label), CIFAR, idx or Omniglot."),
+]
+HoldOut = Annotated[
+    float | None,
+    typer.Option(
+        "--hold-out",
+        help="Share of images kept for the gate, not trained on.",
+        show_default="0.1; 0 if no images are kept",
+    ),
+]
+
+
+@app.command(
+    epilog="Examples:  fixstar train photos/2024 --workspace shop --backbone resnet18   |   "
+    "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20   |   "
+    "fixstar train photos/2024 -w shop --method bct-vectors --old-vectors gallery.npz"
+)
+def train(
+    data: DataPath,
+    workspace: WorkspacePath = Path(),
+    backbone: Annotated[str, typer.Option(help="See: fixstar backbones")] = "resnet18",
+    method: Annotated[str, typer.Option(help="See: fixstar methods")] = "hoc",
+    capacity: Annotated[int, typer.Option(help="K: maximum number of classes.")] = 1000,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper")
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(help="Initial learning rate (decayed twice).")] = 0.1,
+    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
+    precision: Annotated[
+        str, typer.Option(help="Precision of the backbone: float32, bfloat16, or auto (bfloat16 on a GPU).")
+    ] = "auto",
+    old_vectors: Annotated[
+        Path | None,
+        typer.Option(help="Vectors of another system to stay compatible with: .npz with vectors and classes."),
+    ] = None,
+    replay: Annotated[int, typer.Option(help="Images per class kept for later upgrades; 0 keeps none.")] = 20,
+    hold_out: HoldOut = None,
+    flip: Annotated[bool, typer.Option(help="Flip images left to right at random; turn off for text.")] = True,
+    seed: Annotated[int, typer.Option(help="The same seed and number of CPU threads give the same weights.")] = 0,
+    bad_images: BadImages = "refuse",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Train the first version, v1, on labelled images. The same command resumes after an interruption."""
+    from fixstar.data import Augmentation, open_images
+    from fixstar.methods import OldVectors, create_method
+    from fixstar.scenarios import Settings
+    from fixstar.training import paper_recipe
+    from fixstar.workspace import Workspace
+
+    space = Workspace(workspace)
+    chosen = create_method(method)
+    recipe = dataclasses.replace(
+        paper_recipe(chosen.scenario),
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        precision=cast("Precision", precision),  # the recipe refuses other words
+    )
+    settings = Settings(
+        backbone=backbone,
+        capacity=capacity,
+        recipe=recipe if epochs is None else recipe.shortened(epochs),
+        augmentation=Augmentation(flip=flip),
+        replay_per_class=replay,
+        bad_images=cast(Literal["refuse", "skip"], bad_images),
+        seed=seed,
+        device=device,
+    )
+    stored = None if old_vectors is None else OldVectors.read(str(old_vectors))
+    share = _hold_out_share(hold_out, images_kept=replay > 0)
+    version = space.train(_announced(open_images(data)), settings, chosen, old_vectors=stored, hold_out=share)
+    _print_version(version, space.path, "fixstar index CATALOGUE", as_json)
+
+
+@app.command(
+    epilog="Examples:  fixstar upgrade photos/2025 --workspace shop   |   "
+    "fixstar upgrade photos/all -w shop --replace resnet50 --epochs 60   |   "
+    "fixstar upgrade photos/2025 -w shop --keep-images no"
+)
+def upgrade(
+    data: DataPath,
+    workspace: WorkspacePath = Path(),
+    method: Annotated[str | None, typer.Option(help="Another method than the last version's.")] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Start from random weights, not from the last version's.")
+    ] = False,
+    replace: Annotated[
+        str | None, typer.Option(help="Start from another model: a backbone, or the directory of a saved one.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Another precision of the backbone; see train.")] = None,
+    keep_images: Annotated[
+        str, typer.Option(help="yes: replay kept images and keep some of the new ones. no: neither, now and later.")
+    ] = "yes",
+    hold_out: HoldOut = None,
+    select: Annotated[
+        bool, typer.Option("--select", help="Keep the best compatible epoch, judged by the held-out images.")
+    ] = False,
+    bad_images: BadImages = "refuse",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Train the next version on new images so that it can search the old vectors. The same command resumes."""
+    from fixstar.data import open_images
+    from fixstar.methods import create_method
+    from fixstar.workspace import UpgradeOptions, Workspace
+
+    space = Workspace(workspace)
+    if keep_images.lower() not in ("yes", "no"):
+        raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
+    settings, keep = space.settings(), keep_images.lower() == "yes"
+    options = UpgradeOptions(
+        recipe=_changed_recipe(settings.recipe, epochs, precision),
+        method=create_method(method) if method else None,
+        device=device,
+        bad_images=cast(Literal["refuse", "skip"], bad_images),
+        from_scratch=from_scratch,
+        replace=replace,
+        keep_images=keep,
+        hold_out=_hold_out_share(hold_out, images_kept=select or (keep and settings.replay_per_class > 0)),
+        select=select,
+    )
+    version = space.upgrade(_announced(open_images(data)), options)
+    _print_version(version, space.path, f"fixstar check {version.name}", as_json)
+
+
+def _changed_recipe(last: Recipe, epochs: int | None, precision: str | None) -> Recipe | None:
+    """The last version's recipe with what was asked to differ; None if nothing was."""
+    if epochs is None and precision is None:
+        return None
+    recipe = last if epochs is None else last.shortened(epochs)
+    return recipe if precision is None else dataclasses.replace(recipe, precision=cast("Precision", precision))
+
+
+def _announced(images: ImageSet) -> ImageSet:
+    """The images, after printing what was found: the class names show if the folder is one level too high."""
+    names = ", ".join(images.classes[:5]) + (", ..." if len(images.classes) > 5 else "")
+    print(f"{len(images):,} images of {len(images.classes):,} classes: {names}", file=sys.stderr)
+    return images
+
+
+def _hold_out_share(given: float | None, images_kept: bool) -> float:
+    """The share of images to hold out. If images may not be kept it is 0 unless asked for."""
+    if given is not None:
+        return given
+    return 0.1 if images_kept else 0.0
+
+
+def _print_version(version: Version, workspace: Path, following: str, as_json: bool) -> None:
+    path, loss = workspace / "versions" / version.name, version.log[-1].loss
+    held_out = (workspace / "held-out" / f"{version.name}.safetensors").is_file()
+    if as_json:
+        print_json({"version": version.name, "path": str(path), "loss": loss, "held_out": held_out})
+        return
+    print(f"{version.name} is in {path} (loss {loss:.3f})")
+    if held_out:
+        print("The images held out from training are kept for: fixstar check")
+    print(f"Next: {following} -w {workspace}")
+
+
+@app.command(epilog="Example:  fixstar grow 1000 -w shop")
+def grow(
+    count: Annotated[int, typer.Argument(help="How many classes to make room for.")],
+    workspace: WorkspacePath = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Make room for more classes: the next upgrade gets a second simplex in new dimensions. Nothing stored changes."""
+    from fixstar.workspace import Workspace
+
+    space = Workspace(workspace, "cpu")
+    added, manifest = space.grow(count), space.registry.manifest()
+    capacity = sum(added, start=space.registry.card(space.newest())["classifier"]["options"]["capacity"])
+    if as_json:
+        print_json({"added": list(added), "capacity": capacity, "classes": len(manifest["by_class"])})
+        return
+    print(f"room for {capacity:,} classes from the next version on; {len(manifest['by_class']):,} have a slot")
+    print(f"Next: fixstar upgrade MORE_IMAGES -w {workspace}")
+
+
+@app.command(epilog="Example:  fixstar slots -w shop --out slots.json")
+def slots(
+    workspace: WorkspacePath = Path(),
+    out: Annotated[Path | None, typer.Option(help="Write the manifest to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the permanent slot of every class. Separate teams that share this manifest stay interoperable."""
+    from fixstar.durable import replace_json
+    from fixstar.workspace.files import read_mark
+    from fixstar.workspace.registry import Registry
+
+    read_mark(workspace)
+    manifest = Registry(workspace).manifest()
+    if out is not None:
+        replace_json(out, manifest)
+    if as_json:
+        print_json(manifest)
+        return
+    free = "as many as needed" if manifest["free"] is None else f"{manifest['free']:,}"
+    print(f"{len(manifest['by_class']):,} classes have a slot as of {manifest['version']}, {free} are free")
+    if out is not None:
+        print(f"written: {out}")
+        return
+    for name, slot in manifest["by_class"].items():
+        print(f"{slot:>8}  {name}")
+
+
+@app.command(epilog="Examples:  fixstar retire v1 -w shop   |   fixstar retire --unused -w shop")
+def retire(
+    version: Annotated[str | None, typer.Argument(help="The version to retire.")] = None,
+    workspace: WorkspacePath = Path(),
+    unused: Annotated[bool, typer.Option("--unused", help="Retire every version that is no longer needed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a version's weights and memory, keep its card. Refused while vectors of it exist or it is needed."""
+    from fixstar.workspace import Workspace
+
+    if (version is None) != unused:
+        raise InputError("retire takes a version, or --unused; give one of them")
+    retired: list[str] = []
+    kept: dict[str, FixstarError] = {}
+    with Workspace(workspace, "cpu") as space:
+        for name in space.versions() if version is None else [version]:
+            try:
+                space.retire(name)
+                retired.append(name)
+            except FixstarError as error:
+                if version is not None:
+                    raise
+                kept[name] = error
+    if as_json:
+        print_json({"retired": retired, "kept": {name: str(error) for name, error in kept.items()}})
+        return
+    print(f"retired: {', '.join(retired) or 'none'}")
+    for refusal in kept.values():
+        print(refusal, *next_lines(refusal.next_steps, workspace), sep="\n")
