@@ -117,6 +117,7 @@ OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine
         "init",
         "install",
         "prune-images",
+        "repeat",
         "retire",
         "train",
         "upgrade",

@@ -103,14 +103,14 @@ function form() {
 function asked({ budget, order, rate }) {
   const { outlook, images_a_second: measured, version, planned, position } = latest;
   const { version: target, older, could, looked_at: looked } = outlook;
-  const goesOn = version === target && latest.budget === budget && [latest.order, "auto"].includes(order) && position < planned;
-  const loses = goesOn && position === 0 && latest.job?.error?.title === LOSES;
-  const number = goesOn ? planned - position : Math.min(could, budgetItems(budget, older));
+  const resumes = version === target && latest.budget === budget && [latest.order, "auto"].includes(order) && position < planned;
+  const loses = resumes && position === 0 && latest.job?.error?.type === LOSES;
+  const number = resumes ? planned - position : Math.min(could, budgetItems(budget, older));
   const exact = looked === older; // else some may turn out to have no image
   return confirm({
     title: `Re-embed ${exact ? "" : "up to "}${plural(number, "vector")} with ${target}?`,
     says: [
-      `${goesOn && !loses ? "The last plan resumes. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
+      `${resumes && !loses ? "The last plan resumes. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
       loses ? "Searches are predicted to become worse by it, as said below." : "Where held-out images predict a loss, nothing is replaced.",
       "The old vectors are not kept, and nothing here restores them: a rollback changes which version answers, not the vectors.",
       `${plural(number, "image")} ${number === 1 ? "is" : "are"} read and embedded${timeWords(number, rate, measured)}.`,
