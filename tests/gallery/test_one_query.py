@@ -33,7 +33,7 @@ def some(count: int, seed: int, copies: int = 1) -> Any:
 def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteGallery]:
     """Half of the vectors are there twice. Nothing is built in the background: tests say when an index is new."""
     with SqliteGallery(tmp_path / "g.db") as opened:
-        monkeypatch.setattr(opened._keeper, "look_after", lambda: None)
+        monkeypatch.setattr(opened._keeper, "update_in_background", lambda: None)
         opened.create_version("v1", WIDTH)
         opened.upsert("v1", [f"{i:04}" for i in range(COUNT)], some(COUNT, 1, 2), [{"n": i} for i in range(COUNT)])
         opened.build_index()

@@ -125,7 +125,7 @@ def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> 
     query, cosine, number, row, place_of = (np.concatenate([part[i] for part in found]) for i in range(5))
     best = first_of_each(query, cosine, number, k)
     owners = [live[place] for place in place_of[best].tolist()]
-    located = [owner.rows.locate(row[i : i + 1])[0] for owner, i in zip(owners, best.tolist(), strict=True)]
+    located = [owner.rows.locate([one])[0] for owner, one in zip(owners, row[best].tolist(), strict=True)]
     payloads = all_parsed([segment.texts[one] for segment, one in located])
     columns = query[best].tolist(), cosine[best].tolist(), owners, located, payloads
     for q, score, owner, (segment, one), payload in zip(*columns, strict=True):
@@ -135,7 +135,7 @@ def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> 
 
 def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
     """The same for one query and few candidates, in few steps: after an index search little is left in the cache."""
-    located = target.rows.locate(row)
+    located = target.rows.locate(row.tolist())
     vectors = np.empty((len(located), target.rows.width))
     for place, (segment, one) in enumerate(located):
         vectors[place] = segment.vectors[one]

@@ -255,9 +255,9 @@ def engine() -> Any:
 
 
 def build_hnsw(
-    rows: Rows, going_on: Callable[[], bool], threads: int = 1, base: HnswIndex | None = None
+    rows: Rows, keep_going: Callable[[], bool], threads: int = 1, base: HnswIndex | None = None
 ) -> HnswIndex | None:
-    """The index of all rows, built from scratch or by extending ``base``; None if ``going_on`` returned False.
+    """The index of all rows, built from scratch or by extending ``base``; None if ``keep_going`` returned False.
 
     There must be rows. Sets the number of threads that FAISS uses in the calling thread.
     """
@@ -275,14 +275,14 @@ def build_hnsw(
         numbers, digests = [base.numbers], [base.digests]
         _measure_by(graph, faiss.METRIC_L2)
     for some, vectors in rows.pages(first, _CHUNK * threads):
-        if not going_on():
+        if not keep_going():
             return None
         graph.add(codes.of(vectors))
         numbers.append(some)
         digests.append(row_digests(vectors))
     _measure_by(graph, faiss.METRIC_INNER_PRODUCT)
     index = HnswIndex(graph, np.concatenate(numbers), np.concatenate(digests), codes, None)
-    index.recall = _recall(index, rows, going_on)
+    index.recall = _recall(index, rows, keep_going)
     return None if index.recall is None else index
 
 
@@ -303,14 +303,14 @@ def row_digests(vectors: Floats) -> Digests:
     return digests
 
 
-def _recall(index: HnswIndex, rows: Rows, going_on: Callable[[], bool]) -> float | None:
-    """The share of the true nearest that stored vectors find; None if ``going_on`` returned False."""
+def _recall(index: HnswIndex, rows: Rows, keep_going: Callable[[], bool]) -> float | None:
+    """The share of the true nearest that stored vectors find; None if ``keep_going`` returned False."""
     row = rows.find(index.numbers)
     row = row[row >= 0]
     asked = rows.vectors(row[np.linspace(0, len(row) - 1, min(_SAMPLE, len(row))).astype(np.intp)])
     allowed, found, there = rows.allowed(None), 0, 0
     for query in asked:
-        if not going_on():
+        if not keep_going():
             return None
         one = query[None]
         exact = _nearest(rows, one, rows.candidates(one, _NEAREST, allowed))

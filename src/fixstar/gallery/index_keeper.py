@@ -67,7 +67,7 @@ class IndexKeeper:
         self._saves = not read_only  # whether the background thread saves
         self._off = self._closed = False
 
-    def look_after(self) -> None:
+    def update_in_background(self) -> None:
         """Start what is due, in the background. Costs nothing if no rows have changed."""
         rows = self._exact.rows
         if rows is self._seen or self._off or time.monotonic() < self._not_before:

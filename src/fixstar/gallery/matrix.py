@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -140,10 +140,10 @@ class Rows:
         self._gather(row, [segment.numbers for segment in self._segments], out)
         return out
 
-    def locate(self, row: Indices) -> list[tuple[Segment, int]]:
+    def locate(self, rows: Iterable[int]) -> list[tuple[Segment, int]]:
         """The segment of each row, and its place there."""
         first, segments, located = self._first, self._segments, []
-        for one in row.tolist():
+        for one in rows:
             place = bisect_right(first, one) - 1
             located.append((segments[place], one - first[place]))
         return located

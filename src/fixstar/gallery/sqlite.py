@@ -305,9 +305,9 @@ class _StoredMatrices:
         with self._lock:
             db.execute("BEGIN")
             try:
-                self._take_versions(db)
+                self._read_versions(db)
                 drafts = {name: Draft(rows) for name, rows in self.exact.rows.items()}
-                self._take_items(db, drafts)
+                self._read_items(db, drafts)
                 for name, numbers in self._gone(db):
                     drafts[name].remove(numbers)
                 positions = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
@@ -317,7 +317,7 @@ class _StoredMatrices:
                 if db.in_transaction:
                     db.execute("ROLLBACK")  # nothing was written
 
-    def _take_versions(self, db: sqlite3.Connection) -> None:
+    def _read_versions(self, db: sqlite3.Connection) -> None:
         rows = db.execute(
             "SELECT number, name, width, full_width, projection FROM versions WHERE number > ? ORDER BY number",
             (max(self._names, default=0),),
@@ -326,7 +326,7 @@ class _StoredMatrices:
             self.exact.add_version(VersionSpace(name, width, full_width), _matrix(blob, full_width))
             self._names[number] = name
 
-    def _take_items(self, db: sqlite3.Connection, drafts: dict[str, Draft]) -> None:
+    def _read_items(self, db: sqlite3.Connection, drafts: dict[str, Draft]) -> None:
         """Read new rows page by page: only one page is in memory beside the matrices."""
         rows = db.execute(
             "SELECT number, version, id, payload, vector FROM items WHERE number > ? ORDER BY number", (self.position,)
@@ -439,7 +439,7 @@ class SqliteGallery(Gallery):
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
         self._refresh()
         if not request.exact:
-            self._keeper.look_after()
+            self._keeper.update_in_background()
         return self._matrices.exact.search(version, queries, request)
 
     def _build_index(self, versions: list[str]) -> None:
