@@ -25,7 +25,7 @@ from fixstar.geometry import carry, short_basis, unit
 from fixstar.progress import progress_bar
 from fixstar.scenarios import version_features
 from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
-from fixstar.workspace.calibrations import tried_calibrations, tried_curve
+from fixstar.workspace.calibrations import calibrations_and_folds, search_curve
 
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 ORDERS = ("random", "gain", "classes", "certain")
@@ -34,7 +34,7 @@ RANDOM_ORDERS = 10
 
 def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, seed: int) -> dict[str, Any]:
     """Accuracy at each share, by order and way of merging; a third of the queries is the planner's, not measured."""
-    calibrations, folds = tried_calibrations([old, new], truth, owners, seed)
+    calibrations, folds = calibrations_and_folds([old, new], truth, owners, seed)
     if not folds:
         raise SystemExit("too few images to fit calibrations")
     split = gallery_query_split(truth, share=1 / 3, seed=seed)
@@ -48,7 +48,9 @@ def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, 
         if order != "random":
             ways |= {"order": planned_order(order, items, queries, seed), "orders": 1}
         for merged, used in (("cosine", []), ("calibrated", folds)):
-            found[f"{order}, {merged}"] = tried_curve((old, new), truth, owners, SHARES, used, **ways).accuracy.tolist()
+            found[f"{order}, {merged}"] = search_curve(
+                (old, new), truth, owners, SHARES, used, **ways
+            ).accuracy.tolist()
     return found
 
 

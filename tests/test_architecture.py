@@ -167,6 +167,30 @@ def test_serving_parts_and_the_command_line_start_without_torch() -> None:
     assert started.returncode == 0, started.stderr
 
 
+def test_a_search_loads_no_training_code(tmp_path: Path) -> None:
+    """Import, open, index, search, like, status: nothing of losses, methods or training."""
+    folder = tmp_path / "shop"
+    code = (
+        "import sys, numpy as np\n"
+        "from fixstar.models import Encoder\n"
+        "from fixstar.workspace import CatalogueItem, Workspace\n"
+        f"space = Workspace.create({str(folder)!r}, device='cpu')\n"
+        "encoder = Encoder.create('tiny', classes=['a', 'b'], capacity=4)\n"
+        "encoder.about = {'version': 'v1', 'parent': None}\n"
+        f"encoder.save({str(folder / 'versions' / 'v1')!r})\n"
+        "image = np.zeros((32, 32, 3), np.uint8)\n"
+        "with space:\n"
+        "    space.index([CatalogueItem('zero', image), CatalogueItem('white', image + 255)])\n"
+        "    assert space.search([image], k=1).hits[0][0].id == 'zero'\n"
+        "    space.like('zero')\n"
+        "    space.status()\n"
+        "parts = tuple(f'fixstar.{part}' for part in ('losses', 'methods', 'training', 'scenarios'))\n"
+        "sys.exit(' '.join(name for name in sys.modules if name.startswith(parts)) or 0)\n"
+    )
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert started.returncode == 0, started.stderr
+
+
 def test_exported_names_exist_and_are_stated() -> None:
     wrong = []
     for name in map(module_of, sources()):

@@ -65,6 +65,7 @@ ACTIONS = frozenset(
         "status",
         "train",
         "upgrade",
+        "use-gallery",
         "verify-gallery",
     }
 )

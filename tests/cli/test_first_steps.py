@@ -41,7 +41,7 @@ def test_more_classes_than_the_capacity_of_a_first_version(tmp_path: Path) -> No
     grown = typed("grow", "17", "-w", path)
     assert grown.code == 1
     assert "has no version that could grow yet; train the first with room" in grown.err
-    assert f"fixstar train IMAGES --capacity N -w {path}" in grown.err
+    assert f"fixstar train LABELLED_IMAGES --capacity CAPACITY -w {path}" in grown.err
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_rate_that_is_none_is_refused_where_nothing_is_left_to_do(tmp_path: Pa
     for rate in ("-1", "0", "nan"):
         refused = typed("backfill", "--rate", rate, "-w", tmp_path / "shop")
         assert (refused.code, refused.out) == (1, "")
-        assert "items a second, above 0" in refused.err
+        assert "items per second, above 0" in refused.err
 
 
 def test_half_a_condition_is_refused_and_its_text_can_be_asked_for(tmp_path: Path) -> None:

@@ -110,8 +110,9 @@ def test_a_workspace_on_a_server_says_how_to_leave_it(full: Path) -> None:
     (full / "workspace.json").write_text(json.dumps(json.loads(mark(full)) | {"gallery": AWAY}))
     with (
         Workspace(full, device="cpu") as space,
-        pytest.raises(GalleryUnavailableError, match="fixstar gallery use ADDRESS"),
+        pytest.raises(GalleryUnavailableError, match="the workspace can use that") as away,
     ):
         _ = space.gallery
+    assert away.value.next_steps[-1].action == "use-gallery"
     shown = typed("gallery", "stats", "--gallery", AWAY)
     assert "fixstar gallery use" not in shown.err  # no workspace is meant

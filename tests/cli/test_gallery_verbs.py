@@ -109,8 +109,8 @@ class TestIndex:
             (["index", tmp_path / "absent", "-w", empty], "absent does not exist"),
             (["index", tmp_path / "absent.csv", "-w", empty], "absent.csv does not exist"),
             (["index", tmp_path / "absent.png", "-w", empty], "absent.png does not exist"),
-            (["index", tmp_path / "text.txt", "-w", empty], "no image (.avif"),
-            (["index", photos, "-w", tmp_path], "is not a workspace; make one with: fixstar init"),
+            (["index", tmp_path / "text.txt", "-w", empty], "an image (.avif"),
+            (["index", photos, "-w", tmp_path], "is not a workspace"),
         ]
         for words, message in refusals:
             refused = typed(*words)
@@ -415,7 +415,7 @@ def test_help_of_every_verb_shows_an_example() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"path,id\nhat/0.png,x\nbag/1.png,x\n", "line 3: the id 'x' stands in line 2 already"),
+        (b"path,id\nhat/0.png,x\nbag/1.png,x\n", "line 3: duplicate id 'x' (first used on line 2)"),
         (b"id,path\nx,hat/0.png\ny\n", "line 3: no path"),
         (b"path,image\nhat/0.png,front\n", "the column image is filled in here"),
         (b"path,label\nhat/0.png,caf\xe9\n", "is not UTF-8"),

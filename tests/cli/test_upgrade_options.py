@@ -92,7 +92,7 @@ def test_another_backbone_takes_over_and_stays(space: Path, shop: Path) -> None:
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet20")
     with pytest.raises(FixstarError, match=r"did you mean 'resnet32'.*directory with a saved model"):
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet21")
-    with pytest.raises(FixstarError, match="give one of them"):
+    with pytest.raises(FixstarError, match="use only one of them"):
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "tiny", "--from-scratch")
 
 
@@ -131,7 +131,7 @@ def test_where_images_may_not_be_kept_none_are(space: Path, shop: Path) -> None:
     assert not (space / "held-out" / "v3.safetensors").exists()
     with pytest.raises(FixstarError, match="yes or no"):
         fixstar("upgrade", shop / "second", "-w", space, "--keep-images", "some")
-    with pytest.raises(FixstarError, match="leave one of them out"):
+    with pytest.raises(FixstarError, match="use only one of them"):
         fixstar("upgrade", shop / "second", "-w", space, "--keep-images", "no", "--hold-out", "0.2")
 
 
@@ -150,7 +150,7 @@ def test_select_keeps_the_best_compatible_epoch_by_images_held_out(space: Path, 
         .log
     )
     assert all(entry.standing is not None for entry in log)
-    with pytest.raises(FixstarError, match=r"--hold-out 0\.1"):
+    with pytest.raises(FixstarError, match=r"pass hold_out, such as 0\.1"):
         fixstar("upgrade", shop / "second", "-w", space, "--select", "--hold-out", "0")
     check = json.loads(CliRunner().invoke(app, ["check", "v2", "-w", str(space), "--json"]).stdout)
     assert any("also chose its epoch" in note for note in check["notes"])

@@ -12,9 +12,8 @@ from fastapi.testclient import TestClient
 from service_clients import client, ended
 from shops import passed, pictures, set_apart, shop
 
-from fixstar.service import jobs
 from fixstar.workspace import Workspace, catalogue
-from fixstar.workspace.backfill.planning import backfill_outlook, plan_backfill
+from fixstar.workspace.backfill.planning import backfill_outlook
 
 
 @pytest.fixture
@@ -116,11 +115,13 @@ def test_a_rollback_to_a_retired_version_is_neither_offered_nor_made(http: TestC
 def test_a_backfill_that_another_deployment_overtakes_plans_nothing_for_that_one(
     space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    planned = space.plan_backfill
+
     def overtaken(*arguments: Any, **options: Any) -> Any:
         space.rollback()
-        return plan_backfill(*arguments, **options)
+        return planned(*arguments, **options)
 
-    monkeypatch.setattr(jobs, "plan_backfill", overtaken)
+    monkeypatch.setattr(space, "plan_backfill", overtaken)
     with client(space) as http:
         job = backfilled(http, budget="all", order="random")
     assert (job["state"], job["message"]) == ("cancelled", "v2 is deployed now: nothing is re-embedded with v3")
@@ -163,9 +164,9 @@ def test_the_outlook_looks_at_so_many_items_at_most(space: Workspace) -> None:
     width = next(one.width for one in space.gallery.versions() if one.name == "v1")
     space.gallery.create_version("old-system", width)
     space.gallery.upsert("old-system", list("ab"), np.eye(2, width, dtype=np.float32))
-    some = backfill_outlook(space, most=6)
+    some = backfill_outlook(space.serving, most=6)
     assert (some.looked_at, some.without_image, some.older, some.could) == (6, 2, 11, 9)
-    assert backfill_outlook(space, most=100).looked_at == 11
+    assert backfill_outlook(space.serving, most=100).looked_at == 11
 
 
 def test_there_is_no_outlook_while_a_backfill_is_under_way(http: TestClient) -> None:

@@ -145,9 +145,9 @@ def test_versions_that_a_query_does_not_reach_are_named(
         lambda: http.get("/v1/item/similar", params={"id": "hat/1.png"}),
     )
     assert [ask().json()["left_out"] for ask in asks] == [[]] * 3
-    search = Serving._found  # behind all three
+    search = Serving._search  # behind all three
     monkeypatch.setattr(
-        Serving, "_found", lambda *query, **options: search(*query, **options)._replace(left_out=("v0",))
+        Serving, "_search", lambda *query, **options: search(*query, **options)._replace(left_out=("v0",))
     )
     assert [ask().json()["left_out"] for ask in asks] == [["v0"]] * 3
 

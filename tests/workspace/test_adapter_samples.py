@@ -12,7 +12,7 @@ from shops import pictures, shop
 
 from fixstar.errors import DataError
 from fixstar.workspace import Workspace, catalogue
-from fixstar.workspace.adapters.use import class_pairs, pairs_of_file
+from fixstar.workspace.adapters.use import class_pairs, pairs_from_file
 
 OLD = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 
@@ -28,7 +28,7 @@ def space(tmp_path: Path) -> Iterator[Workspace]:
 
 def read(space: Workspace, path: Path, **arrays: Any) -> Any:
     np.savez(path / "pairs.npz", **arrays)
-    return pairs_of_file(path / "pairs.npz", space.gallery, "old", "v1")
+    return pairs_from_file(path / "pairs.npz", space.gallery, "old", "v1")
 
 
 def test_full_features_become_the_short_forms_that_are_stored(space: Workspace, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_full_features_become_the_short_forms_that_are_stored(space: Workspace, 
 def test_rows_that_are_no_features_of_the_version_are_refused(space: Workspace, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     width = next(one.width for one in space.gallery.versions() if one.name == "v1")
-    with pytest.raises(DataError, match=r"row 0 is none: 0\.\d\d of its length lies where v1 has no features"):
+    with pytest.raises(DataError, match=r"row 0 is not one: 0\.\d\d of its length lies where v1 has no features"):
         read(space, tmp_path, old=OLD, new=rng.normal(size=(9, 199)))
     with pytest.raises(
         DataError, match=rf"new has 77.*v1 have {width} in the short form.*form='short'.*and 199 in full"
@@ -68,4 +68,4 @@ def test_an_empty_label_is_none(space: Workspace, tmp_path: Path) -> None:
     payloads = [{"label": ""}, {"label": "hat"}, {"label": "shoe"}]
     space.gallery.upsert("old", ["1", "2", "3"], np.eye(5)[:3], payloads)
     space.gallery.upsert("v1", ["4", "5", "6"], np.eye(width)[:3], payloads)
-    np.testing.assert_allclose(class_pairs(space, "old", "v1", 10, 0).Y, np.eye(5)[1:3])
+    np.testing.assert_allclose(class_pairs(space.serving, "old", "v1", 10, 0).Y, np.eye(5)[1:3])

@@ -20,7 +20,7 @@ from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery
 from fixstar.geometry import unit
 from fixstar.workspace.adapters.fitting import ADAPTERS, fit_adapter
 from fixstar.workspace.adapters.maps import VectorAdapter, load_adapter, save_adapter
-from fixstar.workspace.adapters.use import adapt_gallery, adapt_queries, adapter_cross_test
+from fixstar.workspace.adapters.use import adapt_gallery, adapter_cross_test
 
 WIDTH, ITEMS = 8, 40
 Q = rotation(WIDTH)
@@ -194,7 +194,7 @@ def test_the_cross_test_is_the_search_it_stands_for() -> None:
     X = vectors(300, 16, seed=5)
     adapter = fit_adapter("procrustes", X @ rotation(16), X)
     result = adapter_cross_test(adapter, old, new, labels, labels, "queries", "image")
-    found = np.argmax(adapt_queries(adapter, new.queries) @ old.gallery.T, axis=1)
+    found = np.argmax(adapter(new.queries) @ old.gallery.T, axis=1)
     np.testing.assert_array_equal(result.hits[1, 0], labels[found] == labels)
     assert result.matrix[1, 1] == result.hits[1, 1].mean()
     assert np.isnan(result.matrix[0, 1])
@@ -257,7 +257,7 @@ def forged(path: Path, **card: Any) -> None:
 def test_a_damaged_file_gives_one_clear_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = save_adapter(rotating(), tmp_path / "a.safetensors")
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ModelError, match=r"a\.safetensors is damaged, or no adapter.*fit it again"):
+    with pytest.raises(ModelError, match=r"a\.safetensors is damaged, or not an adapter.*fit it again"):
         load_adapter(path)
 
 
@@ -273,7 +273,7 @@ def test_a_damaged_file_gives_one_clear_error(tmp_path: Path, damage: Callable[[
 )
 def test_a_foreign_card_gives_the_same_error(tmp_path: Path, card: dict[str, Any]) -> None:
     forged(tmp_path / "a.safetensors", **card)
-    with pytest.raises(ModelError, match="is damaged, or no adapter"):
+    with pytest.raises(ModelError, match="is damaged, or not an adapter"):
         load_adapter(tmp_path / "a.safetensors")
 
 

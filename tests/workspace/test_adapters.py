@@ -244,7 +244,7 @@ def test_kinds_that_lack_pairs_are_left_out_with_the_reason() -> None:
     X, Y = noisy(vectors(60, 40), vectors(60, 40))
     result = best_adapter(X, Y)
     assert set(result.left_out) == {"mlp", "slerp"}
-    assert "needs 100 pairs" in result.left_out["mlp"]
+    assert "needs at least 100 pairs" in result.left_out["mlp"]
 
 
 GOOD = vectors(100, 6)
@@ -254,14 +254,14 @@ LONG, BROKEN = GOOD * 2, np.where(np.arange(100)[:, None] == 7, np.nan, GOOD)
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: fit_adapter("procrustes", GOOD[:5], GOOD[:5]), "needs 6 pairs at least, got 5"),
-        (lambda: fit_adapter("mlp", GOOD[:99], GOOD[:99]), r"needs 100 pairs.*or use procrustes or ridge"),
-        (lambda: fit_adapter("ridge", GOOD, GOOD[:50]), r"are no pairs.*Embed a sample.*paired_by_class"),
+        (lambda: fit_adapter("procrustes", GOOD[:5], GOOD[:5]), "needs at least 6 pairs, got 5"),
+        (lambda: fit_adapter("mlp", GOOD[:99], GOOD[:99]), r"needs at least 100 pairs.*or use procrustes or ridge"),
+        (lambda: fit_adapter("ridge", GOOD, GOOD[:50]), r"are not pairs.*Embed a sample.*paired_by_class"),
         (lambda: fit_adapter("ridge", BROKEN, GOOD), "NaN or infinity in row 7"),
         (lambda: fit_adapter("ridge", GOOD, LONG), r"100 of 100.*second space.*length 2.*geometry\.unit"),
         (lambda: fit_adapter("ridge", GOOD[0], GOOD), "matrix of real numbers"),
-        (lambda: fit_adapter("ridge", GOOD, GOOD, weights=np.zeros(100)), "one finite number > 0 a pair"),
-        (lambda: fit_adapter("ridge", GOOD, GOOD, groups=[1]), "one label a pair"),
+        (lambda: fit_adapter("ridge", GOOD, GOOD, weights=np.zeros(100)), "one finite number > 0 per pair"),
+        (lambda: fit_adapter("ridge", GOOD, GOOD, groups=[1]), "one label per pair"),
         (lambda: fit_adapter("low-rank", GOOD, GOOD, groups=[1] * 100), "one group cannot be split"),
         (lambda: fit_adapter("ridge", GOOD, GOOD, rank=3), r"unknown option of a ridge.*penalty"),
         (lambda: fit_adapter("ridge", GOOD, GOOD, penalty=-1.0), "number >= 0"),

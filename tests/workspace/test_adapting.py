@@ -13,11 +13,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from shops import passed, shop
 
-from fixstar.errors import DataError, FixstarError, GalleryError, GateError, InputError, ModelError, UnknownNameError
+from fixstar.errors import (
+    DataError,
+    FixstarError,
+    GalleryError,
+    GateError,
+    InputError,
+    ModelError,
+    NextStep,
+    UnknownNameError,
+)
 from fixstar.geometry import unit
 from fixstar.workspace import AdaptOptions, CatalogueItem, GateRules, Workspace, catalogue
 from fixstar.workspace.adapters.fitting import fit_adapter
-from fixstar.workspace.adapters.registry import AdapterBook
+from fixstar.workspace.adapters.registry import AdapterRegistry
 
 OLD, WIDTH = "old-system", 40
 PER_CLASS, CLASSES = 16, 24
@@ -123,12 +132,13 @@ def test_a_deployment_asks_for_the_adapter_of_its_own_queries(space: Workspace, 
     space.adapt(OLD, TURN, progress=False)
     space.index([CatalogueItem("mine", photos[0].image, photos[0].payload)])
     passed(space, "v2", "v1")
-    with pytest.raises(GateError, match=rf"{len(photos)} vectors of {OLD}.*fixstar adapt {OLD} --for v2"):
+    with pytest.raises(GateError, match=rf"{len(photos)} vectors of {OLD}") as refused:
         space.deploy("v2")
+    assert refused.value.next_steps[0] == NextStep("adapt", {"version": OLD, "queries_by": "v2"})
     done = space.adapt(OLD, AdaptOptions(queries_by="v2", kind="procrustes"), progress=False)
     assert (done.queries_by, done.in_use) == ("v2", True)
     assert space.status().adapters == {OLD: ["v1", "v2"]}
-    assert (space.met_by("v2"), space.met_by("v3")) == (["v1"], ["v1", OLD])
+    assert (space.versions_to_check("v2"), space.versions_to_check("v3")) == (["v1"], ["v1", OLD])
     space.deploy("v2")
     for version in ("v2", "v1"):  # a rollback finds the adapter of its version
         answer = space.search([photos[5].image], k=3)
@@ -180,16 +190,16 @@ def test_where_evidence_is_missing_the_advice_is_what_can_help(
         assert "queries would decide" in check.reasons[0]
         return check.reasons[0]
 
-    assert f"Take a larger --sample, of {len(photos)} items that can be used" in advice(0.3, sample=100)
+    assert f"Take a larger sample: {len(photos)} items can be used" in advice(0.3, sample=100)
     said = advice(0.3)
     assert f"All {len(photos)} items of {OLD} whose image can be found were used" in said
-    assert "--sample" not in said
+    assert "larger sample" not in said
     np.savez(tmp_path / "labelled.npz", old=by_old_system(new, 0.3), new=new, labels=labels)
     said = advice(0.3, pairs=tmp_path / "labelled.npz")
-    assert "Put more images with a label into labelled.npz" in said
-    assert "--sample" not in said
+    assert "Add more labelled images to labelled.npz" in said
+    assert "larger sample" not in said
     np.savez(tmp_path / "bare.npz", old=by_old_system(new, 1.0)[:200], new=new[:200])
-    assert "Give bare.npz the array labels" in advice(1.0, pairs=tmp_path / "bare.npz")
+    assert "Add the array labels to bare.npz" in advice(1.0, pairs=tmp_path / "bare.npz")
 
 
 def test_the_tolerance_and_the_confidence_are_the_gates(space: Workspace) -> None:
@@ -284,7 +294,7 @@ def test_stored_vectors_move_once_even_if_interrupted(
 def test_what_cannot_be_adapted(space: Workspace) -> None:
     with pytest.raises(GalleryError, match=f"no vectors of 'other'; it holds those of: {OLD}"):
         space.adapt("other")
-    with pytest.raises(InputError, match="meet vectors of v1 as they are"):
+    with pytest.raises(InputError, match="search vectors of v1 directly"):
         space.adapt("v1")
     with pytest.raises(UnknownNameError, match="v9"):
         space.adapt(OLD, AdaptOptions(queries_by="v9"))
@@ -298,19 +308,20 @@ def test_what_cannot_be_adapted(space: Workspace) -> None:
         AdaptOptions(held_out=1.0)
 
 
-def test_the_book_is_seen_by_others_and_its_damage_told(tmp_path: Path) -> None:
+def test_the_registry_is_seen_by_others_and_its_damage_told(tmp_path: Path) -> None:
     eye = np.eye(4, dtype=np.float32)[[0, 1, 2, 3] * 3]
-    first, second = AdapterBook(tmp_path), AdapterBook(tmp_path)
-    assert first.apart() == set()
+    first, second = AdapterRegistry(tmp_path), AdapterRegistry(tmp_path)
+    assert first.isolated() == set()
     for turned in (eye, eye[:, ::-1].copy()):
         second.use(fit_adapter("procrustes", eye, turned, source="v1", target="a/b ü"))
         found = first.find("a/b ü", "v1")
         assert found is not None
         assert np.allclose(found(eye), turned, atol=1e-5)
-    assert (first.apart(), first.reached("v1"), first.reached("v2")) == ({"a/b ü"}, {"a/b ü"}, set())
+    assert first.isolated() == {"a/b ü"}
+    assert first.find("a/b ü", "v2") is None
     assert len(list((tmp_path / "adapters").glob("*.safetensors"))) == 2  # what is out of use is kept
-    second.end("a/b ü", "v1", "queries")
+    second.remove("a/b ü", "v1", "queries")
     assert first.entries() == ()
-    (tmp_path / "adapters" / "book.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"book\.json is damaged"):
+    (tmp_path / "adapters" / "registry.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"registry\.json is damaged"):
         first.entries()

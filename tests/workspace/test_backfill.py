@@ -197,7 +197,7 @@ def test_the_rate_is_kept_and_a_wait_can_be_stopped(tmp_path: Path) -> None:
     slow = Pace(0.001)
     slow.wait(1, lambda: False)
     slow.wait(1, lambda: True)  # would be 1000 s
-    with pytest.raises(InputError, match="items a second"):
+    with pytest.raises(InputError, match="items per second"):
         Pace(0.0)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fixstar.errors import GateError, InputError, ModelError
+from fixstar.errors import GateError, InputError, ModelError, NextStep
 from fixstar.evaluation import VersionFeatures, cross_test, paired_bootstrap
 from fixstar.evaluation.evidence import Difference
 from fixstar.evaluation.trial import Trial
 from fixstar.workspace import GateRules
-from fixstar.workspace.checks import LostAnswer, demand, last_check, save_check
+from fixstar.workspace.checks import LostAnswer, last_check, require_passed_check, save_check
 from fixstar.workspace.gate import _highest_rate, needed_queries, run_check
 
 CLASSES = 10
@@ -45,9 +45,9 @@ def test_a_clear_gain_passes_and_flips_are_counted() -> None:
     assert 0 < cell.low < cell.difference < cell.high
     assert cell.low == pytest.approx(expected.low, abs=0.01)
     assert "+9.8 points" in check.reasons[0]
-    assert demand(check, "v2", ["v1", "v2"]) is check
+    assert require_passed_check(check, "v2", ["v1", "v2"]) is check
     with pytest.raises(GateError, match="before vectors of v0"):
-        demand(check, "v2", ["v0", "v1"])
+        require_passed_check(check, "v2", ["v0", "v1"])
 
 
 def test_a_clear_loss_is_refused() -> None:
@@ -58,7 +58,7 @@ def test_a_clear_loss_is_refused() -> None:
     assert {lost.label for lost in check.cells[0].lost} == set("abcdefghij")  # of each class in turn
     assert "this is not above it" in check.reasons[0]
     with pytest.raises(GateError, match="did not pass"):
-        demand(check, "v2", ["v1"])
+        require_passed_check(check, "v2", ["v1"])
 
 
 def test_too_little_evidence_is_told_in_numbers() -> None:
@@ -71,7 +71,8 @@ def test_too_little_evidence_is_told_in_numbers() -> None:
     assert by_hand <= named < by_hand * 1.1
     assert named > 200
     assert f"about {2 * named:,} labelled images" in check.reasons[0]
-    assert "fixstar check v2 --data" in check.reasons[0]
+    assert check.next_steps[0].arguments == {"version": "v2", "data": ...}
+    assert check.next_steps[0].note == f"about {2 * named:,} labelled images"
 
 
 def test_so_many_queries_as_it_names_do_decide() -> None:
@@ -97,21 +98,24 @@ def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
     old, new = version("v1", range(20), 1000), version("v2", range(500, 520), 1000)  # 20 lost, 20 won
     check = run_check(trial(old, new))
     assert "gains and losses balance exactly: more of the same would not show a gain" in check.reasons[0]
-    named = float(check.reasons[0].split("these queries show that: fixstar check v2 --tolerance ")[1])
+    assert check.reasons[0].endswith("these queries show that")
+    (step,) = [step for step in check.next_steps if "tolerance" in step.arguments]
+    named = float(str(step.arguments["tolerance"]))
+    assert step.arguments == {"version": "v2", "tolerance": named}
     assert run_check(trial(old, new), GateRules(tolerance=named)).outcome == "pass"
     assert run_check(trial(old, new), GateRules(tolerance=named - 0.01)).outcome == "missing evidence"
 
     few = run_check(trial(version("v1", range(4), 28), version("v2", range(14, 18), 28)))
     assert few.cells[0].low < -0.05  # no tolerance that somebody may mean is shown to be kept
-    assert "show that: fixstar" not in few.reasons[0]
-    needed = int(few.reasons[0].split("points, about ")[1].split(" queries")[0].replace(",", ""))
+    assert "these queries show that" not in few.reasons[0]
+    needed = int(few.reasons[0].split("points is acceptable, about ")[1].split(" queries")[0].replace(",", ""))
     by_hand = 28 * (few.cells[0].low / 0.01) ** 2
     assert by_hand <= needed < by_hand * 1.1
-    assert few.reasons[0].endswith("fixstar check v2 --tolerance 0.01 --data LABELLED_IMAGES")
+    assert {"version": "v2", "data": ..., "tolerance": 0.01} in [step.arguments for step in few.next_steps]
 
     worse = run_check(trial(version("v1", [], 28), version("v2", range(4), 28)))  # a point would not do
     assert worse.outcome == "missing evidence"
-    assert "--tolerance" not in worse.reasons[0]
+    assert not any("tolerance" in step.arguments for step in worse.next_steps)
 
 
 def test_needed_queries_by_hand() -> None:
@@ -166,7 +170,7 @@ def test_where_hardly_anything_differs_the_exact_interval_of_rare_events_counts(
     same = version("v1", [3], 100), version("v2", [3], 100)
     strict = run_check(trial(*same))
     assert strict.outcome == "missing evidence"
-    assert "--tolerance" in strict.reasons[0]
+    assert any("tolerance" in step.arguments for step in strict.next_steps)
     tolerant = run_check(trial(*same), GateRules(tolerance=0.01))
     assert tolerant.outcome == "missing evidence"  # up to 3.6 points may have gone unseen
     assert tolerant.cells[0].low == pytest.approx(0.025**0.01 - 1)
@@ -225,8 +229,9 @@ def test_a_check_is_kept_and_a_damaged_one_is_not_believed(tmp_path: Path) -> No
     path = save_check(tmp_path, check)
     assert last_check(tmp_path, "v2") == check
     path.write_text(path.read_text().replace('"cells"', '"celery"'))
-    with pytest.raises(ModelError, match="fixstar check v2"):
+    with pytest.raises(ModelError, match="is damaged") as damaged:
         last_check(tmp_path, "v2")
+    assert damaged.value.next_steps == (NextStep("check", {"version": "v2"}),)
 
 
 @pytest.mark.parametrize("wrong", [{"confidence": 95}, {"tolerance": -0.1}, {"tolerance": 1}, {"seed": -1}])

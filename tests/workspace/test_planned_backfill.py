@@ -8,7 +8,7 @@ from predictions import QUERIES, predicted
 
 from fixstar.errors import GateError
 from fixstar.evaluation import BackfillCurve
-from fixstar.workspace.backfill.planning import PlannedBackfill, demand_gain
+from fixstar.workspace.backfill.planning import PlannedBackfill, require_gain
 from fixstar.workspace.backfill.prediction import PredictedCurve
 from fixstar.workspace.backfill.run import BackfillPlan
 
@@ -23,7 +23,7 @@ def test_one_query_of_hundreds_is_chance() -> None:
     plan = planned(predicted(lost=1))
     assert plan.loss == "lower the accuracy from 66.7% to 66.3% of 300 queries"
     assert not plan.loses
-    demand_gain(plan)
+    require_gain(plan)
 
 
 @pytest.mark.parametrize(
@@ -62,17 +62,18 @@ def test_queries_that_stay_as_they_are_do_not_count_at_any_share() -> None:
 
 def test_the_refusal_says_what_was_predicted_and_what_to_do() -> None:
     with pytest.raises(GateError) as refused:
-        demand_gain(planned(predicted(lost=30)))
+        require_gain(planned(predicted(lost=30)))
     words = str(refused.value)
     assert "predicted to lower the accuracy from 66.7% to 56.7% of 300 queries" in words
-    assert "--budget (50%, all)" in words
-    assert "--anyway" in words
+    assert "A budget of 50% or all is predicted not to lose" in words
+    steps = [step.arguments for step in refused.value.next_steps]
+    assert steps == [{"budget": "50%"}, {"plan_only": True}, {"anyway": True}]
 
 
 def test_what_has_begun_or_is_not_known_is_not_refused() -> None:
     for plan in (planned(predicted(lost=30), position=1), planned(None), planned(predicted(lost=30), 50)):
         assert (plan.loss, plan.loses) == (None, False)
-        demand_gain(plan)
+        require_gain(plan)
     assert planned(None).larger_budgets == []
 
 

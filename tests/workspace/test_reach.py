@@ -11,13 +11,13 @@ import pytest
 from shops import CLASSES, passed, pictures, shop
 from typed import typed
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, NextStep
 from fixstar.gallery import VersionSpace
 from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import save_check
-from fixstar.workspace.reachability import Reach
+from fixstar.workspace.reachability import directly_searchable
 from fixstar.workspace.registry import Registry
 
 FOREIGN = 300
@@ -59,8 +59,9 @@ def test_foreign_vectors_are_left_out_whatever_their_width(space: Workspace, pho
 
 def test_an_item_of_a_model_that_nothing_connects_is_refused_as_a_query(space: Workspace) -> None:
     imported(space, "old-system", 40)
-    with pytest.raises(GalleryError, match=r"'old-system/0' holds a vector of old-system.*adapt old-system --for v1"):
+    with pytest.raises(GalleryError, match="'old-system/0' holds a vector of old-system") as refused:
         space.like("old-system/0")
+    assert refused.value.next_steps[0] == NextStep("adapt", {"version": "old-system", "queries_by": "v1"})
     assert space.like("hat/1.png", k=2).left_out == ("old-system",)
 
 
@@ -100,7 +101,6 @@ def card(**about: Any) -> dict[str, Any]:
         (card(), set()),
         (card(old_vectors_width=5), {"narrow"}),
         (card(old_vectors_width=5, method={"name": "bct-vectors", "options": {}}), {"narrow"}),
-        (card(method={"name": "bct-vectors", "options": {}}), {"narrow", "narrower"}),  # from before widths were kept
         (card(method={"name": "bct-vectors", "options": {}}, parent="v1"), set()),  # agrees with its parent
     ],
 )
@@ -117,11 +117,11 @@ def test_old_vectors_that_a_version_was_trained_to_agree_with_are_met(
         VersionSpace("narrower", 4, 4),
         *(VersionSpace(f"v{n}", 7, 7) for n in (1, 2)),
     ]
-    reach = Reach(Registry(tmp_path))
+    registry = Registry(tmp_path)
     for version in ("v1", "v2"):
-        assert reach.met(version, spaces) == {"v1", "v2"} | met
+        assert directly_searchable(registry, version, spaces) == {"v1", "v2"} | met
     for name in met:
-        assert reach.met(name, spaces) == {name, "v1", "v2"}
+        assert directly_searchable(registry, name, spaces) == {name, "v1", "v2"}
 
 
 def test_versions_of_other_widths_are_met_only_where_one_has_grown_from_the_other(tmp_path: Path) -> None:
@@ -132,11 +132,15 @@ def test_versions_of_other_widths_are_met_only_where_one_has_grown_from_the_othe
         encoder.save(tmp_path / "versions" / name)
     spaces = [VersionSpace(name, 7, made[name].feature_dim) for name in ("v1", "v2", "v3")]
     assert [space.full_width for space in spaces] == [7, 10, 10]
-    reach = Reach(Registry(tmp_path))
-    assert reach.met("v1", spaces) == {"v1", "v2"}
-    assert reach.met("v2", spaces) == {"v1", "v2", "v3"}  # one width: what the cosines are worth is the gate's affair
-    assert reach.met("v3", spaces) == {"v2", "v3"}
-    assert reach.met("v1", spaces[:1]) == {"v1"}  # another gallery, another answer
+    registry = Registry(tmp_path)
+    assert directly_searchable(registry, "v1", spaces) == {"v1", "v2"}
+    assert directly_searchable(registry, "v2", spaces) == {
+        "v1",
+        "v2",
+        "v3",
+    }
+    assert directly_searchable(registry, "v3", spaces) == {"v2", "v3"}
+    assert directly_searchable(registry, "v1", spaces[:1]) == {"v1"}  # another gallery, another answer
 
 
 def test_calibrations_are_used_beside_vectors_that_are_not_searched(space: Workspace, photos: Path) -> None:
@@ -161,8 +165,10 @@ def test_the_command_line_says_what_makes_them_searchable(space: Workspace, phot
     assert "fixstar adapt old-system --for v1" in refused.err
     checked = typed("check", "v2", "--data", photos, "-w", space.path, "--json").json
     (told,) = [reason for reason in checked["reasons"] if "no model of that name" in reason]
-    assert "fixstar adapt old-system --for v2" in told
-    assert "--as old-system@v2" in told
+    assert "old-system" in told
+    adapting = {"version": "old-system", "queries_by": "v2"}
+    assert any(step["arguments"] == adapting for step in checked["next_steps"])
+    assert any(step["arguments"].get("name") == "old-system@v2" for step in checked["next_steps"])
     moved = typed("deploy", "v2", "--force", "a trial", "-w", space.path).out
     assert "9 vectors of older versions stay" in moved
     assert f"{FOREIGN} vectors of old-system are not" in moved

@@ -17,7 +17,7 @@ from fixstar.workspace.registry import Registry
 def test_before_any_move_the_first_version_is_deployed(tmp_path: Path) -> None:
     rollout = Rollout(tmp_path)
     assert rollout.current() == "v1"
-    assert rollout.before() is None
+    assert rollout.previous() is None
     assert rollout.history() == ()
 
 
@@ -25,7 +25,7 @@ def test_rollbacks_take_deployments_back_one_by_one(tmp_path: Path) -> None:
     rollout = Rollout(tmp_path)
     for version in ("v2", "v3"):
         rollout.deploy(version)
-    assert rollout.before() == "v2"
+    assert rollout.previous() == "v2"
     assert rollout.rollback().version == "v2"
     assert rollout.rollback().version == "v1"
     with pytest.raises(InputError, match="nothing to roll back to"):
@@ -39,7 +39,7 @@ def test_rollbacks_take_deployments_back_one_by_one(tmp_path: Path) -> None:
         ("deploy", "v3"),
     ]
     assert (rollout.history()[-1].reason, rollout.history()[-1].by) == ("it must", "ann")
-    assert rollout.before() == "v1"
+    assert rollout.previous() == "v1"
 
 
 def test_a_version_that_was_retired_is_no_way_back(tmp_path: Path) -> None:
@@ -49,12 +49,12 @@ def test_a_version_that_was_retired_is_no_way_back(tmp_path: Path) -> None:
     (tmp_path / "retired").mkdir()
     (tmp_path / "retired" / "v1.json").write_text("{}")
     assert rollout.rollback().version == "v2"
-    assert rollout.before() is None
+    assert rollout.previous() is None
     with pytest.raises(InputError, match="v1, which was deployed before v2, was retired"):
         rollout.rollback(to="v1")
     assert rollout.current() == "v2"
     rollout.deploy("v3")
-    assert rollout.before() == "v2"
+    assert rollout.previous() == "v2"
 
 
 def test_a_move_that_was_meant_for_another_state_is_not_made(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "status": Command("status"),
     "train": Command("train", ("data",)),
     "upgrade": Command("upgrade", ("data",)),
+    "use-gallery": Command("gallery use", ("address",)),
     "verify-gallery": Command("gallery verify"),
 }
 PLACEHOLDERS = {"force": '"REASON"', "data": "LABELLED_IMAGES", "items": "IMAGES", "path": "WORKSPACE"}

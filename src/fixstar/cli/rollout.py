@@ -61,7 +61,7 @@ def check(
     with Workspace(workspace, device) as space:
         found = space.check(version, images, confidence, tolerance, seed, report, progress=not as_json)
     if as_json:
-        print_json(asdict(found))
+        print_json(found.to_json())
     else:
         _print_check(found, workspace, {"data": data, "split": None if split == "train" else split})
     raise typer.Exit(EXIT_CODES[found.outcome])
@@ -80,7 +80,7 @@ def _print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> 
             print_wrapped(f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {named}")
     if found.report is not None:
         print(f"Report: {workspace / found.report}")
-    steps = tuple(getattr(found, "next_steps", ()))
+    steps = found.next_steps
     if found.outcome == "pass":
         print(f"PASS: {found.version} may be deployed")
         steps += (NextStep("deploy", {"version": found.version}),) if found.cells else ()
@@ -132,11 +132,10 @@ def deploy(
 ) -> None:
     """Let queries and new items use a version. Old vectors stay and are searched; takes a moment at any size."""
     from fixstar.workspace import Workspace
-    from fixstar.workspace.deployment import unreached_vectors
 
     with Workspace(workspace, "cpu") as space:
         move, counts = space.deploy(version, force, by=operator_name()), space.gallery.count()
-        unreached = unreached_vectors(space, version, counts)
+        unreached = space.unreachable_vectors(version)
     if as_json:
         print_json({**asdict(move), "unreached": unreached})
         return
@@ -157,12 +156,11 @@ def rollback(
 ) -> None:
     """Return to the version deployed before, at once. No vector is changed."""
     from fixstar.workspace import Workspace
-    from fixstar.workspace.deployment import unchecked_vectors, unreached_vectors
 
     with Workspace(workspace, "cpu") as space:
         move = space.rollback(by=operator_name(), to=to)
-        left, unchecked = space.rollout.left_by(move), unchecked_vectors(space, move.version)
-        unreached = unreached_vectors(space, move.version, space.gallery.count())
+        left, unchecked = space.rollout.left_by(move), space.unchecked_vectors(move.version)
+        unreached = space.unreachable_vectors(move.version)
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
         return
@@ -220,8 +218,7 @@ def backfill(
     from fixstar.data import open_images
     from fixstar.progress import progress_bar
     from fixstar.workspace import BackfillOptions, Workspace
-    from fixstar.workspace.backfill.planning import backfill as run_backfill
-    from fixstar.workspace.backfill.planning import demand_gain
+    from fixstar.workspace.backfill.planning import require_gain
     from fixstar.workspace.backfill.prediction import draw_curves
     from fixstar.workspace.backfill.run import Pace
 
@@ -238,9 +235,9 @@ def backfill(
         done = None
         if not plan_only and planned.plan.ids:
             if not anyway:
-                demand_gain(planned)
+                require_gain(planned)
             with progress_bar("re-embedding", len(planned.plan.ids), "items", show=not as_json) as advance:
-                done = run_backfill(space, options, advance, judged=planned.plan.token)
+                done = space.backfill(options, advance, judged=planned.plan.token)
             if planned.predicted is not None or done.measured:
                 draw_curves(picture, planned.predicted, done.measured)
         drawn = picture if planned.predicted is not None or (done is not None and done.measured) else None
@@ -388,7 +385,7 @@ def adapt(
     with Workspace(workspace, device) as space:
         done = space.adapt(version, options, progress=not as_json)
     if as_json:
-        print_json(asdict(done))
+        print_json(done.to_json())
     else:
         typed = {"queries_by": queries_by, "kind": kind, "pairs": pairs}
         _print_adapted(done, workspace, typed | ({} if apply == "queries" else {"apply": apply}))
@@ -415,7 +412,8 @@ def _print_adapted(done: Adapted, workspace: Path, typed: Mapping[str, object]) 
             {"version": done.version, "queries_by": done.queries_by, "force": ...},
             "use it anyway, with a reason",
         )
-        for line in next_lines((*getattr(done.check, "next_steps", ()), forced), workspace, "adapt", typed):
+        steps = () if done.check is None else done.check.next_steps
+        for line in next_lines((*steps, forced), workspace, "adapt", typed):
             print(line)
     elif done.into is not None:
         print(f"{done.moved:,} vectors of {done.version} are now vectors of {done.into}")

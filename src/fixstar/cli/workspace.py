@@ -133,9 +133,10 @@ def _labelled(space: Workspace, data: Path, prefix: str) -> list[CatalogueItem]:
     """The items of a dataset. Pixels without a file are kept in the workspace, to be embedded again later."""
     from fixstar.data import open_images
     from fixstar.workspace import labelled_items
+    from fixstar.workspace.items import STAMP
 
     return [
-        item if item.stamp else replace(item, payload={**item.payload, **space.images.keep(item.image)})
+        item if STAMP in item.payload else replace(item, payload={**item.payload, **space.images.keep(item.image)})
         for item in labelled_items(open_images(data), prefix)
     ]
 
@@ -203,9 +204,9 @@ def search(
             names = [str(path) for path in images or ()]
             answer = space.search(list(images or ()), request)
         if sheet is not None:
-            from fixstar.workspace.search import draw_answer
+            from fixstar.workspace.search import draw_result
 
-            draw_answer(space.gallery, space.images, names, answer, like is not None, sheet)
+            draw_result(space.serving, names, answer, like is not None, sheet)
         trained = answer.version in space.versions()
     if as_json:
         rows = [_hits_json(name, hits) for name, hits in zip(names, answer.hits, strict=True)]

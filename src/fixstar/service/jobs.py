@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from fixstar.durable import exclusive, remove_leftovers, replace_file, replace_json
 from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
 from fixstar.gallery.store import Payload, Vectors
-from fixstar.service.problems import Problem, next_steps, to_step
+from fixstar.service.problems import Problem, to_step
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspace
-from fixstar.workspace.backfill.planning import PlannedBackfill, backfill, plan_backfill, required_target
+from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
 from fixstar.workspace.gate import check_version
 
@@ -281,9 +281,10 @@ def _check(space: Workspace, running: RunningJob) -> Result:
                 features += space.features(queries, gallery, [name], space.device, progress=False)
         return features
 
-    check = check_version(space.registry, wanted["version"], space.met_by(wanted["version"]), embed, None, rules)
+    searched = space.versions_to_check(wanted["version"])
+    check = check_version(space.registry, wanted["version"], searched, embed, None, rules)
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
-    steps = [to_step(step) for step in next_steps(check)]
+    steps = [to_step(step) for step in check.next_steps]
     return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons), "next_steps": steps}
 
 
@@ -302,14 +303,14 @@ def _run_backfill(space: Workspace, running: RunningJob) -> Result:
         wanted["order"],
         wanted["rate"],
         stop=running.stopped,
-        target=required_target(space, wanted["target"]),
+        target=require_target(space.serving, wanted["target"]),
         anyway=wanted["anyway"],
     )
     known, files = dict(running.job().result or {}), PlanFiles(space.path)
     if (finished := _finished_plan(files, wanted)) is not None:
         counts = _counts(files, finished, wanted["counted"])
         return {**known, **counts, **_kept_items(files.kept(finished)), "left": 0, "stopped": None}
-    planned = plan_backfill(space, options, predict="predicted" not in known)
+    planned = space.plan_backfill(options, predict="predicted" not in known)
     if "predicted" not in known:
         known["predicted"] = _prediction(planned)
     plan = planned.plan
@@ -335,7 +336,7 @@ def _run_backfill(space: Workspace, running: RunningJob) -> Result:
         seconds = known.get("seconds", 0.0) + time.monotonic() - started
         running.note(save=True, done=done, result={**known, **_counts(files, plan, counted), "seconds": seconds})
 
-    outcome = backfill(space, options, advance, judged=plan.token)
+    outcome = space.backfill(options, advance, judged=plan.token)
     result = {
         **known,
         **_counts(files, plan, counted),

@@ -28,7 +28,6 @@ __all__ = [
     "Problem",
     "disk_full",
     "is_disk_full",
-    "next_steps",
     "problem_response",
     "to_step",
 ]
@@ -121,14 +120,10 @@ OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine
         "retire",
         "train",
         "upgrade",
+        "use-gallery",
         "verify-gallery",
     }
 )
-
-
-def next_steps(check: object) -> tuple[NextStep, ...]:
-    """The next steps of a check."""
-    return tuple(getattr(check, "next_steps", ()))
 
 
 def to_step(step: NextStep) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from PIL import Image
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.service import jobs as work
 from fixstar.service.context import READ, Admin, Context, Shared, Writer
-from fixstar.service.problems import Problem, next_steps, to_step
+from fixstar.service.problems import Problem, to_step
 from fixstar.service.schemas import (
     BackfillRequest,
     BackfillState,
@@ -42,10 +42,8 @@ from fixstar.service.schemas import (
 from fixstar.workspace import Check as SavedCheck
 from fixstar.workspace import Move as SavedMove
 from fixstar.workspace import Workspace
-from fixstar.workspace.backfill.planning import backfill_outlook
 from fixstar.workspace.backfill.run import BackfillPlan, PlanFiles
 from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, flip_picture, last_check
-from fixstar.workspace.deployment import unchecked_vectors, unreached_vectors
 
 __all__ = ["router"]
 
@@ -109,7 +107,7 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int]) -> dict
         "deployed": name == space.rollout.current(),
         "check": None if found is None else found.outcome,
         "vectors": counts.get(name, 0),
-        "unreached": unreached_vectors(space, name, counts),
+        "unreached": space.unreachable_vectors(name),
         "retired": name in space.registry.retired(),
         "fixstar": card.get("fixstar"),
     }
@@ -226,7 +224,7 @@ def _checked(context: Context, name: str) -> SavedCheck:
 
 def _check_body(found: SavedCheck) -> Check:
     fields = {name: getattr(found, name) for name in Check.model_fields if name != "next_steps"}
-    return Check.model_validate({**fields, "next_steps": [to_step(step) for step in next_steps(found)]})
+    return Check.model_validate({**fields, "next_steps": [to_step(step) for step in found.next_steps]})
 
 
 def _flip(found: SavedCheck, number: int, cell: CheckedCell, lost: LostAnswer) -> Flip:
@@ -274,7 +272,7 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     """Let queries and new items use a version, at once. Needs a passed check, or a reason to do without."""
     space = context.workspace
     _existing(space, wanted.version)
-    space.rollout.expect(wanted.deployed)
+    space.rollout.require_deployed(wanted.deployed)
     if wanted.version == space.deployed():
         seen = f"{wanted.version} answers queries"
         raise Problem("already-deployed", seen, "there is nothing to do; see /v1/status")
@@ -288,7 +286,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
     """Back to the version deployed before, at once. A backfill to another version ends."""
     space, wanted = context.workspace, wanted or RollbackRequest()
     if space.versions():
-        space.rollout.expect(wanted.deployed)
+        space.rollout.require_deployed(wanted.deployed)
     _previous(space)
     job = _active_backfill(context)
     move = space.rollback(caller.name, wanted.deployed, wanted.to)
@@ -296,7 +294,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
     return Rollback(
         **_move_fields(move),
         left=space.rollout.left_by(move),
-        unchecked=unchecked_vectors(space, move.version),
+        unchecked=space.unchecked_vectors(move.version),
         unreached=_unreached(space, move.version),
         cancelled=_ended_by(job, move.version),
     )
@@ -310,7 +308,7 @@ def rollback_preview(context: Shared) -> RollbackPreview:
     return RollbackPreview(
         deployed=space.deployed(),
         to=to,
-        unchecked=unchecked_vectors(space, to),
+        unchecked=space.unchecked_vectors(to),
         unreached=_unreached(space, to),
         cancelled=_ended_by(_active_backfill(context), to),
     )
@@ -330,7 +328,7 @@ def _previous(space: Workspace) -> str:
     if not space.versions():
         raise Problem("no-rollback", "there is no version yet", hint)
     try:
-        return space.rollout.demand_before()
+        return space.rollout.require_previous()
     except InputError as error:
         raise Problem("no-rollback", str(error), hint) from error
 
@@ -346,7 +344,7 @@ def _move_fields(move: SavedMove) -> dict[str, Any]:
 
 
 def _unreached(space: Workspace, version: str) -> dict[str, int]:
-    return unreached_vectors(space, version, space.gallery.count())
+    return space.unreachable_vectors(version)
 
 
 def _active_backfill(context: Context) -> work.Job | None:
@@ -396,7 +394,7 @@ def backfill(context: Shared) -> BackfillState:
         state |= {"version": plan.target, "planned": count}
         state |= {"position": files.position(plan), "kept": len(files.kept(plan))}
     if space.versions() and _active_backfill(context) is None:
-        outlook = Outlook.model_validate(backfill_outlook(space))
+        outlook = Outlook.model_validate(space.backfill_outlook())
         state["outlook"] = outlook
         if result.get("version") == outlook.version and result.get("done") and result.get("seconds"):
             state["images_a_second"] = result["done"] / result["seconds"]

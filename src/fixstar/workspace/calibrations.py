@@ -1,10 +1,10 @@
 """Calibrations for a gallery of several versions: fitted on labelled images, and tried on classes they have not seen.
 
-The newest version's queries meet every version's vectors. For each a logistic curve is fitted through pairs of a query
-and the nearest gallery image of a class, its own or another: cosines become probabilities, which can be compared
-although the cosines cannot. The nearest of a class are what a search has to choose between; pairs of any two images
-would fit the curve where no hit is. A probability of 0.5 is where the query's own class and another are equally likely,
-if there were as many pairs of either kind.
+The newest version's queries search every version's vectors. For each version a logistic curve is fitted to pairs of a
+query and the nearest gallery image of a class, its own or another: cosines become probabilities, which are comparable
+although the cosines are not. The nearest of each class are what a search has to choose between; pairs of any two images
+would fit the curve where no hit is. At a probability of 0.5 the query's own class and another are equally likely, given
+as many pairs of either kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fixstar.evaluation.mixed import BackfillCurve, Order, backfill_curve
 from fixstar.gallery import Calibration, fit_calibration
 from fixstar.geometry import unit
 
-__all__ = ["LEAST", "Fold", "class_folds", "fit_calibrations", "tried_calibrations", "tried_curve"]
+__all__ = ["LEAST", "Fold", "calibrations_and_folds", "class_folds", "fit_calibrations", "search_curve"]
 
 QUERIES = 2_000  # that are asked, at most
 PAIRS = 10_000  # with another class than the query's, at most
@@ -46,8 +46,8 @@ def fit_calibrations(
 ) -> dict[str, Calibration]:
     """Queries of the last version against the vectors of each, by name; the same queries and classes for all.
 
-    Empty where there are fewer than ``LEAST`` pairs of a kind, or where the own class is no closer than others in one
-    of the spaces: all versions are calibrated, or none.
+    Empty with fewer than ``LEAST`` pairs of a kind, or if the own class is no closer than others in one of the spaces:
+    all versions are calibrated, or none.
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     order = np.argsort(owners, kind="stable")
@@ -87,7 +87,7 @@ def _nearest_of_classes(queries: Floats, gallery: Floats, starts: Indices) -> Fl
 def class_folds(
     versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
 ) -> list[Fold]:
-    """Two folds of the classes; the queries of each get what was fitted on the other. Empty where one cannot be."""
+    """Two folds of the classes; the queries of each get what was fitted on the other. Empty if one cannot be fitted."""
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     classes = np.random.default_rng(seed).permutation(np.unique(truth))
     folds = []
@@ -102,19 +102,19 @@ def class_folds(
     return folds
 
 
-def tried_calibrations(
+def calibrations_and_folds(
     versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
 ) -> tuple[dict[str, Calibration], list[Fold]]:
-    """Calibrations from all images, and folds to try such ones with. Both empty where there is no evidence for either.
+    """Calibrations from all images, and folds to try such ones with. Both are empty without evidence for either.
 
-    What was not tried on other classes is not worth keeping.
+    Calibrations that were not tried on other classes are not worth keeping.
     """
     folds = class_folds(versions, query_labels, gallery_labels, seed)
     fitted = fit_calibrations(versions, query_labels, gallery_labels, seed) if folds else {}
     return fitted, folds if fitted else []
 
 
-def tried_curve(
+def search_curve(
     versions: tuple[VersionFeatures, VersionFeatures],
     query_labels: Labels,
     gallery_labels: Labels,
@@ -126,9 +126,9 @@ def tried_curve(
     orders: int = 1,
     seed: int = 0,
 ) -> BackfillCurve:
-    """``backfill_curve`` of the queries in ``rows`` from the old version to the new one, as a search would merge them.
+    """``backfill_curve`` of the queries in ``rows`` from the old version to the new one, merged as in a search.
 
-    Each query goes by calibrations that have not seen its class. Without folds cosines decide, as in a search.
+    Each query uses calibrations that have not seen its class. Without folds cosines decide, as in a search.
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     asked = np.arange(len(truth)) if rows is None else np.asarray(rows)

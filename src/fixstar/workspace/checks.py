@@ -1,11 +1,7 @@
-"""What the gate found out about a version, kept beside it: checks/v2.json. A deployment asks for it.
+"""What the gate found about a version, kept in checks/v2.json. A deployment requires it.
 
-A check counts only for what it was made against: vectors that came into the gallery from a version it did not look at
-make it incomplete.
-
-Pictures of the negative flips that a check names: the query, what the old version found, what the new one finds.
-
-They are kept beside the check, so that they can be shown wherever its images came from and wherever those went since.
+A check counts only for the versions it was made against: vectors of another version that arrive later make it
+incomplete. Pictures of the negative flips are kept beside it, so they can be shown after the images are gone.
 """
 
 from __future__ import annotations
@@ -19,11 +15,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from fixstar.durable import WatchedFile, replace_file, replace_json
-from fixstar.errors import GateError, ModelError
+from fixstar.errors import GateError, ModelError, NextStep
 from fixstar.evaluation import Thumbnails
 from fixstar.gallery import Calibration
 
@@ -34,20 +28,21 @@ __all__ = [
     "LostAnswer",
     "Outcome",
     "Shown",
-    "demand",
+    "delete_old_flips",
     "flip_picture",
-    "forget_flips",
-    "keep_flips",
     "last_check",
+    "require_passed_check",
     "save_check",
+    "save_flips",
 ]
 
 Outcome = Literal["pass", "refuse", "missing evidence"]
+Shown = Literal["query", "old", "new"]
 
 
 @dataclass(frozen=True)
 class LostAnswer:
-    """A negative flip: the class of a query that the old version answered rightly, and the class found instead.
+    """A negative flip: the class of a query that the old version answered correctly, and the class found instead.
 
     ``rows`` are those of the query, of the gallery image found before, and of the one found now.
     """
@@ -61,7 +56,7 @@ class LostAnswer:
 class CheckedCell:
     """New queries on the gallery of ``version``: cross-test minus that version's self-test, with its interval.
 
-    ``lost`` lists some of the negative flips, one of each class in turn, heaviest loss first.
+    ``lost`` lists some of the negative flips, one per class in turn, heaviest loss first.
     """
 
     version: str
@@ -77,17 +72,18 @@ class CheckedCell:
 
     @property
     def difference(self) -> float:
-        """What the new queries gain on that gallery; below zero they lose."""
+        """What the new queries gain on that gallery; a loss is negative."""
         return self.cross_test - self.self_test
 
 
 @dataclass(frozen=True)
 class Check:
-    """One verdict on one version. ``reasons`` say in words what it rests on, ``notes`` what else is worth knowing.
+    """The verdict on one version. ``reasons`` is the evidence in sentences, ``notes`` what else is worth knowing.
 
-    ``report`` is the page with the curves, ``pictures`` the lost queries' images, by their paths in the workspace.
-    ``self_test`` is the version's own accuracy, None where it was not measured. ``calibrations`` have slope and offset
-    by gallery version: how its queries' cosines with that version's vectors become probabilities.
+    ``next_steps`` says what to do about it. ``report`` is the page with the curves, ``pictures`` the images of lost
+    queries, as paths within the workspace. ``self_test`` is the version's own accuracy, None if not measured.
+    ``calibrations`` holds slope and offset by gallery version: they turn the cosines between its queries and that
+    version's vectors into probabilities.
     """
 
     version: str
@@ -105,17 +101,44 @@ class Check:
     notes: tuple[str, ...] = ()
     pictures: str | None = None
     calibrations: dict[str, tuple[float, float]] = field(default_factory=dict)
+    next_steps: tuple[NextStep, ...] = ()
 
     @property
     def against(self) -> tuple[str, ...]:
         """The versions whose galleries the new queries were tried on."""
         return tuple(cell.version for cell in self.cells)
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "next_steps": [step.to_json() for step in self.next_steps]}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Check:
+        """The check that ``to_json`` wrote."""
+        parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
+        parts["cells"] = tuple(
+            CheckedCell(**{**cell, "lost": tuple(map(_lost_answer, cell["lost"]))}) for cell in content["cells"]
+        )
+        parts["calibrations"] = {name: _calibration(*pair) for name, pair in content["calibrations"].items()}
+        parts["next_steps"] = tuple(map(NextStep.from_json, content["next_steps"]))
+        return cls(**{**content, **parts})
+
+
+def _lost_answer(content: dict[str, Any]) -> LostAnswer:
+    rows = content["rows"]
+    return LostAnswer(content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2]))
+
+
+def _calibration(slope: float, offset: float) -> tuple[float, float]:
+    if not slope > 0:
+        raise ValueError(f"the slope of a calibration is above zero, not {slope}")
+    return float(slope), float(offset)
+
 
 def save_check(workspace: Path, check: Check, name: str | None = None) -> Path:
-    """Keep a check; the last one counts. ``name`` is that of its file, unless it is the version's."""
+    """Keep a check in the place of the last one. ``name`` is that of its file, the version by default."""
     path = workspace / "checks" / f"{name or check.version}.json"
-    replace_json(path, {"format": "fixstar-check", **asdict(check)})
+    replace_json(path, {"format": "fixstar-check", **check.to_json()})
     return path
 
 
@@ -127,47 +150,29 @@ def last_check(workspace: Path, version: str) -> Check | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content.pop("format")
-        parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
-        parts["cells"] = tuple(_cell(cell) for cell in content["cells"])
-        parts["calibrations"] = {name: _pair(*pair) for name, pair in content.get("calibrations", {}).items()}
-        return Check(**{**content, **parts})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is damaged ({error}); make it anew with: fixstar check {version}") from error
-
-
-def _cell(content: dict[str, Any]) -> CheckedCell:
-    return CheckedCell(**{**content, "lost": tuple(map(_lost, content["lost"]))})
-
-
-def _pair(slope: float, offset: float) -> tuple[float, float]:
-    if not slope > 0:
-        raise ValueError(f"a calibration has a slope above zero, not {slope}")
-    return float(slope), float(offset)
-
-
-def _lost(content: dict[str, Any]) -> LostAnswer:
-    rows = content.get("rows")
-    return LostAnswer(content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2]))
+        return Check.from_json(content)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(f"{path} is damaged ({error})", NextStep("check", {"version": version})) from error
 
 
 class CheckedCalibrations:
-    """The calibrations of versions' last checks. Reading costs one look at a file's stamp, so every search may ask."""
+    """The calibrations of versions' last checks. Reading costs one ``stat`` of a file, so every search may ask."""
 
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
         self._files: dict[str, WatchedFile[Mapping[str, Calibration]]] = {}
 
     def of(self, version: str) -> Mapping[str, Calibration]:
-        """By gallery version. None where there is no check, or no readable one: a search does without, then."""
+        """By gallery version. Empty without a readable check: a search then ranks by cosine."""
         if version not in self._files:
             file = self._workspace / "checks" / f"{version}.json"
-            self._files[version] = WatchedFile(file, lambda _: self._parsed(version), {})
+            self._files[version] = WatchedFile(file, lambda _: self._read(version), {})
         try:
             return self._files[version].content()
-        except (OSError, ValueError):  # a name that no file can have is no version of ours
+        except (OSError, ValueError):  # not a name that a file can have
             return {}
 
-    def _parsed(self, version: str) -> Mapping[str, Calibration]:
+    def _read(self, version: str) -> Mapping[str, Calibration]:
         try:
             check = last_check(self._workspace, version)
         except ModelError:
@@ -175,28 +180,27 @@ class CheckedCalibrations:
         return {} if check is None else {name: Calibration(*pair) for name, pair in check.calibrations.items()}
 
 
-def demand(check: Check | None, version: str, live: Iterable[str]) -> Check:
-    """The check, if it allows to deploy ``version`` over vectors of the ``live`` versions; else why not."""
-    repeat = f"run: fixstar check {version}"
-    force = f'or deploy all the same with a reason: fixstar deploy {version} --force "REASON"'
+def require_passed_check(check: Check | None, version: str, searched: Iterable[str]) -> Check:
+    """The check, if it allows to deploy ``version`` over vectors of the versions ``searched``; else ``GateError``."""
+    again = NextStep("check", {"version": version})
+    force = NextStep("deploy", {"version": version, "force": ...}, "deploy anyway, with a reason")
     if check is None:
-        raise GateError(f"{version} was never checked; {repeat}, {force}")
+        raise GateError(f"{version} was never checked", again, force)
     if check.outcome != "pass":
         why = "; ".join(check.reasons) or check.outcome
-        raise GateError(f"the check of {version} did not pass ({check.outcome}): {why}. Train it better, {force}")
-    if unseen := [name for name in live if name != version and name not in check.against]:
-        raise GateError(
-            f"{version} was checked before vectors of {', '.join(unseen)} were there to be searched; "
-            f"{repeat} again, {force}"
-        )
+        raise GateError(f"the check of {version} did not pass ({check.outcome}): {why}", *check.next_steps, force)
+    if unseen := [name for name in searched if name != version and name not in check.against]:
+        raise GateError(f"{version} was checked before vectors of {', '.join(unseen)} were searchable", again, force)
     return check
 
 
-Shown = Literal["query", "old", "new"]
+def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> str | None:
+    """Save pictures of all negative flips that a check lists: their path within the workspace, None without any.
 
+    A flip has three: the query, what the old version found, and what the new one finds.
+    """
+    from safetensors.numpy import save_file
 
-def keep_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> str | None:
-    """Keep the pictures of all flips that the cells of a check name; their path in the workspace, None without any."""
     rows = [lost.rows for cell in check.cells for lost in cell.lost if lost.rows is not None]
     if not rows or thumbnails is None:
         return None
@@ -204,22 +208,22 @@ def keep_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> 
         np.stack([np.asarray(thumbnails.query(query)), *(np.asarray(thumbnails.gallery(row)) for row in found)])
         for query, *found in rows
     ]
-    name = (
-        f"checks/{check.version}/flips-{uuid.uuid4().hex[:12]}.safetensors"  # a reader of the last check keeps its own
-    )
+    name = f"checks/{check.version}/flips-{uuid.uuid4().hex[:12]}.safetensors"  # readers of the last check keep theirs
     replace_file(workspace / name, lambda partial: save_file({"flips": np.stack(shown)}, partial))
     return name
 
 
-def forget_flips(workspace: Path, check: Check) -> None:
-    """Remove the pictures of checks that this one took the place of."""
+def delete_old_flips(workspace: Path, check: Check) -> None:
+    """Delete the pictures of earlier checks of the same version."""
     for path in (workspace / "checks" / check.version).glob("flips-*.safetensors"):
         if check.pictures is None or path.name != Path(check.pictures).name:
             path.unlink(missing_ok=True)
 
 
 def flip_picture(workspace: Path, check: Check, number: int, which: Shown) -> NDArray[Any] | None:
-    """Pixels [height, width, 3] of one picture; ``number`` counts the flips of all cells. None where there is none."""
+    """Pixels [height, width, 3] of one picture; ``number`` counts the flips of all cells. None if there is none."""
+    from safetensors import SafetensorError, safe_open
+
     if check.pictures is None or number < 0:
         return None
     try:
@@ -229,9 +233,9 @@ def flip_picture(workspace: Path, check: Check, number: int, which: Shown) -> ND
                 return None
             pixels: NDArray[Any] = kept[number, get_args(Shown).index(which)]
             return pixels
-    except FileNotFoundError:  # another check has just taken its place
+    except FileNotFoundError:  # a newer check has just replaced it
         return None
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"{check.pictures} is damaged ({error}); make it anew: fixstar check {check.version}"
+            f"{check.pictures} is damaged ({error})", NextStep("check", {"version": check.version})
         ) from error

@@ -1,8 +1,8 @@
-"""Embedding on many machines, through Ray (extra "cluster"): an ``Embedder`` whose batches are worked on elsewhere.
+"""Embedding on many machines, through Ray (extra "cluster"): an ``Embedder`` whose batches are embedded elsewhere.
 
 Every worker loads the version's encoder from its directory, once; no model travels. Workers read images by their paths,
-so directory and images must be at the same place on every machine (a shared file system). A batch whose worker died is
-given to another one. Answers come in the order of the batches, and only a few are under way at a time.
+so directory and images must be at the same place on every machine (a shared file system). Ray restarts a worker that
+died and repeats its batches. Results come in the order of the batches, and only a few are in progress at a time.
 """
 
 from __future__ import annotations
@@ -12,67 +12,67 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fixstar.errors import InputError, MissingExtraError, ModelError
 from fixstar.images import ImageSource
+from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
-from fixstar.workspace.items import Embedded
+from fixstar.workspace.items import Embedded, LocalEmbedder
 
 __all__ = ["RayEmbedder"]
 
-TRIES = 3  # workers that a batch may cost before it is held to be the reason
-
-
-class _Order(NamedTuple):
-    """A batch under way: where it is worked on, and the promise of its answer."""
-
-    images: list[Any]
-    place: int
-    worker: Any
-    promise: Any
+RETRIES = 2  # workers that may die on a batch before it counts as the cause
+_AHEAD = 2  # batches in progress per worker
 
 
 class RayEmbedder:
     """The encoder in ``directory``, on ``workers`` processes of a Ray cluster. Close it when done.
 
-    ``address`` is that of a cluster ("auto" finds the one of this machine); None or "local" are processes of this
-    machine alone. By default there is a worker for every CPU of the cluster that is free. ``device`` is a worker's.
+    ``address`` is that of a cluster ("auto" finds the one of this machine); None or "local" starts processes on this
+    machine alone. By default there is a worker for every free CPU of the cluster. ``device`` is a worker's.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        address: str | None = None,
-        workers: int | None = None,
-        device: str = "cpu",
-        ahead: int = 2,
+        self, directory: Path, address: str | None = None, workers: int | None = None, device: str = "cpu"
     ) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"a cluster embeds with one worker or more, got {workers}")
-        read_card(directory)  # what no worker could load is told at once
+        read_card(directory)  # fails here, not in every worker
         self._ray = _connected(address)
-        self._directory, self._device, self._ahead = str(directory.absolute()), device, ahead
         free = int(self._ray.available_resources().get("CPU", 1))
-        most = int(self._ray.cluster_resources().get("CPU", 1))  # a worker too many would wait for its place for ever
+        most = int(self._ray.cluster_resources().get("CPU", 1))  # one worker too many would wait for a place for ever
+        gpus = int(device.startswith("cuda"))
+        actor = self._ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
         count = max(1, min(workers or free, most))
-        self._actor = self._ray.remote(num_cpus=1, num_gpus=int(device.startswith("cuda")))(_Worker)
-        self._workers = [self._new() for _ in range(count)]
+        self._workers = [actor.remote(str(directory.absolute()), device) for _ in range(count)]
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
-        """One answer for each batch, in order; ``ahead`` batches a worker are under way."""
-        under_way: deque[_Order] = deque()
+        """One result per batch, in order."""
+        in_progress: deque[Any] = deque()
         for number, batch in enumerate(batches):
-            under_way.append(self._ordered(number % len(self._workers), [_portable(image) for image in batch]))
-            if len(under_way) >= self._ahead * len(self._workers):
-                yield self._answer(under_way.popleft())
-        while under_way:
-            yield self._answer(under_way.popleft())
+            worker = self._workers[number % len(self._workers)]
+            in_progress.append(worker.embed.remote([_portable(image) for image in batch]))
+            if len(in_progress) >= _AHEAD * len(self._workers):
+                yield self._result(in_progress.popleft())
+        while in_progress:
+            yield self._result(in_progress.popleft())
+
+    def _result(self, promise: Any) -> Embedded:
+        try:
+            vectors, bad = self._ray.get(promise)
+        except self._ray.exceptions.RayTaskError as failure:
+            cause = failure.cause
+            raise cause if isinstance(cause, Exception) else ModelError(str(failure)) from None
+        except self._ray.exceptions.RayActorError as death:
+            reason = str(death).strip().partition("\n")[0]
+            raise ModelError(f"{RETRIES + 1} workers died on the same images ({reason}); see Ray's logs") from None
+        return Embedded(np.array(vectors), bad)  # a copy: Ray's own is read-only
 
     def close(self) -> None:
-        """End the workers; the cluster goes on."""
+        """End the workers; the cluster keeps running."""
         for worker in self._workers:
             self._ray.kill(worker)
         self._workers = []
@@ -85,42 +85,15 @@ class RayEmbedder:
     ) -> None:
         self.close()
 
-    def _new(self) -> Any:
-        return self._actor.remote(self._directory, self._device)
-
-    def _ordered(self, place: int, images: list[Any]) -> _Order:
-        worker = self._workers[place]
-        return _Order(images, place, worker, worker.embed.remote(images))
-
-    def _answer(self, order: _Order) -> Embedded:
-        """A batch's answer; after the death of its worker, another one's."""
-        reason = ""
-        for _ in range(TRIES):
-            try:
-                vectors, bad = self._ray.get(order.promise)
-                return Embedded(np.array(vectors), bad)  # a copy: what Ray hands out lies in its store, read only
-            except self._ray.exceptions.RayActorError as death:
-                reason = str(death).strip().partition("\n")[0]
-                if self._workers[order.place] is order.worker:  # nobody has replaced it yet
-                    self._workers[order.place] = self._new()
-                order = self._ordered(order.place, order.images)
-            except self._ray.exceptions.RayTaskError as failure:
-                cause = failure.cause
-                raise cause if isinstance(cause, Exception) else ModelError(str(failure)) from None
-        raise ModelError(f"{TRIES} workers died on the same {len(order.images)} images ({reason}); see Ray's logs")
-
 
 class _Worker:
     """What runs on a worker: one encoder, loaded once."""
 
     def __init__(self, directory: str, device: str) -> None:
-        from fixstar.models import Encoder
-        from fixstar.workspace.items import LocalEmbedder
-
         self._embedder = LocalEmbedder(Encoder.load(directory, device))
 
     def embed(self, images: list[Any]) -> tuple[Any, Any]:
-        """Vectors, and what could not be read."""
+        """Vectors, and the images that could not be read."""
         return tuple(self._embedder.one([Path(image) if isinstance(image, str) else image for image in images]))  # type: ignore[return-value]
 
 
@@ -142,7 +115,7 @@ def _connected(address: str | None) -> Any:
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}). Start one with: "
-                "ray start --head; or take processes of this machine: --cluster local"
+                f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}). Start one (ray start --head), "
+                'or use processes of this machine (cluster="local")'
             ) from error
     return ray

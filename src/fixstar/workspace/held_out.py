@@ -1,11 +1,11 @@
 """Labelled images that training never sees, split off at training time, for the gate: held-out/v1.safetensors, ...
 
-They are kept as pixels at the model's size, so the gate works when the originals are gone. Where images may not be
-kept nothing is split off, and the gate needs images from the user.
+They are kept as pixels at the model's size, so the gate works when the originals are gone. If images may not be kept,
+nothing is split off, and the gate needs images from the user.
 
-An image draws a number by its content. held-out/v1.json keeps what the images drew that were held out, v1-learnt.npy
-what those drew that were trained on (8 bytes each): so it is known which version has learnt what another held out.
-Of versions from before that was kept the card's share (``about["hold_out"]``) says which ones they may have learnt.
+Every image draws a number by its content. held-out/v1.json keeps the draws of the images that were held out,
+v1-learnt.npy those of the images that were trained on (8 bytes each). So it is known which version has learnt what
+another held out.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 SHARE = "hold_out"  # of a card's ``about``
+MOST = 5000  # images kept: at 224 x 224 they take 750 MB
 
 _SMALL = Preprocessing(size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1), fit="squash")
-MOST = 5000  # images kept: at 224 x 224 they take 750 MB
 
 
 class SplitOff(NamedTuple):
-    """Images to train on, what each of them drew, and the images held out: None where there are none."""
+    """Images to train on, what each of them drew, and the images held out, None without any."""
 
     shown: ImageSet
     drawn: NDArray[np.float64]
@@ -54,8 +54,8 @@ class SplitOff(NamedTuple):
 def split_off(images: ImageSet, share: float) -> SplitOff:
     """The images to train on, and those held out, about ``share`` of them; a class never loses its last image.
 
-    The content of an image decides, so the same image falls on the same side in every later training with this share,
-    or a larger one. Training that goes on after an interruption finds its own split. Each file is read once.
+    The content of an image decides, so the same image is on the same side in every later training with this share, or
+    a larger one. Training that resumes finds its own split. Each file is read once.
     """
     if not 0 <= share <= 0.5:
         raise InputError(f"the share that is held out lies between 0 and 0.5, got {share}")
@@ -72,16 +72,15 @@ def split_off(images: ImageSet, share: float) -> SplitOff:
 
 
 def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
-    """Those of the rows whose files are no images."""
+    """Those of the rows whose files are not images."""
     if images.resident:
         return []
-    sources = [images.images[row] for row in rows]
-    decoded = zip(rows.tolist(), decode_ahead(sources, _SMALL), strict=True)
+    decoded = zip(rows.tolist(), decode_ahead([images.images[row] for row in rows], _SMALL), strict=True)
     return [row for row, pixels in decoded if isinstance(pixels, ImageError)]
 
 
 def _draw(source: Path | NDArray[np.uint8]) -> float:
-    """A number from 0 to 1 that an image's content decides. A file that cannot be read stays with the rest."""
+    """A number from 0 to 1 that an image's content decides. An unreadable file is not held out."""
     try:
         content = source.read_bytes() if isinstance(source, Path) else np.ascontiguousarray(source).tobytes()
     except OSError:
@@ -90,27 +89,27 @@ def _draw(source: Path | NDArray[np.uint8]) -> float:
 
 
 def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: Preprocessing) -> None:
-    """Keep the images held out from a version's training, with their draws; those that cannot be read are left out."""
+    """Keep the images held out from a version's training, with their draws; unreadable ones are left out."""
     chosen = images.take(np.sort(np.random.default_rng(0).permutation(len(images))[:MOST]))
     loaded, bad = chosen.load(preprocessing, "skip")
     unread = {one.index for one in bad}
     draws = [_draw(source) for row, source in enumerate(chosen.images) if row not in unread]
-    replace_json(_draws_path(workspace, name), {"format": "fixstar-draws", "draws": draws})
-    ReplayMemory(MOST, loaded).save(_path(workspace, name))
+    replace_json(_file(workspace, f"{name}.json"), {"format": "fixstar-draws", "draws": draws})
+    ReplayMemory(MOST, loaded).save(_file(workspace, f"{name}.safetensors"))
 
 
 def keep_learnt(workspace: Path, name: str, drawn: NDArray[np.float64]) -> None:
-    """Keep what the images drew that a version was trained on."""
+    """Keep the draws of the images that a version was trained on."""
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:  # given a name, numpy would add its own ending
             np.save(file, np.unique(drawn), allow_pickle=False)
 
-    replace_file(_learnt_path(workspace, name), write)
+    replace_file(_file(workspace, f"{name}-learnt.npy"), write)
 
 
 def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:
-    """What was held out from these versions' training, together and once each; None where nothing was.
+    """What was held out from these versions' training, each image once; None without any.
 
     Sizes may differ between versions: all are brought to the size of ``preprocessing``.
     """
@@ -118,9 +117,9 @@ def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Prepro
 
 
 class UnlearntImages(NamedTuple):
-    """Held-out images that no version in question has learnt; None where there are none.
+    """Held-out images that none of the versions in question has learnt; None without any.
 
-    ``learnt_by`` are versions that have learnt others, or may have, which are therefore not among them.
+    ``learnt_by`` are the versions that have learnt others, which are therefore not among them.
     """
 
     images: ImageSet | None
@@ -128,16 +127,12 @@ class UnlearntImages(NamedTuple):
 
 
 def unlearnt_images(
-    registry: Registry, version: str, live: Sequence[str], preprocessing: Preprocessing
+    registry: Registry, version: str, searched: Sequence[str], preprocessing: Preprocessing
 ) -> UnlearntImages:
-    """What was held out up to a version and has been learnt by none of them, nor by a ``live`` one.
-
-    Where it is not known what a version has learnt, those are taken to be unlearnt that drew less than the share that
-    it held out. A card without a share, from before shares were kept, says nothing.
-    """
+    """What was held out up to a version and was learnt neither by those versions nor by those ``searched``."""
     names = [*registry.retired(), *registry.names()]
     earlier = [name for name in names if int(name[1:]) <= int(version[1:])]
-    asked = [name for name in names if name in earlier or name in live]
+    asked = [name for name in names if name in earlier or name in searched]
     found, learnt_by = list[ImageSet](), set[str]()
     for images, draws in _kept(registry.path, earlier):
         unlearnt = {name: _unlearnt(registry, name, draws) for name in asked}
@@ -147,46 +142,40 @@ def unlearnt_images(
 
 
 def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """[n]: which of the images that drew ``draws`` [n] a version has not learnt; a draw of zero is an unknown one."""
-    learnt, share = _learnt(registry.path, name), registry.card(name)["about"].get(SHARE)
-    allowed = np.ones(len(draws), bool) if share is None else draws < float(share)
-    return allowed if learnt is None else np.where(draws == 0, allowed, ~np.isin(draws, learnt))
+    """[n]: which of the images that drew ``draws`` [n] a version has not learnt.
 
-
-def _learnt(workspace: Path, name: str) -> NDArray[np.float64] | None:
-    """What the images drew that a version was trained on; None where that was not kept or cannot be read."""
+    If the list of what it learnt is missing or damaged, the share that it held out decides.
+    """
     try:
-        drawn = np.load(_learnt_path(workspace, name), allow_pickle=False)
+        learnt = np.load(_file(registry.path, f"{name}-learnt.npy"), allow_pickle=False)
+        return ~np.isin(draws, learnt.astype(np.float64))
     except (OSError, ValueError, EOFError):
-        return None
-    return drawn if isinstance(drawn, np.ndarray) and drawn.dtype == np.float64 and drawn.ndim == 1 else None
+        share = registry.card(name)["about"].get(SHARE)
+        return np.ones(len(draws), bool) if share is None else draws < float(share)
 
 
 def _kept(workspace: Path, names: Sequence[str]) -> Iterator[tuple[ImageSet, NDArray[np.float64]]]:
-    """What each version held out, and what each image drew.
-
-    Draws are zero in workspaces from before they were kept: any share above zero may have held those images out.
-    """
+    """What each version held out, and what each image drew. Images whose draws are damaged are not used."""
     for name in names:
-        file = _path(workspace, name)
+        file = _file(workspace, f"{name}.safetensors")
         images = ReplayMemory.load(file).images if file.is_file() else None
         if images is None:
             continue
         try:
-            content = json.loads(_draws_path(workspace, name).read_text(encoding="utf-8"))
+            content = json.loads(_file(workspace, f"{name}.json").read_text(encoding="utf-8"))
             draws = np.array(content["draws"], np.float64)
         except (OSError, ValueError, KeyError, TypeError):
-            draws = np.zeros(0)
-        yield images, draws if len(draws) == len(images) else np.zeros(len(images))
+            continue
+        if len(draws) == len(images):
+            yield images, draws
 
 
 def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSet | None:
+    """All images, each once: a copy in the gallery would be found by its own query."""
     found = [images.load(preprocessing).images for images in sets if len(images)]
-    return _once(concatenate(found)) if found else None
-
-
-def _once(images: ImageSet) -> ImageSet:
-    """Without repeats, such as images that several trainings were given: one would be found by its own copy."""
+    if not found:
+        return None
+    images = concatenate(found)
     first: dict[bytes, int] = {}
     for row, pixels in enumerate(images.images):
         content = np.ascontiguousarray(pixels).tobytes()
@@ -194,13 +183,5 @@ def _once(images: ImageSet) -> ImageSet:
     return images.take(list(first.values()))
 
 
-def _path(workspace: Path, name: str) -> Path:
-    return workspace / "held-out" / f"{name}.safetensors"
-
-
-def _draws_path(workspace: Path, name: str) -> Path:
-    return workspace / "held-out" / f"{name}.json"
-
-
-def _learnt_path(workspace: Path, name: str) -> Path:
-    return workspace / "held-out" / f"{name}-learnt.npy"
+def _file(workspace: Path, name: str) -> Path:
+    return workspace / "held-out" / name

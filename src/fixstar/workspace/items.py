@@ -1,11 +1,8 @@
-"""What is to be indexed: items with an id, an image and a payload, found in a folder, a list or a labelled set.
+"""Items: found in a folder, a list or a labelled set, embedded batch by batch, and stored in the gallery.
 
 The payload of an item that fixstar indexed says where its image is (``image``: a path, relative to the workspace for
-images that the workspace keeps) and what it looked like then (``stamp``), so that backfill finds it again.
-
-Images to the vectors that a gallery stores, batch after batch: here, or wherever an embedder runs.
-
-Embedding items into the gallery, batch by batch: what is acknowledged stays, and a repeated call goes on.
+images that the workspace keeps) and identifies its content (``stamp``), so that backfill finds it again. Stored
+batches stay; a repeated call resumes.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from numpy.typing import NDArray
 
 from fixstar.data.image_set import ImageSet
 from fixstar.durable import replace_file
-from fixstar.errors import DataError, GalleryError, ImageError, InputError
+from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
 from fixstar.gallery import Gallery
 from fixstar.gallery.store import Item, Payload, Vectors
 from fixstar.gallery.transfer import made_or_same
@@ -65,12 +62,6 @@ class CatalogueItem:
     image: ImageSource
     payload: Payload = field(default_factory=dict)
 
-    @property
-    def stamp(self) -> str | None:
-        """What the image looks like from outside; None where it is no file."""
-        stamp: str | None = self.payload.get(STAMP)
-        return stamp
-
 
 def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
     """The items of a folder (all images below it), of a CSV list (``path`` and any other columns), or of one image.
@@ -89,7 +80,7 @@ def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
     if source.suffix.lower() in _SUFFIXES:
         return iter([_from_file(prefix + source.name, source, {})])
     raise InputError(
-        f"{source} is no folder of images, no list (.csv with a column path) and no image "
+        f"{source} is not a folder of images, a list (.csv with a column path) or an image "
         f"({', '.join(sorted(_SUFFIXES))})"
     )
 
@@ -102,19 +93,19 @@ def _folder(folder: Path, prefix: str) -> Iterator[CatalogueItem]:
         label = {LABEL: below.parts[0]} if len(below.parts) > 1 else {}
         yield _from_file(prefix + below.as_posix(), path, label)
     if not found:
-        raise DataError(f"{folder} holds no image ({', '.join(sorted(_SUFFIXES))})")
+        raise DataError(f"{folder} holds no images ({', '.join(sorted(_SUFFIXES))})")
 
 
 def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
     seen: dict[str, int] = {}
-    for line, row in _rows(path):  # all of it once, before anything is indexed
+    for line, row in _rows(path):  # checked as a whole before anything is indexed
         if not row.get("path"):
             raise DataError(f"{path}, line {line}: no path; it has {list(filter(None, row.values()))[:3]}")
         name = row.get("id") or str(row["path"])
         if seen.setdefault(name, line) != line:
             raise DataError(
-                f"{path}, line {line}: the id {name!r} stands in line {seen[name]} already. Ids must be distinct; "
-                "give one to every row in a column id"
+                f"{path}, line {line}: duplicate id {name!r} (first used on line {seen[name]}). Ids must be distinct; "
+                "give every row one in a column id"
             )
     seen.clear()
     for _, row in _rows(path):
@@ -133,17 +124,17 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if "path" not in columns:
                 raise DataError(f"{path} needs a column named path; it has: {', '.join(columns) or 'nothing'}")
             if reserved := {IMAGE, STAMP} & set(columns):
-                raise DataError(f"{path}: the column {min(reserved)} is filled in here; give yours another name")
+                raise DataError(f"{path}: the column {min(reserved)} is reserved; give yours another name")
             for row in rows:
                 yield rows.line_num, row
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except csv.Error as error:
-        raise DataError(f"{path} is no list of comma-separated values: {error}") from error
+        raise DataError(f"{path} is not a list of comma-separated values: {error}") from error
 
 
 def _value(column: str, text: str) -> str | int | float:
-    """A number where a column holds one, so that filters may compare it; labels stay as they are written."""
+    """A number if it reads as one, so that filters can compare it; labels stay as they are written."""
     if column == LABEL or not _NUMBER.fullmatch(text):
         return text
     return int(text) if text.lstrip("-").isdigit() else float(text)
@@ -158,7 +149,7 @@ def _stamp(path: Path) -> str:
     try:
         seen = path.stat()
     except OSError:
-        return "absent"  # reading it will say so, with its name
+        return "absent"  # reading it will raise, with its name
     return f"{seen.st_size}-{seen.st_mtime_ns}"
 
 
@@ -174,7 +165,7 @@ def labelled_items(images: ImageSet, prefix: str = "") -> Iterator[CatalogueItem
 
 
 def _below_class(path: Path, label: str) -> str:
-    """CLASS/.../NAME where a folder above the image is named after its class, else the whole path: no two are alike."""
+    """CLASS/.../NAME if a folder above the image is named after its class, else the whole path: ids stay distinct."""
     folders = path.parts[:-1]
     if label not in folders:
         return path.as_posix()
@@ -196,26 +187,26 @@ class ImageStore:
         digest = hashlib.sha256(content).hexdigest()
         name = f"images/{digest[:2]}/{digest}{suffix}"
         try:
-            os.utime(self.path / name)  # there already, and wanted again: ``prune`` must not take it away now
+            os.utime(self.path / name)  # kept already, and used again: ``prune`` must not delete it now
         except FileNotFoundError:
             replace_file(self.path / name, lambda partial: partial.write_bytes(content))
         return {IMAGE: name, STAMP: digest[:16]}
 
     def unused(self, used: Iterable[str], before: float) -> list[Path]:
-        """Kept images that none of the names in ``used`` leads to, and that nobody kept since the time ``before``.
+        """Kept images that are not among the names in ``used`` and were not kept since the time ``before``.
 
-        Ask for the names after ``before`` has passed: an image is kept first and named in an item later.
+        Collect the names after ``before`` has passed: an image is kept first and named in an item later.
         """
         old = {path for path in self.path.glob("images/??/*") if path.is_file() and path.stat().st_mtime < before}
         return sorted(old - {self.path / name for name in used})
 
     def prune(self, unused: Iterable[Path], before: float) -> tuple[int, int]:
-        """Delete images that are not in use; how many, and their bytes. One that is kept again meanwhile stays."""
+        """Delete unused images; how many, and their bytes. One that is kept again meanwhile stays."""
         images, total = 0, 0
         for path in unused:
             aside = path.with_name(f".{path.name}.pruned")
             try:
-                path.rename(aside)  # from here on ``keep`` writes it anew
+                path.rename(aside)  # from here on ``keep`` writes it again
             except FileNotFoundError:
                 continue
             seen = aside.stat()
@@ -227,7 +218,7 @@ class ImageStore:
         return images, total
 
     def find(self, item: Item) -> Path | None:
-        """Where the image of an item is; None where nobody knows, or it is gone."""
+        """Where the image of an item is; None if unknown or gone."""
         name = item.payload.get(IMAGE)
         if not isinstance(name, str) or not name:
             return None
@@ -244,11 +235,6 @@ def _png(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-def without_repeats(items: Sequence[CatalogueItem]) -> list[CatalogueItem]:
-    """The last of every id: a batch must not name one twice."""
-    return list({item.id: item for item in items}.values())
-
-
 class Embedded(NamedTuple):
     """A batch's short forms [n, width]; rows of images that could not be read are NaN, and ``bad`` says why."""
 
@@ -257,10 +243,10 @@ class Embedded(NamedTuple):
 
 
 class Embedder(Protocol):
-    """Makes vectors of one version. Batches may be worked on side by side; answers come in their order."""
+    """Makes vectors of one version. Batches may be embedded in parallel; results come in their order."""
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
-        """One answer for each batch."""
+        """One result per batch."""
 
 
 class LocalEmbedder:
@@ -270,7 +256,7 @@ class LocalEmbedder:
         self._encoder, self._batch_size = encoder, batch_size
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
-        """One answer for each batch, made when it is asked for."""
+        """One result per batch, made when it is asked for."""
         for batch in batches:
             yield self.one(batch)
 
@@ -282,15 +268,16 @@ class LocalEmbedder:
 
 
 def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
-    """Make room for a version's vectors, if there is none yet. Its cost does not depend on the gallery's size.
+    """Make room for a version's vectors, if there is none yet. The cost does not depend on the gallery's size.
 
-    A version of that name with another space is another model's: nothing may be stored or searched under it.
+    A version of that name with another space belongs to another model: nothing may be stored or searched under it.
     """
     projection, width = encoder.projection_matrix(), min(encoder.feature_dim, encoder.backbone.feature_dim)
     if not made_or_same(gallery, name, width, projection):
         raise GalleryError(
             f"the gallery holds vectors of another model under the name {name!r}; each workspace needs a gallery "
-            "of its own (fixstar init PATH --gallery ADDRESS), and imported vectors a name of their own"
+            "of its own, and imported vectors a name of their own",
+            NextStep("init", {"path": ...}, "a workspace with a gallery of its own"),
         )
 
 
@@ -301,7 +288,7 @@ Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as G
 
 @dataclass(frozen=True)
 class Indexed:
-    """What was done: items embedded, items that were there already, images that could not be read."""
+    """The result: items embedded, items that were unchanged, images that could not be read."""
 
     version: str
     added: int
@@ -318,10 +305,10 @@ def index_items(
     progress: Advance | None = None,
     store: Store | None = None,
 ) -> Indexed:
-    """Embed items with a version and store them. Those whose image has not changed since keep their vector.
+    """Embed items with a version and store them. Those whose image is unchanged keep their vector.
 
-    ``again`` embeds those too. Memory stays flat, whatever the number of items. ``store`` writes what was embedded, in
-    the place of ``Gallery.upsert``: for whoever has to look at what others wrote meanwhile.
+    ``again`` embeds those too. Memory use does not depend on the number of items. ``store`` writes in the place of
+    ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
     """
     unchanged, added = 0, 0
     bad: list[ImageError] = []
@@ -330,7 +317,7 @@ def index_items(
     def batches() -> Iterator[list[object]]:
         nonlocal unchanged
         source = iter(items)
-        while came := without_repeats(list(islice(source, BATCH))):
+        while came := list({item.id: item for item in islice(source, BATCH)}.values()):  # the last of every id
             batch = [item for item in came if _is_unicode(item.id)]
             bad.extend(_unnameable(item) for item in came if not _is_unicode(item.id))
             fresh = batch if again else _new_images(gallery, batch)
@@ -356,7 +343,7 @@ def index_items(
 
 
 def _is_unicode(name: str) -> bool:
-    """File names may hold any bytes; those that are no UTF-8 come as lone surrogates, which no store can hold."""
+    """File names may hold any bytes; those that are not UTF-8 become lone surrogates, which no store can hold."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -366,27 +353,27 @@ def _unnameable(item: CatalogueItem) -> ImageError:
 
 
 def _new_images(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
-    """Items that the gallery does not have, or has of another image. Other fields that differ are stored."""
+    """Items that the gallery lacks, or has with another image. Other fields that differ are stored."""
     known = gallery.get([item.id for item in batch])
-    same = [item for item in batch if item.stamp is not None and _is_image_of(known.get(item.id), item)]
+    same = [item for item in batch if item.payload.get(STAMP) is not None and _same_image(known.get(item.id), item)]
     _store_fields(gallery, known, same)
     kept = {item.id for item in same}
     return [item for item in batch if item.id not in kept]
 
 
 def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[CatalogueItem]) -> None:
-    """Give stored items the fields that are told now. What others delete meanwhile stays deleted."""
+    """Give stored items their new fields. What others delete meanwhile stays deleted."""
     items = [item for item in items if dict(known[item.id].payload) != dict(item.payload)]
     while items:
         done: set[str] = set()
         for version in {known[item.id].version for item in items}:
-            told = [item for item in items if known[item.id].version == version]
-            stored = [known[item.id] for item in told]
+            changed = [item for item in items if known[item.id].version == version]
+            stored = [known[item.id] for item in changed]
             vectors = np.stack([one.vector for one in stored])
-            done.update(gallery.replace_vectors(version, stored, vectors, [item.payload for item in told]))
-        known = gallery.get([item.id for item in items if item.id not in done])  # embedded anew meanwhile: once more
+            done.update(gallery.replace_vectors(version, stored, vectors, [item.payload for item in changed]))
+        known = gallery.get([item.id for item in items if item.id not in done])  # embedded again meanwhile: try again
         items = [item for item in items if item.id in known]
 
 
-def _is_image_of(stored: Item | None, item: CatalogueItem) -> bool:
+def _same_image(stored: Item | None, item: CatalogueItem) -> bool:
     return stored is not None and all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))

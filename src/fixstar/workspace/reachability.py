@@ -1,94 +1,121 @@
-"""Which stored vectors the queries of a version meet as they are: those that lie in one space with its own.
+"""Which stored vectors can queries of a version search, directly or through an adapter? Everybody asks here.
 
-A cosine between vectors of two models means nothing unless somebody saw to it. It was seen to
+A cosine between vectors of two models means nothing unless the two were connected. Vectors are directly searchable
 
-    between versions of the registry   which are trained to stay compatible; how well is the gate's affair
-    for NAME@v1                        whoever names vectors so says that they lie in v1's space: a stored adapter
-                                       does, and so does an import of vectors that v1's model made elsewhere
-    for old vectors of a width         that a version, or one before it, was trained to agree with (``bct-vectors``)
+    between versions of the registry   which are trained to stay compatible; how well is for the gate to say
+    if they are named NAME@v1          the name says that they lie in v1's space: a stored adapter put them there, or
+                                       they were imported as vectors that v1's model made elsewhere
+    if a version, or one before it,    was trained to agree with old vectors of their width (``bct-vectors``)
 
-and only where the full widths are one, or one has grown from the other. Anything else needs an adapter.
+and only if the full widths are equal, or one has grown from the other. A version with an adapter is isolated: only
+queries with an adapter to it, and its own, search its vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from fixstar.gallery import VersionSpace
+from fixstar.gallery import Gallery, VersionSpace
+from fixstar.workspace.adapters.registry import AdapterEntry, AdapterRegistry
 from fixstar.workspace.registry import Registry
 
-__all__ = ["OLD_WIDTH", "Reach"]
+__all__ = ["OLD_WIDTH", "Reach", "Reachability", "directly_searchable"]
 
 OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with
 
 
-class Reach:
-    """Who meets whom in one workspace. Cards never change, so an answer is kept as long as the versions are the same.
+class Reach(NamedTuple):
+    """The gallery versions whose vectors a query searches directly, those it searches through an adapter, the rest."""
+
+    direct: tuple[str, ...]
+    adapted: tuple[str, ...]
+    unreachable: tuple[str, ...]
+
+    def among(self, names: Sequence[str]) -> Reach:
+        """Only these versions."""
+        direct, adapted, unreachable = (tuple(name for name in part if name in names) for part in self)
+        return Reach(direct, adapted, unreachable)
+
+
+class Reachability:
+    """The answers for one workspace. They are kept while gallery versions and adapters stay the same.
 
     Threads may share it.
     """
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._kept: tuple[tuple[VersionSpace, ...], dict[str, frozenset[str]]] = ((), {})
+    def __init__(self, registry: Registry, adapters: AdapterRegistry, gallery: Gallery) -> None:
+        self._registry, self._adapters, self._gallery = registry, adapters, gallery
+        self._known: tuple[tuple[VersionSpace, ...], tuple[AdapterEntry, ...], dict[str, Reach]] = ((), (), {})
 
-    def met(self, version: str, spaces: Sequence[VersionSpace]) -> frozenset[str]:
-        """Of the gallery versions in ``spaces``, those whose vectors queries of a version meet as they are."""
-        kept, answers = self._kept
-        if kept != tuple(spaces):
-            kept, answers = self._kept = tuple(spaces), {}
+    def of(self, version: str) -> Reach:
+        """What queries of a version can search."""
+        spaces, entries = tuple(self._gallery.versions()), self._adapters.entries()
+        if self._known[:2] != (spaces, entries):
+            self._known = spaces, entries, {}
+        answers = self._known[2]
         if version not in answers:
-            known = {*self._registry.names(), *self._registry.retired()}
-            widths = {space.name: space.full_width for space in spaces}
-            answers[version] = frozenset(
-                name for name in widths if name == version or self._meet(version, name, widths, known)
-            )
+            answers[version] = self._compute(version, spaces, entries)
         return answers[version]
 
-    def _meet(self, one: str, other: str, widths: dict[str, int], known: set[str]) -> bool:
-        homes = _home(one, known), _home(other, known)
-        if homes[0] is not None and homes[1] is not None:
-            mine, theirs = widths.get(one, widths[other]), widths[other]  # no room yet: its first encoder makes it
-            return mine == theirs or self._grown((homes[0], mine), (homes[1], theirs))
-        if homes[0] is not None:
-            return self._agrees(homes[0], widths[other])
-        return homes[1] is not None and one in widths and self._agrees(homes[1], widths[one])
+    def _compute(self, version: str, spaces: Sequence[VersionSpace], entries: Sequence[AdapterEntry]) -> Reach:
+        isolated = {entry.version for entry in entries}
+        with_adapter = {e.version for e in entries if (e.queries_by, e.applied) == (version, "queries")}
+        comparable = directly_searchable(self._registry, version, spaces)
+        direct, adapted, unreachable = list[str](), list[str](), list[str]()
+        for name in (space.name for space in spaces):
+            if name == version or (name in comparable and not isolated & {name, version}):
+                direct.append(name)
+            else:
+                (adapted if name in with_adapter else unreachable).append(name)
+        return Reach(tuple(direct), tuple(adapted), tuple(unreachable))
 
-    def _grown(self, one: tuple[str, int], other: tuple[str, int]) -> bool:
-        """Whether one space is the other with simplices added: vectors of the smaller are zero in these."""
-        first, second = (_parts(self._registry.card(name)) for name, _ in (one, other))
-        shared = min(len(first), len(second))
-        whole = sum(first) == one[1] and sum(second) == other[1]
-        return shared > 0 and whole and first[:shared] == second[:shared]
 
-    def _agrees(self, version: str, width: int) -> bool:
-        """Whether a version, or one before it, was trained to agree with stored vectors of a width."""
-        for name in self._registry.lineage(version):
-            about = self._registry.card(name)["about"]
-            if about.get(OLD_WIDTH) == width:
-                return True
-            first = about.get("parent") is None and about.get("method", {}).get("name") == "bct-vectors"
-            if first and OLD_WIDTH not in about:  # trained before the width was kept
-                return True
-        return False
+def directly_searchable(registry: Registry, version: str, spaces: Sequence[VersionSpace]) -> frozenset[str]:
+    """Of the gallery versions in ``spaces``, those whose vectors can be compared with a version's, adapters aside."""
+    known = {*registry.names(), *registry.retired()}
+    widths = {space.name: space.full_width for space in spaces}
+    return frozenset(name for name in widths if name == version or _comparable(registry, version, name, widths, known))
+
+
+def _comparable(registry: Registry, one: str, other: str, widths: dict[str, int], known: set[str]) -> bool:
+    my_home, their_home = _home(one, known), _home(other, known)
+    if my_home is not None and their_home is not None:
+        mine, theirs = widths.get(one, widths[other]), widths[other]  # its first encoder makes room in the gallery
+        return mine == theirs or _grown(registry, (my_home, mine), (their_home, theirs))
+    if my_home is not None:
+        return _agrees(registry, my_home, widths[other])
+    return their_home is not None and one in widths and _agrees(registry, their_home, widths[one])
 
 
 def _home(name: str, known: set[str]) -> str | None:
-    """The version whose space vectors of this name lie in, if anybody says so.
+    """The version whose space vectors of this name lie in, if the name says so.
 
     >>> _home("v1", {"v1"}), _home("clip@v1", {"v1"}), _home("clip", {"v1"}), _home("clip@v9", {"v1"})
     ('v1', 'v1', None, None)
     """
     if name in known:
         return name
-    said, at, version = name.rpartition("@")
-    return version if said and at and version in known else None
+    prefix, at, version = name.rpartition("@")
+    return version if prefix and at and version in known else None
 
 
-def _parts(card: dict[str, Any]) -> tuple[int, ...]:
-    """The widths of the simplices that a version's feature is made of; none where its classifier is another."""
+def _grown(registry: Registry, one: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Whether one space is the other with simplices added: vectors of the smaller are zero in these."""
+    first, second = (_simplex_widths(registry.card(name)) for name, _ in (one, other))
+    shared = min(len(first), len(second))
+    whole = sum(first) == one[1] and sum(second) == other[1]
+    return shared > 0 and whole and first[:shared] == second[:shared]
+
+
+def _simplex_widths(card: dict[str, Any]) -> tuple[int, ...]:
+    """The widths of the simplices that a version's feature is made of; empty for other classifiers."""
     if card["classifier"]["kind"] != "simplex":
         return ()
     options = card["classifier"]["options"]
     return tuple(capacity - 1 for capacity in (options["capacity"], *options.get("added", ())))
+
+
+def _agrees(registry: Registry, version: str, width: int) -> bool:
+    """Whether a version, or one before it, was trained to agree with stored vectors of a width."""
+    return any(registry.card(name)["about"].get(OLD_WIDTH) == width for name in registry.lineage(version))

@@ -1,7 +1,7 @@
-"""The versions of one directory: immutable, with a card each, numbered for ever.
+"""The versions of one directory: immutable, each with a card, and numbered for ever.
 
 versions/v1, v2, ...     finished encoders: weights and card, never rewritten
-retired/v1.json, ...     the cards of versions whose weights were given up
+retired/v1.json, ...     the cards of versions whose weights were deleted
 growth.json              simplices that were added to the first one, for versions trained later
 """
 
@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fixstar.durable import replace_json
-from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
-from fixstar.scenarios.run_directory import RunDirectory
 
 __all__ = ["Registry"]
+
+TRAIN = NextStep("train", {"data": ...}, "train the first version")
 
 
 class Registry:
@@ -30,38 +31,51 @@ class Registry:
 
     def names(self) -> list[str]:
         """The finished versions whose weights are here, oldest first. A number missing in between is damage."""
-        there = _numbers((self.path / "versions").glob("v*"))
-        gone = _numbers((self.path / "retired").glob("v*.json"))
+        there, gone = self._numbers()
         if missing := sorted(set(range(1, max(there | gone, default=0) + 1)) - there - gone):
-            raise ModelError(f"{self.path / 'versions'} lacks v{missing[0]}; restore it from a copy before going on")
+            raise ModelError(f"{self.path / 'versions'} lacks v{missing[0]}; restore it from a copy first")
         return [f"v{number}" for number in sorted(there - gone)]
+
+    def newest(self) -> str:
+        """The newest version."""
+        if not (names := self.names()):
+            raise InputError(f"{self.path} has no version yet", TRAIN)
+        return names[-1]
 
     def next_number(self) -> int:
         """The number of the next version; numbers are never used again."""
-        every = _numbers((self.path / "versions").glob("v*")) | _numbers((self.path / "retired").glob("v*.json"))
-        return max(every, default=0) + 1
+        return max(set().union(*self._numbers()), default=0) + 1
 
     def retired(self) -> list[str]:
-        """The versions whose weights were given up, oldest first."""
-        return [f"v{number}" for number in sorted(_numbers((self.path / "retired").glob("v*.json")))]
+        """The versions whose weights were deleted, oldest first."""
+        return [f"v{number}" for number in sorted(self._numbers()[1])]
+
+    def _numbers(self) -> tuple[set[int], set[int]]:
+        """Of finished and of retired versions."""
+        return (
+            _version_numbers((self.path / "versions").glob("v*")),
+            _version_numbers((self.path / "retired").glob("v*.json")),
+        )
 
     def checked(self, name: str) -> str:
         """A version whose weights are here, or an error that names those."""
         if name in (known := self.names()):
             return name
-        if (self.path / "retired" / f"{name}.json").is_file():
+        if self._tombstone(name).is_file():
             raise ModelError(f"{name} was retired: its weights are gone. There are: {', '.join(known)}")
-        raise UnknownNameError("version", name, known, "" if known else "Train the first with: fixstar train IMAGES")
+        raise UnknownNameError("version", name, known, "", *([] if known else [TRAIN]))
 
     def directory(self, name: str) -> Path:
         """Where a version's weights and card are."""
         return self.path / "versions" / name
 
+    def _tombstone(self, name: str) -> Path:
+        return self.path / "retired" / f"{name}.json"
+
     def card(self, name: str) -> dict[str, Any]:
         """What a version is: backbone, classifier, slots, and ``about``, where it comes from. Retired ones too."""
-        tombstone = self.path / "retired" / f"{name}.json"
-        if tombstone.is_file():
-            card: dict[str, Any] = json.loads(tombstone.read_text())
+        if self._tombstone(name).is_file():
+            card: dict[str, Any] = json.loads(self._tombstone(name).read_text())
             return card
         return read_card(self.directory(self.checked(name)))
 
@@ -69,27 +83,20 @@ class Registry:
         """A version's encoder."""
         return Encoder.load(self.directory(self.checked(name)), device)
 
-    def parent(self, name: str) -> str | None:
-        """The version that this one was trained from, or to agree with."""
-        parent: str | None = self.card(name)["about"].get("parent")
-        return parent
-
     def lineage(self, name: str) -> list[str]:
         """The version and its ancestors, oldest first."""
         line = [name]
-        while (parent := self.parent(line[0])) is not None and parent not in line:
+        while (parent := self.card(line[0])["about"].get("parent")) is not None and parent not in line:
             line.insert(0, parent)
         return line
 
     def manifest(self) -> dict[str, Any]:
         """Which class owns which slot, for ever: what a separate team needs to stay interoperable."""
-        names = self.names()
-        if not names:
-            raise InputError(f"{self.path} has no version yet, so no class owns a slot")
-        slots = read_card(self.directory(names[-1]))["slots"]
+        newest = self.newest()
+        slots = read_card(self.directory(newest))["slots"]
         return {
             "format": "fixstar-slots",
-            "version": names[-1],
+            "version": newest,
             "capacity": slots["capacity"],
             "free": None if slots["capacity"] is None else slots["capacity"] - len(slots["by_class"]),
             "added": list(self.growth()),
@@ -110,68 +117,47 @@ class Registry:
         return added
 
     def grow(self, count: int) -> tuple[int, ...]:
-        """Add a simplex of ``count`` classes in new dimensions for the versions to come; all that were added so far."""
+        """Add a simplex of ``count`` classes in new dimensions for the next versions; all that were added so far."""
+        from fixstar.scenarios.run_directory import RunDirectory
+
         if isinstance(count, bool) or count < 2:
             raise InputError(f"a simplex is added for two classes or more, got {count}")
         if not (names := self.names()):
             raise InputError(
-                f"{self.path} has no version that could grow yet; train the first with room for all classes to come: "
-                f"fixstar train IMAGES --capacity N -w {self.path}"
+                f"{self.path} has no version that could grow yet; train the first with room for all classes to come",
+                NextStep("train", {"data": ..., "capacity": ...}),
             )
         card = self.card(names[-1])
         if card["slots"]["capacity"] is None:
             raise InputError(
-                "this classifier has an output for every class and grows by itself; upgrade with more classes"
+                "this classifier has one output per class and needs no added capacity; upgrade with more classes"
             )
         if (kind := card["classifier"]["kind"]) != "simplex":
-            raise InputError(f"only the simplex grows, and this is a {kind}; train with a larger --capacity instead")
-        run = RunDirectory(self.path)
-        with run.held():  # one that is being trained has begun without it
-            self._refuse_unfinished(run.checkpoint(self.next_number()))
+            raise InputError(f"only the simplex grows, and this is a {kind}; train with a larger capacity instead")
+        run, number = RunDirectory(self.path), self.next_number()
+        with run.held():
+            if (checkpoint := run.checkpoint(number)).exists():
+                raise InputError(
+                    f"the training of v{number} was interrupted, and it could not resume with a larger capacity. "
+                    f"Finish it first by repeating the upgrade, or give it up: delete {checkpoint}, then grow",
+                    NextStep("upgrade", {"data": ...}, "the same as before: it resumes"),
+                )
             added = (*self.growth(), count)
             replace_json(self.path / "growth.json", {"added": list(added)})
         return added
 
-    def _refuse_unfinished(self, checkpoint: Path) -> None:
-        """Growth changes what the next version is trained with: one that was begun could not go on."""
-        if checkpoint.exists():
-            raise InputError(
-                f"the training of v{self.next_number()} was interrupted and could not go on with more room. Finish it "
-                "first: the same upgrade command goes on. Or give it up: delete "
-                f"{checkpoint}, then grow"
-            )
+    def is_half_retired(self, name: str) -> bool:
+        """Whether ``retire`` was killed half way."""
+        return self._tombstone(name).is_file() and self.directory(name).is_dir()
 
-    def retire(self, name: str, live: Mapping[str, int], needed: Mapping[str, str], deployed: str) -> None:
-        """Give up a version's weights and memory; its card stays. Refused while its vectors live or it is needed.
-
-        ``live`` counts vectors by version, ``needed`` says of versions why they must stay.
-        """
-        tombstone = self.path / "retired" / f"{name}.json"
-        if not (tombstone.is_file() and self.directory(name).is_dir()):  # else an earlier call was killed half way
-            self.checked(name)
-            reasons = [needed[name]] if name in needed else []
-            if live.get(name):
-                reasons.append(f"{live[name]:,} vectors of {name} live in the gallery. {_to_be_rid_of(name, deployed)}")
-            if reasons:
-                raise InputError(f"{name} cannot be retired: {'. Besides, '.join(reasons)}")
-            replace_json(tombstone, self.card(name))
+    def retire(self, name: str) -> None:
+        """Delete a version's weights and memory; its card stays."""
+        if not self._tombstone(name).is_file():
+            replace_json(self._tombstone(name), self.card(name))
         (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
 
 
-def _to_be_rid_of(name: str, deployed: str) -> str:
-    """How the vectors of a version go. A backfill replaces those older than the version deployed, no others."""
-    delete = f"or delete these items: fixstar gallery delete --version {name}"
-    if int(deployed[1:]) > int(name[1:]):
-        return f"Re-embed them (fixstar backfill --budget all), {delete}"
-    if deployed == name:
-        return f"Re-embed them once a newer version is deployed (fixstar backfill --budget all), {delete}"
-    return (
-        f"A backfill to {deployed}, which is deployed, never replaces newer vectors: deploy {name} again "
-        f"(fixstar deploy {name}), {delete}"
-    )
-
-
-def _numbers(paths: Any) -> set[int]:
+def _version_numbers(paths: Iterable[Path]) -> set[int]:
     stems = (path.name.removesuffix(".json") for path in paths)
     return {int(stem[1:]) for stem in stems if stem[1:].isascii() and stem[1:].isdigit()}

@@ -1,49 +1,74 @@
-"""The workspace itself: the verbs of the command line as methods.
-
-Where a workspace stands.
-"""
+"""The workspace itself: the verbs of the command line as methods."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import InputError, UnknownNameError
+from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
 from fixstar.images import ImageSource
-from fixstar.methods import Method, OldVectors
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
-from fixstar.scenarios import Settings, Version, version_features
-from fixstar.workspace.adapters.registry import AdapterBook
+from fixstar.workspace.adapters.registry import AdapterRegistry
 from fixstar.workspace.adapters.use import Adapted, AdaptOptions, adapt
-from fixstar.workspace.backfill.planning import BackfillOptions, PlannedBackfill, backfill, plan_backfill
+from fixstar.workspace.backfill.planning import (
+    BackfillOptions,
+    BackfillOutlook,
+    PlannedBackfill,
+    backfill,
+    backfill_outlook,
+    plan_backfill,
+)
 from fixstar.workspace.backfill.run import Backfilled
-from fixstar.workspace.checks import Check, last_check
-from fixstar.workspace.deployment import Move, Rollout, deploy, needed_versions
+from fixstar.workspace.checks import Check, last_check, require_passed_check
+from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
 from fixstar.workspace.gate import GateRules, check_version
 from fixstar.workspace.items import CatalogueItem, Embedder, ImageStore, Indexed, LocalEmbedder, Store, index_items
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Serving, Usage
-from fixstar.workspace.training import UpgradeOptions, VersionTraining
 
-__all__ = ["Status", "Workspace", "read_status"]
+if TYPE_CHECKING:  # training code is loaded only to train
+    from fixstar.methods import Method, OldVectors
+    from fixstar.scenarios import Settings, Version
+    from fixstar.workspace.training import UpgradeOptions
+
+__all__ = ["Status", "Workspace"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a workspace: ``vectors`` counts items by the version that made them.
+
+    ``adapters`` says for each isolated gallery version which versions' queries search it through an adapter.
+    """
+
+    path: str
+    deployed: str | None
+    previous: str | None
+    versions: tuple[str, ...]
+    retired: tuple[str, ...]
+    vectors: dict[str, int]
+    gallery: str
+    checks: Mapping[str, str]
+    training: str | None
+    adapters: Mapping[str, list[str]]
 
 
 class Workspace:
     """Train, upgrade, index, search, check, deploy, backfill and roll back in one directory.
 
     Threads may share one. ``device`` is where queries and items are embedded; ``record_usage`` counts what searches
-    find, for a backfill. Close it, or use it in a ``with``, when its gallery was used.
+    find, for a backfill. Close it, or use it in a ``with``, if its gallery was used.
     """
 
     def __init__(self, path: str | Path, device: str = "auto", record_usage: bool = False) -> None:
@@ -53,16 +78,14 @@ class Workspace:
         self.device = device
         self.registry = Registry(self.path)
         self.rollout = Rollout(self.path)
-        self.adapters = AdapterBook(self.path)
         self.images = ImageStore(self.path)
         self.usage = Usage(self.path) if record_usage else None
-        self._training = VersionTraining(self.path)
         self._opening = threading.Lock()
         self._serving: Serving | None = None
 
     @classmethod
     def create(cls, path: str | Path, gallery: str | None = None, device: str = "auto") -> Workspace:
-        """Make a new workspace; an existing one is left as it is, other content is refused.
+        """Make a new workspace; an existing one stays as it is, other content is refused.
 
         ``gallery`` is where vectors are kept: by default a file in the workspace, else an address that
         ``open_gallery`` takes.
@@ -76,17 +99,19 @@ class Workspace:
         """The finished versions, oldest first."""
         return self.registry.names()
 
+    def newest(self) -> str:
+        """The name of the newest version."""
+        return self.registry.newest()
+
     def encoder(self, name: str, device: str = "cpu") -> Encoder:
         """A finished version's encoder."""
         return self.registry.encoder(name, device)
 
-    def newest(self) -> str:
-        """The name of the newest version."""
-        return self._training.newest()
-
     def settings(self) -> Settings:
-        """What the newest version was trained with; its successor is trained alike."""
-        return self._training.trained()[0]
+        """The settings of the newest version, which its successor is trained with."""
+        from fixstar.workspace.training import trained_with
+
+        return trained_with(self.registry)[0]
 
     def train(
         self,
@@ -97,30 +122,61 @@ class Workspace:
         old_vectors: OldVectors | None = None,
         hold_out: float = 0.0,
     ) -> Version:
-        """Train v1. After a kill the same call goes on where the last one stopped.
+        """Train v1. After a kill the same call resumes.
 
         ``old_vectors`` are those of another system, which v1 is to stay compatible with. ``hold_out`` is the share of
         images that are kept for the gate instead of being trained on.
         """
-        return self._training.first(images, settings, method, old_vectors, hold_out, progress)
+        from fixstar.workspace.training import train_first
+
+        return train_first(self.registry, images, settings, method, old_vectors, hold_out, progress)
 
     def upgrade(self, images: ImageSet, options: UpgradeOptions | None = None) -> Version:
         """Train the next version so that it stays compatible with all before it; the same call resumes.
 
         Settings and method are the previous version's unless given. A retraining method needs all images so far.
         """
-        return self._training.upgrade(images, options or UpgradeOptions())
+        from fixstar.workspace.training import UpgradeOptions, train_upgrade
+
+        return train_upgrade(self.registry, images, options or UpgradeOptions())
 
     def grow(self, count: int) -> tuple[int, ...]:
         """Make room for ``count`` more classes: the next version gets a second simplex, in new dimensions.
 
-        Nothing stored changes: old vectors are zero there. All capacities added so far.
+        Nothing stored changes: old vectors are zero there. Returns all capacities added so far.
         """
         return self.registry.grow(count)
 
     def retire(self, name: str) -> None:
-        """Give up a version's weights, once no vector of it lives and nothing needs it. Its card stays."""
-        self.registry.retire(name, self.gallery.count(), needed_versions(self), self.deployed())
+        """Delete a version's weights, once it has no vectors and nothing needs it. Its card stays."""
+        if not self.registry.is_half_retired(name):
+            self.registry.checked(name)
+            reasons, steps = self._needs(name)
+            if reasons:
+                raise InputError(f"{name} cannot be retired: {'. Also, '.join(reasons)}", *steps)
+        self.registry.retire(name)
+
+    def _needs(self, name: str) -> tuple[list[str], list[NextStep]]:
+        """Why a version's weights must stay, and until when; and what can be done about it."""
+        deployed, reasons, steps = self.deployed(), list[str](), list[NextStep]()
+        if name == deployed:
+            reasons.append("it is deployed. It can go once two others have been deployed after it")
+        elif name == self.rollout.previous():
+            reasons.append(
+                f"a rollback from {deployed} leads to it. It can go once a version newer than {deployed} is deployed"
+            )
+        elif name == self.newest():
+            reasons.append("the next upgrade starts from it. It can go once there is a newer version")
+        if count := self.gallery.count().get(name):
+            reasons.append(f"{count:,} vectors of {name} live in the gallery")
+            if int(deployed[1:]) >= int(name[1:]):
+                note = "once a newer version is deployed" if deployed == name else "re-embed them"
+                steps.append(NextStep("backfill", {"budget": "all"}, note))
+            else:
+                reasons[-1] += f". A backfill to {deployed}, which is deployed, never replaces newer vectors"
+                steps.append(NextStep("deploy", {"version": name}, "deploy it again"))
+            steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
+        return reasons, steps
 
     # --- gallery
 
@@ -130,13 +186,18 @@ class Workspace:
         return self.serving.gallery
 
     @property
+    def adapters(self) -> AdapterRegistry:
+        """The adapters in use."""
+        return self.serving.adapters
+
+    @property
     def serving(self) -> Serving:
-        """Encoders and gallery, ready for queries; opened when first asked for."""
+        """Encoders and gallery, ready for queries; opened on first use."""
         with self._opening:
             if self._serving is None:
                 device = str(resolve_device(self.device))
                 store = open_workspace_gallery(self.path)
-                self._serving = Serving(self.registry, self.rollout, store, device, 3, self.usage, self.adapters)
+                self._serving = Serving(self.registry, self.rollout, store, device, usage=self.usage)
             return self._serving
 
     def index(
@@ -148,16 +209,13 @@ class Workspace:
         version: str | None = None,
         store: Store | None = None,
     ) -> Indexed:
-        """Embed items with the deployed version, or the embedder's; those there with the same image are left alone."""
+        """Embed items with the deployed version, or the embedder's; unchanged images are skipped."""
         version = version or self.deployed()
         encoder = self.serving.encoder(version)
         return index_items(self.gallery, version, embedder or LocalEmbedder(encoder), items, again, progress, store)
 
     def search(
-        self,
-        images: Sequence[ImageSource],
-        request: SearchRequest | None = None,
-        **options: Unpack[SearchOptions],
+        self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
         """The k nearest items of each image, whatever version made their vectors; see ``Serving.search_vectors``."""
         self.deployed()
@@ -171,20 +229,31 @@ class Workspace:
 
     def deployed(self) -> str:
         """The version that embeds queries and new items; the first one before any deployment."""
-        self.newest()  # says so where there is none yet
+        self.newest()  # raises without a version
         return self.rollout.current()
 
-    def live(self) -> list[str]:
-        """The versions whose vectors a query meets, and the one deployed."""
-        found = [name for name, count in self.gallery.count().items() if count]
-        return list(dict.fromkeys([*found, self.deployed()]))
+    def versions_to_check(self, version: str) -> list[str]:
+        """The versions with vectors that a check of ``version`` must cover: all that it has no adapter for."""
+        adapted = self.serving.reachability.of(version).adapted
+        return [name for name in self.serving.live() if name not in adapted]
 
-    def met_by(self, version: str) -> list[str]:
-        """The live versions whose vectors a version's queries meet as they are, without an adapter."""
-        return [name for name in self.live() if name not in self.adapters.reached(version)]
+    def unreachable_vectors(self, version: str) -> dict[str, int]:
+        """How many vectors queries of a version cannot search, by the version that made them."""
+        counts = self.gallery.count()
+        return {name: counts[name] for name in self.serving.reachability.of(version).unreachable if counts.get(name)}
+
+    def unchecked_vectors(self, version: str) -> dict[str, int]:
+        """How many vectors queries of a version search directly without a check, by the version that made them."""
+        try:
+            check = self.last_check(version)
+        except ModelError:  # a damaged check is no check, and must not prevent a rollback
+            check = None
+        seen, counts = {version, *(() if check is None else check.against)}, self.gallery.count()
+        direct = self.serving.reachability.of(version).direct
+        return {name: counts[name] for name in direct if counts.get(name) and name not in seen}
 
     def last_check(self, version: str) -> Check | None:
-        """What the gate last found out about a version."""
+        """The last check of a version."""
         return last_check(self.path, self.registry.checked(version))
 
     def check(
@@ -197,46 +266,96 @@ class Workspace:
         report: bool = True,
         progress: bool = True,
     ) -> Check:
-        """Try the newest version, or another, against all live vectors, on labelled images that it has not learnt.
+        """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
-        Without ``images`` on those held out at training. See ``fixstar.workspace.gate``; the verdict is kept.
+        By default with those held out at training. See ``fixstar.workspace.gate``; the verdict is kept.
         """
         rules = GateRules(confidence, tolerance, seed)
         embed = partial(self.features, device=self.device, progress=progress)
         chosen = version or self.newest()
-        return check_version(self.registry, chosen, self.met_by(chosen), embed, images, rules, report)
+        return check_version(self.registry, chosen, self.versions_to_check(chosen), embed, images, rules, report)
 
     def deploy(self, version: str, force: str | None = None, by: str = "", deployed: str | None = None) -> Move:
-        """Let queries and new items use a version. Asks for a passed check, or for a reason to do without.
+        """Let queries and new items use a version. Requires a passed check, or ``force``: a reason to do without.
 
-        Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries. Where
+        Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries. If
         ``deployed`` is given and another version is deployed now, nothing is moved: ``DeploymentMovedError``.
         """
-        return deploy(self, version, force, by, deployed)
+        self.registry.checked(version)
+        self.rollout.require_deployed(deployed)
+        force = checked_reason(force, "a deployment")
+        if version == self.deployed():
+            raise InputError(f"{version} is deployed already")
+        if force is None:
+            self._require_adapters(version)
+            require_passed_check(self.last_check(version), version, self.versions_to_check(version))
+        encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
+        if encoder.adapter is not None:
+            raise GateError(
+                f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
+                "deploy a version that was trained without one"
+            )
+        return self.rollout.deploy(version, force, by, deployed)
+
+    def _require_adapters(self, version: str) -> None:
+        """Refuse a version whose queries would lose vectors that other versions' queries reach through an adapter."""
+        isolated = self.adapters.isolated()
+        for name, count in self.unreachable_vectors(version).items():
+            if name in isolated:
+                raise GateError(
+                    f"{count:,} vectors of {name} are reached only through an adapter, and there is none for "
+                    f"{version}: its queries would not find them",
+                    NextStep("adapt", {"version": name, "queries_by": version}),
+                    NextStep("deploy", {"version": version, "force": ...}, "deploy anyway, with a reason"),
+                )
 
     def adapt(self, version: str, options: AdaptOptions | None = None, progress: bool = True) -> Adapted:
         """Let queries reach vectors of a model that was not trained together with theirs, if the gate allows it."""
-        return adapt(self, version, options or AdaptOptions(), progress)
+        return adapt(self.serving, version, options or AdaptOptions(), progress)
 
     def rollback(self, by: str = "", deployed: str | None = None, to: str | None = None) -> Move:
-        """Back to the version deployed before, at once: from ``deployed`` and to ``to``, where given, or not at all."""
+        """Back to the version deployed before, at once: from ``deployed`` and to ``to``, if given, or not at all."""
         self.deployed()
-        if (before := self.rollout.before()) is not None:
-            self.serving.encoder(self.registry.checked(before))
+        if (previous := self.rollout.previous()) is not None:
+            self.serving.encoder(self.registry.checked(previous))
         return self.rollout.rollback(None, by, deployed, to)
 
-    def plan_backfill(self, options: BackfillOptions | None = None) -> PlannedBackfill:
-        """What ``backfill`` would re-embed, and what that will bring, as far as labels tell."""
-        return plan_backfill(self, options or BackfillOptions())
+    def backfill_outlook(self) -> BackfillOutlook:
+        """What a backfill to the deployed version could re-embed."""
+        return backfill_outlook(self.serving)
 
-    def backfill(self, options: BackfillOptions | None = None, progress: Advance | None = None) -> Backfilled:
-        """Re-embed items of older versions with the deployed one, while serving; the same call resumes."""
-        return backfill(self, options or BackfillOptions(), progress)
+    def plan_backfill(self, options: BackfillOptions | None = None, predict: bool = True) -> PlannedBackfill:
+        """What ``backfill`` would re-embed, and what that will bring, if labelled images tell."""
+        return plan_backfill(self.serving, options or BackfillOptions(), predict)
+
+    def backfill(
+        self, options: BackfillOptions | None = None, progress: Advance | None = None, judged: str | None = None
+    ) -> Backfilled:
+        """Re-embed items of older versions with the deployed one, while serving; the same call resumes.
+
+        A plan that is predicted to lose is refused, unless it is ``judged``: the token of one that was looked at.
+        """
+        return backfill(self.serving, options or BackfillOptions(), progress, judged)
 
     def status(self) -> Status:
-        """Where everything stands."""
-        training = self._training.run.checkpoint(self.registry.next_number()).exists()
-        return read_status(self.registry, self.rollout, self.gallery, gallery_url(self.path), training)
+        """The state of everything."""
+        names, number = self.registry.names(), self.registry.next_number()
+        reached: dict[str, list[str]] = {name: [] for name in sorted(self.adapters.isolated())}
+        for name in names:
+            for adapted in self.serving.reachability.of(name).adapted:
+                reached[adapted].append(name)
+        return Status(
+            str(self.path),
+            self.rollout.current() if names else None,
+            self.rollout.previous() if names else None,
+            tuple(names),
+            tuple(self.registry.retired()),
+            self.gallery.count(),
+            without_secret(gallery_url(self.path)),
+            {name: check.outcome for name in names if (check := last_check(self.path, name)) is not None},
+            f"v{number}" if (self.path / f"checkpoint-v{number}.safetensors").exists() else None,
+            reached,
+        )
 
     # --- evaluation
 
@@ -249,6 +368,8 @@ class Workspace:
         progress: bool = True,
     ) -> list[VersionFeatures]:
         """Each version's short forms of the query and gallery images, made once."""
+        from fixstar.scenarios import version_features
+
         made = []
         for name in self.versions() if versions is None else versions:
             encoder = self.encoder(name).to(resolve_device(device))
@@ -259,7 +380,7 @@ class Workspace:
         self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "auto", progress: bool = True
     ) -> CrossTest:
         """The compatibility matrix of all versions on labelled images that can be read."""
-        self.newest()  # says so where there is no version yet
+        self.newest()  # raises without a version
         if queries.classes != gallery.classes:
             raise InputError("queries and gallery must be of the same classes")
         if protocol not in PROTOCOLS:
@@ -281,42 +402,3 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class Status:
-    """Where a workspace stands: ``vectors`` counts items by the version that made them.
-
-    ``adapters`` says for a gallery version with a space of its own which versions' queries reach it.
-    """
-
-    path: str
-    deployed: str | None
-    previous: str | None
-    versions: tuple[str, ...]
-    retired: tuple[str, ...]
-    vectors: dict[str, int]
-    gallery: str
-    checks: Mapping[str, str]
-    training: str | None
-    adapters: Mapping[str, list[str]] = field(default_factory=dict)
-
-
-def read_status(registry: Registry, rollout: Rollout, gallery: Gallery, url: str, training: bool) -> Status:
-    """Look everything up; ``training`` says whether the next version has been begun."""
-    names = registry.names()
-    book = AdapterBook(registry.path)
-    reached = {name: [by for by in names if name in book.reached(by)] for name in sorted(book.apart())}
-    checks = {name: check.outcome for name in names if (check := last_check(registry.path, name)) is not None}
-    return Status(
-        str(registry.path),
-        rollout.current() if names else None,
-        rollout.before() if names else None,
-        tuple(names),
-        tuple(registry.retired()),
-        gallery.count(),
-        without_secret(url),
-        checks,
-        f"v{registry.next_number()}" if training else None,
-        reached,
-    )

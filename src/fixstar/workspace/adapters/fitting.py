@@ -1,17 +1,9 @@
-"""Pairs of vectors that an adapter is fitted on: the same images, or at least the same classes, in two spaces.
+"""Fitting adapters on pairs: vectors that two models made of the same images, or at least of the same classes.
 
-Closed-form fits of adapters, from the second moments of pairs alone: one pass over the pairs, then small matrices.
-
-x and y are unit vectors of one image in two spaces, [a] and [b]; w its weight. A fit never sees the rows that choose
-its hyper-parameters, except for the ridge penalty, which generalised cross-validation chooses without any.
-
-A small perceptron as adapter: what is not linear between the two spaces.
-
-Adapters: from one model's vectors to another's, where the two were not trained together.
-
-Fitted on vectors that both models made of the same images (a few thousand are plenty; labels are not needed), or on
-class means where the old images are gone. Applied to queries, so that the gallery stays as it is, or to the stored
-vectors. Like any upgrade it is trusted only after its cross-test: ``fixstar.workspace.adapters.use``.
+A few thousand pairs are plenty; labels are not needed. All kinds but the perceptron are closed forms of the second
+moments of the pairs: one pass over them, then small matrices. x and y are unit vectors of one image in two spaces, [a]
+and [b]; w is its weight. Hyper-parameters are never chosen on rows that were fitted, except for the ridge penalty,
+which generalised cross-validation chooses without held-out rows.
 
 Procrustes, a low-rank affine map and a residual perceptron between versions of a vector database: Vejendla 2025
 ("Drift-Adapter"). Rigid against affine maps, and what lies between: Ricci et al. 2025 ("lambda-Orthogonality").
@@ -19,7 +11,6 @@ Procrustes, a low-rank affine map and a residual perceptron between versions of 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -27,9 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import nearest
@@ -47,62 +36,71 @@ __all__ = [
     "Ranked",
     "agreement",
     "best_adapter",
-    "checked_pairs",
     "fit_adapter",
-    "fit_low_rank",
-    "fit_mlp",
-    "fit_procrustes",
-    "fit_ridge",
-    "fit_slerp",
     "gcv_penalty",
-    "held_out_rows",
     "moments",
     "paired_by_class",
 ]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
+Matrix = NDArray[np.float64]
 
 _LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that nobody normalised do not
+_MOMENT_ROWS = 65536  # at a time
+_PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
+_STEPS = np.linspace(0, 1, 21)  # of t
+_PATIENCE, _MLP_BATCH = 15, 256  # epochs without a gain on the judged pairs; pairs per step
 
 
-class Agreement(NamedTuple):
-    """How well adapted vectors meet their partners: the mean cosine, and the share of searches that are right.
-
-    Right is the own partner as the nearest of all; where classes are known, an image of the same class as the nearest
-    of all others.
-    """
-
-    mean_cosine: float
-    top1: float
+# --- pairs
 
 
-def agreement(adapted: Floats, partners: Floats, classes: NDArray[Any] | None = None) -> Agreement:
-    """Measure adapted vectors [N, b] against the vectors [N, b] they should be; ``classes`` [N] where they are known.
+class Pairs(NamedTuple):
+    """Checked pairs [N, a] and [N, b], their weights [N] (mean 1), and groups [N] that no split takes apart."""
 
-    >>> agreement(np.eye(2), np.eye(2)[::-1])
-    Agreement(mean_cosine=0.0, top1=0.0)
-    """
-    cosines = np.einsum("ij,ij->i", unit(adapted), unit(partners))
-    rows = np.arange(len(partners))
-    if classes is None or len(partners) < 2:
-        right = nearest(adapted, partners)[0][:, 0] == rows
-    else:
-        two = nearest(adapted, partners, k=2)[0]
-        right = classes[np.where(two[:, 0] == rows, two[:, 1], two[:, 0])] == classes
-    return Agreement(float(cosines.mean()), float(right.mean()))
+    X: Floats
+    Y: Floats
+    weights: Matrix
+    groups: NDArray[Any] | None = None
+    seed: int = 0
+
+    def split(self, share: float = 0.2) -> tuple[Pairs, Pairs]:
+        """Pairs to fit on, and a share of the pairs to choose or to judge by, drawn by the seed."""
+        if not 0 < share < 1:
+            raise InputError(f"the share of held-out pairs lies between 0 and 1, such as 0.2; got {share}")
+        labels = np.arange(len(self.X)) if self.groups is None else self.groups
+        names, inverse = np.unique(labels, return_inverse=True)
+        if len(names) < 2:
+            raise InputError(
+                f"{len(labels)} pairs of one group cannot be split; pass groups of which some can be held out"
+            )
+        out = min(len(names) - 1, max(1, round(share * len(names))))
+        judged = np.isin(inverse, np.random.default_rng(self.seed).permutation(len(names))[:out])
+        return self._rows(~judged), self._rows(judged)
+
+    def _rows(self, chosen: NDArray[np.bool_]) -> Pairs:
+        groups = None if self.groups is None else self.groups[chosen]
+        weights = self.weights[chosen]
+        return Pairs(self.X[chosen], self.Y[chosen], weights / weights.mean(), groups, self.seed)
 
 
-def checked_pairs(X: ArrayLike, Y: ArrayLike) -> tuple[Floats, Floats]:
+def _checked_pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups: ArrayLike | None, seed: int) -> Pairs:
     """Unit vectors [N, a] and [N, b], row by row of the same image; anything else is refused."""
     x, y = _checked_vectors(X, "the first space"), _checked_vectors(Y, "the second space")
     if len(x) != len(y):
         raise InputError(
-            f"{len(x)} vectors of one space and {len(y)} of the other are no pairs: row i of both must come from the "
-            "same image. Embed a sample of images with both models; or, where only labelled vectors are left, fit on "
+            f"{len(x)} vectors of one space and {len(y)} of the other are not pairs: row i of both must come from the "
+            "same image. Embed a sample of images with both models; or, if only labelled vectors are left, fit on "
             "paired_by_class(X, labels_x, Y, labels_y). Vectors without pairs and without labels cannot be adapted"
         )
-    return x, y
+    w = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
+    if w.shape != (len(x),) or not np.isfinite(w).all() or (w <= 0).any():
+        raise InputError(f"weights are one finite number > 0 per pair, ({len(x)},); got shape {w.shape}")
+    labels = None if groups is None else np.asarray(groups)
+    if labels is not None and labels.shape != (len(x),):
+        raise InputError(f"groups are one label per pair, ({len(x)},); got shape {labels.shape}")
+    return Pairs(x, y, w / w.mean(), labels, seed)
 
 
 def _checked_vectors(vectors: ArrayLike, whose: str) -> Floats:
@@ -124,28 +122,6 @@ def _checked_vectors(vectors: ArrayLike, whose: str) -> Floats:
     return array if array.dtype.kind == "f" else array.astype(np.float32)
 
 
-def held_out_rows(
-    count: int, share: float, seed: int, groups: ArrayLike | None = None
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows to fit on and rows to judge by. With ``groups`` [N], such as classes, no group is on both sides.
-
-    >>> [sorted(rows.tolist()) for rows in held_out_rows(6, 0.4, seed=0, groups=[0, 0, 1, 1, 2, 2])]
-    [[0, 1, 2, 3], [4, 5]]
-    """
-    if not 0 < share < 1:
-        raise InputError(f"the share of held-out pairs lies between 0 and 1, such as 0.2; got {share}")
-    labels = np.arange(count) if groups is None else np.asarray(groups)
-    if labels.shape != (count,):
-        raise InputError(f"groups are one label a pair, ({count},); got shape {labels.shape}")
-    names, inverse = np.unique(labels, return_inverse=True)
-    if len(names) < 2:
-        raise InputError(f"{count} pairs of one group cannot be split; give groups of which some can be held out")
-    out = min(len(names) - 1, max(1, round(share * len(names))))
-    chosen = np.random.default_rng(seed).permutation(len(names))[:out]
-    judged = np.isin(inverse, chosen)
-    return np.flatnonzero(~judged), np.flatnonzero(judged)
-
-
 class ClassPairs(NamedTuple):
     """Pseudo-pairs: the unit class means in both spaces [C, a] and [C, b], their weights [C], and the classes [C]."""
 
@@ -156,7 +132,7 @@ class ClassPairs(NamedTuple):
 
 
 def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: ArrayLike) -> ClassPairs:
-    """One pseudo-pair for each class that both spaces have, where no image was embedded by both models.
+    """One pseudo-pair for each class that both spaces have, if no image was embedded by both models.
 
     The old images may be gone: their vectors and labels are enough. A mean of n vectors whose class has the covariance
     S (within the class, pooled over classes and shrunk: small classes know little of their own) errs by tr(S) / n, so
@@ -168,7 +144,7 @@ def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: A
     if len(classes) < 2:
         raise InputError(
             f"the two spaces share {len(classes)} classes ({len(np.unique(one))} and {len(np.unique(other))} in all); "
-            "pairing by class needs two at least, and an adapter of use about as many as a vector has components"
+            "pairing by class needs at least two, and a useful adapter about as many as a vector has components"
         )
     first, error_x = _class_means(x, one, classes)
     second, error_y = _class_means(y, other, classes)
@@ -202,36 +178,38 @@ def _class_means(vectors: Floats, labels: Labels, classes: Labels) -> tuple[NDAr
     return unit(means).astype(np.float32), traces / counts
 
 
-Matrix = NDArray[np.float64]
+class Agreement(NamedTuple):
+    """How well adapted vectors match their partners: the mean cosine, and the share of searches that succeed.
 
-_MOMENT_ROWS = 65536
-_PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
-_STEPS = np.linspace(0, 1, 21)  # of t
+    A search succeeds if the own partner is the nearest of all; with classes, if the nearest of all others is of the
+    same class.
+    """
+
+    mean_cosine: float
+    top1: float
 
 
-class Pairs(NamedTuple):
-    """Checked pairs [N, a] and [N, b], their weights [N] (mean 1), and groups [N] that no split takes apart."""
+def agreement(adapted: Floats, partners: Floats, classes: NDArray[Any] | None = None) -> Agreement:
+    """Compare adapted vectors [N, b] with the vectors [N, b] they should be; ``classes`` [N] if they are known.
 
-    X: Floats
-    Y: Floats
-    weights: Matrix
-    groups: NDArray[Any] | None = None
-    seed: int = 0
+    >>> agreement(np.eye(2), np.eye(2)[::-1])
+    Agreement(mean_cosine=0.0, top1=0.0)
+    """
+    cosines = np.einsum("ij,ij->i", unit(adapted), unit(partners))
+    rows = np.arange(len(partners))
+    if classes is None or len(partners) < 2:
+        right = nearest(adapted, partners)[0][:, 0] == rows
+    else:
+        two = nearest(adapted, partners, k=2)[0]
+        right = classes[np.where(two[:, 0] == rows, two[:, 1], two[:, 0])] == classes
+    return Agreement(float(cosines.mean()), float(right.mean()))
 
-    def split(self, share: float = 0.2) -> tuple[Pairs, Pairs]:
-        """Pairs to fit on, and a share of the pairs to choose or to judge by, drawn by the seed."""
-        shown, judged = held_out_rows(len(self.X), share, self.seed, self.groups)
-        return self.rows(shown), self.rows(judged)
 
-    def rows(self, chosen: NDArray[np.intp]) -> Pairs:
-        """Some of the pairs."""
-        groups = None if self.groups is None else self.groups[chosen]
-        weights = self.weights[chosen]
-        return Pairs(self.X[chosen], self.Y[chosen], weights / weights.mean(), groups, self.seed)
+# --- one fit per kind
 
 
 class Fitted(NamedTuple):
-    """The arrays of a fitted adapter, and what was chosen on the way."""
+    """The arrays of a fitted adapter, and the hyper-parameters that were chosen."""
 
     weights: dict[str, Matrix]
     chosen: dict[str, float]
@@ -262,47 +240,39 @@ def moments(pairs: Pairs) -> Moments:
     return Moments(len(X), x, y, xx, xy, yy)
 
 
-def fit_procrustes(pairs: Pairs) -> Fitted:
+def _fit_procrustes(pairs: Pairs) -> Fitted:
     """R = U V^T with U S V^T the SVD of sum w x y^T: the R of largest sum w (x R) . y with orthonormal rows or columns.
 
-    For a = b a rotation or reflection: all cosines within the source space stay what they were. For a < b the space is
-    laid isometrically into the wider one (R R^T = 1); for a > b it is projected (R^T R = 1), and the best R in this
-    sense. Nothing is centred, so that cosines survive. Nothing is chosen.
+    For a = b a rotation or reflection: all cosines within the source space stay the same. For a < b the space is
+    embedded isometrically in the wider one (R R^T = 1); for a > b it is projected (R^T R = 1), and R is the best in
+    this sense. Nothing is centred, so that cosines survive. There is nothing to choose.
     """
-    return Fitted({"W": _rotation(moments(pairs)), "c": np.zeros(pairs.Y.shape[1])}, {})
-
-
-def _rotation(m: Moments) -> Matrix:
+    m = moments(pairs)
     sums = m.xy + m.pairs * np.outer(m.x, m.y)  # sum w x y^T: the weights sum to N
     U, _, Vt = np.linalg.svd(sums, full_matrices=False)
-    rotation: Matrix = U @ Vt
-    return rotation
+    return Fitted({"W": U @ Vt, "c": np.zeros(pairs.Y.shape[1])}, {})
 
 
-def fit_ridge(pairs: Pairs, penalty: float | None = None) -> Fitted:
+def _fit_ridge(pairs: Pairs, penalty: float | None = None) -> Fitted:
     """min over W, c of sum w |x W + c - y|^2 + penalty |W|^2; c is not penalised.
 
     The penalty is the one of least generalised cross-validation error, unless it is given.
     """
     m = moments(pairs)
-    penalty = _penalty(m, penalty)
-    W = _ridge(m, penalty)
-    return Fitted({"W": W, "c": m.y - m.x @ W}, {"penalty": float(penalty)})
+    W, penalty = _ridge(m, penalty)
+    return Fitted({"W": W, "c": m.y - m.x @ W}, {"penalty": penalty})
 
 
-def _ridge(m: Moments, penalty: float) -> Matrix:
+def _ridge(m: Moments, penalty: float | None) -> tuple[Matrix, float]:
+    """W, and the penalty."""
+    if penalty is not None and not 0 <= penalty < np.inf:
+        raise InputError(f"the penalty of a ridge is a number >= 0, got {penalty}")
+    penalty = gcv_penalty(m) if penalty is None else float(penalty)
     values, vectors = np.linalg.eigh(m.xx)
     values = np.maximum(values, 0)
     solved = values + penalty > 1e-12 * max(values[-1], 1e-300)  # directions that no pair has are left at zero
     inverse = np.where(solved, 1 / np.where(solved, values + penalty, 1), 0)
-    W: Matrix = (vectors * inverse) @ (vectors.T @ m.xy)
-    return W
-
-
-def _penalty(m: Moments, given: float | None) -> float:
-    if given is not None and not 0 <= given < np.inf:
-        raise InputError(f"the penalty of a ridge is a number >= 0, got {given}")
-    return gcv_penalty(m) if given is None else given
+    return (vectors * inverse) @ (vectors.T @ m.xy), penalty
 
 
 def gcv_penalty(m: Moments) -> float:
@@ -317,7 +287,7 @@ def gcv_penalty(m: Moments) -> float:
     return float(penalties[np.argmin(error / freedom**2)])
 
 
-def fit_low_rank(pairs: Pairs, rank: int | None = None, penalty: float | None = None) -> Fitted:
+def _fit_low_rank(pairs: Pairs, rank: int | None = None, penalty: float | None = None) -> Fitted:
     """Reduced-rank ridge regression: of all W of rank r, the one of least ridge error.
 
     W_r = W V V^T, with W the ridge solution and V the r leading eigenvectors of W^T (X^T X + penalty) W (Mukherjee and
@@ -329,40 +299,34 @@ def fit_low_rank(pairs: Pairs, rank: int | None = None, penalty: float | None = 
         raise InputError(f"the rank is a number from 1 to {largest}, the narrower width; got {rank}")
     if rank is None:
         shown, judged = pairs.split()
-        A, B, c = _factors(shown, penalty)[0]
-        rank = max(_ranks(largest), key=lambda r: _mean_cosine(judged.X @ A[:, :r] @ B[:r] + c(r), judged))
-    (A, B, c), penalty = _factors(pairs, penalty)
-    return Fitted({"A": A[:, :rank], "B": B[:rank], "c": c(rank)}, {"rank": rank, "penalty": float(penalty)})
+        A, B, c, _ = _factors(shown, penalty)
+
+        def mean_cosine(r: int) -> float:
+            adapted = unit(judged.X @ A[:, :r] @ B[:r] + c(r))
+            return float(np.average(np.einsum("ij,ij->i", adapted, judged.Y), weights=judged.weights))
+
+        steps = sorted({round(base * 2**power) for power in range(16) for base in (1, 1.5)})  # 1, 2, 3, 4, 6, 8, 12
+        rank = max([r for r in steps if r < largest] + [largest], key=mean_cosine)  # the smaller wins a tie
+    A, B, c, penalty = _factors(pairs, penalty)
+    return Fitted({"A": A[:, :rank], "B": B[:rank], "c": c(rank)}, {"rank": rank, "penalty": penalty})
 
 
-def _factors(pairs: Pairs, penalty: float | None) -> tuple[tuple[Matrix, Matrix, Any], float]:
-    """A [a, s] and B [s, b] whose first r columns and rows make the best map of rank r, c(r) [b]; the penalty."""
+def _factors(pairs: Pairs, penalty: float | None) -> tuple[Matrix, Matrix, Callable[[int], Matrix], float]:
+    """A [a, s] and B [s, b] whose first r columns and rows make the best map of rank r, c(r) [b], and the penalty."""
     m = moments(pairs)
-    penalty = _penalty(m, penalty)
-    W = _ridge(m, penalty)
+    W, penalty = _ridge(m, penalty)
     fitted = W.T @ m.xx @ W + penalty * (W.T @ W)
     V = np.linalg.eigh(fitted)[1][:, ::-1][:, : min(W.shape)]
     A, B = W @ V, V.T
-    return (A, B, lambda r: m.y - (m.x @ A[:, :r]) @ B[:r]), penalty
+    return A, B, lambda r: m.y - (m.x @ A[:, :r]) @ B[:r], penalty
 
 
-def _ranks(largest: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... and the largest: the smaller wins a tie."""
-    steps = sorted({round(base * 2**power) for power in range(16) for base in (1, 1.5)})
-    return [r for r in steps if r < largest] + [largest]
-
-
-def _mean_cosine(adapted: Floats, pairs: Pairs) -> float:
-    cosines = np.einsum("ij,ij->i", unit(adapted), pairs.Y)
-    return float(np.average(cosines, weights=pairs.weights))
-
-
-def fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
+def _fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
     """slerp(unit(x R), unit(x W + c), t): between what keeps the geometry and what follows the pairs.
 
-    R is Procrustes', W and c are ridge's. Procrustes keeps every cosine of the source space, ridge bends the space to
-    the pairs it has seen and flattens what they do not tell. t = 0 is Procrustes, t = 1 is ridge. Unless given, t is
-    the one whose fit on a part of the pairs searches best on the rest (``agreement``; by mean cosine where equal).
+    R is Procrustes', W and c are ridge's. Procrustes keeps every cosine of the source space; ridge bends the space to
+    the pairs it has seen and flattens the rest. t = 0 is Procrustes, t = 1 is ridge. Unless given, t is the one whose
+    fit on a part of the pairs searches best on the rest (``agreement``; by mean cosine if equal).
     """
     if t is not None and not 0 <= t <= 1:
         raise InputError(f"t is a share of the way, 0 (Procrustes) to 1 (ridge); got {t}")
@@ -376,75 +340,65 @@ def fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
 
 
 def _two_ends(pairs: Pairs) -> dict[str, Matrix]:
-    return {"R": fit_procrustes(pairs).weights["W"], **fit_ridge(pairs).weights}
+    return {"R": _fit_procrustes(pairs).weights["W"], **_fit_ridge(pairs).weights}
 
 
-_PATIENCE = 15  # epochs without a gain on the judged pairs
-_MLP_BATCH = 256
+def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: float = 2e-3) -> Fitted:
+    """Minimise 1 - cos(adapted x, y) by Adam, starting from ridge; on the CPU, the same for the same seed.
 
-
-class _Perceptron(nn.Module):
-    """x W + c + relu(x A + e) B, starting as the ridge map: B is zero at first."""
-
-    def __init__(self, start: Fitted, hidden: int, generator: torch.Generator) -> None:
-        super().__init__()
-        a, b = start.weights["W"].shape
-        self.W = nn.Parameter(torch.tensor(start.weights["W"], dtype=torch.float32))
-        self.c = nn.Parameter(torch.tensor(start.weights["c"], dtype=torch.float32))
-        self.A = nn.Parameter(torch.randn(a, hidden, generator=generator) * 2**0.5)  # unit x: activations of order 1
-        self.e = nn.Parameter(torch.zeros(hidden))
-        self.B = nn.Parameter(torch.zeros(hidden, b))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.W + self.c + torch.relu(x @ self.A + self.e) @ self.B
-
-
-def fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: float = 2e-3) -> Fitted:
-    """Minimise 1 - cos(adapted x, y) by Adam, from the ridge map on; on the CPU, the same for the same seed.
-
-    A part of the pairs is only judged by: the epoch of largest mean cosine there is kept, and training ends when it
-    stays away. The ridge map of the others is epoch 0, so on the judged pairs the result is never worse than it.
+    The map is x W + c + relu(x A + e) B, with B zero at first. A part of the pairs is only judged by: the epoch of
+    largest mean cosine there is kept, and training ends early without a gain. Epoch 0 is the ridge map of the others,
+    so on the judged pairs the result is never worse than ridge.
     """
+    import torch
+
     if hidden < 1 or epochs < 0 or not learning_rate > 0:
         raise InputError(
             f"an mlp needs hidden >= 1, epochs >= 0 and learning_rate > 0; got {hidden}, {epochs}, {learning_rate}"
         )
     shown, judged = pairs.split()
     generator = torch.Generator().manual_seed(pairs.seed)
-    model = _Perceptron(fit_ridge(shown), hidden, generator)
-    x, y, w = _tensors(shown)
-    best, kept, best_epoch = _model_cosine(model, judged), copy.deepcopy(model.state_dict()), 0
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    x, y, w, judged_x, judged_y, judged_w = (
+        torch.tensor(np.asarray(part), dtype=torch.float32) for part in (*shown[:3], *judged[:3])
+    )
+    start = _fit_ridge(shown).weights
+    model = {
+        "W": torch.tensor(start["W"], dtype=torch.float32),
+        "c": torch.tensor(start["c"], dtype=torch.float32),
+        "A": torch.randn(x.shape[1], hidden, generator=generator) * 2**0.5,  # unit x: activations of order 1
+        "e": torch.zeros(hidden),
+        "B": torch.zeros(hidden, y.shape[1]),
+    }
+
+    def cosines(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        adapted = x @ model["W"] + model["c"] + torch.relu(x @ model["A"] + model["e"]) @ model["B"]
+        return torch.cosine_similarity(adapted, y)
+
+    def judge() -> tuple[float, dict[str, Matrix]]:
+        with torch.no_grad():
+            score = float((judged_w * cosines(judged_x, judged_y)).mean())
+        return score, {name: value.detach().numpy().astype(np.float64) for name, value in model.items()}
+
+    (best, kept), best_epoch = judge(), 0
+    optimizer = torch.optim.Adam([value.requires_grad_() for value in model.values()], lr=learning_rate)
     with torch.enable_grad():
         for epoch in range(1, epochs + 1):
             for rows in torch.split(torch.randperm(len(x), generator=generator), _MLP_BATCH):
-                loss = (w[rows] * (1 - torch.cosine_similarity(model(x[rows]), y[rows]))).mean()
+                loss = (w[rows] * (1 - cosines(x[rows], y[rows]))).mean()
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
-            score = _model_cosine(model, judged)
+            score, weights = judge()
             if score > best:
-                best, kept, best_epoch = score, copy.deepcopy(model.state_dict()), epoch
+                best, kept, best_epoch = score, weights, epoch
             elif epoch - best_epoch >= _PATIENCE:
                 break
-    weights = {name: value.numpy().astype(np.float64) for name, value in kept.items()}
-    return Fitted(weights, {"hidden": hidden, "epoch": best_epoch})
-
-
-def _tensors(pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-    x, y, w = (torch.tensor(np.asarray(part), dtype=torch.float32) for part in pairs[:3])
-    return x, y, w
-
-
-def _model_cosine(model: _Perceptron, pairs: Pairs) -> float:
-    x, y, w = _tensors(pairs)
-    with torch.no_grad():
-        return float((w * torch.cosine_similarity(model(x), y)).mean())
+    return Fitted(kept, {"hidden": hidden, "epoch": best_epoch})
 
 
 @dataclass(frozen=True)
 class AdapterKind:
-    """A way to fit an adapter: what it is, its fit, and the pairs it needs, in all and for each component."""
+    """A way to fit an adapter: what it is, its fit, and the pairs it needs, in all and per component."""
 
     summary: str
     fit: Callable[..., Fitted]
@@ -461,37 +415,23 @@ class AdapterKind:
         return list(inspect.signature(self.fit).parameters)[1:]
 
 
-def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: float = 2e-3) -> Fitted:
-    from fixstar.workspace.adapters.fitting import fit_mlp  # torch only where it is needed
-
-    return fit_mlp(pairs, hidden, epochs, learning_rate)
-
-
 ADAPTERS: dict[str, AdapterKind] = {
     "procrustes": AdapterKind(
         "rotation (SVD); keeps all cosines of its source space",
-        fit_procrustes,
+        _fit_procrustes,
         least=2,
         per_component=1,  # fewer do not determine the rotation
     ),
-    "ridge": AdapterKind(
-        "affine map by least squares, penalty by generalised cross-validation",
-        fit_ridge,
-        least=8,
-    ),
+    "ridge": AdapterKind("affine map by least squares, penalty by generalised cross-validation", _fit_ridge, least=8),
     "low-rank": AdapterKind(
-        "affine map of low rank (reduced-rank regression), rank by held-out pairs",
-        fit_low_rank,
-        least=20,
+        "affine map of low rank (reduced-rank regression), rank by held-out pairs", _fit_low_rank, least=20
     ),
     "mlp": AdapterKind(
-        "ridge plus a small perceptron, cosine loss, stopped early by held-out pairs",
-        _fit_mlp,
-        least=100,
+        "ridge plus a small perceptron, cosine loss, stopped early by held-out pairs", _fit_mlp, least=100
     ),
     "slerp": AdapterKind(
         "on the great circle from Procrustes to ridge, how far by held-out pairs",
-        fit_slerp,
+        _fit_slerp,
         least=20,
         per_component=1.25,  # four fifths of the pairs must determine the rotation
     ),
@@ -513,7 +453,7 @@ def fit_adapter(
 ) -> VectorAdapter:
     """Fit an adapter on unit vectors X [N, a] and Y [N, b], row by row of the same image.
 
-    ``weights`` [N] say how much a pair counts. ``groups`` [N] are the classes of the images, where they are known: no
+    ``weights`` [N] say how much a pair counts. ``groups`` [N] are the classes of the images, if they are known: no
     inner split takes a class apart, and choices are made by searching for the class instead of the very image.
     ``options`` fix what is otherwise chosen: see ``ADAPTERS[kind].options``.
 
@@ -524,8 +464,9 @@ def fit_adapter(
     """
     if kind not in ADAPTERS:
         raise UnknownNameError("adapter", kind, ADAPTERS)
-    pairs = _pairs(X, Y, weights, groups, seed)
-    _require_enough(kind, pairs)
+    pairs = _checked_pairs(X, Y, weights, groups, seed)
+    if short := _too_few(kind, pairs):
+        raise InputError(short)
     if unknown := [name for name in options if name not in ADAPTERS[kind].options]:
         raise UnknownNameError(f"option of a {kind} adapter", unknown[0], ADAPTERS[kind].options)
     fitted = ADAPTERS[kind].fit(pairs, **options)
@@ -533,30 +474,20 @@ def fit_adapter(
     return VectorAdapter(kind, {n: w.astype(np.float32) for n, w in fitted.weights.items()}, source, target, about)
 
 
-def _pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups: ArrayLike | None, seed: int) -> Pairs:
-    x, y = checked_pairs(X, Y)
-    w = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
-    if w.shape != (len(x),) or not np.isfinite(w).all() or (w <= 0).any():
-        raise InputError(f"weights are one finite number > 0 a pair, ({len(x)},); got shape {w.shape}")
-    labels = None if groups is None else np.asarray(groups)
-    if labels is not None and labels.shape != (len(x),):
-        raise InputError(f"groups are one label a pair, ({len(x)},); got shape {labels.shape}")
-    return Pairs(x, y, w / w.mean(), labels, seed)
-
-
-def _require_enough(kind: str, pairs: Pairs) -> None:
+def _too_few(kind: str, pairs: Pairs) -> str:
+    """Why there are too few pairs for a kind; empty if there are enough."""
     a, b = pairs.X.shape[1], pairs.Y.shape[1]
     least = ADAPTERS[kind].least_pairs(a, b)
-    if len(pairs.X) < least:
-        others = [name for name, other in ADAPTERS.items() if other.least_pairs(a, b) <= len(pairs.X)]
-        raise InputError(
-            f"a {kind} adapter from {a} to {b} components needs {least} pairs at least, got {len(pairs.X)}; embed "
-            f"more images with both models{', or use ' + ' or '.join(others) if others else ''}"
-        )
+    if len(pairs.X) >= least:
+        return ""
+    others = [name for name, other in ADAPTERS.items() if other.least_pairs(a, b) <= len(pairs.X)]
+    return (
+        f"a {kind} adapter from {a} to {b} components needs at least {least} pairs, got {len(pairs.X)}; embed "
+        f"more images with both models{', or use ' + ' or '.join(others) if others else ''}"
+    )
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """An adapter fitted on the shown pairs, and how it did on the held-out ones."""
 
     adapter: VectorAdapter
@@ -567,7 +498,7 @@ class Ranked:
 class Comparison:
     """All kinds on the same held-out pairs, best first.
 
-    ``unadapted`` is how raw vectors do there (None where the widths differ), ``left_out`` why a kind is missing.
+    ``unadapted`` is how raw vectors do there (None if the widths differ), ``left_out`` why a kind is missing.
     """
 
     ranked: tuple[Ranked, ...]
@@ -600,19 +531,15 @@ def best_adapter(
     names = list(ADAPTERS) if kinds is None else list(kinds)
     if unknown := [name for name in names if name not in ADAPTERS]:
         raise UnknownNameError("adapter", unknown[0], ADAPTERS)
-    pairs = _pairs(X, Y, weights, groups, seed)
+    pairs = _checked_pairs(X, Y, weights, groups, seed)
     shown, judged = pairs.split(held_out)
-    ranked, left_out = [], {}
+    left_out = {name: short for name in names if (short := _too_few(name, shown))}
+    how: dict[str, Any] = {"weights": shown.weights, "groups": shown.groups, "seed": seed}
+    ranked = []
     for name in names:
-        try:
-            _require_enough(name, shown)
-        except InputError as error:
-            left_out[name] = str(error)
-            continue
-        adapter = fit_adapter(
-            name, shown.X, shown.Y, weights=shown.weights, groups=shown.groups, seed=seed, source=source, target=target
-        )
-        ranked.append(Ranked(adapter, agreement(adapter(judged.X), judged.Y, judged.groups)))
+        if name not in left_out:
+            adapter = fit_adapter(name, shown.X, shown.Y, source=source, target=target, **how)
+            ranked.append(Ranked(adapter, agreement(adapter(judged.X), judged.Y, judged.groups)))
     if not ranked:
         raise InputError(f"no adapter can be fitted on {len(shown.X)} pairs: {'; '.join(left_out.values())}")
     ranked.sort(key=lambda one: (one.held_out.top1, one.held_out.mean_cosine), reverse=True)

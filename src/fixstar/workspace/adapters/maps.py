@@ -1,6 +1,6 @@
-"""What a fitted adapter does to vectors: a few products, in NumPy, so that serving needs no torch.
+"""What a fitted adapter does to vectors: a few products in NumPy, so that serving needs no torch; and its file.
 
-An adapter leads from unit vectors x of one space, [N, a], to unit vectors of another, [N, b]:
+An adapter maps unit vectors x of one space, [N, a], to unit vectors of another, [N, b]:
 
     affine      unit(x W + c)                                     W [a, b], c [b]
     low rank    unit((x A) B + c)                                 A [a, r], B [r, b]
@@ -8,9 +8,7 @@ An adapter leads from unit vectors x of one space, [N, a], to unit vectors of an
     slerp       slerp(unit(x R), unit(x W + c), t)                R [a, b] semi-orthogonal
 
 slerp(p, q, t) = (sin((1 - t) w) p + sin(t w) q) / sin(w), with w the angle between p and q: from p at t = 0 to q at
-t = 1 along the great circle.
-
-Adapters on disk: one safetensors file with a card and a checksum in its header. Nothing is ever unpickled.
+t = 1 along the great circle. On disk it is one safetensors file with a card and a checksum in its header.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,12 +32,12 @@ __all__ = ["APPLIED", "MAPS", "Applied", "VectorAdapter", "load_adapter", "save_
 
 Floats = NDArray[np.floating[Any]]
 Weights = Mapping[str, Floats]
-
 Applied = Literal["queries", "stored"]
 
 APPLIED = ("queries", "stored")
 """What an adapter can be applied to."""
 _BLOCK = 8192  # rows at a time
+_FORMAT = {"format": "fixstar-adapter", "format_version": 1}
 
 
 def slerp(p: Floats, q: Floats, t: float) -> Floats:
@@ -73,8 +71,7 @@ def _slerp(w: Weights, x: Floats) -> Floats:
     return slerp(unit(x @ w["R"]), unit(_affine(w, x)), float(w["t"][0]))
 
 
-@dataclass(frozen=True)
-class _Map:
+class _Map(NamedTuple):
     """How arrays are applied, and which they are: dimensions by letter, a and b those of the two spaces."""
 
     apply: Callable[[Weights, Floats], Floats]
@@ -96,7 +93,7 @@ MAPS: dict[str, _Map] = {
 class VectorAdapter:
     """A fitted adapter: unit vectors [N, a] of the ``source`` space to unit vectors [N, b] of the ``target`` space.
 
-    ``about`` says how it came about (pairs, penalty, rank, ...), in values that JSON can hold.
+    ``about`` says how it was fitted (pairs, penalty, rank, ...), in values that JSON can hold.
     """
 
     kind: str
@@ -120,7 +117,8 @@ class VectorAdapter:
         array = np.asarray(vectors)
         a, b = self.widths
         if array.ndim != 2 or array.shape[1] != a or array.dtype.kind not in "fiu":
-            raise InputError(f"this adapter takes vectors [N, {a}]{self._way()}; got {array.dtype} {array.shape}")
+            ends = f" of {self.source}, and maps them to {self.target}" if self.source and self.target else ""
+            raise InputError(f"this adapter takes vectors [N, {a}]{ends}; got {array.dtype} {array.shape}")
         adapted = np.empty((len(array), b), np.float32)
         for start in range(0, len(array), _BLOCK):
             rows = array[start : start + _BLOCK].astype(np.float32, copy=False)
@@ -132,12 +130,9 @@ class VectorAdapter:
             )
         return adapted
 
-    def _way(self) -> str:
-        return f" of {self.source} and leads to {self.target}" if self.source and self.target else ""
-
 
 def _checked_weights(kind: str, weights: Mapping[str, ArrayLike]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Read-only copies, their shapes fitting each other."""
+    """Read-only copies whose shapes fit each other."""
     shapes = MAPS[kind].shapes
     if set(weights) != set(shapes):
         raise ModelError(f"a {kind} adapter has the arrays {sorted(shapes)}, got {sorted(weights)}")
@@ -153,11 +148,8 @@ def _checked_weights(kind: str, weights: Mapping[str, ArrayLike]) -> Iterator[tu
         yield name, array
 
 
-_FORMAT, _FORMAT_VERSION = "fixstar-adapter", 1
-
-
 def save_adapter(adapter: VectorAdapter, path: str | Path) -> Path:
-    """Write FILE.safetensors, whole or not at all; a file that exists is never overwritten."""
+    """Write FILE.safetensors, whole or not at all; an existing file is never overwritten."""
     from safetensors.numpy import save_file
 
     path = Path(path)
@@ -166,16 +158,8 @@ def save_adapter(adapter: VectorAdapter, path: str | Path) -> Path:
     if path.exists():
         raise ModelError(f"{path} exists already, and a saved adapter is never overwritten; choose another name")
     weights = {name: np.ascontiguousarray(array) for name, array in adapter.weights.items()}
-    card = json.dumps(
-        {
-            "format": _FORMAT,
-            "format_version": _FORMAT_VERSION,
-            "kind": adapter.kind,
-            "source": adapter.source,
-            "target": adapter.target,
-            "about": dict(adapter.about),
-        }
-    )
+    ends = {"kind": adapter.kind, "source": adapter.source, "target": adapter.target}
+    card = json.dumps({**_FORMAT, **ends, "about": dict(adapter.about)})
     metadata = {"card": card, "sha256": _checksum(card, weights)}
     replace_file(path, lambda partial: save_file(weights, partial, metadata))
     return path
@@ -191,24 +175,20 @@ def load_adapter(path: str | Path) -> VectorAdapter:
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        if "card" not in metadata or metadata.get("sha256") != _checksum(metadata["card"], weights):
-            raise ModelError("its checksum is not that of its content" if "card" in metadata else "it has no card")
-        return _from_card(json.loads(metadata["card"]), weights)
-    except FixstarError as error:
-        raise _damaged(path, error) from error
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged(path, error) from error
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        card = json.loads(metadata["card"])
+        if metadata["sha256"] != _checksum(metadata["card"], weights):
+            raise ModelError("its checksum does not match its content")
+        if (seen := {key: card.get(key) for key in _FORMAT}) != _FORMAT:
+            raise ModelError(f"its format is {seen}; this fixstar reads {_FORMAT}")
+        return VectorAdapter(card["kind"], weights, card["source"], card["target"], card["about"])
+    except (FixstarError, SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"{path} is damaged, or not an adapter: {error}. Restore it from a copy, or fit it again"
+        ) from error
 
 
-def _from_card(card: dict[str, Any], weights: Mapping[str, Any]) -> VectorAdapter:
-    if card.get("format") != _FORMAT or card.get("format_version") != _FORMAT_VERSION:
-        seen = f"{card.get('format')!r}, version {card.get('format_version')!r}"
-        raise ModelError(f"it is of format {seen}; this fixstar reads {_FORMAT!r}, version {_FORMAT_VERSION}")
-    return VectorAdapter(card["kind"], weights, card["source"], card["target"], card["about"])
-
-
-def _checksum(card: str, weights: Mapping[str, Any]) -> str:
+def _checksum(card: str, weights: Weights) -> str:
     """Over the card, and over name, type, shape and numbers of every array."""
     digest = hashlib.sha256(card.encode())
     for name in sorted(weights):
@@ -216,7 +196,3 @@ def _checksum(card: str, weights: Mapping[str, Any]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _damaged(path: Path, error: Exception) -> ModelError:
-    return ModelError(f"{path} is damaged, or no adapter: {error}. Restore it from a copy, or fit it again")

@@ -1,22 +1,22 @@
 """In which order a backfill re-embeds: what gains most comes first.
 
-A vector of the new version draws new queries more strongly than the old vectors around it do. Re-embedding an item
+A vector of the new version attracts new queries more strongly than the old vectors around it. Re-embedding an item
 therefore helps the queries of its own class and can mislead those of others, and a partial backfill in a bad order can
-be worse than none. Where searches merge by calibrations it is hardly so, and the order decides how much is gained.
+be worse than none. If searches merge by calibrations that hardly happens, and the order decides how much is gained.
 
     gain        labelled queries q of the new version say where help is needed. With b the cosine of q's best match
                 now, item i pulls q by w(q, i) = exp((cos(q, i) - b) / 0.05). Its gain is the sum of w over the
-                queries of its class, less the sum over other classes' queries that find what they should now: those
-                could be misled. Queries count as often as items of their class are found (``usage``).
+                queries of its class, less the sum over other classes' queries that are right now: those could be
+                misled. Queries count as often as items of their class are found (``usage``).
                 Without labels: certain items first, and those found often.
-    classes     by turns: the item of every class that gains most, then every class's second, and so on
+    classes     in turn: the item of every class that gains most, then every class's second, and so on
     certain     items whose nearest neighbour stands out from the ten nearest
     uncertain   the reverse
     queried     items found most often
     oldest      items of the oldest version first
     random      any
 
-``benchmarks/backfill_planner.py`` compares them. None is best everywhere, so a workspace tries those of ``TRIED`` on
+``benchmarks/backfill_planner.py`` compares them. None is always best, so a workspace tries those of ``TRIED`` on
 held-out images and takes the best at its budget ("auto").
 """
 
@@ -67,7 +67,7 @@ Indices = NDArray[np.int64]
 class OldItems:
     """Items whose vectors are older than the target's: ``vectors`` [N, s] in its space, ``ages`` [N], 0 the oldest.
 
-    ``labels`` are names, "" where nobody gave one; ``counts`` say how often each was found.
+    ``labels`` are names, "" if unknown; ``counts`` say how often each was found.
     """
 
     ids: list[str]
@@ -125,7 +125,7 @@ def with_images(
 ) -> tuple[list[str], int]:
     """The first ``most`` ids of an order whose images can be found, and how many before them have none.
 
-    No more images are looked for than it takes. What was deleted meanwhile is passed over.
+    No more images are looked for than needed. Items that were deleted meanwhile are skipped.
     """
     chosen: list[str] = []
     without = start = 0
@@ -180,7 +180,7 @@ def _scores(kind: str, items: OldItems, queries: LabelledQueries | None, seed: i
 def certainty(vectors: Floats, seed: int = 0) -> NDArray[np.float64]:
     """How far each item's nearest neighbour stands out, [N]: its cosine less the mean of the ten nearest.
 
-    Neighbours are looked for among ``COMPARED`` items drawn at random, where there are more.
+    Neighbours are looked for among at most ``COMPARED`` random items.
     """
     rows = unit(np.asarray(vectors, np.float32))
     others = np.sort(np.random.default_rng(seed).permutation(len(rows))[:COMPARED])
@@ -204,7 +204,7 @@ def expected_gain(items: OldItems, queries: LabelledQueries, seed: int = 0) -> N
     asked = unit(np.asarray(queries.vectors, np.float32)[rows])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(items.labels))}
     truth = np.array([numbers.get(queries.labels[row], -1) for row in rows.tolist()])
-    asked, truth = asked[truth >= 0], truth[truth >= 0]  # nothing in the gallery could answer the others
+    asked, truth = asked[truth >= 0], truth[truth >= 0]  # nothing in the gallery could answer the rest
     owners = np.array([numbers[name] for name in items.labels])
     weights = _traffic(truth, owners, items.counts, len(numbers))
     best, found = _best_now(asked, items.vectors)
@@ -219,10 +219,10 @@ def expected_gain(items: OldItems, queries: LabelledQueries, seed: int = 0) -> N
 
 
 def _traffic(truth: Indices, owners: Indices, counts: NDArray[np.float64], classes: int) -> NDArray[np.float32]:
-    """What each query [Q] stands for: the searches that ended in its class, shared by its class's queries."""
+    """The weight of each query [Q]: the searches that ended in its class, divided among its class's queries."""
     found = np.bincount(owners, counts, minlength=classes)
     asked = np.bincount(truth, minlength=classes)
-    smooth = max(1.0, float(found.mean()) / 10)  # a class that nobody has found yet still counts a little
+    smooth = max(1.0, float(found.mean()) / 10)  # a class that was never found still counts a little
     shares = (found + smooth) / np.maximum(asked, 1) if counts.any() else np.ones(classes)
     return shares[truth].astype(np.float32)
 

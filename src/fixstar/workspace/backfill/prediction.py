@@ -1,7 +1,7 @@
 """What a backfill will bring, and what it brought: accuracy of labelled queries over the share re-embedded.
 
-Predicted on held-out images that play the gallery and the queries, before anything is embedded: the planner's order
-beside random ones. Measured on the gallery itself, as far as its items carry labels.
+Predicted on held-out images that act as gallery and queries, before anything is embedded: the planner's order beside
+random ones. Measured on the gallery itself, as far as its items have labels.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from fixstar.evaluation import (
 from fixstar.gallery import Calibration, Gallery, calibrated_search
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.models import Encoder
-from fixstar.scenarios import version_features
 from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
-from fixstar.workspace.calibrations import class_folds, tried_curve
+from fixstar.workspace.calibrations import class_folds, search_curve
 from fixstar.workspace.items import LABEL
 
 __all__ = ["SHARES", "MeasuredPoint", "PredictedCurve", "draw_curves", "gallery_accuracy", "predicted_curve"]
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
-_LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # of the queries, and queries: lost in earnest, even where chance might do it
+_LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # share and number of lost queries that always count as a loss
 
 
 class MeasuredPoint(NamedTuple):
@@ -49,8 +48,8 @@ class MeasuredPoint(NamedTuple):
 class PredictedCurve:
     """The planner's order beside random ones, on held-out images; ``self_tests`` are the old and the new version's.
 
-    ``images`` counts those that played the gallery and those that asked. ``calibrated`` says that hits of the two
-    versions were merged by probability, each query's by calibrations that had not seen its class; else by cosine.
+    ``images`` counts gallery images and queries. ``calibrated`` says that hits of the two versions were merged by
+    probability, each query's by calibrations that had not seen its class; else by cosine.
     """
 
     order: str
@@ -63,16 +62,15 @@ class PredictedCurve:
     def at(self, share: float) -> tuple[float, float]:
         """Accuracy by the planner's order and by random order at a share between those measured."""
         shares = self.planned.shares
-        return float(np.interp(share, shares, self.planned.accuracy)), float(
-            np.interp(share, shares, self.random.accuracy)
-        )
+        planned, random = (np.interp(share, shares, curve.accuracy) for curve in (self.planned, self.random))
+        return float(planned), float(random)
 
     def loses(self, share: float) -> bool:
-        """Whether the planner's order has a lower accuracy at a share than at none, in earnest.
+        """Whether the planner's order has a significantly lower accuracy at a share than at none.
 
         That is beyond chance by the gate's evidence (a paired bootstrap over the queries at 95 %), or by five points
-        and three queries: few queries prove nothing, but a loss that large is not to be run into. Where only accuracies
-        are known, any loss counts.
+        and three queries: few queries prove nothing, but a loss that large is refused. If only accuracies are known,
+        any loss counts.
         """
         hits = self.planned.hits
         if hits is None:
@@ -98,10 +96,12 @@ def predicted_curve(
 ) -> PredictedCurve:
     """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
 
-    Of each class a third plays the gallery, a third the queries that the planner asks, a third those that measure: the
-    planner must not know what it is measured with. What is found often is not known here, so "queried" is random.
-    With ``calibrate`` hits are merged as a search with calibrations does, if there are enough images to fit some.
+    A third of each class is the gallery, a third the queries that the planner uses, a third those that measure: the
+    planner must not know what it is measured with. Usage is not known here, so "queried" is random. With ``calibrate``
+    hits are merged as a search with calibrations does, if there are enough images to fit some.
     """
+    from fixstar.scenarios import version_features
+
     gallery, asking, split = _thirds(images, seed)
     first, second = (version_features(name, encoder, asking, gallery) for name, encoder in (old, new))
     names = [asking.classes[label] for label in asking.labels[split.gallery].tolist()]
@@ -110,8 +110,8 @@ def predicted_curve(
     truth = asking.labels, gallery.labels
     folds = class_folds([first, second], *truth, seed) if calibrate else []
     measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed}
-    planned = tried_curve((first, second), *truth, shares, order=rows, **measured)
-    random = tried_curve((first, second), *truth, shares, orders=random_orders, **measured)
+    planned = search_curve((first, second), *truth, shares, order=rows, **measured)
+    random = search_curve((first, second), *truth, shares, orders=random_orders, **measured)
     judging = [replace(version, queries=version.queries[split.queries]) for version in (first, second)]
     tests = cross_test(judging, truth[0][split.queries], truth[1], "image").matrix.diagonal()
     sizes = len(gallery), len(split.queries)
@@ -119,7 +119,7 @@ def predicted_curve(
 
 
 def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, Split]:
-    """A third of each class for the gallery, and the rest with its division: for the planner, and to measure with."""
+    """A third of each class as gallery, and the rest with its split: for the planner, and to measure with."""
     counts = images.counts()
     several = images.of_classes([name for name in images.classes if counts[name] >= 3])
     if len(several.classes) < 2:
@@ -147,10 +147,10 @@ def gallery_accuracy(
     calibrations: Mapping[str, Calibration] | None = None,
     among: Sequence[str] | None = None,
 ) -> float | None:
-    """How many labelled queries find an item of their class first, of those whose class the gallery knows.
+    """The share of labelled queries that find an item of their class first, of those whose class the gallery has.
 
-    By probability where there are ``calibrations``, else by cosine, among the vectors of all versions or those of
-    ``among``. None where its items carry none of these labels.
+    By probability if there are ``calibrations``, else by cosine, among the vectors of all versions or those of
+    ``among``. None if its items have none of these labels.
     """
     names = sorted(set(queries.labels))
     probe = np.asarray(queries.vectors[:1])

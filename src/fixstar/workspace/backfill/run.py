@@ -1,17 +1,15 @@
-"""The plan of a backfill on disk, so that it goes on after a kill.
+"""Running a backfill: items with older vectors are embedded again with the deployed version, while serving.
 
-state/backfill/plan.jsonl     what it is, then one id a line in the order of work; whole or absent, never rewritten
-state/backfill/cursor.json    how many of the ids have been dealt with, and how; may be behind, never ahead
+state/backfill/plan.jsonl     what it is, then one id per line in the order of work; whole or absent, never rewritten
+state/backfill/cursor.json    how many of the ids are done, and how; may be behind, never ahead
 state/backfill/kept.jsonl     items that keep their old vector, and why
 
-Backfill: items with older vectors are embedded again with the deployed version, batch by batch, while serving.
-
 The gallery is the truth about what is done: an item that holds a vector of the target version is not touched again,
-whatever the files of the plan say. So a backfill that was killed goes on without doing anything twice; only images that
-were embedded but not stored when it died are embedded anew.
+whatever these files say. So a killed backfill resumes without doing anything twice; only images that were embedded but
+not stored when it died are embedded again.
 
 Others may write meanwhile: items that were deleted or written since their image was embedded stay as others left them
-(``Gallery.replace_vectors``, one transaction where the store has them).
+(``Gallery.replace_vectors``, one transaction if the store has them).
 """
 
 from __future__ import annotations
@@ -56,9 +54,9 @@ class KeptItem(NamedTuple):
 
 @dataclass(frozen=True)
 class BackfillPlan:
-    """What is re-embedded: ``ids`` in order, with the version ``target``. ``old`` items had older vectors by then.
+    """What is re-embedded: ``ids`` in order, with the version ``target``. ``old`` items had older vectors then.
 
-    ``without_image`` of them were passed over: their turn had come, and no image of theirs could be found.
+    ``without_image`` of them were skipped when their turn came: no image of theirs could be found.
     """
 
     target: str
@@ -105,7 +103,7 @@ class PlanFiles:
         )
 
     def save(self, plan: BackfillPlan) -> None:
-        """Put a plan in the place of the one before. Cursor and list of the old one no longer count."""
+        """Put a plan in the place of the last one, whose cursor and list no longer count."""
         head = {"format": "fixstar-backfill", **asdict(plan)}
         head.pop("ids")
         lines = [json.dumps(head, ensure_ascii=False), *(json.dumps(name, ensure_ascii=False) for name in plan.ids)]
@@ -113,7 +111,7 @@ class PlanFiles:
         replace_file(self._plan, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
 
     def plan(self) -> BackfillPlan | None:
-        """The plan that is there, if any."""
+        """The plan on disk, if there is one."""
         if not self._plan.is_file():
             return None
         try:
@@ -123,27 +121,26 @@ class PlanFiles:
                 return BackfillPlan(**head, ids=tuple(json.loads(line) for line in lines))
         except (ValueError, KeyError, TypeError, StopIteration) as error:
             raise CheckpointError(
-                f"{self._plan} is damaged ({error}); delete it and plan again: what was re-embedded stays so"
+                f"{self._plan} is damaged ({error}); delete it and plan again: what was re-embedded stays"
             ) from error
 
     def position(self, plan: BackfillPlan) -> int:
-        """How many ids of the plan have been dealt with, at least."""
-        try:
-            cursor = json.loads(self._cursor.read_text(encoding="utf-8"))
-            return int(cursor["position"]) if cursor["token"] == plan.token else 0
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0  # the gallery knows what is done; looking through the plan again costs little
+        """How many ids of the plan are done, at least."""
+        return self._progress(plan)[0]
 
     def counts(self, plan: BackfillPlan) -> dict[str, int]:
-        """What became of those, over all calls; empty where nothing is known, as after an older release."""
+        """What happened to them, over all calls; empty if unknown."""
+        return self._progress(plan)[1]
+
+    def _progress(self, plan: BackfillPlan) -> tuple[int, dict[str, int]]:
         try:
             cursor = json.loads(self._cursor.read_text(encoding="utf-8"))
-            return dict(cursor["counts"]) if cursor["token"] == plan.token else {}
+            return (int(cursor["position"]), dict(cursor["counts"])) if cursor["token"] == plan.token else (0, {})
         except (OSError, ValueError, KeyError, TypeError):
-            return {}
+            return 0, {}  # the gallery knows what is done; going through the plan again costs little
 
     def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:
-        """Note that the first ``position`` ids have been dealt with, and what became of them."""
+        """Note that the first ``position`` ids are done, and what happened to them."""
         replace_json(self._cursor, {"token": plan.token, "position": position, "counts": dict(counts)})
 
     def keep(self, plan: BackfillPlan, kept: Sequence[KeptItem]) -> None:
@@ -151,7 +148,7 @@ class PlanFiles:
         if kept:
             rows = [json.dumps([plan.token, *item], ensure_ascii=False) for item in kept]
             with self._kept.open("a", encoding="utf-8", newline="\n") as file:
-                file.write("\n" + "\n".join(rows) + "\n")  # after a line that a kill cut off, a new one begins
+                file.write("\n" + "\n".join(rows) + "\n")  # the last line may have been cut off by a kill
 
     def kept(self, plan: BackfillPlan) -> list[KeptItem]:
         """The items of a plan that kept their old vector, each once."""
@@ -178,9 +175,9 @@ Stop = Callable[[], bool]
 class Backfilled:
     """What a call did: items re-embedded, and of the plan those done before, deleted or rewritten meanwhile.
 
-    ``kept`` keep their old vectors, over all calls; ``left`` still wait; ``stopped`` says why, where that is not zero.
-    ``measured`` is the accuracy along the way, where there were labels to measure it with. ``without_image`` items were
-    not planned, since they have no image any more: they keep their vectors too.
+    ``kept`` keep their old vectors, over all calls; ``left`` still wait; ``stopped`` says why, if that is not zero.
+    ``measured`` is the accuracy along the way, if there were labels to measure it with. ``without_image`` items were
+    not planned because their images are gone: they keep their vectors too.
     """
 
     version: str
@@ -198,16 +195,16 @@ class Backfilled:
 
 
 class Pace:
-    """At most ``rate`` items a second, measured from the start; None is as fast as it goes."""
+    """At most ``rate`` items per second, measured from the start; None is as fast as possible."""
 
     def __init__(self, rate: float | None) -> None:
         if rate is not None and not rate > 0:
-            raise InputError(f"the rate is in items a second, above 0; got {rate:g}")
+            raise InputError(f"the rate is in items per second, above 0; got {rate:g}")
         self.rate, self._started, self._done = rate, time.monotonic(), 0
 
     @property
     def batch(self) -> int:
-        """Items at a time: about a second's worth, so that a slow backfill is an even one."""
+        """Items at a time: about a second's worth, so that a slow backfill is steady."""
         return BATCH if self.rate is None else max(1, min(BATCH, int(self.rate)))
 
     def wait(self, count: int, stop: Stop) -> None:
@@ -240,11 +237,11 @@ def run_backfill(
     stop: Stop = lambda: False,
     progress: Advance | None = None,
 ) -> Backfilled:
-    """Work through a plan, from where it stands to its end, or until ``stop`` answers True after some batch.
+    """Work through the rest of a plan, or until ``stop`` returns True after a batch.
 
     ``deployed`` is asked before every write: once another version is deployed, nothing more is written. Vectors of the
-    versions that ``newer`` names at the time are left as they are: since the plan was made one may have been deployed,
-    and taken back.
+    versions that ``newer`` names at the time are left as they are: one may have been deployed and rolled back since the
+    plan was made.
     """
     started = time.monotonic()
     try:
@@ -320,10 +317,10 @@ class _Work:
                 yield sources
 
     def _reason(self) -> str | None:
-        """Why not to go on, if so."""
+        """Why to stop, if so."""
         if (now := self._deployed()) != self._plan.target:
             return f"{now} is deployed now: nothing more is re-embedded with {self._plan.target}"
-        return "stopped on request; the same command goes on" if self._stop() else None
+        return "stopped on request; repeat it to resume" if self._stop() else None
 
     def _to_embed(self, names: list[str]) -> tuple[list[Item], list[ImageSource]]:
         """Of the next ids, the items that still hold an old vector and have an image, and their images."""
@@ -355,7 +352,7 @@ class _Work:
         self.position = batch.end
 
     def _pass_empty(self) -> None:
-        """Batches in which nothing was to be embedded have no answer to wait for."""
+        """Batches without anything to embed have no result to wait for."""
         while self._waiting and not self._waiting[0].items:
             self._arrive(self._waiting.popleft())
 
