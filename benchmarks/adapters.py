@@ -32,8 +32,7 @@ from fixstar.evaluation import CrossTest, VersionFeatures, cross_test, verdicts
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models import Encoder
-from fixstar.scenarios import Past, Settings, train_version, version_features
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, TrainingContext, train_version, version_features
 from fixstar.workspace.adapters.fitting import ADAPTERS, agreement, fit_adapter, paired_by_class
 from fixstar.workspace.adapters.maps import Applied
 from fixstar.workspace.adapters.use import adapter_cross_test
@@ -107,7 +106,7 @@ def train(number: int, images: ImageSet, data: Images, width: int, epochs: int, 
         seed=10 * seed + number,
         device="cpu",
     )
-    return train_version(number, images, Past(), create_method("itm"), settings, progress=False).encoder
+    return train_version(number, images, TrainingContext(), create_method("itm"), settings, progress=False).encoder
 
 
 def encode(encoder: Encoder, images: ImageSet) -> Array:

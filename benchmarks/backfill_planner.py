@@ -31,8 +31,7 @@ from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.progress import progress_bar
-from fixstar.scenarios import Past, Settings, train_version, version_features
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, TrainingContext, train_version, version_features
 from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -88,9 +87,12 @@ def trained(
             seed=seed,
         )
 
-    v1 = train_version(1, early, Past(), method, settings(epochs[0]), progress=False).encoder
+    v1 = train_version(1, early, TrainingContext(), method, settings(epochs[0]), progress=False).encoder
     memory = ReplayMemory(5).extended(early, v1.preprocessing)
-    return [v1, train_version(2, later, Past(v1, memory), method, settings(epochs[1]), progress=False).encoder]
+    return [
+        v1,
+        train_version(2, later, TrainingContext(v1, memory), method, settings(epochs[1]), progress=False).encoder,
+    ]
 
 
 def parts_of(labels: NDArray[Any], skewed: bool, rng: np.random.Generator) -> list[NDArray[np.int64]]:

@@ -23,7 +23,7 @@ from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.progress import progress_bar
-from fixstar.scenarios import version_features
+from fixstar.training import version_features
 from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
 from fixstar.workspace.calibrations import calibrations_and_folds, search_curve
 

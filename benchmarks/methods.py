@@ -29,8 +29,7 @@ from fixstar.evaluation import cross_test
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, create_method
 from fixstar.progress import progress_bar
-from fixstar.scenarios import Settings, run_scenario, version_features
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, run_scenario, version_features
 
 TASK_CLASSES, TASKS, SEARCHED = 40, 3, 100
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

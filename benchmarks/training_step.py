@@ -29,7 +29,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, optim
 from torch.utils.data import DataLoader, Dataset
 
-from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
+from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_source
 from fixstar.durable import replace_json
 from fixstar.losses.contrastive import _info_nce_by_torch
 from fixstar.methods import create_method
@@ -61,7 +61,7 @@ def prepared(precision: str) -> Training:
     for replay, labels in ((False, np.arange(IMAGES) % 20), (True, 20 + np.arange(IMAGES) % 20)):
         images = from_arrays(pixels(), labels)
         source, _ = pixel_source(images, model.preprocessing, augmentation, torch.device("cuda"))
-        lanes.append(Lane(source, torch.from_numpy(labels).to("cuda"), replay))
+        lanes.append(BatchSource(source, torch.from_numpy(labels).to("cuda"), replay))
     recipe = Recipe(epochs=100, milestones=(), batch_size=BATCH, precision=precision)  # type: ignore[arg-type]
     method = create_method("hoc")
     assert method.terms is not None

@@ -56,8 +56,7 @@ from fixstar.evaluation.search import templates
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models.backbones import create_backbone
-from fixstar.scenarios import Settings
-from fixstar.training import paper_recipe
+from fixstar.training import Settings, paper_recipe
 from fixstar.workspace import UpgradeOptions, Workspace
 
 Floats = NDArray[np.float32]

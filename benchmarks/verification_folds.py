@@ -28,8 +28,7 @@ from fixstar.durable import replace_json
 from fixstar.evaluation import Pairs, draw_pairs, kfold_accuracy, pair_scores
 from fixstar.methods import create_method
 from fixstar.models import Encoder
-from fixstar.scenarios import Settings, run_scenario
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, run_scenario
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of the code that evaluates
 

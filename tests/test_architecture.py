@@ -21,7 +21,6 @@ LAYERS: list[set[str]] = [
     {"service"},
     {"demo", "picture2d", "benchmarks"},
     {"workspace"},
-    {"scenarios"},
     {"training"},
     {"methods"},
     {"losses"},
@@ -224,7 +223,7 @@ EXPORTED = {
         *("backbone_names", "create_backbone", "create_classifier", "resolve_device"),
     ],
     "fixstar.data": [
-        *("Augmentation", "Batch", "Batches", "ImageSet", "Lane", "ReplayMemory", "Task", "TaskStream"),
+        *("Augmentation", "Batch", "BatchSource", "Batches", "ImageSet", "ReplayMemory", "Task", "TaskStream"),
         *("class_and_sample_stream", "class_order", "class_stream", "concatenate", "from_arrays", "open_images"),
         *("pixel_source", "sample_stream"),
     ],
@@ -256,16 +255,14 @@ EXPORTED = {
         *("calibrated_search", "copy_gallery", "export_version", "fit_calibration", "import_version"),
         *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),
     ],
-    "fixstar.scenarios": [
-        *("Past", "Settings", "Validation", "Version"),
-        *("lifelong", "replacing", "retraining", "run_scenario", "train_version", "version_features"),
-    ],
     "fixstar.workspace": [
         *("AdaptOptions", "Adapted", "BackfillOptions", "Backfilled", "CatalogueItem", "Check", "GateRules"),
         *("ImageStore", "Indexed", "Move", "Status", "UpgradeOptions", "Workspace", "catalogue", "labelled_items"),
     ],
     "fixstar.training": [
-        *("CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Standing", "Training", "paper_recipe", "train"),
+        *("CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Settings", "Training", "TrainingContext"),
+        *("Validation", "ValidationScores", "Version", "lifelong", "paper_recipe", "replacing", "retraining"),
+        *("run_scenario", "train", "train_version", "version_features"),
     ],
     "fixstar.losses": [
         *("SameClass", "balanced_distillation", "centre_alignment", "centre_distance", "cosine_boundary"),

@@ -26,8 +26,7 @@ from fixstar.evaluation import HitPicture, contact_sheet, is_compatible, side_by
 from fixstar.gallery import Hit
 from fixstar.methods import Method, create_method
 from fixstar.models import resolve_device
-from fixstar.scenarios import Settings
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings
 from fixstar.workspace import CatalogueItem, Check, UpgradeOptions, Workspace, labelled_items
 
 __all__ = ["DemoResult", "run_demo"]

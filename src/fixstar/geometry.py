@@ -8,10 +8,10 @@ row divided by its own norm. Training never builds that K x (K-1) matrix. With
 the logits of a feature z are (z_j - c S) / r for j < K and (a - c) S / r for j = K: exact, and O(K) instead of O(K^2).
 
 **The short form.** An encoder ends in z = P h, with P of shape d x m and no bias. Where d > m the feature lies in an
-m-dimensional subspace: with P = Q R (thin), u = R h / |R h| has m numbers and z / |z| = Q u. A query of version t meets
-items of version k as (Q_k^T Q_t) u_t, and its dot product with u_k is exactly the cosine of the full features.
+m-dimensional subspace: with P = Q R (thin), u = R h / |R h| has m numbers and z / |z| = Q u. To search items of version
+k, a query of version t becomes (Q_k^T Q_t) u_t; its dot product with u_k is exactly the cosine of the full features.
 
-Every function takes NumPy arrays and torch tensors and answers in kind; torch is imported only when it is used.
+Every function takes NumPy arrays or torch tensors and returns the same kind; torch is imported only when used.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def simplex_prototypes(K: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 def simplex_logits(z: Array, K: int, scale: float = 1.0) -> Array:
     """The dot products of features with all K simplex prototypes, without the prototypes.
 
-    ``z`` is [..., K-1]; the answer is [..., K], in the dtype of ``z``. ``scale`` is the length of the prototypes
+    ``z`` is [..., K-1]; the result is [..., K], in the dtype of ``z``. ``scale`` is the length of the prototypes
     (equivalently a logit scale). One allocation forward, none kept for backward.
 
     >>> simplex_logits(np.array([0.5]), K=2)
@@ -110,8 +110,8 @@ def unit(x: Array) -> Array:
 def short_factors(P: Array) -> tuple[Array, Array]:
     """Q [d, s] with orthonormal columns and R [s, m], such that P = Q R and s = min(d, m).
 
-    Where d <= m there is nothing to shorten: Q is the identity and R is P. The factorisation runs in float64 and R has
-    no negative diagonal entry, so that NumPy and torch, one machine and another, agree on the same short form.
+    If d <= m there is nothing to shorten: Q is the identity and R is P. The factorisation runs in float64 and R has no
+    negative diagonal entry, so that NumPy and torch agree on the same short form on all machines.
     """
     projection: Any = P
     if projection.ndim != 2 or 0 in projection.shape:
@@ -153,7 +153,7 @@ def full_form(u: Array, P: Array) -> Array:
 
 
 def bridge(P_old: Array, P_new: Array) -> Array:
-    """B = Q_old^T Q_new, [s_old, s_new]: carries short queries of the new version into the old version's space.
+    """B = Q_old^T Q_new, [s_old, s_new]: maps short queries of the new version to the old version's space.
 
     ``u_old @ (u_new @ B.T).T`` are exactly the cosines of the full features. Versions of different output width share
     their first components; the shorter one counts as zero in the others.
@@ -169,7 +169,7 @@ def bridge(P_old: Array, P_new: Array) -> Array:
 
 
 def short_basis(P: Array | None) -> Array | None:
-    """Q of a projection, or ``None`` where the vectors are full features already (no projection, or d <= m)."""
+    """Q of a projection, or ``None`` if vectors are full features already (no projection, or d <= m)."""
     projection: Any = P
     if projection is None or projection.shape[0] <= projection.shape[1]:
         return None
@@ -177,7 +177,7 @@ def short_basis(P: Array | None) -> Array | None:
 
 
 def carry(queries: Array, Q_from: Array | None, Q_to: Array | None, width: int) -> Array:
-    """Queries [N, s_from] in another version's space [N, s_to]: ``bridge`` for factors that are at hand.
+    """Queries [N, s_from] in another version's space [N, s_to]: ``bridge`` with given factors.
 
     Q_from and Q_to come from ``short_basis``; ``width`` is d of the target, whose full features count as zero where
     the query has no component. Dot products with vectors of the target are the cosines of the full features.

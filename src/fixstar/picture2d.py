@@ -25,8 +25,7 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.pictures import DPI, GREY, INK
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
-from fixstar.scenarios import Past, Settings, train_version
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, TrainingContext, train_version
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +164,7 @@ def _versions(
             encoders.append(firsts[method.classifier])
             continue
         images, previous = stream.seen(task.number), encoders[-1] if encoders else None
-        version = train_version(task.number, images, Past(previous), method, settings, progress=progress)
+        version = train_version(task.number, images, TrainingContext(previous), method, settings, progress=progress)
         encoders.append(version.encoder)
     firsts.setdefault(method.classifier, encoders[0])
     return encoders

@@ -10,7 +10,7 @@ All prototypes have unit length. K classes need d features, and the cosine of tw
     polygon    d = 2              cos(2 pi/K)
 
 Training never builds a K x d matrix: an orthoplex's logits are the feature and its negative, a cube's are the sums over
-all sign patterns, doubled a coordinate at a time. Features are NumPy arrays or torch tensors, and so is the answer.
+all sign patterns, doubled a coordinate at a time. Features are NumPy arrays or torch tensors, and so is the result.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def orthoplex_prototypes(d: int) -> NDArray[np.float64]:
 
 
 def cube_dimension(K: int) -> int:
-    """d = ceil(log2 K), the features that a cube with room for K classes needs.
+    """d = ceil(log2 K), the number of features of a cube for K classes.
 
     >>> [cube_dimension(K) for K in (2, 3, 4, 5, 1000, 1024, 1025)]
     [1, 2, 2, 3, 10, 10, 11]

@@ -58,11 +58,11 @@ def test_one_class_is_warned_of_until_there_are_two(tmp_path: Path) -> None:
     typed("init", path)
     trained = typed("train", draw(tmp_path / "one", "a"), "-w", path, *TINY)
     assert trained.code == 0, trained.err
-    assert "fixstar: warning: there is one class only, 'a'" in trained.err
-    assert "one folder a class" in trained.err
+    assert "fixstar: warning: there is only one class, 'a'" in trained.err
+    assert "one folder per class" in trained.err
     again = typed("upgrade", draw(tmp_path / "again", "a", 12), "-w", path)
     assert again.code == 0, again.err
-    assert "there is one class only, 'a'" in again.err
+    assert "there is only one class, 'a'" in again.err
     more = typed("upgrade", draw(tmp_path / "two", "b"), "-w", path)  # alone in its folder, but the second
     assert more.code == 0, more.err
     assert "one class" not in more.err

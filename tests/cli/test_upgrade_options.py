@@ -149,7 +149,7 @@ def test_select_keeps_the_best_compatible_epoch_by_images_held_out(space: Path, 
         )
         .log
     )
-    assert all(entry.standing is not None for entry in log)
+    assert all(entry.scores is not None for entry in log)
     with pytest.raises(FixstarError, match=r"pass hold_out, such as 0\.1"):
         fixstar("upgrade", shop / "second", "-w", space, "--select", "--hold-out", "0")
     check = json.loads(CliRunner().invoke(app, ["check", "v2", "-w", str(space), "--json"]).stdout)

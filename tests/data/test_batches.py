@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fixstar.data import Augmentation, Batches, ImageSet, Lane, from_arrays, pixel_source
+from fixstar.data import Augmentation, Batches, BatchSource, ImageSet, from_arrays, pixel_source
 from fixstar.data.formats import image_folder
 from fixstar.data.pixels import ResidentPixels, StreamedPixels, _cut_numpy, _cut_torch
 from fixstar.errors import DataError, InputError
@@ -26,9 +26,9 @@ def images(count: int, seed: int = 0) -> ImageSet:
     return from_arrays(pixels, np.arange(count) % 3)
 
 
-def lane(source: ImageSet, augmentation: Augmentation = PLAIN, replay: bool = False, first: int = 0) -> Lane:
+def lane(source: ImageSet, augmentation: Augmentation = PLAIN, replay: bool = False, first: int = 0) -> BatchSource:
     pixels, _ = pixel_source(source, RGB, augmentation, CPU)
-    return Lane(pixels, torch.arange(first, first + len(source)), replay)
+    return BatchSource(pixels, torch.arange(first, first + len(source)), replay)
 
 
 def slow_crop(image: Any, down: int, right: int, flip: bool, padding: int, fill: int) -> Any:
@@ -133,7 +133,7 @@ def test_streamed_batches_equal_resident_ones(folder: Path) -> None:
     for budget, kind in ((10**9, ResidentPixels), (0, StreamedPixels)):
         source, kept = pixel_source(image_folder(folder), RGB, augmentation, CPU, budget=budget)
         assert isinstance(source, kind)
-        batches = Batches([Lane(source, torch.from_numpy(kept.labels))], 4, augmentation, seed=5)
+        batches = Batches([BatchSource(source, torch.from_numpy(kept.labels))], 4, augmentation, seed=5)
         epochs.append(list(batches.epoch(3)))
     for resident, streamed in zip(*epochs, strict=True):
         assert torch.equal(resident.pixels, streamed.pixels)
@@ -144,7 +144,7 @@ def test_arrays_that_do_not_fit_are_streamed_too() -> None:
     augmentation = Augmentation(crop_padding=1)
     sources = [pixel_source(images(9), RGB, augmentation, CPU, budget=budget)[0] for budget in (10**9, 0)]
     assert [type(source) for source in sources] == [ResidentPixels, StreamedPixels]
-    epochs = [list(Batches([Lane(s, torch.arange(9))], 4, augmentation, 2).epoch(1)) for s in sources]
+    epochs = [list(Batches([BatchSource(s, torch.arange(9))], 4, augmentation, 2).epoch(1)) for s in sources]
     for resident, streamed in zip(*epochs, strict=True):
         assert torch.equal(resident.pixels, streamed.pixels)
 
@@ -163,8 +163,8 @@ def test_bad_images_are_refused_before_training_or_left_out_by_name(folder: Path
 def test_an_image_that_breaks_during_training_is_named(folder: Path) -> None:
     source, kept = pixel_source(image_folder(folder), RGB, PLAIN, CPU, budget=0)
     (folder / "class2" / "5.png").unlink()
-    batches = Batches([Lane(source, torch.from_numpy(kept.labels))], 9, PLAIN, seed=0)
-    with pytest.raises(DataError, match=r"5\.png could be read before"):
+    batches = Batches([BatchSource(source, torch.from_numpy(kept.labels))], 9, PLAIN, seed=0)
+    with pytest.raises(DataError, match=r"5\.png was readable before"):
         list(batches.epoch(0))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fixstar.data import budget
-from fixstar.data.budget import available_memory, resident_budget
+from fixstar.data import pixels
+from fixstar.data.pixels import available_memory, resident_budget
 
 MEMINFO = "MemTotal:       9000 kB\nMemFree:         100 kB\nMemAvailable:   5000 kB\n"
 FREE = 5000 * 1024
@@ -23,7 +23,7 @@ Told = Callable[..., None]
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     """Lets the system say: what is free, a container's limit and what it uses; ``None`` is a file that is not there."""
     names = {"meminfo": "proc/meminfo", "limit": "sys/fs/cgroup/memory.max", "used": "sys/fs/cgroup/memory.current"}
-    monkeypatch.setattr(budget, "Path", lambda path: tmp_path / path.lstrip("/"))
+    monkeypatch.setattr(pixels, "Path", lambda path: tmp_path / path.lstrip("/"))
 
     def tell(limit: str | None = None, used: str | None = None, meminfo: str | None = MEMINFO) -> None:
         for name, text in (("meminfo", meminfo), ("limit", limit), ("used", used)):

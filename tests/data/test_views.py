@@ -12,7 +12,7 @@ from PIL import Image
 from test_batches import PLAIN, images, lane
 
 from fixstar.data import Augmentation, Batches, ImageSet, from_arrays
-from fixstar.data.batches import Lane
+from fixstar.data.batches import BatchSource
 from fixstar.data.formats import image_folder
 from fixstar.data.pixels import ResidentPixels
 from fixstar.data.replay import HeldOut, hold_out
@@ -77,7 +77,7 @@ def test_only_the_second_of_two_views_of_square_images_is_rotated() -> None:
     with pytest.raises(InputError, match="square"):
         next(
             Batches(
-                [Lane(ResidentPixels(wide, PLAIN, torch.device("cpu")), torch.zeros(4, dtype=torch.long))],
+                [BatchSource(ResidentPixels(wide, PLAIN, torch.device("cpu")), torch.zeros(4, dtype=torch.long))],
                 4,
                 PLAIN,
                 3,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernel_device import DEVICE, needs_triton, on_a_gpu
 
-from fixstar.data import Augmentation, Batch, Batches, Lane, from_arrays
+from fixstar.data import Augmentation, Batch, Batches, BatchSource, from_arrays
 from fixstar.data.pixels import ResidentPixels
 from fixstar.errors import InputError
 from fixstar.kernels.crops import cut
@@ -28,7 +28,7 @@ def made(
     for count, replay in ((9, False), (4, True))[:lanes]:
         pixels = np.random.default_rng(count).integers(0, 256, (count, *size), dtype=np.uint8)
         source = ResidentPixels(from_arrays(pixels, np.zeros(count, int)), augmentation, DEVICE)
-        parts.append(Lane(source, 100 * replay + torch.arange(count, device=DEVICE), replay))
+        parts.append(BatchSource(source, 100 * replay + torch.arange(count, device=DEVICE), replay))
     return Batches(parts, 5, augmentation, seed=3, views=views)
 
 
@@ -110,7 +110,7 @@ def test_images_beyond_two_gigabytes() -> None:
 def test_a_lane_that_does_not_fit_is_refused(images: int, first: int, views: int) -> None:
     plan, pixels, slots = lane()
     at = torch.zeros(1, dtype=torch.long, device=DEVICE)
-    with pytest.raises(InputError, match="do not go into a batch"):
+    with pytest.raises(InputError, match="do not fit a batch"):
         cut(at, plan, pixels, slots, False, empty(images), first, views)
 
 
@@ -143,7 +143,7 @@ def test_lanes_of_two_sizes_are_refused() -> None:
     for size in (6, 8):
         pixels = np.zeros((4, size, size, 3), np.uint8)
         source = ResidentPixels(from_arrays(pixels, np.zeros(4, int)), CROPPED, DEVICE)
-        lanes.append(Lane(source, torch.arange(4, device=DEVICE), replay=size == 8))
+        lanes.append(BatchSource(source, torch.arange(4, device=DEVICE), replay=size == 8))
     batches = Batches(lanes, 4, CROPPED, seed=0)
     with pytest.raises(InputError, match=r"\(3, 6, 6\), \(3, 8, 8\)"):
         batches._cut_by_kernel(batches.plan_on_device(0), torch.zeros(1, dtype=torch.long, device=DEVICE))

@@ -21,8 +21,7 @@ from fixstar.methods import Step, Terms, Upgrade, create_method
 from fixstar.methods.advbct import Adversary
 from fixstar.methods.old_centres import OldCentres
 from fixstar.models import FrozenEncoder, Outputs
-from fixstar.scenarios import Settings, Version, run_scenario
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, Version, run_scenario
 from fixstar.training.checkpoint import save_checkpoint
 
 # In a situation the images 0 to 11 are of the old classes 0, 1, 2 and 12 to 19 of the new classes 3, 4: four of each.

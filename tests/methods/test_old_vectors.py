@@ -18,7 +18,7 @@ from fixstar.losses import feature_distillation, two_view_contrast
 from fixstar.methods import OldVectors, create_method
 from fixstar.methods.advice import advise, parse_needs
 from fixstar.models import Encoder, SimplexClassifier
-from fixstar.scenarios import Past, retraining, train_version
+from fixstar.training import TrainingContext, retraining, train_version
 
 
 def foreign(classes: tuple[str, ...] = OLD, width: int = 6, each: int = 4) -> OldVectors:
@@ -88,8 +88,8 @@ def test_vectors_of_a_foreign_system_influence_the_very_first_version() -> None:
     data = blobs()
     stored = foreign(data.classes, width=8, each=6)
     method = create_method("bct-vectors")
-    influenced = train_version(1, data, Past(old_vectors=stored), method, SETTINGS, progress=False)
-    plain = train_version(1, data, Past(), method, SETTINGS, progress=False)
+    influenced = train_version(1, data, TrainingContext(old_vectors=stored), method, SETTINGS, progress=False)
+    plain = train_version(1, data, TrainingContext(), method, SETTINGS, progress=False)
     assert influenced.log[0].terms.keys() == {"ce", "influence"}
     assert plain.log[0].terms.keys() == {"ce"}
     assert influenced.log[-1].terms["influence"] < influenced.log[0].terms["influence"]
@@ -156,7 +156,7 @@ def test_labels_do_not_matter_to_contrastive_cores() -> None:
     settings = replace(SETTINGS, capacity=9)
 
     def trained(name: str, images: ImageSet) -> Encoder:
-        return train_version(1, images, Past(), create_method(name), settings, progress=False).encoder
+        return train_version(1, images, TrainingContext(), create_method(name), settings, progress=False).encoder
 
     assert _same(trained("cores-contrastive", data), trained("cores-contrastive", permuted))
     assert not _same(trained("cores", data), trained("cores", permuted))

@@ -15,8 +15,7 @@ from fixstar.losses import search_contrast
 from fixstar.methods import Step, Upgrade, create_method
 from fixstar.methods.simplex import rotated_slots
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.scenarios import Settings, lifelong
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, lifelong
 
 SETTINGS = Settings(
     backbone="tiny",

@@ -20,14 +20,22 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from fixstar.data import Augmentation, Batches, ImageSet, Lane, ReplayMemory, from_arrays, pixel_source
+from fixstar.data import Augmentation, Batches, BatchSource, ImageSet, ReplayMemory, from_arrays, pixel_source
 from fixstar.evaluation import cross_test
 from fixstar.losses import pooled_outputs
 from fixstar.methods import METHODS, create_method
 from fixstar.methods.bic import BiasCorrection
 from fixstar.models import Encoder
-from fixstar.scenarios import Past, Settings, train_version, version_features
-from fixstar.training import EpochLog, Recipe, Training, train
+from fixstar.training import (
+    EpochLog,
+    Recipe,
+    Settings,
+    Training,
+    TrainingContext,
+    train,
+    train_version,
+    version_features,
+)
 
 OLD, NEW = [str(digit) for digit in range(5)], [str(digit) for digit in range(5, 10)]
 SETTINGS = Settings(
@@ -80,7 +88,10 @@ def digits() -> tuple[ImageSet, ImageSet, ImageSet]:
 @functools.cache
 def first(name: str, seed: int, pretrained: bool = False) -> Encoder:
     """v1. Methods whose first version is plain training with the same head share it."""
-    settings, past = replace(SETTINGS, seed=seed), Past(pretrained=first("cores", seed) if pretrained else None)
+    settings, past = (
+        replace(SETTINGS, seed=seed),
+        TrainingContext(pretrained=first("cores", seed) if pretrained else None),
+    )
     return train_version(1, digits()[0].of_classes(OLD), past, create_method(name), settings, progress=False).encoder
 
 
@@ -113,9 +124,9 @@ def _trained(name: str, seed: int, remembered: int, pretrained: bool, options: t
         return train(run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fixstar.scenarios.version.train", keep)
+        patch.setattr("fixstar.training.version.train", keep)
         settings = replace(SETTINGS, seed=seed)
-        past = Past(old, memory, pretrained=first("cores", seed) if pretrained else None)
+        past = TrainingContext(old, memory, pretrained=first("cores", seed) if pretrained else None)
         new = train_version(2, images, past, method, settings, progress=False).encoder
     return Pair(old, new, modules[0])
 
@@ -205,7 +216,9 @@ def views_found(encoder: Encoder) -> float:
     """How often a crop finds another crop of its image first, among those of all query images."""
     queries = digits()[1]
     source, _ = pixel_source(queries, encoder.preprocessing, SETTINGS.augmentation, torch.device("cpu"))
-    batches = Batches([Lane(source, torch.from_numpy(queries.labels))], len(queries), SETTINGS.augmentation, 0, views=2)
+    batches = Batches(
+        [BatchSource(source, torch.from_numpy(queries.labels))], len(queries), SETTINGS.augmentation, 0, views=2
+    )
     (batch,) = batches.epoch(0)
     with torch.no_grad():
         a, b = encoder.eval().features(batch.pixels).chunk(2)

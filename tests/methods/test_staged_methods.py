@@ -30,8 +30,7 @@ from fixstar.methods import Objective, Step, Upgrade, create_method
 from fixstar.methods.bic import BiasCorrection
 from fixstar.methods.foster import effective_weights
 from fixstar.models import Adapter, Encoder, FrozenEncoder, LinearClassifier
-from fixstar.scenarios import Past, run_scenario, train_version, version_features
-from fixstar.training import Training, train
+from fixstar.training import Training, TrainingContext, run_scenario, train, train_version, version_features
 from fixstar.training.checkpoint import save_checkpoint
 
 STAGED = ("bic", "fan", "foster")
@@ -64,7 +63,7 @@ class Watch:
         self.runs: list[Training] = []
         self.after_main: list[dict[str, Tensor]] = []
         self.before_finish: list[dict[str, Tensor]] = []
-        monkeypatch.setattr("fixstar.scenarios.version.train", self)
+        monkeypatch.setattr("fixstar.training.version.train", self)
 
     def __call__(self, run: Training) -> Any:
         self.runs.append(run)
@@ -178,7 +177,7 @@ def test_bic_trains_on_no_held_out_image(monkeypatch: pytest.MonkeyPatch) -> Non
     watch = Watch(monkeypatch)
     two_versions("bic")
     run = watch.runs[1]  # two new classes of 8 images, two remembered ones of 4; a tenth of 4 is less than one
-    assert [len(lane.source) for lane in run.batches._lanes] == [2 * 7, 2 * 3]
+    assert [len(lane.pixels) for lane in run.batches._sources] == [2 * 7, 2 * 3]
 
 
 # FAN
@@ -234,7 +233,7 @@ def test_galleries_pass_through_the_adapters_of_all_versions_since(tmp_path: Pat
 
 def test_an_adapter_is_not_handed_on_to_a_version_of_another_method() -> None:
     upgraded = two_versions("fan")[1].encoder
-    next_one = train_version(3, blobs(), Past(upgraded), create_method("er"), SETTINGS, progress=False)
+    next_one = train_version(3, blobs(), TrainingContext(upgraded), create_method("er"), SETTINGS, progress=False)
     assert next_one.encoder.adapter is None
     assert upgraded.adapter is not None
 

@@ -21,8 +21,7 @@ from fixstar.methods import create_method
 from fixstar.models import Encoder, FixedClassifier, Outputs, create_classifier
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.polytopes import cube_prototypes, orthoplex_prototypes, polygon_prototypes
-from fixstar.scenarios import Settings, retraining
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, retraining
 
 DENSE: dict[str, Callable[[int], NDArray[np.float64]]] = {
     "cube": cube_prototypes,

@@ -15,8 +15,7 @@ from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.models.frozen import refit_pixels
-from fixstar.scenarios import Past, Settings, train_version
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, TrainingContext, train_version
 
 SMALL = Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
@@ -82,7 +81,7 @@ def test_an_upgrade_to_another_input_size_learns_from_the_old_model_at_its_own(m
         preprocessing=SMALL,
         device="cpu",
     )
-    first = train_version(1, images, Past(), create_method("hoc"), settings, progress=False).encoder
+    first = train_version(1, images, TrainingContext(), create_method("hoc"), settings, progress=False).encoder
     seen = []
     normalise = Encoder.normalise
 
@@ -93,5 +92,5 @@ def test_an_upgrade_to_another_input_size_learns_from_the_old_model_at_its_own(m
     monkeypatch.setattr(Encoder, "normalise", spied)
     larger = replace(settings, backbone="resnet20", preprocessing=replace(SMALL, size=(48, 48)))
     method = replace(create_method("hoc"), initialisation="fresh")
-    train_version(2, images, Past(previous=first), method, larger, progress=False)
+    train_version(2, images, TrainingContext(previous=first), method, larger, progress=False)
     assert set(seen) == {((32, 32), (32, 32)), ((48, 48), (48, 48))}

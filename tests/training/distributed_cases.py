@@ -22,11 +22,10 @@ from fixstar.data import Augmentation, ImageSet, class_stream, from_arrays
 from fixstar.errors import CheckpointError, FixstarError
 from fixstar.methods import create_method
 from fixstar.models import Encoder
-from fixstar.scenarios import Settings, Validation, Version, lifelong, retraining, run_scenario
-from fixstar.training import Recipe, distributed
+from fixstar.training import Recipe, Settings, Validation, Version, distributed, lifelong, retraining, run_scenario
 from fixstar.training.checkpoint import save_checkpoint
+from fixstar.training.distributed import synchronised
 from fixstar.training.shared_step import gathered
-from fixstar.training.synchronised_norm import synchronised
 
 SETTINGS = Settings(
     backbone="tiny",
@@ -64,7 +63,7 @@ def selected(_: Path | None) -> Iterator[Version]:
 
 def streamed(_: Path | None) -> Iterator[Version]:
     """No pixels in memory: each process reads its share of a batch."""
-    with mock.patch("fixstar.scenarios.version._budget", return_value=0):
+    with mock.patch("fixstar.training.version._budget", return_value=0):
         yield from lifelong(class_stream(stripes(), 2, 2), create_method("er"), SETTINGS, progress=False)
 
 
@@ -89,8 +88,8 @@ def digest(encoder: Encoder) -> str:
 def keep(versions: Iterator[Version], out: Path) -> None:
     """Logs and weights of a case; every process must have the same weights, to the bit."""
     for version in versions:
-        assert len(set(distributed.told_by_all(digest(version.encoder)))) == 1, (out.name, version.name)
-        if distributed.world().first:
+        assert len(set(distributed.all_gather_json(digest(version.encoder)))) == 1, (out.name, version.name)
+        if distributed.world().is_rank_zero:
             version.encoder.save(out / version.name)
             (out / f"{version.name}.json").write_text(json.dumps([asdict(entry) for entry in version.log]))
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
+from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_source
 from fixstar.methods import Objective, Step, Terms, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training
-from fixstar.training.captured import CapturedSteps, _kept, _not_counting
+from fixstar.training.captured import _PROGRAMS, CapturedSteps, _restored, _without_batch_counts, compiled
 from fixstar.training.checkpoint import Checkpoint
-from fixstar.training.compiled import _PROGRAMS, compiled
 from fixstar.training.run import Part, parts_of
 from fixstar.training.steps import EagerSteps
 
@@ -36,7 +35,7 @@ def training(views: int = 1) -> Training:
         labels = np.arange(count) % 4
         pixels = np.random.default_rng(count).integers(0, 256, (count, 32, 32), dtype=np.uint8)
         source, _ = pixel_source(from_arrays(pixels, labels), model.preprocessing, augmentation, torch.device("cpu"))
-        lanes.append(Lane(source, torch.from_numpy(labels), replay))
+        lanes.append(BatchSource(source, torch.from_numpy(labels), replay))
     terms = create_method("hoc").terms
     assert terms is not None
     batches = Batches(lanes, 8, augmentation, seed=1, views=views)
@@ -92,14 +91,14 @@ def test_warming_up_leaves_no_trace() -> None:
     model = encoder()
     optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with _kept(model, optimiser):
+    with _restored(model, optimiser):
         model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8)).z.square().sum().backward()
         optimiser.step()
         assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(not state["momentum_buffer"].any() for state in optimiser.state.values())
     first = [p.detach().clone() for p in model.parameters()]
-    with _kept(model, optimiser):
+    with _restored(model, optimiser):
         optimiser.step()
     assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
 
@@ -139,7 +138,7 @@ def test_momenta_are_laid_out_like_their_weights() -> None:
 
 def test_batch_norms_count_again_afterwards() -> None:
     model = encoder()
-    with _not_counting(model):
+    with _without_batch_counts(model):
         model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8))
     counts = [value for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")]
     assert len(counts) == 4
@@ -155,7 +154,7 @@ def test_one_compiled_program_serves_every_version(monkeypatch: pytest.MonkeyPat
         return function
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    monkeypatch.setattr("fixstar.training.compiled._PROGRAMS", {})
+    monkeypatch.setattr("fixstar.training.captured._PROGRAMS", {})
     pixels = torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8)
     for seed in (0, 1):
         one, other = encoder(seed), encoder(seed)

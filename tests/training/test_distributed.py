@@ -19,7 +19,7 @@ from PIL import Image
 from fixstar.durable import exclusive
 from fixstar.errors import InputError
 from fixstar.models import Encoder
-from fixstar.training.distributed import World, from_first, local_device, told_by_all, world
+from fixstar.training.distributed import World, all_gather_json, from_rank_zero, local_device, world
 from fixstar.workspace import Workspace
 
 SCRIPT = Path(__file__).with_name("distributed_cases.py")
@@ -96,14 +96,14 @@ def test_two_processes_make_the_losses_and_weights_of_one(first: Path, case: str
     for one, two in zip(alone, together, strict=True):
         assert one["stage"] == two["stage"]
         assert two["terms"] == pytest.approx(one["terms"], rel=1e-5, abs=1e-6)
-        assert one["standing"] == pytest.approx(two["standing"])
+        assert one["scores"] == pytest.approx(two["scores"])
     require_close(first / f"{case}-alone", first / case, version)
 
 
 def test_the_cases_are_not_trivial(first: Path) -> None:
     assert set(logged(first / "hoc", "v2")[0]["terms"]) == {"ce", "hoc"}
     assert {entry["stage"] for entry in logged(first / "foster", "v2")} == {"training", "compression"}
-    assert logged(first / "selected", "v2")[0]["standing"] is not None
+    assert logged(first / "selected", "v2")[0]["scores"] is not None
     assert logged(first / "hoc", "v2")[-1]["terms"] != logged(first / "hoc", "v2")[0]["terms"]
 
 
@@ -131,7 +131,7 @@ def test_what_cannot_work_is_refused_by_every_process(second: tuple[Path, Any]) 
     kind, message = answers[0]["held"]
     assert kind == "CheckpointError"
     assert "another process is training" in message
-    assert "do not do the same" in answers[0]["seeds"][1]
+    assert "the processes of this run differ" in answers[0]["seeds"][1]
 
 
 def test_the_command_line_speaks_with_one_voice(second: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -163,8 +163,8 @@ def test_shares_cover_every_row_once(total: int, size: int) -> None:
 def test_one_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert world() == World(0, 1)
-    assert told_by_all({"a": 1}) == [{"a": 1}]
-    assert from_first(lambda: 3) == 3
+    assert all_gather_json({"a": 1}) == [{"a": 1}]
+    assert from_rank_zero(lambda: 3) == 3
     assert local_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
@@ -176,8 +176,8 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert local_device(torch.device("cuda")) == torch.device("cuda", 1)
     assert local_device(torch.device("cpu")) == torch.device("cpu")
     assert chosen == [1]
-    with pytest.raises(InputError, match="give cuda"):
+    with pytest.raises(InputError, match="device='cuda'"):
         local_device(torch.device("cuda", 0))
     monkeypatch.setattr("fixstar.training.distributed.world", lambda: World(3, 4, local_rank=3, local_size=4))
-    with pytest.raises(InputError, match="--nproc-per-node 2"):
+    with pytest.raises(InputError, match="start 2 processes per machine"):
         local_device(torch.device("cuda"))

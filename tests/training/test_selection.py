@@ -13,16 +13,16 @@ from torch import Tensor
 from fixstar.methods import Objective, Stage, Step, Terms
 from fixstar.models import Encoder
 from fixstar.training import Recipe, Training, train
-from fixstar.training.selection import Standing, selected_epoch
+from fixstar.training.run import ValidationScores, selected_epoch
 
 RECIPE = Recipe(epochs=5, learning_rate=0.05, milestones=(), batch_size=8)
 
-GOOD, BETTER = Standing(0.5, 0.3, 0.2), Standing(0.6, 0.3, 0.2)
-TIED, DRIFTED = Standing(0.9, 0.2, 0.2), Standing(1.0, 0.0, 1.0)
+GOOD, BETTER = ValidationScores(0.5, 0.3, 0.2), ValidationScores(0.6, 0.3, 0.2)
+TIED, DRIFTED = ValidationScores(0.9, 0.2, 0.2), ValidationScores(1.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("standings", "chosen"),
+    ("scores", "chosen"),
     [
         ([], None),
         ([DRIFTED, TIED], None),  # compatible means strictly greater (eq. 2)
@@ -31,18 +31,18 @@ TIED, DRIFTED = Standing(0.9, 0.2, 0.2), Standing(1.0, 0.0, 1.0)
         ([DRIFTED, GOOD], 1),
     ],
 )
-def test_the_selected_epoch(standings: list[Standing], chosen: int | None) -> None:
-    assert selected_epoch(standings) == chosen
+def test_the_selected_epoch(scores: list[ValidationScores], chosen: int | None) -> None:
+    assert selected_epoch(scores) == chosen
 
 
 class Judge:
-    """Gives the standings one after another, and keeps the weights it was shown."""
+    """Gives the scores one after another, and keeps the weights it was shown."""
 
-    def __init__(self, standings: list[Standing]) -> None:
-        self.left = list(standings)
+    def __init__(self, scores: list[ValidationScores]) -> None:
+        self.left = list(scores)
         self.shown: list[dict[str, Tensor]] = []
 
-    def __call__(self, encoder: Encoder) -> Standing:
+    def __call__(self, encoder: Encoder) -> ValidationScores:
         self.shown.append(weights(encoder))
         return self.left.pop(0)
 
@@ -52,7 +52,7 @@ def selecting(judge: Judge, checkpoint: Path | None = None) -> Training:
 
 
 @pytest.mark.parametrize(
-    ("standings", "kept"),
+    ("scores", "kept"),
     [
         ([DRIFTED, GOOD, BETTER, GOOD, DRIFTED], 2),
         ([BETTER, GOOD, GOOD, GOOD, GOOD], 0),
@@ -60,22 +60,22 @@ def selecting(judge: Judge, checkpoint: Path | None = None) -> Training:
         ([GOOD, GOOD, GOOD, GOOD, BETTER], 4),
     ],
 )
-def test_the_best_compatible_epoch_is_kept(standings: list[Standing], kept: int) -> None:
-    judge = Judge(standings)
+def test_the_best_compatible_epoch_is_kept(scores: list[ValidationScores], kept: int) -> None:
+    judge = Judge(scores)
     run = selecting(judge)
     log = train(run)
-    assert [entry.standing for entry in log] == standings
+    assert [entry.scores for entry in log] == scores
     assert same(weights(run.encoder), judge.shown[kept])
 
 
 @pytest.mark.parametrize("after", range(1, 6))
 def test_the_best_epoch_survives_an_interruption(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    standings = [DRIFTED, GOOD, BETTER, GOOD, DRIFTED]
-    judge = Judge(standings)
+    scores = [DRIFTED, GOOD, BETTER, GOOD, DRIFTED]
+    judge = Judge(scores)
     whole = selecting(judge)
     log = train(whole)
-    cut_off(selecting(Judge(standings), tmp_path / "c.safetensors"), after, monkeypatch)
-    resumed = selecting(Judge(standings[after:]), tmp_path / "c.safetensors")
+    cut_off(selecting(Judge(scores), tmp_path / "c.safetensors"), after, monkeypatch)
+    resumed = selecting(Judge(scores[after:]), tmp_path / "c.safetensors")
     assert train(resumed) == log
     assert same(weights(resumed.encoder), judge.shown[2])
 
@@ -102,15 +102,15 @@ def test_later_stages_go_on_from_the_selected_epoch_and_are_not_judged(
         run.objective = Objective(terms, extra, then=(stage,))
         return run, starts
 
-    standings = [GOOD, BETTER, GOOD, DRIFTED, DRIFTED]
-    judge = Judge(standings)
+    scores = [GOOD, BETTER, GOOD, DRIFTED, DRIFTED]
+    judge = Judge(scores)
     whole, starts = prepared(judge)
     log = train(whole)
     assert same(starts[0], judge.shown[1])
-    assert [entry.standing is None for entry in log] == [False] * 5 + [True] * 2
+    assert [entry.scores is None for entry in log] == [False] * 5 + [True] * 2
     for after in (5, 6, 7):
         path = tmp_path / f"{after}.safetensors"
-        cut_off(prepared(Judge(standings), path)[0], after, monkeypatch)
+        cut_off(prepared(Judge(scores), path)[0], after, monkeypatch)
         resumed, _ = prepared(Judge([]), path)
         train(resumed)
         assert same(weights(resumed.encoder), weights(whole.encoder))
@@ -126,12 +126,12 @@ def test_where_a_later_stage_makes_the_encoder_its_epochs_are_judged() -> None:
 
     run.objective = Objective(terms, then=(Stage(terms, "compression", epochs=0.6, trains=run.encoder),))
     log = train(run)
-    assert [entry.standing is None for entry in log] == [True] * 5 + [False] * 3
+    assert [entry.scores is None for entry in log] == [True] * 5 + [False] * 3
     assert same(weights(run.encoder), judge.shown[1])
 
 
 def test_judging_leaves_the_training_itself_alone() -> None:
-    def curious(encoder: Encoder) -> Standing:
+    def curious(encoder: Encoder) -> ValidationScores:
         torch.rand(3)
         encoder.encode(torch.zeros(2, 32, 32, 1, dtype=torch.uint8).numpy())
         return DRIFTED

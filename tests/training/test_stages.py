@@ -164,7 +164,7 @@ def test_a_finished_checkpoint_is_finished_again_and_to_the_same_end(tmp_path: P
 def test_the_optimiser_starts_afresh_with_each_stage() -> None:
     """One step each on a constant gradient g: with momentum left over, the second step would be 1.9 times as long."""
     prepared = training(Recipe(epochs=1, learning_rate=0.1, milestones=(), weight_decay=0.0, batch_size=24))
-    batches = type(prepared.batches)(prepared.batches._lanes, 24, prepared.batches._augmentation, seed=1)
+    batches = type(prepared.batches)(prepared.batches._sources, 24, prepared.batches._augmentation, seed=1)
     place = nn.Linear(1, 1, bias=False)
     path: list[float] = []
 
@@ -196,7 +196,7 @@ def test_the_bar_ends_full_whatever_was_done_before(tmp_path: Path, monkeypatch:
     toys = [Toy(checkpoint=path), Toy(checkpoint=path)]
     for toy in toys:
         batches = toy.run.batches
-        twice = type(batches)(batches._lanes, 8, batches._augmentation, seed=1, views=2)
+        twice = type(batches)(batches._sources, 8, batches._augmentation, seed=1, views=2)
         toy.run = replace(toy.run, batches=twice)
     cut_off(toys[0].run, 4, monkeypatch)
     train(toys[1].run)

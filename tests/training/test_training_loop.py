@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixstar.data import Augmentation, Batches, Lane, from_arrays, pixel_source
+from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_source
 from fixstar.errors import CheckpointError, FixstarError, InputError
 from fixstar.methods import Method, Objective, Step, Terms, Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
@@ -32,7 +32,7 @@ def training(recipe: Recipe = RECIPE, method: Method | None = None, teacher: boo
     augmentation = Augmentation(crop_padding=2)
     source, _ = pixel_source(images, encoder.preprocessing, augmentation, torch.device("cpu"))
     batches = Batches(
-        [Lane(source, encoder.targets(images.classes)[torch.from_numpy(labels)])], 8, augmentation, seed=1
+        [BatchSource(source, encoder.targets(images.classes)[torch.from_numpy(labels)])], 8, augmentation, seed=1
     )
     old = FrozenEncoder(encoder) if teacher else None
     objective = (method or create_method("hoc")).objective(Upgrade(encoder, old, images, images.classes, ()))
@@ -69,7 +69,7 @@ def test_one_step_is_sgd_on_the_sum_of_the_terms() -> None:
     method = Method("two", "", "", two_terms)
     run = training(recipe, method)
     run.batches.batch_size = 24
-    run = replace(run, batches=Batches(run.batches._lanes, 24, Augmentation(2), seed=1))
+    run = replace(run, batches=Batches(run.batches._sources, 24, Augmentation(2), seed=1))
     reference = training(recipe, method).encoder.train()
     (batch,) = run.batches.epoch(0)
     out = reference(batch.pixels, batch.targets)

@@ -14,8 +14,7 @@ from fixstar.data import Augmentation, ImageSet
 from fixstar.data.image_set import concatenate, from_arrays
 from fixstar.errors import NextStep
 from fixstar.methods import create_method
-from fixstar.scenarios import Settings
-from fixstar.training import paper_recipe
+from fixstar.training import Settings, paper_recipe
 from fixstar.workspace import UpgradeOptions, Workspace, labelled_items
 from fixstar.workspace.backfill.planning import labelled_images
 from fixstar.workspace.held_out import _draw, held_out_images, split_off, unlearnt_images

@@ -13,7 +13,7 @@ from fixstar.benchmarks.plan import Run
 from fixstar.data import ImageSet, class_order
 from fixstar.evaluation.verification import gallery_query_split
 from fixstar.models import Encoder
-from fixstar.scenarios import Past, Settings, Validation, train_version
+from fixstar.training import Settings, TrainingContext, Validation, train_version
 
 __all__ = ["Extras"]
 
@@ -57,7 +57,9 @@ def _pretrained(run: Run, data: Path, folder: Path, settings: Settings, classes:
     device = settings.torch_device()
     if not folder.exists():
         images = dataset(run.benchmark.training).open(data, "train")
-        version = train_version(0, _left_over(run, images, classes), Past(), run.create(), settings, progress=progress)
+        version = train_version(
+            0, _left_over(run, images, classes), TrainingContext(), run.create(), settings, progress=progress
+        )
         version.encoder.save(folder)
     return Encoder.load(folder, device)
 

@@ -26,8 +26,7 @@ from fixstar.data import ImageSet, TaskStream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
-from fixstar.scenarios import Settings
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings
 
 __all__ = ["SETTINGS", "Run", "changed_settings", "file_stem", "method_choice", "plan"]
 

@@ -32,7 +32,7 @@ from fixstar.data import TaskStream
 from fixstar.durable import exclusive, replace_file, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.evaluation import VersionFeatures
-from fixstar.scenarios import Settings, Version, lifelong, retraining
+from fixstar.training import Settings, Version, lifelong, retraining
 
 __all__ = ["Progress", "run_benchmark"]
 

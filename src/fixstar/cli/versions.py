@@ -16,9 +16,8 @@ from fixstar.errors import FixstarError, InputError
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
-    from fixstar.scenarios import Version
-    from fixstar.training import Recipe
-    from fixstar.training.recipe import Precision
+    from fixstar.training import Recipe, Version
+    from fixstar.training.settings import Precision
 
 __all__ = ["grow", "retire", "slots", "train", "upgrade"]
 
@@ -70,8 +69,7 @@ def train(
     """Train the first version, v1, on labelled images. The same command resumes after an interruption."""
     from fixstar.data import Augmentation, open_images
     from fixstar.methods import OldVectors, create_method
-    from fixstar.scenarios import Settings
-    from fixstar.training import paper_recipe
+    from fixstar.training import Settings, paper_recipe
     from fixstar.workspace import Workspace
 
     space = Workspace(workspace)

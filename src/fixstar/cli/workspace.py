@@ -70,7 +70,7 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
 @app.command(epilog="Example:  fixstar init shop")
 def init(path: Annotated[Path, typer.Argument(help="The directory to create.")] = Path()) -> None:
     """Create a workspace: a directory for the versions of one model and everything that belongs to them."""
-    from fixstar.scenarios.run_directory import RunDirectory
+    from fixstar.training.run_directory import RunDirectory
     from fixstar.workspace import Workspace
 
     workspace = Workspace.create(path)

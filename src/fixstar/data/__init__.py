@@ -1,6 +1,6 @@
 """Datasets, task streams, replay memory, and batches made on the device."""
 
-from fixstar.data.batches import Batch, Batches, Lane
+from fixstar.data.batches import Batch, Batches, BatchSource
 from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet, concatenate, from_arrays
 from fixstar.data.pixels import Augmentation, pixel_source
@@ -17,9 +17,9 @@ from fixstar.data.streams import (
 __all__ = [
     "Augmentation",
     "Batch",
+    "BatchSource",
     "Batches",
     "ImageSet",
-    "Lane",
     "ReplayMemory",
     "Task",
     "TaskStream",

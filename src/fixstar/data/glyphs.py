@@ -140,8 +140,8 @@ def glyph_pixels(
 ) -> tuple[Bytes, NDArray[np.int64]]:
     """Images ``[N, size, size, 1]`` of dark ink on light paper, and labels ``[N]``: positions in ``characters``.
 
-    Ordered by class. Image j of a character depends on (seed, character, j, size) alone, so asking for more images
-    or for other classes changes none of those already seen. ``workers`` threads; None uses up to four.
+    Ordered by class. Image j of a character depends only on (seed, character, j, size), so more images or other classes
+    do not change it. ``workers`` threads; None uses up to four.
     """
     workers = min(4, os.cpu_count() or 1) if workers is None else workers
     _check(characters, per_class=(per_class, 1), size=(size, 8), seed=(seed, 0), workers=(workers, 1))
@@ -160,7 +160,7 @@ def glyph_pixels(
 
 
 def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
-    """Refuse what cannot be drawn, before any work is done; ``numbers`` are (value, least allowed)."""
+    """Check the arguments before any work is done; ``numbers`` are (value, least allowed)."""
     if not characters:
         raise InputError("characters is empty; try SCRIPTS['greek'].characters")
     for position, character in enumerate(characters):
@@ -236,7 +236,7 @@ def _repeat(extreme: np.ufunc, ink: Bytes, times: int) -> Iterator[Bytes]:
 
 
 def _draws(character: str, count: int, size: int, seed: int) -> NDArray[np.uint64]:
-    """One row of random bits an image. Raw bits, since NumPy promises that those never change between releases."""
+    """One row of random bits per image. Raw bits, since NumPy guarantees those between releases."""
     words = len(_VARIATION) + -(-(3 * _KNOTS**2 + size**2) // 8)
     stream = np.random.PCG64(np.random.SeedSequence([seed, ord(character)]))
     return stream.random_raw(count * words).reshape(count, words)

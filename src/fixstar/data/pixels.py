@@ -1,4 +1,4 @@
-"""Pixels on the device: resident where they fit, streamed from files where they don't, cropped a batch at a time.
+"""Pixels on the device: resident if they fit, else streamed from files; cropped batch by batch.
 
 On a CPU a crop is a NumPy window on padded uint8 images; on a GPU it is one gather by index arithmetic, or a kernel
 (``fixstar.kernels.crops``) where the step is recorded. All cut the same pixels.
@@ -6,16 +6,17 @@ On a CPU a crop is a NumPy window on padded uint8 images; on a GPU it is one gat
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fixstar.data.budget import resident_budget
 from fixstar.data.image_set import ImageSet, Loaded
 from fixstar.errors import DataError, ImageError, InputError
 from fixstar.images import Preprocessing, decode_ahead
@@ -27,7 +28,9 @@ __all__ = [
     "PixelSource",
     "ResidentPixels",
     "StreamedPixels",
+    "available_memory",
     "pixel_source",
+    "resident_budget",
 ]
 
 
@@ -45,7 +48,7 @@ class Augmentation:
 
 
 class Crops(NamedTuple):
-    """What to cut out, for an epoch of one lane: image number, offset down and right, flip; each [batches, b]."""
+    """The crops of one source for an epoch: image number, offset down and right, flip; each [batches, b]."""
 
     image: np.ndarray[Any, Any]
     down: np.ndarray[Any, Any]
@@ -54,10 +57,10 @@ class Crops(NamedTuple):
 
 
 class PixelSource(Protocol):
-    """Where pixels come from: resident or streamed."""
+    """A source of pixels: resident or streamed."""
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """The number of images."""
 
     def cut(self, crops: Crops) -> Iterator[Tensor]:
         """The crops of each batch, uint8 [b, C, H, W] on the device."""
@@ -85,13 +88,13 @@ class ResidentPixels:
         return self._padded.shape[1], self._size[0], self._size[1]
 
     def cut(self, crops: Crops) -> Iterator[Tensor]:
-        """One gather a batch."""
+        """One gather per batch."""
         if self._padded.device.type == "cpu":
             padded = self._padded.numpy()
             for index, down, right, flip in zip(*crops, strict=True):
                 yield torch.from_numpy(_cut_numpy(padded, index, down, right, flip, self._size))
             return
-        on_device = [torch.from_numpy(part).to(self._padded.device) for part in crops]  # one copy an epoch
+        on_device = [torch.from_numpy(part).to(self._padded.device) for part in crops]  # one copy per epoch
         for index, down, right, flip in zip(*on_device, strict=True):
             yield _cut_torch(self._padded, index, down, right, flip, self._size)
 
@@ -101,7 +104,7 @@ class ResidentPixels:
 
 
 class StreamedPixels:
-    """Images decoded from their files as they are needed, in threads, ahead of the model."""
+    """Images decoded from their files in threads, ahead of their use."""
 
     def __init__(
         self, images: ImageSet, preprocessing: Preprocessing, augmentation: Augmentation, device: torch.device
@@ -125,7 +128,7 @@ class StreamedPixels:
 
 def _readable(item: np.ndarray[Any, Any] | ImageError) -> np.ndarray[Any, Any]:
     if isinstance(item, ImageError):
-        raise DataError(f"{item.name} could be read before and cannot now: {item.reason}. Repair it and run again")
+        raise DataError(f"{item.name} was readable before and is not now: {item.reason}. Repair it and train again")
     return item
 
 
@@ -165,6 +168,39 @@ def _cut_torch(
     ]
 
 
+def available_memory() -> int:
+    """Bytes of host memory that this process can still use: free or reclaimable, within a container's limit."""
+    free = _free_memory()
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else max(0, min(free, int(limit) - used))
+
+
+def _free_memory() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (OSError, ValueError):  # unknown on this system
+        return 4 << 30
+
+
+def resident_budget(device: torch.device) -> int:
+    """Bytes of padded pixels that may stay on the device.
+
+    A third of the host's available memory, since pixels are decoded there and padded into a second array; at most half
+    of a GPU's free memory.
+    """
+    host = available_memory() // 3
+    return host if device.type != "cuda" else min(host, torch.cuda.mem_get_info(device)[0] // 2)
+
+
 def pixel_source(
     images: ImageSet,
     preprocessing: Preprocessing,
@@ -174,9 +210,9 @@ def pixel_source(
     budget: int | None = None,
     show_progress: bool = False,
 ) -> tuple[PixelSource, ImageSet]:
-    """Where to take an image set's pixels from, and the set without the images that cannot be read.
+    """The source of an image set's pixels, and the set without the images that cannot be read.
 
-    The pixels are resident if they fit into ``budget`` bytes (default: see ``resident_budget``).
+    Pixels are resident if they fit into ``budget`` bytes (by default ``resident_budget``).
     """
     height, width = (side + 2 * augmentation.crop_padding for side in preprocessing.size)
     needed = len(images) * preprocessing.channels * height * width

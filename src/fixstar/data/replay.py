@@ -1,4 +1,4 @@
-"""The replay memory: a few images of every class seen so far, kept as pixels so that the originals may go."""
+"""The replay memory: a few images per class seen so far, kept as pixels so that the originals may be deleted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def herding(features: Features, count: int) -> np.ndarray[Any, np.dtype[np.int64
 
 
 class HeldOut(NamedTuple):
-    """New images and memory without those held out, and those: as many of every class."""
+    """New images and memory without those held out, and the held-out ones: equally many per class."""
 
     images: ImageSet
     memory: ImageSet | None
@@ -48,10 +48,10 @@ class HeldOut(NamedTuple):
 def hold_out(
     images: ImageSet, memory: ImageSet | None, share: float, seed: int, load: Callable[[ImageSet], ImageSet]
 ) -> HeldOut:
-    """Hold out ``share`` of each remembered class, at least one image, and as many of each class that is new.
+    """Hold out ``share`` of each remembered class, at least one image, and as many images of each new class.
 
-    ``load`` reads the new images that are held out, as the remembered ones are pixels. Nothing is held out without a
-    memory, or where a class would lose its last image.
+    ``load`` reads the new images that are held out; remembered ones are pixels already. Nothing is held out without a
+    memory, or if a class would lose its last image.
     """
     if not share or memory is None or not len(memory):
         return HeldOut(images, memory, None)
@@ -85,8 +85,8 @@ class ReplayMemory:
     images: ImageSet | None = None
 
     def __post_init__(self) -> None:
-        if self.per_class < 0:  # as the end of a slice it would keep all but so many
-            raise InputError(f"per_class={self.per_class} must be at least 0; 0 remembers nothing")
+        if self.per_class < 0:  # the end of a slice: a negative one would keep nearly all
+            raise InputError(f"per_class={self.per_class} must be at least 0 (0: no memory)")
 
     def __len__(self) -> int:
         return 0 if self.images is None else len(self.images)
@@ -99,28 +99,28 @@ class ReplayMemory:
         seed: int = 0,
         features: Callable[[ImageSet], Features] | None = None,
     ) -> ReplayMemory:
-        """The memory with the classes that it does not hold yet, chosen from ``images``.
+        """The memory with images of the classes that it does not hold yet, chosen from ``images``.
 
-        A class is chosen from once, when its first images come. Leave out images that cannot be read beforehand.
-        ``herding`` needs ``features``, which gives [N, d].
+        Images of a class are chosen once, from the first ones. All ``images`` must be readable. ``herding`` needs
+        ``features``, a function that returns [N, d].
         """
         if selection not in ("random", "herding") or (selection == "herding" and features is None):
             raise InputError(f"selection={selection!r} must be random, or herding with a features function")
         held = self.images.counts() if self.images is not None else {}
         shown = images.counts()
-        fresh = [name for name in images.classes if shown[name] and not held.get(name)]
-        if not fresh or self.per_class == 0:
+        new = [name for name in images.classes if shown[name] and not held.get(name)]
+        if not new or self.per_class == 0:
             return self
-        chosen = images.take(self._choose(images, fresh, selection, seed, features)).of_classes(fresh)
+        chosen = images.take(self._choose(images, new, selection, seed, features)).of_classes(new)
         chosen = chosen.load(preprocessing).images
-        if self.images is not None:  # a replaced model may take images of another size
+        if self.images is not None:  # a replacement model may take images of another size
             chosen = concatenate([self.images.load(preprocessing).images, chosen])
         return ReplayMemory(self.per_class, chosen)
 
     def _choose(
         self,
         images: ImageSet,
-        fresh: list[str],
+        new: list[str],
         selection: Selection,
         seed: int,
         features: Callable[[ImageSet], Features] | None,
@@ -128,7 +128,7 @@ class ReplayMemory:
         rng = np.random.default_rng(seed)
         rows: list[np.ndarray[Any, Any]] = []
         for label, name in enumerate(images.classes):
-            if name not in fresh:
+            if name not in new:
                 continue
             mine = np.flatnonzero(images.labels == label)
             if selection == "herding" and features is not None and len(mine):
@@ -144,7 +144,7 @@ class ReplayMemory:
         tensors: dict[str, np.ndarray[Any, Any]] = {"labels": np.zeros(0, np.int64)}
         if self.images is not None:
             metadata["classes"] = json.dumps(self.images.classes)
-            pixels = np.ascontiguousarray(self.images.images)  # safetensors writes the memory as it lies
+            pixels = np.ascontiguousarray(self.images.images)  # safetensors needs contiguous memory
             tensors = {"pixels": pixels, "labels": np.ascontiguousarray(self.images.labels)}
         replace_file(path, lambda partial: save_file(tensors, partial, metadata))
 

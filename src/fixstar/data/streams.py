@@ -1,7 +1,7 @@
 """Task streams: the order in which classes and samples become known. Streams know datasets and nothing else.
 
-A stream is a sequence of tasks to loop over. A task holds what is new; ``seen`` gives all images up to a task, which
-retraining needs.
+A stream is a sequence of tasks to loop over. A task holds what is new; ``seen`` gives all images up to a task, for
+retraining.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Task", "TaskStream", "class_and_sample_stream", "class_order", "clas
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a stream: its number from 1 on and its new images."""
+    """One step of a stream: its number, from 1, and its new images."""
 
     number: int
     images: ImageSet
@@ -49,7 +49,7 @@ class TaskStream:
 
 
 def class_order(classes: Sequence[str], seed: int | None) -> tuple[str, ...]:
-    """The classes as they are (``None``), or in the order ``torch.randperm`` gives with a CPU generator so seeded."""
+    """The classes as they are (``None``), or shuffled by ``torch.randperm`` with a CPU generator of that seed."""
     if seed is None:
         return tuple(classes)
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
@@ -57,7 +57,7 @@ def class_order(classes: Sequence[str], seed: int | None) -> tuple[str, ...]:
 
 
 def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed: int | None = None) -> TaskStream:
-    """New classes at every task: ``initial`` of them first, then ``increment`` at a time until all are known.
+    """New classes in every task: ``initial`` of them first, then ``increment`` at a time until all are known.
 
     CIFAR-100 in 7 tasks is ``class_stream(images, 10, 15)``.
     """
@@ -74,10 +74,7 @@ def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed:
 
 
 def sample_stream(images: ImageSet, fractions: Sequence[float], seed: int = 0) -> TaskStream:
-    """All classes from the first task on; each task adds a share of every class's images (CoReS 6.8, old classes).
-
-    ``fractions`` are the shares that each task adds; they must not exceed 1 together.
-    """
+    """All classes from the first task; each task adds a fraction of every class's images (CoReS 6.8, old classes)."""
     if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
         raise InputError(f"fractions must be positive and add up to at most 1, got {list(fractions)}")
     parts = _split_samples(images, fractions, seed)
@@ -101,9 +98,9 @@ def class_and_sample_stream(
 def _split_samples(
     images: ImageSet, fractions: Sequence[float], seed: int
 ) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Row numbers of each part; every class is split alike, at random."""
+    """Row numbers of each part; every class is split in these proportions, at random."""
     if seed < 0:
-        raise InputError(f"a seed is a number from 0 on, got {seed}")
+        raise InputError(f"seed must be at least 0, got {seed}")
     rng = np.random.default_rng(seed)
     bounds = np.cumsum([0.0, *fractions])
     parts: list[list[int]] = [[] for _ in fractions]
@@ -113,7 +110,7 @@ def _split_samples(
         for part, a, b in zip(parts, cuts, cuts[1:], strict=False):
             part.extend(rows[a:b].tolist())
     if empty := [i + 1 for i, part in enumerate(parts) if not part]:
-        raise InputError(f"task {empty[0]} would have no image: too few images a class for fractions {list(fractions)}")
+        raise InputError(f"task {empty[0]} would have no image: too few images per class for {list(fractions)}")
     return [np.sort(np.array(part, np.int64)) for part in parts]
 
 

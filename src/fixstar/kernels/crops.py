@@ -1,6 +1,6 @@
-"""A batch cut from images that lie on the device: one launch a lane writes its crops, target slots and replay flags.
+"""A batch of crops of images on the device: one launch per source writes its crops, target slots and replay flags.
 
-The step's number is read on the device, so a recorded step takes a new batch at each replay.
+The step number is read on the device, so a recorded step takes a new batch at each replay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _kernel() -> Any:
     import triton
     import triton.language as tl
 
-    @triton.jit(do_not_specialize=["first", "share", "total", "replay"])  # one program for images of a size
+    @triton.jit(do_not_specialize=["first", "share", "total", "replay"])  # one program per image size
     def crop(  # type: ignore[no-untyped-def]
         at, index, down, right, flip, padded, slots, pixels, targets, flags, first, share, total, replay,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BLOCK: tl.constexpr,
@@ -57,11 +57,11 @@ def cut(
     first: int = 0,
     views: int = 1,
 ) -> None:
-    """Write a lane's share of a batch into ``batch``: pixels [B, C, H, W], targets [B] and replay flags [B].
+    """Write a source's share of a batch into ``batch``: pixels [B, C, H, W], targets [B] and replay flags [B].
 
-    ``at`` [1] is the step, and ``plan`` says for every step which image is cut, how far down and right, and whether it
-    is flipped: four tensors [batches, views * share]. ``padded`` [N, C, H', W'] holds the lane's images, ``slots`` [N]
-    their targets. The lane's images are the ``share`` from ``first`` on in each view of the batch.
+    ``at`` [1] is the step. ``plan`` has the image number, the offset down and right, and the flip of each crop of each
+    step: four tensors [batches, views * share]. ``padded`` [N, C, H', W'] are the source's images, ``slots`` [N] their
+    targets. In each view of the batch, the source's images are the ``share`` ones from ``first`` on.
     """
     pixels, targets, flags = batch
     images, (_, channels, height, width) = plan[0].shape[1], pixels.shape
@@ -70,8 +70,8 @@ def cut(
     alike = all(part.shape == plan[0].shape for part in plan) and padded.shape[:2] == (len(slots), channels)
     if not (fits and alike and all(t.is_contiguous() for t in (*plan, padded, slots, *batch))):
         raise InputError(
-            f"{views} views of {tuple(plan[0].shape)} crops from image {first} on do not go into a batch of "
-            f"{tuple(pixels.shape)} from {len(slots)} targets and images {tuple(padded.shape)}, all of them contiguous"
+            f"{views} views of {tuple(plan[0].shape)} crops from image {first} on do not fit a batch of "
+            f"{tuple(pixels.shape)} from {len(slots)} targets and images {tuple(padded.shape)}; all must be contiguous"
         )
     _kernel()[(images, -(-channels * height * width // _BLOCK))](
         at, *plan, padded, slots, pixels, targets, flags, first, share, total, int(replay),

@@ -20,9 +20,9 @@ from fixstar.kernels import AVAILABLE
 
 __all__ = ["fused_info_nce", "suits"]
 
-_MOST = 256  # images: all similarities of an anchor lie in the registers of one program
+_MOST = 256  # images: all similarities of an anchor are in the registers of one program
 _ROWS = 4  # anchors of a program
-_TILE, _BLOCK = 16, 64  # rows of a program (the least that a matrix product takes), and what it sums at a time
+_TILE, _BLOCK = 16, 64  # rows per program (the fewest that a matrix product takes), and anchors summed at a time
 _WARPS = 8
 _SHORTEST = 1e-12  # functional.normalize divides a shorter feature by this
 
@@ -122,7 +122,7 @@ class _InfoNCE(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor, None, None, None, None]:
-        if torch.is_grad_enabled():  # create_graph=True: what follows would silently count as a constant
+        if torch.is_grad_enabled():  # create_graph=True: the gradient would silently be a constant
             raise InputError("this gradient cannot be differentiated again; old.requires_grad_() selects plain torch")
         new, *saved = ctx.saved_tensors
         (images, d), out = new.shape, torch.empty_like(new)
@@ -134,7 +134,7 @@ class _InfoNCE(torch.autograd.Function):
 
 
 def suits(new: Tensor, old: Tensor) -> bool:
-    """Whether the kernels can take these features: on a GPU, not too many, and no gradient wanted for the old ones."""
+    """Whether the kernels support these features: on a GPU, not too many, no gradient for the old ones."""
     return new.is_cuda and AVAILABLE and new.numel() > 0 and len(new) <= _MOST and not old.requires_grad
 
 
@@ -147,7 +147,7 @@ def fused_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_c
         shapes = f"{tuple(new.shape)}, {tuple(old.shape)} and {tuple(targets.shape)}"
         raise InputError(f"new and old features [B, d] and targets [B] are needed, got {shapes}")
     if new.numel() == 0 or len(new) > _MOST:
-        raise InputError(f"1 to {_MOST} features are taken, got {tuple(new.shape)}; call fixstar.losses.info_nce")
+        raise InputError(f"1 to {_MOST} features are supported, got {tuple(new.shape)}; call fixstar.losses.info_nce")
     if same_class not in {"masked", "published", "kept"}:
         raise InputError(f"same_class={same_class!r} is not one of masked, published, kept")
     features = (new.float().contiguous(), old.detach().float().contiguous())

@@ -1,7 +1,7 @@
 """Cross-entropy against the fixed simplex in two passes over the features: logits are never stored.
 
 With K prototypes the closed form of the logits is (z_j - c S) / r for j < K and (a - c) S / r for the last, S = sum(z)
-(see ``fixstar.geometry``). The softmax does not see the common -c S, so one pass gives S and sum_j exp(z_j / r) +
+(see ``fixstar.geometry``). The common -c S cancels in the softmax, so one pass gives S and sum_j exp(z_j / r) +
 exp(a S / r), hence the loss. The gradient by z_j is (p_j - y_j + a (p_K - y_K)) / r, as S holds every z_j: one more.
 """
 
@@ -19,7 +19,7 @@ from fixstar.kernels import INTERPRETED
 __all__ = ["simplex_cross_entropy"]
 
 _BLOCK, _WARPS = 4096, 4
-_PART = 16_384  # components that one program of the first pass takes: few long rows would leave most of a GPU idle
+_PART = 16_384  # components per program of the first pass: few long rows would leave most of a GPU idle
 
 
 class _SimplexCrossEntropy(torch.autograd.Function):
@@ -44,7 +44,7 @@ class _SimplexCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():  # create_graph=True: what follows would silently count as a constant
+        if torch.is_grad_enabled():  # create_graph=True: the gradient would silently be a constant
             raise InputError("this gradient cannot be differentiated again; take the cross-entropy of simplex_logits")
         from fixstar.kernels import simplex_rows
 
@@ -60,7 +60,7 @@ class _SimplexCrossEntropy(torch.autograd.Function):
 
 
 def _block(n: int) -> int:
-    """Components that a program looks at together: a power of two."""
+    """Components that a program loads together: a power of two."""
     return min(_BLOCK, 1 << (n - 1).bit_length())
 
 

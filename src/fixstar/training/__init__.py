@@ -1,8 +1,52 @@
-"""Training: recipes, the one loop, checkpoints, model selection."""
+"""Training: recipes and settings, the one loop, checkpoints, and the scenarios that yield versions.
 
-from fixstar.training.loop import EpochLog, train
-from fixstar.training.recipe import CIFAR_CORES, CIFAR_LIFELONG, Recipe, paper_recipe
-from fixstar.training.run import Training
-from fixstar.training.selection import Standing
+Names are imported when they are first used: a workspace that only searches never loads the loop or a loss.
+"""
 
-__all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Standing", "Training", "paper_recipe", "train"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fixstar.training.loop import EpochLog, train
+    from fixstar.training.run import Training, ValidationScores
+    from fixstar.training.scenarios import lifelong, replacing, retraining, run_scenario
+    from fixstar.training.settings import CIFAR_CORES, CIFAR_LIFELONG, Recipe, Settings, paper_recipe
+    from fixstar.training.version import TrainingContext, Validation, Version, train_version, version_features
+
+_MODULES = {
+    "loop": ("EpochLog", "train"),
+    "run": ("Training", "ValidationScores"),
+    "scenarios": ("lifelong", "replacing", "retraining", "run_scenario"),
+    "settings": ("CIFAR_CORES", "CIFAR_LIFELONG", "Recipe", "Settings", "paper_recipe"),
+    "version": ("TrainingContext", "Validation", "Version", "train_version", "version_features"),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "CIFAR_CORES",
+    "CIFAR_LIFELONG",
+    "EpochLog",
+    "Recipe",
+    "Settings",
+    "Training",
+    "TrainingContext",
+    "Validation",
+    "ValidationScores",
+    "Version",
+    "lifelong",
+    "paper_recipe",
+    "replacing",
+    "retraining",
+    "run_scenario",
+    "train",
+    "train_version",
+    "version_features",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

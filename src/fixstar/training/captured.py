@@ -1,34 +1,38 @@
 """Steps on a GPU as one graph: batch, both models, loss, gradients and update are recorded once and replayed.
 
 A step of a small network is hundreds of kernels of a few microseconds each, and starting them one by one takes longer
-than running them. Nothing is read back within an epoch: the recorded step counts for itself and takes its batch from
+than running them. Nothing is read back within an epoch: the recorded step keeps its own count and takes its batch from
 the epoch's plan on the device.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
+from fixstar.models import Backbone
 from fixstar.models.fused import FusedCifarResNet, fused
 from fixstar.training.checkpoint import lay_out_momentum
-from fixstar.training.compiled import compiled
 from fixstar.training.run import Part, Training
 from fixstar.training.steps import Shown, update
 
-__all__ = ["CapturedSteps"]
+__all__ = ["CapturedSteps", "compiled"]
 
 _WARM_UP = 3  # steps, so that libraries choose their kernels and memory is laid out before the recording
-_WORTH_COMPILING = 2000  # steps: compiling takes some 20 s once in a process, and saves about 1 ms a step
-_CHUNK = 20  # steps between two words to the progress bar
+_WORTH_COMPILING = 2000  # steps: compiling takes about 20 s once per process, and saves about 1 ms per step
+_CHUNK = 20  # steps between two updates of the progress bar
+
+_PROGRAMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor]] = {}  # compiled backbones
 
 
 class CapturedSteps:
-    """See ``Steps``. Needs all pixels on the device. The optimiser's learning rate must be a tensor there."""
+    """``Steps`` as a recorded graph. All pixels and the optimiser's learning rate must be on the device."""
 
     def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
         self._run, self._part, self._optimiser = run, part, optimiser
@@ -37,7 +41,7 @@ class CapturedSteps:
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step within the epoch
         self._done = torch.zeros((), device=device)  # the share of the stage
         self._sums: dict[str, Tensor] = {}
-        self._beside = _stream() if run.teacher is not None else None
+        self._teacher_stream = _stream() if run.teacher is not None else None
         if run.bfloat16:
             channels_last: Any = {"memory_format": torch.channels_last}
             run.encoder.backbone.to(**channels_last)
@@ -55,7 +59,7 @@ class CapturedSteps:
             for _ in range(count):
                 self._graph.replay()
             shown(count * part.batches.batch_size, "")
-        torch.autograd.graph.increment_version(list(self._run.modules().parameters()))  # a replay does not tell
+        torch.autograd.graph.increment_version(list(self._run.modules().parameters()))  # a replay does not
         return {name: value.clone() for name, value in self._sums.items()}
 
     def _restart(self, within: int) -> None:
@@ -66,7 +70,7 @@ class CapturedSteps:
 
     def _step(self) -> None:
         batch = self._part.batches.cut_at(self._plan, self._at)
-        terms = update(self._run, self._part, self._optimiser, batch, self._done, self._beside)
+        terms = update(self._run, self._part, self._optimiser, batch, self._done, self._teacher_stream)
         for name, value in terms.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(value)
@@ -75,15 +79,15 @@ class CapturedSteps:
         self._done.add_(1 / self._part.steps)
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """Warm up and record, then put everything back to where it was."""
+        """Warm up and record, then restore weights, statistics and momenta."""
         run, modules = self._run, self._run.modules()
-        worth_it = self._part.steps >= _WORTH_COMPILING and not run.maps and run.encoder.backbone.training
+        worthwhile = self._part.steps >= _WORTH_COMPILING and not run.maps and run.encoder.backbone.training
         with (
-            _kept(modules, self._optimiser),
-            _not_counting(modules),
+            _restored(modules, self._optimiser),
+            _without_batch_counts(modules),
             torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
             _tensor_cores(run.bfloat16),
-            _quicker(run) if worth_it else contextlib.nullcontext(),
+            _faster(run) if worthwhile else contextlib.nullcontext(),
         ):
             aside = _stream()
             aside.wait_stream(torch.cuda.current_stream())
@@ -97,8 +101,8 @@ class CapturedSteps:
         return graph
 
 
-def _quicker(run: Training) -> contextlib.AbstractContextManager[None]:
-    """The backbone by kernels made for it, where there are any, else compiled."""
+def _faster(run: Training) -> contextlib.AbstractContextManager[None]:
+    """The backbone by its own kernels, if there are any, else compiled."""
     backbone, sides = run.encoder.backbone, run.encoder.preprocessing.size
     made = run.bfloat16 and FusedCifarResNet.supports(backbone, sides)
     return fused(backbone) if made else compiled(backbone)
@@ -109,10 +113,10 @@ def _stream() -> Any:
 
 
 @contextlib.contextmanager
-def _kept(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
-    """Weights, statistics and momenta as they were before, in the same memory."""
+def _restored(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
+    """Afterwards weights, statistics and momenta are as before, in the same memory."""
     weights = {name: value.clone() for name, value in modules.state_dict().items()}
-    momenta = {p: state["momentum_buffer"].clone() for p, state in optimiser.state.items() if _momentum(state)}
+    momenta = {p: state["momentum_buffer"].clone() for p, state in optimiser.state.items() if _has_momentum(state)}
     try:
         yield
     finally:
@@ -120,13 +124,13 @@ def _kept(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
             for name, value in modules.state_dict().items():
                 value.copy_(weights[name])
             for p, state in optimiser.state.items():
-                if _momentum(state):
+                if _has_momentum(state):
                     state["momentum_buffer"].copy_(momenta[p] if p in momenta else torch.zeros_like(p))
 
 
 @contextlib.contextmanager
 def _tensor_cores(allowed: bool) -> Iterator[None]:
-    """Float32 products on tensor cores, where the backbone runs in bfloat16 anyway."""
+    """Allow float32 products on tensor cores: the backbone runs in bfloat16 anyway."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = before or allowed
     try:
@@ -135,13 +139,13 @@ def _tensor_cores(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _momentum(state: dict[str, Tensor | None]) -> bool:
+def _has_momentum(state: dict[str, Tensor | None]) -> bool:
     return state.get("momentum_buffer") is not None
 
 
 @contextlib.contextmanager
-def _not_counting(modules: nn.Module) -> Iterator[None]:
-    """Batch norms without their count of batches, which nothing reads and each updates with a kernel of its own."""
+def _without_batch_counts(modules: nn.Module) -> Iterator[None]:
+    """Batch norms without their batch count, which is never read and costs a kernel each."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
     norms = [m for m in modules.modules() if isinstance(m, kinds) and m.num_batches_tracked is not None]
     counts = [norm.num_batches_tracked for norm in norms]
@@ -152,3 +156,30 @@ def _not_counting(modules: nn.Module) -> Iterator[None]:
     finally:
         for norm, count in zip(norms, counts, strict=True):
             norm.num_batches_tracked = count
+
+
+@contextlib.contextmanager
+def compiled(backbone: Backbone) -> Iterator[None]:
+    """Inside, calling ``backbone`` runs its compiled program. Copies of it made inside are not compiled.
+
+    A program is compiled once per process and used by every version: weights are its inputs, not part of it.
+    """
+    key = json.dumps([backbone.name, backbone.options, backbone.training], sort_keys=True)
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = _program(copy.deepcopy(backbone))
+    program, state = _PROGRAMS[key], {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
+    module: Any = backbone
+    module._compiled_call_impl = lambda images: program(state, images)
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = None
+
+
+def _program(template: Backbone) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    def run(state: dict[str, Tensor], images: Tensor) -> Tensor:
+        features: Tensor = torch.func.functional_call(template, state, (images,))
+        return features
+
+    program: Callable[[dict[str, Tensor], Tensor], Tensor] = torch.compile(run, dynamic=False)
+    return program

@@ -1,4 +1,4 @@
-"""The state of a training run after an epoch: one safetensors file, replaced at once."""
+"""The state of a training run after an epoch: one safetensors file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _FORMAT = "fixstar-checkpoint"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from: the log of its epochs, its best weights so far and its optimiser."""
+    """What a run resumes from: the log of its epochs, its best weights so far and its optimiser."""
 
     log: list[Any] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     optimiser: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def restore_optimiser(self, optimiser: optim.Optimizer) -> None:
-        """Give ``optimiser`` its momentum back."""
+        """Restore the momentum of ``optimiser``."""
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": self.optimiser, "param_groups": groups})
         lay_out_momentum(optimiser)
 
 
 def lay_out_momentum(optimiser: optim.Optimizer) -> None:
-    """Momenta in the memory layout of their weights, which a fused optimiser takes for granted."""
+    """Momenta in the memory layout of their weights, which a fused optimiser requires."""
     for p, state in optimiser.state.items():
         momentum = state.get("momentum_buffer")
         if momentum is not None and momentum.stride() != p.stride():
@@ -55,7 +55,7 @@ def save_checkpoint(
 ) -> None:
     """Write weights, the best weights of an earlier epoch, optimiser state and the log of the epochs so far.
 
-    ``parts`` are digests of the fingerprint's parts, by name: with them a refusal can say what differs.
+    ``parts`` are digests of the fingerprint's parts by name, so that an error can say what differs.
     """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
@@ -70,7 +70,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, model: nn.Module, fingerprint: str, parts: Mapping[str, str] | None = None
 ) -> Checkpoint:
-    """Restore ``model`` in place; an empty checkpoint where there is none."""
+    """Restore ``model`` in place; an empty checkpoint if there is none."""
     if not path.exists():
         return Checkpoint()
     try:
@@ -78,14 +78,18 @@ def load_checkpoint(
             metadata = stored.metadata() or {}
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); delete it to train this version anew") from error
-    if metadata.get("format") != _FORMAT:
-        raise CheckpointError(f"{path} is not a fixstar checkpoint; move it away to train this version anew")
-    if metadata.get("fingerprint") != fingerprint:
-        differ = _differing(json.loads(metadata.get("parts", "{}")), parts or {})
         raise CheckpointError(
-            f"{path} was written with other settings or other data{differ}; "
-            "repeat the first command to go on with it, or delete it to train this version anew"
+            f"{path} cannot be read ({error}); delete it to train this version from the start"
+        ) from error
+    if metadata.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} is not a fixstar checkpoint; move it away to train this version from the start")
+    if metadata.get("fingerprint") != fingerprint:
+        written, asked = json.loads(metadata["parts"]), parts or {}
+        names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]
+        differ = f" (different now: {', '.join(names)})" if names else ""
+        raise CheckpointError(
+            f"{path} was written with other settings or other data{differ}; use the same settings to resume it, or "
+            "delete it to train this version from the start"
         )
     model.load_state_dict(_under("model.", tensors))
     state: dict[int, dict[str, Tensor]] = {}
@@ -93,12 +97,6 @@ def load_checkpoint(
         number, key = name.split(".", 1)
         state.setdefault(int(number), {})[key] = value
     return Checkpoint(json.loads(metadata["log"]), _under("best.", tensors), state)
-
-
-def _differing(written: Mapping[str, str], asked: Mapping[str, str]) -> str:
-    """The names of the parts that differ, in words; nothing for a checkpoint from before they were kept."""
-    names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]
-    return f" (different now: {', '.join(names)})" if written and asked and names else ""
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

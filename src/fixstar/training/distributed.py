@@ -1,7 +1,7 @@
-"""Several processes that train one version together, as ``torchrun`` starts them: who is who, and what all agree on.
+"""Several processes that train one version together, as ``torchrun`` starts them.
 
-Every process runs the same program with the same seed and sees the same files. The first one alone writes and talks.
-Messages between processes are JSON: nothing is ever unpickled.
+Every process runs the same program with the same seed and sees the same files. Only rank zero writes files and prints.
+Messages between processes are JSON: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -16,42 +16,44 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fixstar import errors
-from fixstar.errors import FixstarError, InputError
+from fixstar.errors import FixstarError, InputError, NextStep
 
 __all__ = [
     "World",
+    "all_gather_json",
+    "broadcast_from_rank_zero",
     "collective",
-    "from_first",
+    "from_rank_zero",
     "leave",
     "local_device",
-    "on_first",
-    "require_alike",
-    "same_as_first",
-    "told_by_all",
+    "on_rank_zero",
+    "require_same_on_all_ranks",
+    "synchronised",
     "world",
 ]
 
-_TIMEOUT = timedelta(minutes=30)  # the first may write or validate so long; a process that dies ends all at once
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
+_TIMEOUT = timedelta(minutes=30)  # rank zero may write or validate that long; if a process dies, all end at once
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 
 
 class World(NamedTuple):
-    """This process among those that train together; alone by default."""
+    """This process's place among those that train together; alone by default."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # among those of this machine
+    local_rank: int = 0  # on this machine
     local_size: int = 1
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes and talks."""
+    def is_rank_zero(self) -> bool:
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
     def share(self, total: int, rank: int | None = None) -> slice:
-        """The rows of ``total`` that a process takes, this one by default; shares differ by one row at most.
+        """The rows of ``total`` for a rank, by default this one's; shares differ by one row at most.
 
         >>> [World(rank, 3).share(8) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
@@ -63,7 +65,7 @@ class World(NamedTuple):
 
 
 def world() -> World:
-    """This process among the others. The first call joins them: all must make it."""
+    """This process's place. The first call joins the process group: all processes must make it."""
     if not dist.is_available():
         return World()
     if not dist.is_initialized():
@@ -81,22 +83,22 @@ def world() -> World:
 
 
 def leave() -> None:
-    """Part from the other processes, at the end of a program; nothing to do where there are none."""
+    """Leave the process group, if any, at the end of a program."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def local_device(device: torch.device) -> torch.device:
-    """The device itself; with several processes each takes a GPU of its own."""
+    """The device itself; with several processes, each one's own GPU."""
     here = world()
     if here.size == 1 or device.type != "cuda":
         return device
     if device.index is not None:
-        raise InputError(f"{here.size} processes cannot all train on {device}; give cuda, and each takes its own GPU")
+        raise InputError(f"{here.size} processes cannot all train on {device}; device='cuda' gives each its own GPU")
     if here.local_rank >= torch.cuda.device_count():
         raise InputError(
             f"{here.local_size} processes on a machine with {torch.cuda.device_count()} GPUs; "
-            f"start torchrun with --nproc-per-node {torch.cuda.device_count()}, or train with --device cpu"
+            f"start {torch.cuda.device_count()} processes per machine, or train with device='cpu'"
         )
     torch.cuda.set_device(here.local_rank)
     return torch.device("cuda", here.local_rank)
@@ -104,20 +106,20 @@ def local_device(device: torch.device) -> torch.device:
 
 @contextlib.contextmanager
 def collective() -> Iterator[None]:
-    """Around whatever waits for the other processes: says so where they are gone."""
+    """Around communication with the other processes: a clear error if they are gone."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
         rank, size = os.environ.get("RANK", "?"), os.environ.get("WORLD_SIZE", "?")
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FixstarError(
-            f"process {rank} of {size} has lost the others ({reason}). Where one of them has stopped, its own message "
-            "says why; then the same command goes on from the last checkpoint"
+            f"process {rank} of {size} has lost the others ({reason}). If one of them has stopped, its message says "
+            "why; then run the same training again to resume from the last checkpoint"
         ) from error
 
 
-def told_by_all(value: Any) -> list[Any]:
-    """What each process says here, in their order, to all of them. Plain JSON."""
+def all_gather_json(value: Any) -> list[Any]:
+    """The values of all ranks, in their order, on all ranks. Plain JSON."""
     here = world()
     if here.size == 1:
         return [value]
@@ -131,61 +133,161 @@ def told_by_all(value: Any) -> list[Any]:
     return [json.loads(bytes(text[: int(n)].numpy())) for text, n in zip(texts, lengths, strict=True)]
 
 
-def from_first(make: Callable[[], Any]) -> Any:
-    """What ``make`` gives in the first process, as plain JSON, in all of them. Its error is raised in all of them."""
+def from_rank_zero(make: Callable[[], Any]) -> Any:
+    """What ``make`` returns on rank zero, as plain JSON, on all ranks. Its error is raised on all ranks."""
     here = world()
     if here.size == 1:
         return make()
-    said: dict[str, Any] = {}
-    if here.first:
+    result: dict[str, Any] = {}
+    if here.is_rank_zero:
         try:
-            said = {"value": make()}
+            result = {"value": make()}
         except Exception as error:
-            told_by_all({"error": type(error).__name__, "message": str(error)})
+            steps = [step.to_json() for step in getattr(error, "next_steps", ())]
+            all_gather_json({"error": type(error).__name__, "message": str(error), "next_steps": steps})
             raise
-    said = told_by_all(said)[0]
-    if "error" in said:
-        raise _same_error(said["error"], said["message"])
-    return said["value"]
+    result = all_gather_json(result)[0]
+    if "error" in result:
+        raise _same_error(result["error"], result["message"], [NextStep.from_json(s) for s in result["next_steps"]])
+    return result["value"]
 
 
-def on_first(act: Callable[[], object]) -> None:
-    """Do something in the first process alone, such as writing a file; the others wait for it."""
+def on_rank_zero(act: Callable[[], object]) -> None:
+    """Do something on rank zero only, such as writing a file; the others wait for it."""
 
-    def acted() -> None:
+    def without_result() -> None:
         act()
 
-    from_first(acted)
+    from_rank_zero(without_result)
 
 
-def _same_error(name: str, message: str) -> FixstarError:
+def _same_error(name: str, message: str, next_steps: Iterable[NextStep]) -> FixstarError:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, FixstarError):
-        return kind.__new__(kind, message)  # some are made from more than their message
-    return FixstarError(f"the first process failed: {name}: {message}")
+        error = kind.__new__(kind, message)  # some take more than a message
+        FixstarError.__init__(error, message, *next_steps)
+        return error
+    return FixstarError(f"rank zero failed: {name}: {message}")
 
 
-def require_alike(facts: Mapping[str, Any]) -> None:
-    """Stop where processes that should do the same have begun to do different things."""
+def require_same_on_all_ranks(facts: Mapping[str, Any]) -> None:
+    """Raise if these facts are not the same on all ranks."""
     if world().size == 1:
         return
-    told = told_by_all(dict(facts))
+    gathered = all_gather_json(dict(facts))
     for name in facts:
-        for rank, other in enumerate(told):
-            if other[name] != told[0][name]:
+        for rank, other in enumerate(gathered):
+            if other[name] != gathered[0][name]:
                 raise FixstarError(
-                    f"the processes of this run do not do the same: {name} is {told[0][name]} in process 0 and "
-                    f"{other[name]} in process {rank}. All need the same command, software, images and workspace "
-                    "(on several machines: a shared directory)"
+                    f"the processes of this run differ: {name} is {gathered[0][name]} on rank 0 and {other[name]} on "
+                    f"rank {rank}. All need the same command, software, images and workspace (on several machines: a "
+                    "shared directory)"
                 )
 
 
 @torch.no_grad()
-def same_as_first(values: Iterable[Tensor]) -> None:
-    """Give tensors the values that they have in the first process, where rounding may differ from one to the next."""
+def broadcast_from_rank_zero(values: Iterable[Tensor]) -> None:
+    """Give tensors the values that they have on rank zero; rounding may differ between ranks."""
     if world().size > 1:
         for value in values:
             dense = value.contiguous()
             with collective():
                 dist.broadcast(dense, src=0)
             value.copy_(dense)
+
+
+# Batch norm over the whole batch where each process holds a share of it.
+
+
+@contextlib.contextmanager
+def synchronised(model: nn.Module) -> Iterator[None]:
+    """Inside, batch norms in training normalise by the batch of all processes; on any device, shares of any size.
+
+    Only the forward pass is replaced: parameters, statistics and their names stay, so that checkpoints and saved models
+    are the same files.
+    """
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    for layer in layers:
+        layer.forward = lambda x, layer=layer: _forward(layer, x)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _forward(layer: _BatchNorm, x: Tensor) -> Tensor:
+    mean, var, momentum = layer.running_mean, layer.running_var, layer.momentum
+    if not layer.training and mean is not None:
+        return type(layer).forward(layer, x)
+    y, batch_mean, batch_var, count = _Normalised.apply(x, layer.weight, layer.bias, layer.eps)  # type: ignore[no-untyped-call]
+    if layer.training and mean is not None and var is not None:
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.add_(1)
+        if momentum is None:  # the mean over all batches so far
+            assert layer.num_batches_tracked is not None
+            momentum = 1 / float(layer.num_batches_tracked)
+        mean.lerp_(batch_mean.to(mean.dtype), momentum)
+        var.lerp_((batch_var * (count / (count - 1))).to(var.dtype), momentum)  # unbiased, as in torch
+    normalised: Tensor = y
+    return normalised
+
+
+class _Normalised(torch.autograd.Function):
+    """y = gain (x - mean) / sqrt(var + eps) + bias, mean and variance over all processes.
+
+    The gradients of gain and bias are those of this process's share: the step sums them, as it does all others.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dims = [dim for dim in range(x.ndim) if dim != 1]
+        wide = x.float()
+        own_mean = wide.mean(dims)  # [C]
+        own_squares = (wide - _along(own_mean, x)).square().sum(dims)  # [C], around the own mean: no cancellation
+        mean, squares, count = _merged(own_mean, own_squares, x.numel() // x.shape[1])
+        var = squares / count
+        scale = torch.rsqrt(var + eps)
+        unit = (wide - _along(mean, x)) * _along(scale, x)
+        y = unit if gain is None else unit * _along(gain.float(), x)
+        y = y if bias is None else y + _along(bias.float(), x)
+        ctx.save_for_backward(x, mean, scale, gain)
+        ctx.count, ctx.has_bias = count, bias is not None
+        ctx.mark_non_differentiable(mean, var, count)
+        return y.to(x.dtype), mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, mean, scale, gain = ctx.saved_tensors
+        dims = [dim for dim in range(x.ndim) if dim != 1]
+        dy = gradients[0].float()
+        unit = (x.float() - _along(mean, x)) * _along(scale, x)
+        by_bias, by_gain = dy.sum(dims), (dy * unit).sum(dims)  # [C], of this share
+        sums = torch.stack([by_bias, by_gain])
+        with collective():
+            dist.all_reduce(sums)
+        sums = sums / ctx.count
+        centred = dy - _along(sums[0], x) - unit * _along(sums[1], x)
+        factor = scale if gain is None else scale * gain.float()
+        dx = (centred * _along(factor, x)).to(x.dtype)
+        return dx, None if gain is None else by_gain, by_bias if ctx.has_bias else None, None
+
+
+def _along(channel: Tensor, x: Tensor) -> Tensor:
+    """[C] to [1, C, 1, ...]."""
+    return channel.view(1, -1, *(1 for _ in range(x.ndim - 2)))
+
+
+def _merged(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, sums of squared deviations and counts of all processes combined (Chan et al. 1979)."""
+    own = torch.cat([mean, squares, mean.new_tensor([float(count)])])  # [2 C + 1]
+    each = [torch.empty_like(own) for _ in range(world().size)]
+    with collective():
+        dist.all_gather(each, own)
+    all_ranks = torch.stack(each)  # [processes, 2 C + 1]
+    means, sums, counts = all_ranks[:, : len(mean)], all_ranks[:, len(mean) : -1], all_ranks[:, -1:]
+    total = counts.sum()
+    whole = (means * counts).sum(dim=0) / total
+    return whole, (sums + counts * (means - whole).square()).sum(dim=0), total

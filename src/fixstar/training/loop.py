@@ -1,4 +1,4 @@
-"""The only training loop: stages of epochs, each the sum of a method's named terms; logs, checkpoints, resumes."""
+"""The only training loop: stages of epochs; a method's named loss terms are summed, logged, checkpointed, resumed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from fixstar.kernels import build_errors
 from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fixstar.training.distributed import from_first, require_alike, same_as_first, world
-from fixstar.training.recipe import Recipe
-from fixstar.training.run import Part, Training, parts_of
-from fixstar.training.selection import Standing, selected_epoch
+from fixstar.training.distributed import broadcast_from_rank_zero, from_rank_zero, require_same_on_all_ranks, world
+from fixstar.training.run import Part, Training, ValidationScores, parts_of, selected_epoch
+from fixstar.training.settings import Recipe
 from fixstar.training.steps import EagerSteps, Steps
 
 __all__ = ["EpochLog", "train"]
@@ -35,14 +34,14 @@ _PAUSE = 5.0  # seconds between two checkpoints on a GPU, where an epoch may tak
 class EpochLog:
     """Mean of each loss term over an epoch, and the learning rate it ran at.
 
-    ``standing`` is what model selection measured after it.
+    ``scores`` are those of model selection after it.
     """
 
     epoch: int
     learning_rate: float
     terms: dict[str, float]
     stage: str = "training"
-    standing: Standing | None = None
+    scores: ValidationScores | None = None
 
     @property
     def loss(self) -> float:
@@ -51,41 +50,41 @@ class EpochLog:
 
 
 def train(run: Training) -> list[EpochLog]:
-    """Train ``run.encoder`` in place; goes on from ``run.checkpoint`` where there is one, to the same weights.
+    """Train ``run.encoder`` in place; resumes from ``run.checkpoint`` if it exists, to the same weights.
 
-    Processes that ``torchrun`` started train together: all make the same call and end with the same weights.
+    Processes started by ``torchrun`` train together: all make the same call and end with the same weights.
     """
     parts = list(parts_of(run))
     resumed = _resume(run)
     log = [_entry(item) for item in resumed.log]
     best = dict(resumed.best)
-    judged = _judged(run, parts)
+    selected = _selected_part(run, parts)
     _require_same_start(run, parts, log)
-    device, shown = run.encoder.device, run.progress and world().first
+    device, shown = run.encoder.device, run.progress and world().is_rank_zero
     with (
-        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # where streams and kernels go
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # for streams and kernels
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         progress_bar(run.title, sum(part.images for part in parts), "images", show=shown) as advance,
     ):
         for part in parts:
-            if len(log) > part.after:  # a later stage had begun: what was saved is its state
+            if len(log) > part.after:  # the checkpoint is of a later stage
                 advance(part.images)
                 continue
             if len(log) == part.first and part.stage.begin is not None:
                 part.stage.begin()
-                same_as_first(run.modules().state_dict().values())
-            _run_part(run, part, log, best, resumed, advance, select=part is judged)
-            if part is judged and best:
+                broadcast_from_rank_zero(run.modules().state_dict().values())
+            _run_part(run, part, log, best, resumed, advance, select=part is selected)
+            if part is selected and best:
                 run.encoder.load_state_dict(best)
     if run.objective.finish is not None:
         run.objective.finish()
-        same_as_first(run.modules().state_dict().values())
+        broadcast_from_rank_zero(run.modules().state_dict().values())
     run.encoder.eval()
     return log
 
 
-def _judged(run: Training, parts: Sequence[Part]) -> Part:
-    """The part whose epochs model selection chooses from: the last one that trains the encoder."""
+def _selected_part(run: Training, parts: Sequence[Part]) -> Part:
+    """The stage whose epochs model selection chooses from: the last one that trains the encoder."""
     return [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder][-1]
 
 
@@ -98,7 +97,7 @@ def _run_part(
     advance: Advance,
     select: bool,
 ) -> None:
-    """The epochs of a stage that are still to be done; a new stage has a new optimiser."""
+    """The remaining epochs of a stage; a new stage has a new optimiser."""
     optimiser = _optimiser(run.trained(part.stage), part.recipe)
     if part.first < len(log):
         resumed.restore_optimiser(optimiser)
@@ -111,13 +110,13 @@ def _run_part(
         entry = _epoch(run, part, steps, optimiser, epoch, advance, log[-1].loss if log else None)
         _require_finite(entry, run.checkpoint)
         if run.select is not None and select:
-            entry = replace(entry, standing=_standing(run))
+            entry = replace(entry, scores=_scores(run))
         log.append(entry)
-        if entry.standing is not None and selected_epoch([e.standing for e in log if e.standing]) == epoch - part.first:
+        if entry.scores is not None and selected_epoch([e.scores for e in log if e.scores]) == epoch - part.first:
             best.update({name: value.clone() for name, value in run.encoder.state_dict().items()})
         pause = _PAUSE if run.encoder.device.type == "cuda" else 0.0
         due = epoch + 1 == part.after or time.monotonic() >= saved + pause
-        if run.checkpoint is not None and due and world().first:
+        if run.checkpoint is not None and due and world().is_rank_zero:
             saved = time.monotonic()
             entries = [asdict(entry) for entry in log]
             state = (run.modules(), optimiser, run.fingerprint, entries, best, run.fingerprint_parts)
@@ -130,14 +129,14 @@ def _require_same_start(run: Training, parts: Sequence[Part], log: list[EpochLog
         for value in run.modules().state_dict().values():
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         facts = {"settings": run.fingerprint, "batches": [part.batches.per_epoch for part in parts]}
-        require_alike({**facts, "epochs done before": len(log), "weights": digest.hexdigest()})
+        require_same_on_all_ranks({**facts, "epochs done before": len(log), "weights": digest.hexdigest()})
 
 
-def _standing(run: Training) -> Standing:
-    """By the first process alone: all hold the same weights."""
+def _scores(run: Training) -> ValidationScores:
+    """Measured on rank zero only: all ranks have the same weights."""
     select = run.select
     assert select is not None
-    return Standing(*from_first(lambda: select(run.encoder)))
+    return ValidationScores(*from_rank_zero(lambda: select(run.encoder)))
 
 
 def _training_mode(run: Training, part: Part) -> None:
@@ -150,13 +149,13 @@ def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:
         not_recorded: tuple[type[Exception], ...] = (RuntimeError, *build_errors())
         try:
             return CapturedSteps(run, part, optimiser)
-        except not_recorded as error:  # a model or loss looks at its values on the host, or a kernel does not fit
-            warnings.warn(f"the step could not be recorded ({error}); training goes on step by step", stacklevel=2)
+        except not_recorded as error:  # a model or loss reads values on the host, or a kernel does not fit
+            warnings.warn(f"the step could not be recorded ({error}); training continues step by step", stacklevel=2)
     return EagerSteps(run, part, optimiser)
 
 
 def _optimiser(trained: nn.Module, recipe: Recipe) -> optim.SGD:
-    """SGD; on a GPU in one kernel, with a learning rate that a recorded step can read."""
+    """SGD; on a GPU fused, with a learning rate that a recorded step can read."""
     parameters = [p for p in trained.parameters() if p.requires_grad]
     on_gpu = bool(parameters) and parameters[0].is_cuda
     rate: Tensor | float = recipe.learning_rate
@@ -172,8 +171,8 @@ def _resume(run: Training) -> Checkpoint:
 
 
 def _entry(item: dict[str, Any]) -> EpochLog:
-    standing = item.get("standing")
-    return EpochLog(**{**item, "standing": None if standing is None else Standing(*standing)})
+    scores = item["scores"]
+    return EpochLog(**{**item, "scores": None if scores is None else ValidationScores(*scores)})
 
 
 def _epoch(
@@ -186,21 +185,21 @@ def _epoch(
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-    # dropout and the like: the same after a resume, not the same for each process's share of a batch
+    # dropout and the like: the same after resuming, different for each process's share of a batch
     torch.manual_seed(run.seed * 1_000_003 + epoch + 15_485_863 * world().rank)
     place = f"{part.stage.name}, epoch {within + 1}/{part.recipe.epochs}"
-    before = "" if last is None else f", loss {last:.3f}"  # where reading the loss would wait for the GPU
+    before = "" if last is None else f", loss {last:.3f}"  # shown if reading the loss would wait for the GPU
     sums = steps.epoch(epoch, lambda images, loss: advance(images, place + (loss or before)))
-    terms = from_first(lambda: {name: value.item() / part.batches.per_epoch for name, value in sums.items()})
+    terms = from_rank_zero(lambda: {name: value.item() / part.batches.per_epoch for name, value in sums.items()})
     return EpochLog(epoch, rate, terms, part.stage.name)
 
 
 def _require_finite(entry: EpochLog, checkpoint: Path | None) -> None:
-    """Stop a run that has failed for good; its checkpoint would only lead to the same end."""
+    """Stop a run that has diverged, without its checkpoint: resuming would diverge again."""
     if not math.isfinite(entry.loss):
-        if checkpoint is not None and world().first:
+        if checkpoint is not None and world().is_rank_zero:
             checkpoint.unlink(missing_ok=True)
         raise FixstarError(
             f"the loss became {entry.loss} in epoch {entry.epoch + 1} ({entry.terms}); "
-            f"lower the learning rate, now {entry.learning_rate:g}, and run again"
+            f"lower the learning rate, now {entry.learning_rate:g}, and train again"
         )

@@ -1,8 +1,8 @@
-"""What one version's training works on, and its parts: the stages of its method, each with its place in the run."""
+"""What one version's training works on, its stages with their place in the run, and model selection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,17 +12,32 @@ from torch import nn
 from fixstar.data.batches import Batches
 from fixstar.methods import Objective, Stage
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.training.recipe import Recipe
-from fixstar.training.selection import Select
+from fixstar.training.settings import Recipe
 
-__all__ = ["Part", "Training", "parts_of"]
+__all__ = ["Part", "Select", "Training", "ValidationScores", "parts_of", "selected_epoch"]
+
+
+class ValidationScores(NamedTuple):
+    """Validation scores of an epoch: self-test, cross-test against the old gallery, and the old model's self-test."""
+
+    self_test: float
+    cross_test: float
+    old_self_test: float
+
+    @property
+    def compatible(self) -> bool:
+        """Whether the cross-test beats the old self-test, strictly (CoReS, eq. 2)."""
+        return self.cross_test > self.old_self_test
+
+
+Select = Callable[[Encoder], ValidationScores]
 
 
 @dataclass
 class Training:
     """What one version's training works on. ``fingerprint`` guards against resuming with other settings.
 
-    ``fingerprint_parts`` are digests of its parts by name, with which a refusal says what differs.
+    ``fingerprint_parts`` are digests of its parts by name, so that an error can say what differs.
     ``teacher`` is the previous model and ``first`` the first one, for terms that compare with it.
     ``maps`` gives feature maps to the terms, ``select`` measures the model after each epoch of the stage that makes it,
     to keep the best compatible one.
@@ -69,17 +84,17 @@ class Part(NamedTuple):
 
     @property
     def after(self) -> int:
-        """The first epoch that is not its own."""
+        """The epoch after its last one."""
         return self.first + self.recipe.epochs
 
     @property
     def steps(self) -> int:
-        """How many updates it makes."""
+        """The number of updates."""
         return self.recipe.epochs * self.batches.per_epoch
 
     @property
     def images(self) -> int:
-        """How many images it shows."""
+        """The number of images trained on."""
         return self.steps * self.batches.batch_size
 
 
@@ -93,3 +108,17 @@ def parts_of(run: Training) -> Iterator[Part]:
         recipe = replace(recipe, learning_rate=recipe.learning_rate * stage.learning_rate)
         yield Part(stage, recipe, run.batches, first)
         first += recipe.epochs
+
+
+def selected_epoch(scores: Sequence[ValidationScores]) -> int | None:
+    """Model selection (CoReS, eq. 11): the compatible epoch of the highest self-test, or None if there is none.
+
+    The earliest of equals.
+
+    >>> weak, good = ValidationScores(0.5, 0.3, 0.2), ValidationScores(0.6, 0.3, 0.2)
+    >>> drifted = ValidationScores(0.7, 0.1, 0.2)
+    >>> selected_epoch([weak, good, drifted]), selected_epoch([drifted])
+    (1, None)
+    """
+    compatible = [epoch for epoch, one in enumerate(scores) if one.compatible]
+    return max(compatible, key=lambda epoch: (scores[epoch].self_test, -epoch), default=None)

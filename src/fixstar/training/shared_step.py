@@ -19,9 +19,8 @@ from fixstar.data.pixels import Crops, PixelSource
 from fixstar.errors import InputError
 from fixstar.methods import Step
 from fixstar.models import FrozenEncoder, Outputs
-from fixstar.training.distributed import collective, world
+from fixstar.training.distributed import collective, synchronised, world
 from fixstar.training.run import Part, Training
-from fixstar.training.synchronised_norm import synchronised
 
 __all__ = ["SharedPixels", "gathered", "shared_update"]
 
@@ -32,7 +31,7 @@ def shared_update(
     """See ``steps.update``. Projection, classifier and loss see the whole batch in every process."""
     here, total = world(), len(batch.targets)
     if total < here.size:
-        raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer of them")
+        raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer processes")
     pixels = batch.pixels[here.share(total)]
     optimiser.zero_grad(set_to_none=True)
     old, first = (_seen_by_all(model, run, pixels, total) for model in (run.teacher, run.first))
@@ -47,7 +46,7 @@ def shared_update(
 
 
 def _seen_by_all(model: FrozenEncoder | None, run: Training, pixels: Tensor, total: int) -> Outputs | None:
-    """What a past model makes of the whole batch, of which this process shows it a share."""
+    """A past model's outputs for the whole batch, of which each process computes a share."""
     if model is None:
         return None
     seen = model(pixels, maps=run.maps, bfloat16=run.bfloat16)
@@ -71,7 +70,7 @@ def _sum_gradients(optimiser: optim.Optimizer) -> None:
 
 
 def gathered(own: Tensor, total: int) -> Tensor:
-    """The rows of all processes, [total, ...], from this one's share; gradients find their way back."""
+    """The rows of all processes, [total, ...], from this one's share; gradients flow back."""
     whole: Tensor = _Gathered.apply(own, total)  # type: ignore[no-untyped-call]
     return whole
 
@@ -93,7 +92,7 @@ class _Gathered(torch.autograd.Function):
 def _rows_of_all(own: Tensor, total: int) -> Tensor:
     here = world()
     rows = [len(range(total)[here.share(total, rank)]) for rank in range(here.size)]
-    padded = own.new_zeros((rows[0], *own.shape[1:]))  # collectives want equal shapes; the first share is the longest
+    padded = own.new_zeros((rows[0], *own.shape[1:]))  # collectives need equal shapes; the first share is the longest
     padded[: len(own)] = own
     parts = [torch.empty_like(padded) for _ in rows]
     with collective():
@@ -102,7 +101,7 @@ def _rows_of_all(own: Tensor, total: int) -> Tensor:
 
 
 class SharedPixels:
-    """A source that is slow to read, such as files: each process reads its share of a batch and gives it to all."""
+    """A source that is slow to read, such as files: each process reads its share of a batch and sends it to all."""
 
     def __init__(self, source: PixelSource) -> None:
         self._source = source

@@ -18,7 +18,7 @@ from fixstar.training.shared_step import shared_update
 __all__ = ["EagerSteps", "Shown", "Steps", "update"]
 
 Shown = Callable[[int, str], object]
-"""Called with the images shown since the last call, and a note."""
+"""Called with the number of images trained on since the last call, and a note."""
 
 
 class Steps(Protocol):
@@ -29,41 +29,46 @@ class Steps(Protocol):
 
 
 def update(
-    run: Training, part: Part, optimiser: optim.Optimizer, batch: Batch, done: Tensor | float, beside: Any = None
+    run: Training,
+    part: Part,
+    optimiser: optim.Optimizer,
+    batch: Batch,
+    done: Tensor | float,
+    teacher_stream: Any = None,
 ) -> dict[str, Tensor]:
-    """One update; returns the detached terms. ``beside`` is a CUDA stream for the old model, to run along the new."""
+    """One update; returns the detached terms. On ``teacher_stream`` (CUDA) the old model runs beside the new."""
     optimiser.zero_grad(set_to_none=True)
-    old, first = _old_outputs(run, batch, beside)
+    old, first = _old_outputs(run, batch, teacher_stream)
     new = run.encoder(batch.pixels, batch.targets, maps=run.maps, bfloat16=run.bfloat16)
-    if beside is not None:
-        torch.cuda.current_stream().wait_stream(beside)
+    if teacher_stream is not None:
+        torch.cuda.current_stream().wait_stream(teacher_stream)
     terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
     torch.autograd.backward(torch.stack(list(terms.values())).sum())
     optimiser.step()
     return {name: value.detach() for name, value in terms.items()}
 
 
-def _old_outputs(run: Training, batch: Batch, beside: Any) -> tuple[Outputs | None, Outputs | None]:
-    """What the previous and the first model make of a batch, where the method asks for them."""
+def _old_outputs(run: Training, batch: Batch, teacher_stream: Any) -> tuple[Outputs | None, Outputs | None]:
+    """The outputs of the previous and the first model for a batch, if the method needs them."""
 
     def seen_by(model: FrozenEncoder | None) -> Outputs | None:
         return None if model is None else model(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
 
-    if beside is None:
+    if teacher_stream is None:
         return seen_by(run.teacher), seen_by(run.first)
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    teacher_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(teacher_stream):
         return seen_by(run.teacher), seen_by(run.first)
 
 
 class EagerSteps:
-    """One operation after the other; with several processes each batch is shared among them."""
+    """Runs operation by operation; several processes share each batch."""
 
     def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
         self._run, self._part, self._optimiser = run, part, optimiser
 
     def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
-        """See ``Steps``. The mean loss so far is told where reading it costs nothing."""
+        """See ``Steps``. The mean loss so far is reported on a CPU, where reading it costs nothing."""
         part, sums = self._part, dict[str, Tensor]()
         before = (number - part.first) * part.batches.per_epoch
         reads = self._run.encoder.device.type == "cpu"

@@ -118,7 +118,7 @@ class Registry:
 
     def grow(self, count: int) -> tuple[int, ...]:
         """Add a simplex of ``count`` classes in new dimensions for the next versions; all that were added so far."""
-        from fixstar.scenarios.run_directory import RunDirectory
+        from fixstar.training.run_directory import RunDirectory
 
         if isinstance(count, bool) or count < 2:
             raise InputError(f"a simplex is added for two classes or more, got {count}")
@@ -135,7 +135,7 @@ class Registry:
         if (kind := card["classifier"]["kind"]) != "simplex":
             raise InputError(f"only the simplex grows, and this is a {kind}; train with a larger capacity instead")
         run, number = RunDirectory(self.path), self.next_number()
-        with run.held():
+        with run.locked():
             if (checkpoint := run.checkpoint(number)).exists():
                 raise InputError(
                     f"the training of v{number} was interrupted, and it could not resume with a larger capacity. "

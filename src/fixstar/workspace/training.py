@@ -13,12 +13,11 @@ from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, Un
 from fixstar.evaluation.verification import gallery_query_split
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
-from fixstar.scenarios import Past, Settings, Validation, Version, train_version
-from fixstar.scenarios.run_directory import RunDirectory
-from fixstar.scenarios.sequences import remember
-from fixstar.scenarios.start import require_its_classifier, weights_digest
-from fixstar.training import Recipe
-from fixstar.training.distributed import on_first
+from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version
+from fixstar.training.distributed import on_rank_zero
+from fixstar.training.run_directory import RunDirectory
+from fixstar.training.scenarios import remember
+from fixstar.training.version import require_same_classifier, weights_digest
 from fixstar.workspace.held_out import SHARE, SplitOff, keep_held_out, keep_learnt, split_off
 from fixstar.workspace.reachability import OLD_WIDTH
 from fixstar.workspace.registry import Registry
@@ -67,7 +66,7 @@ def train_first(
         )
     if names := registry.names():
         raise InputError(f"{registry.path} has {names[-1]} already", NextStep("upgrade", {"data": ...}))
-    past = Past(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors)
+    past = TrainingContext(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors)
     split = split_off(images, hold_out)
     about = {SHARE: hold_out if split.held is not None else 0.0}
     if old_vectors is not None:
@@ -90,12 +89,14 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions)
     if not options.keep_images:
         settings = replace(settings, replay_per_class=0)
     previous = registry.encoder(newest)
-    past, settings, method = _starting_point(Past(previous), settings, options.method or last_method, options)
+    past, settings, method = _starting_point(
+        TrainingContext(previous), settings, options.method or last_method, options
+    )
     split = split_off(images, options.hold_out)
     validation = _validation(split.held) if options.select else None
     if _is_done(about, split.shown, past, settings, method, validation):
         raise InputError(f"{newest} was trained on exactly these images in exactly this way; the upgrade is done")
-    require_its_classifier(past, method)
+    require_same_classifier(past, method)
     missing = [name for name in previous.slots.classes if name not in images.classes]
     if missing and "all images" in method.needs:
         raise InputError(
@@ -124,7 +125,7 @@ def trained_with(registry: Registry) -> tuple[Settings, Method, dict[str, Any]]:
 def _train_next(
     registry: Registry,
     split: SplitOff,
-    past: Past,
+    past: TrainingContext,
     settings: Settings,
     method: Method,
     validation: Validation | None,
@@ -135,13 +136,13 @@ def _train_next(
     number, run = registry.next_number(), RunDirectory(registry.path)
     shown = past if method.scenario == "lifelong" else replace(past, memory=ReplayMemory(0))
     _refuse_too_few(split.shown, shown)
-    with run.held():
+    with run.locked():
         if run.finished(number):
             raise CheckpointError(f"another process has just finished v{number} in {registry.path}; try again")
         checkpoint = run.checkpoint(number)
         version = train_version(number, split.shown, shown, method, settings, checkpoint, progress, validation)
         version.encoder.about.update(about)
-        on_first(lambda: _keep_for_gate(registry.path, version, split))
+        on_rank_zero(lambda: _keep_for_gate(registry.path, version, split))
         run.finish(number, version.encoder, remember(past.memory, version, settings))
     return version
 
@@ -154,7 +155,7 @@ def _keep_for_gate(path: Path, version: Version, split: SplitOff) -> None:
         keep_held_out(path, name, split.held, version.encoder.preprocessing)
 
 
-def _refuse_too_few(images: ImageSet, past: Past) -> None:
+def _refuse_too_few(images: ImageSet, past: TrainingContext) -> None:
     """One image does not make a batch. Replayed ones count."""
     if (seen := len(images) + len(past.memory.images or ())) < 2:
         kinds = sum(count > 0 for count in images.counts().values())
@@ -168,7 +169,7 @@ def _refuse_too_few(images: ImageSet, past: Past) -> None:
 def _is_done(
     about: dict[str, Any],
     images: ImageSet,
-    past: Past,
+    past: TrainingContext,
     settings: Settings,
     method: Method,
     validation: Validation | None,
@@ -191,8 +192,8 @@ def _is_done(
 
 
 def _starting_point(
-    past: Past, settings: Settings, method: Method, options: UpgradeOptions
-) -> tuple[Past, Settings, Method]:
+    past: TrainingContext, settings: Settings, method: Method, options: UpgradeOptions
+) -> tuple[TrainingContext, Settings, Method]:
     """Where training starts, if not from the last version's weights."""
     if options.replace is not None and options.from_scratch:
         raise InputError("from_scratch and replace both say where to start; use only one of them")

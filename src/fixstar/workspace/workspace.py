@@ -39,7 +39,7 @@ from fixstar.workspace.search import Serving, Usage
 
 if TYPE_CHECKING:  # training code is loaded only to train
     from fixstar.methods import Method, OldVectors
-    from fixstar.scenarios import Settings, Version
+    from fixstar.training import Settings, Version
     from fixstar.workspace.training import UpgradeOptions
 
 __all__ = ["Status", "Workspace"]
@@ -368,7 +368,7 @@ class Workspace:
         progress: bool = True,
     ) -> list[VersionFeatures]:
         """Each version's short forms of the query and gallery images, made once."""
-        from fixstar.scenarios import version_features
+        from fixstar.training import version_features
 
         made = []
         for name in self.versions() if versions is None else versions:

@@ -20,8 +20,7 @@ from fixstar.data import (
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, Method, create_method
-from fixstar.scenarios import Settings
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings
 
 __all__ = ["Ablations", "Benchmark", "MethodChoice", "Optimiser", "Replacement", "Schedule", "Tasks"]
 

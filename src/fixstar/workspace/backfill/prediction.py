@@ -100,7 +100,7 @@ def predicted_curve(
     planner must not know what it is measured with. Usage is not known here, so "queried" is random. With ``calibrate``
     hits are merged as a search with calibrations does, if there are enough images to fit some.
     """
-    from fixstar.scenarios import version_features
+    from fixstar.training import version_features
 
     gallery, asking, split = _thirds(images, seed)
     first, second = (version_features(name, encoder, asking, gallery) for name, encoder in (old, new))

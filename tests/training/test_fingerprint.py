@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from fixstar.data import Augmentation, ImageSet, from_arrays
 from fixstar.errors import CheckpointError
 from fixstar.methods import create_method
-from fixstar.scenarios import Past, Settings, train_version
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, TrainingContext, train_version
 
 SETTINGS = Settings(
     backbone="tiny",
@@ -35,26 +31,26 @@ def patches(classes: str = "ab", seed: int = 0) -> ImageSet:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """What a run leaves that was killed before it kept its version."""
-    train_version(1, patches(), Past(), create_method("hoc"), SETTINGS, tmp_path / "c.safetensors", False)
+    train_version(1, patches(), TrainingContext(), create_method("hoc"), SETTINGS, tmp_path / "c.safetensors", False)
     return tmp_path / "c.safetensors"
 
 
 def refusal(checkpoint: Path, images: ImageSet | None = None, method: Any = None, **settings: Any) -> str:
-    given = (images or patches(), Past(), method or create_method("hoc"), replace(SETTINGS, **settings))
+    given = (images or patches(), TrainingContext(), method or create_method("hoc"), replace(SETTINGS, **settings))
     with pytest.raises(CheckpointError) as error:
         train_version(1, *given, checkpoint, False)
     return str(error.value)
 
 
 def differing(message: str) -> set[str]:
-    return set(message.split("(different now: ")[1].split("); repeat")[0].split(", "))
+    return set(message.split("(different now: ")[1].split("); use")[0].split(", "))
 
 
 def test_it_names_what_differs_and_nothing_else(checkpoint: Path) -> None:
     longer = replace(SETTINGS.recipe, epochs=3)
     assert differing(refusal(checkpoint, recipe=longer)) == {"epochs"}
     assert differing(refusal(checkpoint, recipe=replace(longer, learning_rate=0.02))) == {"epochs", "learning rate"}
-    assert differing(refusal(checkpoint, grown=(4,))) == {"growth (fixstar grow)"}
+    assert differing(refusal(checkpoint, grown=(4,))) == {"growth"}
     assert differing(refusal(checkpoint, method=create_method("hoc", lam=0.5))) == {"method options"}
     assert differing(refusal(checkpoint, augmentation=Augmentation(flip=False), seed=3)) == {"flip", "seed"}
     images = {"images (files", "or the share held out)"}
@@ -63,15 +59,5 @@ def test_it_names_what_differs_and_nothing_else(checkpoint: Path) -> None:
 
 
 def test_what_to_do_is_said_and_the_same_run_goes_on(checkpoint: Path) -> None:
-    assert "repeat the first command to go on with it, or delete it" in refusal(checkpoint, seed=1)
-    train_version(1, patches(), Past(), create_method("hoc"), SETTINGS, checkpoint, False)
-
-
-def test_a_checkpoint_without_parts_goes_on_and_is_refused_without_them(checkpoint: Path) -> None:
-    with safe_open(checkpoint, framework="pt") as stored:
-        metadata = stored.metadata()
-    assert all(len(digest) == 12 for digest in json.loads(metadata.pop("parts")).values())
-    save_file(load_file(checkpoint), checkpoint, metadata)
-    message = refusal(checkpoint, seed=1)
-    assert "written with other settings or other data; repeat" in message
-    train_version(1, patches(), Past(), create_method("hoc"), SETTINGS, checkpoint, False)
+    assert "use the same settings to resume it, or delete it" in refusal(checkpoint, seed=1)
+    train_version(1, patches(), TrainingContext(), create_method("hoc"), SETTINGS, checkpoint, False)

@@ -13,8 +13,7 @@ from fixstar.data import ImageSet, class_stream
 from fixstar.errors import InputError, ModelError
 from fixstar.methods import create_method
 from fixstar.models import Encoder, Slots
-from fixstar.scenarios import Settings, replacing
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, replacing
 
 RIGHT = Settings(**{**vars(SETTINGS), "side": "right"})
 

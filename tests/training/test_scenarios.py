@@ -24,8 +24,7 @@ from fixstar.data.formats import image_folder
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
 from fixstar.models import Encoder
-from fixstar.scenarios import Settings, lifelong, retraining, run_scenario
-from fixstar.training import EpochLog, Recipe, Training
+from fixstar.training import EpochLog, Recipe, Settings, Training, lifelong, retraining, run_scenario
 
 SETTINGS = Settings(
     backbone="tiny",
@@ -157,7 +156,7 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs: list[Training] = []
-        monkeypatch.setattr("fixstar.scenarios.version.train", self)
+        monkeypatch.setattr("fixstar.training.version.train", self)
 
     def __call__(self, run: Training) -> list[EpochLog]:
         self.runs.append(run)
@@ -168,8 +167,8 @@ class Spy:
         """Every image of a lane with the class that its target stands for."""
         encoder = self.runs[run].encoder
         owners = {slot: name for name, slot in encoder.slots.by_class.items()}
-        lane = next(lane for lane in self.runs[run].batches._lanes if lane.replay == replay)
-        padded = lane.source._padded.numpy()[:, :, 1:-1, 1:-1]  # type: ignore[attr-defined]
+        lane = next(lane for lane in self.runs[run].batches._sources if lane.replay == replay)
+        padded = lane.pixels._padded.numpy()[:, :, 1:-1, 1:-1]  # type: ignore[attr-defined]
         return [(image.tobytes(), owners[int(t)]) for image, t in zip(padded, lane.targets, strict=True)]
 
 
@@ -182,7 +181,7 @@ def test_what_a_lifelong_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) 
     spy = Spy(monkeypatch)
     shuffled = class_stream(stripes(), 2, 2, order_seed=4)
     list(lifelong(shuffled, create_method("hoc"), SETTINGS, progress=False))
-    assert [len(run.batches._lanes) for run in spy.runs] == [1, 2, 2]
+    assert [len(run.batches._sources) for run in spy.runs] == [1, 2, 2]
     assert [run.teacher is None for run in spy.runs] == [True, False, False]
     for number in (1, 2):
         new, old = spy.shown(number, replay=False), spy.shown(number, replay=True)
@@ -194,7 +193,7 @@ def test_what_a_lifelong_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) 
 def test_what_a_retrained_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
     list(retraining(class_stream(stripes(), 2, 2, order_seed=4), create_method("cores"), SETTINGS, progress=False))
-    assert [len(run.batches._lanes) for run in spy.runs] == [1, 1, 1]
+    assert [len(run.batches._sources) for run in spy.runs] == [1, 1, 1]
     assert [len(spy.shown(number, replay=False)) for number in range(3)] == [16, 32, 48]
     assert set(spy.shown(2, replay=False)) == truth()
 

@@ -16,9 +16,8 @@ from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import cross_test
 from fixstar.methods import create_method
 from fixstar.models import Encoder, SimplexClassifier
-from fixstar.scenarios import Past, Settings, Validation, Version, train_version, version_features
-from fixstar.scenarios.start import growth_to_come, starting_encoder
-from fixstar.training import Recipe
+from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version, version_features
+from fixstar.training.version import missing_growth, starting_encoder
 
 FULL = Settings(
     backbone="tiny",
@@ -41,16 +40,18 @@ def digits(classes: range, start: int, stop: int) -> ImageSet:
 @pytest.fixture(scope="module")
 def first() -> Version:
     """Four classes in four slots. Its training is that of hoc, fd and cores alike: cross-entropy."""
-    return train_version(1, digits(range(4), 0, 60), Past(), create_method("hoc"), FULL, progress=False)
+    return train_version(1, digits(range(4), 0, 60), TrainingContext(), create_method("hoc"), FULL, progress=False)
 
 
 def second(name: str, first: Version, settings: Settings = GROWN) -> Version:
     """Six more classes."""
     method, known = create_method(name), digits(range(4), 0, 60)
     if method.scenario == "retraining":
-        return train_version(2, digits(range(10), 0, 60), Past(first.encoder), method, settings, progress=False)
+        return train_version(
+            2, digits(range(10), 0, 60), TrainingContext(first.encoder), method, settings, progress=False
+        )
     memory = ReplayMemory(20).extended(known, first.encoder.preprocessing)
-    past = Past(first.encoder, memory)
+    past = TrainingContext(first.encoder, memory)
     return train_version(2, digits(range(4, 10), 0, 60), past, method, settings, progress=False)
 
 
@@ -61,8 +62,7 @@ def still(settings: Settings) -> Settings:
 # Settings
 
 
-def test_growth_is_written_only_where_there_is_some() -> None:
-    """Cards and runs from before there was growth read back, and their successors' settings compare as equal."""
+def test_settings_are_written_and_read_with_their_growth() -> None:
     old = json.loads(json.dumps(FULL.to_json()))
     assert "grown" not in old
     assert Settings.from_json(old) == replace(FULL, device="auto")
@@ -98,27 +98,27 @@ def test_classifiers_without_capacity_have_nothing_to_grow_and_other_polytopes_c
 def test_a_full_model_says_what_to_do_and_a_grown_one_has_room(name: str, first: Version) -> None:
     images, method = digits(range(10), 0, 3), create_method(name)
     with pytest.raises(InputError, match=r"6 new classes do not fit.*Grow the capacity by at least"):
-        starting_encoder(2, images, Past(first.encoder), method, FULL)
-    encoder = starting_encoder(2, images, Past(first.encoder), method, GROWN)
+        starting_encoder(2, images, TrainingContext(first.encoder), method, FULL)
+    encoder = starting_encoder(2, images, TrainingContext(first.encoder), method, GROWN)
     assert (encoder.classifier.parts, encoder.slots.capacity) == ((3, 5), 10)
     assert encoder.slots.by_class == {str(label): label for label in range(10)}
     assert first.encoder.classifier.parts == (3,)  # the model before is left as it was
-    third = starting_encoder(3, images, Past(encoder), method, replace(FULL, grown=(6, 4)))
+    third = starting_encoder(3, images, TrainingContext(encoder), method, replace(FULL, grown=(6, 4)))
     assert (third.classifier.parts, third.slots.by_class) == ((3, 5, 3), encoder.slots.by_class)
 
 
 def test_growth_in_another_order_is_refused(first: Version) -> None:
-    grown = starting_encoder(2, digits(range(10), 0, 3), Past(first.encoder), create_method("hoc"), GROWN)
-    assert growth_to_come(grown, (6,)) == ()
-    assert growth_to_come(grown, (6, 4)) == (4,)
-    assert growth_to_come(grown, ()) == ()  # it has grown already
+    grown = starting_encoder(2, digits(range(10), 0, 3), TrainingContext(first.encoder), create_method("hoc"), GROWN)
+    assert missing_growth(grown, (6,)) == ()
+    assert missing_growth(grown, (6, 4)) == (4,)
+    assert missing_growth(grown, ()) == ()  # it has grown already
     with pytest.raises(ModelError, match="grown by 6, the settings say 5, then 6"):
-        growth_to_come(grown, (5, 6))
+        missing_growth(grown, (5, 6))
     with pytest.raises(ModelError, match="would lose their prototypes"):  # from scratch, without its growth
-        starting_encoder(3, digits(range(10), 0, 3), Past(grown), create_method("cores"), FULL)
+        starting_encoder(3, digits(range(10), 0, 3), TrainingContext(grown), create_method("cores"), FULL)
     wider = replace(FULL, capacity=10)
-    with pytest.raises(ModelError, match="room for 10 classes, the previous version has it for 4"):
-        starting_encoder(2, digits(range(4), 0, 3), Past(first.encoder), create_method("cores"), wider)
+    with pytest.raises(ModelError, match="room for 10 classes, the previous version for 4"):
+        starting_encoder(2, digits(range(4), 0, 3), TrainingContext(first.encoder), create_method("cores"), wider)
 
 
 def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
@@ -129,7 +129,7 @@ def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
     previous.grow(6)
     previous.add_classes(["0", "1"], side="right")  # 9, 8: in the second simplex
     right = replace(GROWN, side="right")
-    past = Past(previous, replacement=better)
+    past = TrainingContext(previous, replacement=better)
     encoder = starting_encoder(3, digits(range(3), 0, 3), past, create_method("hoc"), right)
     assert (encoder.classifier.parts, better.classifier.parts) == ((3, 5), (3,))
     assert encoder.slots.by_class == {"p": 0, "q": 1, "0": 9, "1": 8, "2": 7}
@@ -138,7 +138,7 @@ def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
         starting_encoder(
             3,
             digits(range(3), 0, 3),
-            Past(previous, replacement=foreign),
+            TrainingContext(previous, replacement=foreign),
             create_method("hoc"),
             replace(right, grown=()),
         )
@@ -191,7 +191,7 @@ def test_old_and_new_versions_meet(name: str, first: Version, tmp_path: Path) ->
 def test_an_epoch_is_selected_against_the_version_before_growth(first: Version) -> None:
     validation = Validation(digits(range(4), 60, 80), digits(range(4), 80, 100))
     version = train_version(
-        2, digits(range(4, 10), 0, 20), Past(first.encoder, ReplayMemory(5)), create_method("hoc"),
+        2, digits(range(4, 10), 0, 20), TrainingContext(first.encoder, ReplayMemory(5)), create_method("hoc"),
         replace(GROWN, recipe=replace(GROWN.recipe, epochs=2)), progress=False, validation=validation,
     )  # fmt: skip
-    assert all(entry.standing is not None for entry in version.log)
+    assert all(entry.scores is not None for entry in version.log)

@@ -18,11 +18,19 @@ from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.evaluation import cross_test
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder
-from fixstar.scenarios import Past, Settings, Validation, Version, retraining, train_version, version_features
-from fixstar.scenarios.start import starting_encoder
-from fixstar.training import Recipe
+from fixstar.training import (
+    Recipe,
+    Settings,
+    TrainingContext,
+    Validation,
+    Version,
+    retraining,
+    train_version,
+    version_features,
+)
 from fixstar.training.checkpoint import load_checkpoint, save_checkpoint
-from fixstar.training.selection import Standing, selected_epoch
+from fixstar.training.run import ValidationScores, selected_epoch
+from fixstar.training.version import starting_encoder
 
 STILL = Settings(**{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
 
@@ -53,7 +61,9 @@ def test_a_method_that_goes_on_from_the_last_weights_starts_there_only_once() ->
     given = pretrained([], seed=5, classifier="simplex")
     method = create_method("cores", initialisation="previous")
     versions = list(retraining(stream(), method, SETTINGS, progress=False, pretrained=given))
-    still = train_version(3, stripes(), Past(versions[1].encoder, pretrained=given), method, STILL, progress=False)
+    still = train_version(
+        3, stripes(), TrainingContext(versions[1].encoder, pretrained=given), method, STILL, progress=False
+    )
     torch.testing.assert_close(first_layer(still.encoder), first_layer(versions[1].encoder), atol=1e-6, rtol=0)
     assert (first_layer(versions[1].encoder) - first_layer(given)).abs().max() > 1e-3
 
@@ -100,32 +110,32 @@ def steady(epochs: int) -> Settings:
 
 def chosen(version: Version) -> int:
     """The epoch that was to be kept."""
-    standings = [entry.standing for entry in version.log]
-    best = selected_epoch([standing for standing in standings if standing is not None])
-    return len(standings) - 1 if best is None else best
+    scores = [entry.scores for entry in version.log]
+    best = selected_epoch([one for one in scores if one is not None])
+    return len(scores) - 1 if best is None else best
 
 
 def test_the_kept_model_has_the_standing_that_was_measured() -> None:
     """What is measured again on the finished versions is the log's line of the epoch that eq. 11 chooses."""
     data = validation()
     versions = list(retraining(growing(), create_method("cores"), steady(5), progress=False, validation=data))
-    assert all(entry.standing is None for entry in versions[0].log)  # nothing to be compatible with
+    assert all(entry.scores is None for entry in versions[0].log)  # nothing to be compatible with
     for older, newer in itertools.pairwise(versions):
         made = [version_features(v.name, v.encoder, data.queries, data.gallery) for v in (older, newer)]
         matrix = cross_test(made, data.queries.labels, data.gallery.labels).matrix
-        again = Standing(matrix[1, 1], matrix[1, 0], matrix[0, 0])
-        assert newer.log[chosen(newer)].standing == pytest.approx(again)
+        again = ValidationScores(matrix[1, 1], matrix[1, 0], matrix[0, 0])
+        assert newer.log[chosen(newer)].scores == pytest.approx(again)
 
 
 def test_selection_keeps_another_model_than_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch is judged compatible as this test likes it; the same run cut short ends at that epoch."""
-    turns = iter([Standing(0.5, 1, 0), Standing(0.9, 1, 0), Standing(1, 0, 0)])
+    turns = iter([ValidationScores(0.5, 1, 0), ValidationScores(0.9, 1, 0), ValidationScores(1, 0, 0)])
     monkeypatch.setattr(Validation, "select", lambda *_: lambda _: next(turns))
-    first = train_version(1, stripes(2), Past(), create_method("cores"), steady(3), progress=False).encoder
+    first = train_version(1, stripes(2), TrainingContext(), create_method("cores"), steady(3), progress=False).encoder
 
     def second(epochs: int, data: Validation | None) -> Encoder:
         method = create_method("cores")
-        return train_version(2, stripes(), Past(first), method, steady(epochs), None, False, data).encoder
+        return train_version(2, stripes(), TrainingContext(first), method, steady(epochs), None, False, data).encoder
 
     assert same_weights(second(3, validation()), second(2, None))
 
@@ -159,7 +169,7 @@ def test_a_run_with_selection_is_read_back_and_goes_on_to_the_same_end(
 
 def test_queries_and_gallery_must_name_their_classes_alike() -> None:
     data = stripes(3)
-    with pytest.raises(InputError, match="alike and in the same order"):
+    with pytest.raises(InputError, match="the same classes in the same order"):
         Validation(data, data.of_classes(["2", "1", "0"]))
 
 
@@ -185,7 +195,7 @@ def test_a_checkpoint_of_other_stored_vectors_is_refused(tmp_path: Path, monkeyp
             OldVectors(vectors, labels, ("1", "0")),
         )
     ):
-        past, path = Past(old_vectors=stored), tmp_path / f"{number}.safetensors"
+        past, path = TrainingContext(old_vectors=stored), tmp_path / f"{number}.safetensors"
         train_version(1, data, past, create_method("bct-vectors"), STILL, path, progress=False)
     assert prints[0] == prints[1]
     assert len(set(prints)) == 4
@@ -240,17 +250,17 @@ def test_bct_chains_three_models_of_growing_width() -> None:
 
 
 def test_what_goes_on_from_the_last_weights_cannot_change_its_backbone() -> None:
-    with pytest.raises(InputError, match="starts each version anew"):
+    with pytest.raises(InputError, match="starts each version from new weights"):
         retraining(stream(), create_method("ift"), SETTINGS, progress=False, later={2: wider(12)})
 
 
 @pytest.mark.parametrize(("polytope", "capacity"), [("polygon", 20), ("cube", 16), ("orthoplex", 13), ("simplex", 13)])
 def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capacity: int) -> None:
     first, method = replace(SETTINGS, capacity=10), create_method("cores", polytope=polytope)
-    previous = starting_encoder(1, stripes(2), Past(), method, first)
-    assert starting_encoder(2, stripes(), Past(previous), method, first).slots.capacity == 10
+    previous = starting_encoder(1, stripes(2), TrainingContext(), method, first)
+    assert starting_encoder(2, stripes(), TrainingContext(previous), method, first).slots.capacity == 10
     later = replace(first, capacity=capacity)
-    with pytest.raises(ModelError, match=f"room for {capacity} classes, the previous version has it for 10"):
+    with pytest.raises(ModelError, match=f"room for {capacity} classes, the previous version for 10"):
         list(retraining(stream(), method, first, progress=False, later={2: later}))
 
 
@@ -260,9 +270,9 @@ def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capa
 def started(old: Method, new: Method, **past: Encoder) -> Encoder:
     """Where the second version of ``new`` starts after a first of ``old``."""
     settings = replace(SETTINGS, side="right")
-    previous = starting_encoder(1, stripes(2), Past(), old, settings)
+    previous = starting_encoder(1, stripes(2), TrainingContext(), old, settings)
     previous.about["version"] = "v1"
-    return starting_encoder(2, stripes(), Past(previous, **past), new, settings)  # type: ignore[arg-type]
+    return starting_encoder(2, stripes(), TrainingContext(previous, **past), new, settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +286,7 @@ def started(old: Method, new: Method, **past: Encoder) -> Encoder:
     ],
 )
 def test_a_method_does_not_follow_another_kind_of_classifier(old: str, new: str, kinds: tuple[str, str]) -> None:
-    told = f"method '{new}' trains a {kinds[0]} classifier and v1 has a {kinds[1]} one; choose a method that goes on"
+    told = f"method '{new}' trains a {kinds[0]} classifier and v1 has a {kinds[1]} one; choose a method"
     with pytest.raises(ModelError, match=told):
         started(create_method(old), create_method(new))
 
@@ -297,8 +307,8 @@ def test_replacements_and_pretrained_models_have_the_classifier_of_the_method() 
 def test_a_version_trained_anew_may_have_another_trainable_head() -> None:
     """BCT, tables 3 and 7: the old head judges the new features, whatever the new head."""
     old, new = create_method("bct", head="norm-softmax"), create_method("bct", head="softmax")
-    first = train_version(1, stripes(2), Past(), old, SETTINGS, progress=False).encoder
-    second = train_version(2, stripes(), Past(first), new, SETTINGS, progress=False)
+    first = train_version(1, stripes(2), TrainingContext(), old, SETTINGS, progress=False).encoder
+    second = train_version(2, stripes(), TrainingContext(first), new, SETTINGS, progress=False)
     assert (first.classifier.kind, second.encoder.classifier.kind) == ("cosine", "linear")
     assert second.encoder.slots.by_class == {str(label): label for label in range(6)}
     assert set(second.log[-1].terms) == {"ce", "influence"}

@@ -14,8 +14,7 @@ from test_scenarios import SETTINGS, same_weights, stream
 
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
-from fixstar.scenarios import Settings, Version, lifelong, replacing, retraining, run_scenario
-from fixstar.training import EpochLog, Training, train
+from fixstar.training import EpochLog, Settings, Training, Version, lifelong, replacing, retraining, run_scenario, train
 
 FULL = replace(SETTINGS, capacity=4, device="cpu")  # of six classes, two at every version
 GROWN = replace(FULL, grown=(5,))
@@ -34,7 +33,7 @@ def stop_in_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return train(run)
 
-    monkeypatch.setattr("fixstar.scenarios.version.train", stopped)
+    monkeypatch.setattr("fixstar.training.version.train", stopped)
 
 
 @pytest.mark.parametrize("name", ["hoc", "fd", "cores", "ift"])
@@ -75,7 +74,7 @@ def test_a_full_run_grows_after_its_stop_and_ends_as_if_it_had_known(tmp_path: P
     assert parts(run("stopped", {3: GROWN})) == parts(after)  # read back
     with pytest.raises(CheckpointError, match=r"later\.3"):  # v3 is finished now
         run("stopped", {3: replace(FULL, grown=(6,))})
-    with pytest.raises(CheckpointError, match=r"settings\.grown was None.*give later=\{N: "):
+    with pytest.raises(CheckpointError, match=r"settings\.grown was None.*pass later=\{N: "):
         list(run_scenario(stream(), method, GROWN, tmp_path / "stopped", progress=False))
 
 
@@ -101,9 +100,14 @@ def test_a_version_begun_goes_on_as_it_began_or_not_at_all(tmp_path: Path, monke
     [
         (lifelong, "hoc", {4: GROWN}, r"later=\{4: .* tasks are 1 to 3"),
         (run_scenario, "hoc", {1: GROWN}, "v1 is trained with the settings themselves"),
-        (lifelong, "hoc", {2: replace(FULL, capacity=9)}, "changes capacity: a lifelong run of 'hoc' goes on"),
+        (lifelong, "hoc", {2: replace(FULL, capacity=9)}, "changes capacity: a lifelong run of 'hoc' continues"),
         (run_scenario, "hoc", {2: replace(GROWN, replay_per_class=9)}, "changes replay_per_class"),
-        (retraining, "ift", {2: replace(FULL, backbone="resnet20")}, "changes backbone: .* starts each version anew"),
+        (
+            retraining,
+            "ift",
+            {2: replace(FULL, backbone="resnet20")},
+            "changes backbone: .* from new weights",
+        ),
     ],
 )
 def test_what_cannot_change_along_the_way_is_named_at_once(

@@ -1,0 +1,212 @@
+"""Scenarios: a task stream and a method give a sequence of versions.
+
+All scenarios yield each version as soon as it is trained. With a directory they survive a kill: the same call resumes
+and ends with the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fixstar.data.image_set import ImageSet
+from fixstar.data.replay import ReplayMemory
+from fixstar.data.streams import TaskStream
+from fixstar.errors import InputError
+from fixstar.methods import Method
+from fixstar.models import Encoder
+from fixstar.training.distributed import broadcast_from_rank_zero
+from fixstar.training.run_directory import RunDirectory
+from fixstar.training.settings import Settings
+from fixstar.training.version import TrainingContext, Validation, Version, train_version, weights_digest
+
+__all__ = ["lifelong", "remember", "replacing", "retraining", "run_scenario"]
+
+_MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "preprocessing")
+_MEMORY_SETTINGS = ("replay_per_class", "selection")
+
+
+def lifelong(
+    stream: TaskStream,
+    method: Method,
+    settings: Settings,
+    directory: str | Path | None = None,
+    progress: bool = True,
+    *,
+    later: Mapping[int, Settings] | None = None,
+) -> Iterator[Version]:
+    """CL2R: each version continues from the last one's weights, with the task's images and a replay memory.
+
+    ``later`` are settings to use from a version on, such as ``{4: replace(settings, grown=(500,))}`` if v4 needs
+    room for more classes. Model and memory must stay those of ``settings``.
+    """
+    return _Sequence("lifelong", stream, method, settings, later or {}).versions(directory, progress)
+
+
+def retraining(
+    stream: TaskStream,
+    method: Method,
+    settings: Settings,
+    directory: str | Path | None = None,
+    progress: bool = True,
+    *,
+    pretrained: Encoder | None = None,
+    validation: Validation | None = None,
+    later: Mapping[int, Settings] | None = None,
+) -> Iterator[Version]:
+    """CoReS and BCT: each version is trained on all images so far; no memory is needed.
+
+    Every version that does not continue from the last one starts from the ``pretrained`` model (CoReS, section 6.3).
+    ``validation`` selects the best compatible epoch of each upgrade (eq. 11). ``later`` are settings to use from a
+    version on: with room for more classes, as in ``lifelong``, or, if each version starts from new weights, with
+    another backbone (section 6.6); with BCT its feature must not become narrower.
+    """
+    sequence = _Sequence(
+        "retraining", stream, method, settings, later or {}, pretrained=pretrained, validation=validation
+    )
+    return sequence.versions(directory, progress)
+
+
+def run_scenario(
+    stream: TaskStream,
+    method: Method,
+    settings: Settings,
+    directory: str | Path | None = None,
+    progress: bool = True,
+    *,
+    later: Mapping[int, Settings] | None = None,
+) -> Iterator[Version]:
+    """The scenario of the method's paper: ``lifelong`` or ``retraining``, which explain ``later``."""
+    return _Sequence(method.scenario, stream, method, settings, later or {}).versions(directory, progress)
+
+
+def replacing(
+    stream: TaskStream,
+    method: Method,
+    settings: Settings,
+    replacements: Mapping[int, Encoder],
+    directory: str | Path | None = None,
+    progress: bool = True,
+    *,
+    later: Mapping[int, Settings] | None = None,
+) -> Iterator[Version]:
+    """IAM-CL2R: lifelong, but at given tasks a better pre-trained model takes the place of the fine-tuned one.
+
+    ``replacements`` are models by the number of the task that they are first fine-tuned on; 1 is the initial model.
+    They may differ in architecture. A replacement becomes the teacher (HOC, section 5.3). Give its classes slots from
+    the left and set ``Settings(side="right")``, so that no slot has two owners. ``later`` is that of ``lifelong``.
+    """
+    unknown = sorted(set(replacements) - {task.number for task in stream})
+    if unknown:
+        raise InputError(f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(stream)}")
+    sequence = _Sequence("lifelong", stream, method, settings, later or {}, replacements)
+    return sequence.versions(directory, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sequence:
+    """Everything that determines a sequence of versions; ``later`` is checked when it is made."""
+
+    scenario: str
+    stream: TaskStream
+    method: Method
+    first_settings: Settings
+    later: Mapping[int, Settings]
+    replacements: Mapping[int, Encoder] = field(default_factory=dict)
+    pretrained: Encoder | None = None
+    validation: Validation | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse ``later`` for versions that do not exist, or with changes to what continues from the last version."""
+        if unknown := sorted(set(self.later) - {task.number for task in self.stream if task.number > 1}):
+            raise InputError(
+                f"later={{{unknown[0]}: ...}} must name a version after the first: v1 is trained with the settings "
+                f"themselves, and the tasks are 1 to {len(self.stream)}"
+            )
+        fixed: tuple[str, ...] = _MODEL_SETTINGS if self.method.initialisation == "previous" else ()
+        fixed += _MEMORY_SETTINGS if self.scenario == "lifelong" else ()
+        for number, settings in self.later.items():
+            if changed := [name for name in fixed if getattr(settings, name) != getattr(self.first_settings, name)]:
+                raise InputError(
+                    f"later={{{number}: ...}} changes {', '.join(changed)}: a {self.scenario} run of "
+                    f"{self.method.name!r} continues with the last version's model and memory. Change other settings "
+                    "(grown, recipe, ...), or choose a method that starts each version from new weights"
+                )
+
+    def versions(self, directory: str | Path | None, progress: bool) -> Iterator[Version]:
+        if directory is None:
+            yield from self._versions(None, progress)
+            return
+        run = RunDirectory.open(directory, self._description())
+        with run.locked():
+            run.update(self._description())
+            yield from self._versions(run, progress)
+
+    def _versions(self, run: RunDirectory | None, progress: bool) -> Iterator[Version]:
+        is_lifelong = self.scenario == "lifelong"
+        memory = ReplayMemory(self.first_settings.replay_per_class if is_lifelong else 0)
+        previous: Encoder | None = None
+        first: Encoder | None = None
+        for task in self.stream:
+            number = task.number
+            if run is not None and run.finished(number):
+                version = Version(number, Encoder.load(run.version(number), self.first_settings.torch_device()))
+                memory = ReplayMemory.load(run.memory(number))
+            else:
+                images = task.images if is_lifelong else self.stream.seen(number)
+                checkpoint = None if run is None else run.checkpoint(number)
+                replacement = self.replacements.get(number)
+                context = TrainingContext(previous, memory, replacement, self.pretrained, first=first)
+                settings = self._settings(number)
+                version = train_version(
+                    number, images, context, self.method, settings, checkpoint, progress, self.validation
+                )
+                if is_lifelong:
+                    memory = remember(memory, version, settings)
+                if run is not None:
+                    run.finish(number, version.encoder, memory)
+            previous = version.encoder
+            first = first or previous
+            yield version
+
+    def _settings(self, number: int) -> Settings:
+        """Those of version ``number``."""
+        started = [start for start in self.later if start <= number]
+        return self.later[max(started)] if started else self.first_settings
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "format": "fixstar-run",
+            "scenario": self.scenario,
+            "method": {"name": self.method.name, "options": dict(self.method.options)},
+            "settings": self.first_settings.to_json(),
+            "tasks": [task.images.fingerprint() for task in self.stream],
+            "replacements": {str(number): weights_digest(encoder) for number, encoder in self.replacements.items()},
+            "pretrained": None if self.pretrained is None else weights_digest(self.pretrained),
+            "validation": None if self.validation is None else self.validation.fingerprint(),
+            "later": {str(number): settings.to_json() for number, settings in self.later.items()},
+        }
+
+
+def remember(memory: ReplayMemory, version: Version, settings: Settings) -> ReplayMemory:
+    """The memory with images of a version's new classes, chosen as the settings say."""
+    assert version.images is not None, "a version loaded from disk has been remembered already"
+    return memory.extended(
+        version.images,
+        version.encoder.preprocessing,
+        settings.selection,
+        seed=settings.seed * 1009 + version.number,
+        features=lambda chosen: _same_features(version.encoder, chosen),
+    )
+
+
+def _same_features(encoder: Encoder, images: ImageSet) -> np.ndarray[Any, Any]:
+    """The features of rank zero on all ranks: herding must choose the same images everywhere."""
+    features = encoder.encode(images.images)
+    broadcast_from_rank_zero([torch.from_numpy(features)])
+    return features

@@ -1,0 +1,484 @@
+"""Training one version: where it starts, what its weights depend on, and the step that every scenario repeats."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fixstar.data.batches import Batches, BatchSource
+from fixstar.data.image_set import ImageSet
+from fixstar.data.pixels import PixelSource, ResidentPixels, available_memory, pixel_source, resident_budget
+from fixstar.data.replay import HeldOut, ReplayMemory, hold_out
+from fixstar.errors import InputError, ModelError
+from fixstar.evaluation import VersionFeatures, cross_test
+from fixstar.methods import Method, OldVectors, Upgrade
+from fixstar.models import Encoder, FrozenEncoder, Slots
+from fixstar.models.classifiers import CLASSIFIERS
+from fixstar.training.distributed import all_gather_json, local_device, world
+from fixstar.training.loop import EpochLog, train
+from fixstar.training.run import Select, Training, ValidationScores, selected_epoch
+from fixstar.training.settings import Settings
+from fixstar.training.shared_step import SharedPixels
+
+__all__ = [
+    "Fingerprint",
+    "TrainingContext",
+    "Validation",
+    "Version",
+    "fingerprint_of",
+    "missing_growth",
+    "require_same_classifier",
+    "starting_encoder",
+    "train_version",
+    "version_features",
+    "weights_digest",
+]
+
+_SHORT = 12  # hexadecimal digits of a part's digest
+_PART_NAMES = {  # where the name of a setting does not say what it is
+    "grown": "growth",
+    "previous": "the previous version",
+    "first": "the first version",
+    "replacement": "the model that replaces it",
+    "pretrained": "the pre-trained model",
+    "version": "the version's number",
+    "images": "images (files, or the share held out)",
+    "memory": "replayed images",
+    "validation": "validation images",
+    "replay_per_class": "replayed images per class",
+    "bad_images": "the treatment of bad images",
+    "side": "the side that slots are taken from",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingContext:
+    """What a version is trained after.
+
+    A ``replacement`` takes the place of the previous version: training starts from it, and it becomes the teacher.
+    ``pretrained`` is the start for methods that do not continue from the last version. ``old_vectors`` may be all that
+    is left of an old model. ``first`` is the oldest version with vectors in use, for methods that keep to it as well.
+    """
+
+    previous: Encoder | None = None
+    memory: ReplayMemory = field(default_factory=lambda: ReplayMemory(0))
+    replacement: Encoder | None = None
+    pretrained: Encoder | None = None
+    old_vectors: OldVectors | None = None
+    first: Encoder | None = None
+
+    @property
+    def predecessor(self) -> Encoder | None:
+        """The model that the new version must be compatible with."""
+        return self.previous if self.replacement is None else self.replacement
+
+
+@dataclass(frozen=True)
+class Version:
+    """A trained encoder with its number in the sequence.
+
+    ``log``, and ``images`` (the readable ones it was trained on), are empty for a version loaded from disk.
+    """
+
+    number: int
+    encoder: Encoder
+    log: tuple[EpochLog, ...] = ()
+    images: ImageSet | None = None
+
+    @property
+    def name(self) -> str:
+        """v1, v2, ..."""
+        return f"v{self.number}"
+
+
+def train_version(
+    number: int,
+    images: ImageSet,
+    context: TrainingContext,
+    method: Method,
+    settings: Settings,
+    checkpoint: Path | None = None,
+    progress: bool = True,
+    validation: Validation | None = None,
+) -> Version:
+    """Train version ``number`` on ``images`` and the replay memory, from where the method starts.
+
+    With ``validation`` the best compatible epoch is kept (CoReS, eq. 11).
+    """
+    world()  # joins the other processes, if any, before a device is touched
+    device = local_device(settings.torch_device())
+    encoder = starting_encoder(number, images, context, method, settings).to(device)
+    if len(encoder.slots) == 1:
+        warnings.warn(
+            f"there is only one class, {encoder.slots.classes[0]!r}: a model learns nothing from a single class. Give "
+            "one folder per class, or the folder above if this is one class of several",
+            stacklevel=2,
+        )
+    predecessor, seed = context.predecessor, settings.seed * 1009 + number
+    teacher = None
+    if predecessor is not None and {"old model", "old classifier"} & method.needs:
+        teacher = _teacher(predecessor, encoder).to(device)
+    held = hold_out(
+        images,
+        context.memory.images,
+        method.hold_out if predecessor is not None else 0.0,
+        settings.seed,
+        lambda part: part.load(encoder.preprocessing, settings.bad_images).images,
+    )
+    batches, readable = _batches(encoder, held.images, held.memory, method, settings, number, progress)
+    upgrade = _upgrade(encoder, teacher, held._replace(images=readable), context, method, seed)
+    fingerprint = fingerprint_of(number, images, context, method, settings, validation)
+    run = Training(
+        encoder=encoder,
+        objective=method.objective(upgrade),
+        batches=batches,
+        recipe=settings.recipe,
+        teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
+        first=_first_teacher(context, encoder, method, device),
+        seed=seed,
+        checkpoint=checkpoint,
+        fingerprint=fingerprint.whole,
+        fingerprint_parts=fingerprint.parts,
+        title=f"training v{number}",
+        progress=progress,
+        maps=method.maps,
+        select=validation.select(predecessor) if validation is not None and predecessor is not None else None,
+    )
+    log = train(run)
+    encoder.about = _about(number, images, context, method, settings, log, validation)
+    return Version(number, encoder, tuple(log), readable)
+
+
+def _teacher(predecessor: Encoder, encoder: Encoder) -> FrozenEncoder:
+    """The predecessor, with the simplices that only the new version has: its features are zero there."""
+    return FrozenEncoder(predecessor, missing_growth(predecessor, encoder.classifier.added))
+
+
+def _first_teacher(
+    context: TrainingContext, encoder: Encoder, method: Method, device: torch.device
+) -> FrozenEncoder | None:
+    """The first version as a second teacher, from the third version on, for methods that ask for it."""
+    first = context.first
+    if first is None or first is context.previous or context.previous is None or not method.first:
+        return None
+    return _teacher(first, encoder).to(device)
+
+
+def _upgrade(
+    encoder: Encoder,
+    teacher: FrozenEncoder | None,
+    held: HeldOut,
+    context: TrainingContext,
+    method: Method,
+    seed: int,
+) -> Upgrade:
+    predecessor, images = context.predecessor, held.images
+    known = predecessor.slots if predecessor is not None else Slots()
+    new = tuple(name for name in images.classes if name not in known)
+    vectors = context.old_vectors
+    if vectors is None and predecessor is not None and "old vectors" in method.needs:
+        seen = images.of_classes([name for name in images.classes if name in known])
+        if len(seen):  # the vectors that a gallery would hold of them
+            vectors = OldVectors(FrozenEncoder(predecessor).encode(seen.images), seen.labels, seen.classes)
+    return Upgrade(encoder, teacher, images, known.classes, new, held.memory, held.held_out, vectors, seed)
+
+
+def _batches(
+    encoder: Encoder,
+    images: ImageSet,
+    memory: ImageSet | None,
+    method: Method,
+    settings: Settings,
+    number: int,
+    progress: bool,
+) -> tuple[Batches, ImageSet]:
+    """Batches of new and replayed images, and the new images that can be read."""
+    sources, kept = [], []
+    for part, replay in ((images, False), (memory, True)):
+        if part is not None and len(part):
+            source, readable = pixel_source(
+                part,
+                encoder.preprocessing,
+                settings.augmentation,
+                encoder.device,
+                settings.bad_images,
+                _budget(encoder.device),
+                show_progress=progress and world().is_rank_zero,
+            )
+            targets = encoder.targets(readable.classes)[torch.from_numpy(readable.labels)]
+            sources.append(BatchSource(_shared(source), targets, replay))
+            kept.append(readable)
+    seed = settings.seed * 1009 + number
+    batches = Batches(sources, settings.recipe.batch_size, settings.augmentation, seed, method.views, method.rotated)
+    return batches, kept[0]
+
+
+def _budget(device: torch.device) -> int | None:
+    """Bytes of pixels that may stay in memory, the same on all ranks; the ranks of a machine share its memory."""
+    here = world()
+    if here.size == 1:
+        return None
+    return int(min(all_gather_json(min(resident_budget(device), available_memory() // (3 * here.local_size)))))
+
+
+def _shared(source: PixelSource) -> PixelSource:
+    return source if isinstance(source, ResidentPixels) or world().size == 1 else SharedPixels(source)
+
+
+def _about(
+    number: int,
+    images: ImageSet,
+    context: TrainingContext,
+    method: Method,
+    settings: Settings,
+    log: list[EpochLog],
+    validation: Validation | None,
+) -> dict[str, object]:
+    """The record of a version's origin that goes on its card; epochs count from 1."""
+    selectable = [(entry.epoch + 1, entry.scores) for entry in log if entry.scores is not None]
+    best = selected_epoch([scores for _, scores in selectable])
+    data = {"name": images.name, "images": len(images), "classes": len(images.classes)}
+    return {
+        "version": f"v{number}",
+        "parent": f"v{number - 1}" if number > 1 else None,
+        "method": {
+            "name": method.name,
+            "options": dict(method.options),
+            "initialisation": method.initialisation,
+            "source": method.source,
+        },
+        "replacement": None if context.replacement is None else weights_digest(context.replacement),
+        "data": {**data, "fingerprint": images.fingerprint()},
+        "validation": None if validation is None else validation.fingerprint(),
+        "settings": settings.to_json(),
+        "loss": log[-1].terms if log else {},
+        "selected_epoch": None if best is None else selectable[best][0],
+    }
+
+
+# Where training starts.
+
+
+def starting_encoder(
+    number: int, images: ImageSet, context: TrainingContext, method: Method, settings: Settings
+) -> Encoder:
+    """The previous weights, the replacement's, or new ones; classes seen before always keep their slots."""
+    require_same_classifier(context, method)
+    base = context.replacement
+    if base is None and method.initialisation == "previous":
+        base = context.previous
+    if base is None:
+        base = context.pretrained
+    if base is not None:
+        return _continued(number, images, base, context.previous, settings)
+    if context.previous is None:
+        return settings.new_encoder(method, list(images.classes), settings.seed)
+    _require_same_prototypes(context.previous, settings)
+    seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
+    room = sum(missing_growth(context.previous, settings.grown))
+    slots = context.previous.slots.grown(room) if room else context.previous.slots
+    slots = slots.assign(images.classes, settings.side)
+    encoder = settings.new_encoder(method, list(slots.classes), seed)
+    encoder.slots = slots
+    return encoder
+
+
+def require_same_classifier(context: TrainingContext, method: Method) -> None:
+    """Refuse earlier models with another kind of classifier than the method trains.
+
+    A method that starts each version from new weights may follow another kind if neither is fixed, as BCT may with its
+    heads (tables 3 and 7): there a slot is only the number of a row.
+    """
+    kind, previous = method.classifier, context.previous
+    from_new_weights = context.replacement is None and method.initialisation != "previous"
+    models = [
+        (context.replacement, "the replacement", "choose a method that trains that kind"),
+        (context.pretrained, "the pre-trained model", "pre-train it with the same kind"),
+    ]
+    if previous is not None and (not from_new_weights or previous.classifier.fixed or CLASSIFIERS[kind].fixed):
+        name = previous.about.get("version", "the previous version")
+        models.insert(0, (previous, name, "choose a method that trains that kind"))
+    for model, name, advice in models:
+        if model is not None and model.classifier.kind != kind:
+            raise ModelError(
+                f"method {method.name!r} trains a {kind} classifier and {name} has a {model.classifier.kind} one; "
+                f"{advice}"
+            )
+
+
+def missing_growth(encoder: Encoder, grown: tuple[int, ...]) -> tuple[int, ...]:
+    """The simplices among ``grown`` that an encoder does not have yet; one without capacity needs none."""
+    done = encoder.classifier.added
+    shared = min(len(done), len(grown))
+    if done[:shared] != grown[:shared]:
+        raise ModelError(
+            f"this model has grown by {_sizes(done)}, the settings say {_sizes(grown)}; compatible models must grow by "
+            "the same capacities in the same order"
+        )
+    return grown[shared:] if encoder.classifier.fixed else ()
+
+
+def _sizes(grown: tuple[int, ...]) -> str:
+    return ", then ".join(map(str, grown))
+
+
+def _require_same_prototypes(previous: Encoder, settings: Settings) -> None:
+    """A version from new weights must have the prototypes of the one before, or its classes' slots mean nothing."""
+    head = previous.classifier
+    old = (head.outputs - sum(head.added), *head.added)
+    new = (settings.classifier_options.get("capacity", settings.capacity), *settings.grown)
+    if head.fixed and new[: len(old)] != old:
+        raise ModelError(
+            f"the settings make room for {_sizes(new)} classes, the previous version for {_sizes(old)}: its classes "
+            "would lose their prototypes. Keep its capacity and its growth"
+        )
+
+
+def _continued(number: int, images: ImageSet, base: Encoder, previous: Encoder | None, settings: Settings) -> Encoder:
+    """A copy of ``base`` with slots for every class so far and the new ones."""
+    encoder = copy.deepcopy(base)
+    encoder.adapter = None  # it leads to ``base``, not to the new version
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
+        for extra in missing_growth(encoder, settings.grown):
+            encoder.grow(extra)
+        if previous is not None and previous is not base:
+            encoder.join_slots(previous)
+        encoder.add_classes(images.classes, settings.side)
+    return encoder
+
+
+# What the weights depend on.
+
+
+class Fingerprint(NamedTuple):
+    """A digest of everything that the weights depend on, and a short one for each part, by its readable name.
+
+    The whole says whether a run may be resumed, the parts say what differs.
+    """
+
+    whole: str
+    parts: dict[str, str]
+
+
+def fingerprint_of(
+    number: int,
+    images: ImageSet,
+    context: TrainingContext,
+    method: Method,
+    settings: Settings,
+    validation: Validation | None,
+) -> Fingerprint:
+    """Digests of all that the weights of version ``number`` depend on."""
+    memory, vectors = context.memory.images, context.old_vectors
+    content: dict[str, Any] = {
+        "previous": None if context.previous is None else weights_digest(context.previous),
+        "replacement": None if context.replacement is None else weights_digest(context.replacement),
+        "first": None if context.first is None else weights_digest(context.first),
+        "pretrained": None if context.pretrained is None else weights_digest(context.pretrained),
+        "old vectors": None if vectors is None else _vectors_digest(vectors),
+        "version": number,
+        "images": images.fingerprint(),
+        "memory": None if memory is None else memory.fingerprint(),
+        "validation": None if validation is None else validation.fingerprint(),
+        "method": [method.name, dict(method.options), method.initialisation],
+        "settings": settings.to_json(),
+    }
+    parts = {
+        **content,
+        "method": method.name,
+        "method options": dict(method.options),
+        "starting weights": method.initialisation,
+        "classes": list(images.classes),
+        **_flat(content["settings"]),
+    }
+    del parts["settings"]
+    names = {name: _PART_NAMES.get(name, name.replace("_", " ")) for name in parts}
+    return Fingerprint(_digest(content), {names[name]: _digest(value)[:_SHORT] for name, value in parts.items()})
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings one by one, with those of the recipe and of the augmentation."""
+    nested = ("recipe", "augmentation")
+    flat = {name: value for name, value in settings.items() if name not in nested}
+    return flat | {name: value for part in nested for name, value in settings[part].items()}
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _vectors_digest(stored: OldVectors) -> str:
+    digest = hashlib.sha256(json.dumps([stored.classes, stored.vectors.shape, str(stored.vectors.dtype)]).encode())
+    digest.update(stored.vectors.tobytes() + stored.labels.astype("int64").tobytes())
+    return digest.hexdigest()
+
+
+def weights_digest(encoder: Encoder) -> str:
+    """A SHA-256 of an encoder's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(encoder.state_dict().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+# Validation data, for choosing the best compatible epoch of an upgrade (CoReS, section 4.3).
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Labelled images like those of the gallery (eq. 11's G-hat) and queries for them, not searched later.
+
+    Both must name the same classes in the same order.
+    """
+
+    queries: ImageSet
+    gallery: ImageSet
+    protocol: str = "template"
+
+    def __post_init__(self) -> None:
+        if self.queries.classes != self.gallery.classes:
+            raise InputError(
+                "queries and gallery must name the same classes in the same order, got "
+                f"{self.queries.classes} and {self.gallery.classes}; use of_classes on one of them"
+            )
+
+    def select(self, previous: Encoder) -> Select:
+        """Scores a model after an epoch against ``previous``, whose own test is run once."""
+        old = version_features("old", previous, self.queries, self.gallery)
+        old_self_test = float(self._matrix(old)[0, 0])
+
+        def scores(encoder: Encoder) -> ValidationScores:
+            new = version_features("new", encoder, self.queries, self.gallery)
+            matrix = self._matrix(old, new)
+            return ValidationScores(float(matrix[1, 1]), float(matrix[1, 0]), old_self_test)
+
+        return scores
+
+    def _matrix(self, *features: VersionFeatures) -> NDArray[np.float64]:
+        return cross_test(features, self.queries.labels, self.gallery.labels, self.protocol).matrix
+
+    def fingerprint(self) -> str:
+        """Of both sets and the protocol."""
+        return f"{self.queries.fingerprint()} {self.gallery.fingerprint()} {self.protocol}"
+
+
+def version_features(
+    name: str, encoder: Encoder, queries: ImageSet, gallery: ImageSet, progress: bool = False
+) -> VersionFeatures:
+    """A version's short forms of query and gallery images, ready for a cross-test."""
+    vectors = [encoder.encode(part.images, form="short", progress=progress) for part in (queries, gallery)]
+    adapt = None if encoder.adapter is None else encoder.adapter.adapt
+    return VersionFeatures(
+        name, vectors[0], vectors[1], encoder.projection_matrix(), adapt, parts=encoder.classifier.parts
+    )
