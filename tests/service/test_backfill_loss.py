@@ -19,7 +19,6 @@ from fixstar.data import from_arrays
 from fixstar.errors import GateError
 from fixstar.service.client import Client, ServiceError
 from fixstar.service.jobs import JobFiles, Jobs
-from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
 from fixstar.workspace.backfill.run import PlanFiles
 from fixstar.workspace.held_out import keep_held_out
@@ -132,7 +131,7 @@ def test_a_kill_between_the_prediction_and_the_refusal_does_not_let_it_run(
 ) -> None:
     with monkeypatch.context() as killed:
         killed.setattr(Jobs, "_fail", lambda *_: None)  # the process ends before the refusal is on disk
-        work = Jobs(space, ServiceSettings())
+        work = Jobs(space)
         work.start()
         job = work.submit("backfill", {"target": "v2", "rate": None, "anyway": False, **ASKED})
         end = time.monotonic() + 20
@@ -142,7 +141,7 @@ def test_a_kill_between_the_prediction_and_the_refusal_does_not_let_it_run(
         work.stop()
     [left] = JobFiles(space.path).load()
     assert left.state == "running"
-    again = Jobs(space, ServiceSettings())
+    again = Jobs(space)
     again.start()
     while not (seen := again.get(job.id)).has_ended:
         assert time.monotonic() < end

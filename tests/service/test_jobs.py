@@ -19,7 +19,6 @@ from fixstar.errors import FixstarError, InputError
 from fixstar.service import jobs
 from fixstar.service.jobs import Job, JobFiles, Jobs
 from fixstar.service.problems import Problem
-from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Indexed, Workspace, catalogue
 
 
@@ -35,7 +34,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def running(space: Workspace) -> Jobs:
-    made = Jobs(space, ServiceSettings())
+    made = Jobs(space)
     made.start()
     return made
 

@@ -15,7 +15,6 @@ from shops import shop
 
 from fixstar.service import jobs
 from fixstar.service.jobs import Job, JobFiles, Jobs
-from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
 
@@ -60,7 +59,7 @@ def revs(space: Workspace) -> dict[str, int]:
 
 
 def running(space: Workspace) -> Jobs:
-    made = Jobs(space, ServiceSettings())
+    made = Jobs(space)
     made.start()
     return made
 

@@ -100,7 +100,7 @@ def test_who_cancels_a_job_is_written_down(
 
 def test_a_job_of_before_has_nobody(space: Workspace) -> None:
     files = JobFiles(space.path)
-    work = jobs.Jobs(space, None)  # type: ignore[arg-type]
+    work = jobs.Jobs(space)
     work.start()
     try:
         path = files.directory / f"{work.submit('index', {'items': []}).id}.json"
@@ -117,12 +117,12 @@ def test_a_second_service_is_refused_before_it_starts(space: Workspace) -> None:
     from fixstar.service.serve import serve
     from fixstar.service.settings import ServiceSettings
 
-    first = jobs.Jobs(space, ServiceSettings())
+    first = jobs.Jobs(space)
     first.lock()
     with pytest.raises(InputError, match="another service"):
         serve(space, ServiceSettings(port=0))
     first.stop()
-    second = jobs.Jobs(space, ServiceSettings())
+    second = jobs.Jobs(space)
     second.lock()
     second.start()  # what is held is not asked for twice
     second.stop()

@@ -64,7 +64,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         intake = Intake(settings)
         batcher = QueryBatcher(workspace, settings, metrics, intake)
-        jobs = locked or Jobs(workspace, settings)
+        jobs = locked or Jobs(workspace)
         app.state.context = Context(workspace, settings, keys, intake, batcher, jobs, metrics)
         batcher.start()
         jobs.start()

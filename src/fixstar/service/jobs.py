@@ -24,7 +24,6 @@ from fixstar.durable import exclusive, remove_leftovers, replace_file, replace_j
 from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
 from fixstar.gallery.store import Payload, Vectors
 from fixstar.service.problems import Problem, to_step
-from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspace
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
@@ -222,27 +221,22 @@ def _index(space: Workspace, running: RunningJob) -> Result:
     job = running.job()
     items: Sequence[Mapping[str, Any]] = job.parameters["items"]
     done, result = job.done, dict(job.result or {"added": 0, "overtaken": 0, "versions": {}, "bad": [], "bad_count": 0})
+    overtaken: list[str] = []
+
+    def store(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
+        with running.writing() as written:  # nobody writes between this look and the write
+            own = [row for row, name in enumerate(ids) if name not in written]
+            if own:
+                kept = [payloads[row] for row in own]
+                space.gallery.upsert(version, [ids[row] for row in own], vectors[own], kept)
+        overtaken.extend(name for name in ids if name in written)
+
     while done < len(items):
         if running.stopped():
             raise StoppedError(f"{done:,} of {len(items):,} items were processed", result)
         rows = items[done : done + BATCH]
         batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in rows]
-        overtaken: list[str] = []
-
-        def store(
-            version: str,
-            ids: Sequence[str],
-            vectors: Vectors,
-            payloads: Sequence[Payload],
-            overtaken: list[str] = overtaken,
-        ) -> None:
-            with running.writing() as written:  # nobody writes between this look and the write
-                own = [row for row, name in enumerate(ids) if name not in written]
-                if own:
-                    kept = [payloads[row] for row in own]
-                    space.gallery.upsert(version, [ids[row] for row in own], vectors[own], kept)
-            overtaken.extend(name for name in ids if name in written)
-
+        overtaken.clear()
         stored = space.index(batch, again=True, store=store)  # again: the payload may have changed
         bad = [_bad_image(one, done, rows) for one in stored.bad]
         added = stored.added - len(overtaken)
@@ -407,8 +401,8 @@ WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {"index": _index, "
 class Jobs:
     """The jobs of one workspace. Threads may share it; one process at a time may run them."""
 
-    def __init__(self, workspace: Workspace, settings: ServiceSettings) -> None:
-        self._workspace, self._settings = workspace, settings
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self.history = History(workspace)
         self._files = JobFiles(workspace.path)
         self._jobs: dict[str, Job] = {}

@@ -1,7 +1,7 @@
 """The JSON of the API: one model per request and per response, shared by the routes and the client.
 
 Requests refuse unknown fields. Responses are read leniently, so that a client works with a newer service. Nothing in
-them says where files are on the service's machine. Needs pydantic only.
+them says where files are on the service's machine. Needs pydantic, and no web framework.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+
+from fixstar.service.keys import Role
 
 __all__ = [
     "MAX_RESULTS",
@@ -57,7 +59,6 @@ __all__ = [
 
 MAX_RESULTS = 100  # an operator may allow fewer
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
-Role = Literal["read", "write", "admin"]
 
 
 class _Request(BaseModel):

@@ -52,7 +52,7 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     most = max_connections()
     with _listening(settings) as listener:
-        jobs = Jobs(workspace, settings)
+        jobs = Jobs(workspace)
         jobs.lock()  # here, where a refusal is still one line
         config = uvicorn.Config(
             create_app(workspace, settings, keys, jobs),
