@@ -121,9 +121,14 @@ def test_a_form_where_json_is_asked_for_names_the_header(http: TestClient) -> No
     told(http.post("/v1/rollback", **form), 422, "content-type: application/json")
 
 
-def test_a_refused_deployment_changes_nothing(http: TestClient, space: Workspace) -> None:
+def test_a_refused_deployment_says_what_to_send_not_what_to_type(http: TestClient, space: Workspace) -> None:
     body = told(http.post("/v1/deploy", json={"version": "v3"}), 409, "next_steps")
     assert body["type"] == "/problems/not-compatible"
+    requests = [step["request"] for step in body["next_steps"]]
+    assert {"method": "POST", "path": "/v1/versions/v3/check", "body": {}} in requests
+    assert {"method": "POST", "path": "/v1/deploy", "body": {"version": "v3", "force": None}} in requests
+    for words in ("fixstar deploy", "fixstar check", "--force"):
+        assert words not in str(body)
     assert space.deployed() == "v1"
 
 

@@ -82,4 +82,6 @@ def test_a_check_carries_its_next_steps(tmp_path: Path) -> None:
         check = http.get("/v1/versions/v2/check").json()
         assert check["reasons"] == job["result"]["reasons"]
         assert check["next_steps"] == job["result"]["next_steps"]
+        assert [step["action"] for step in check["next_steps"]] == ["check", "upgrade"]  # nothing was held out
+        assert "fixstar" not in str(check["reasons"])
         assert http.get("/v1/versions/v2").json()["last_check"] == check
