@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from fixstar.benchmarks import DATASETS, catalogue, dataset
-from fixstar.benchmarks.datasets import Part
-from fixstar.benchmarks.datasets.entries import IMAGENET20, TINYIMAGENET20
+from fixstar.benchmarks.datasets import IMAGENET20, TINYIMAGENET20, Part
 from fixstar.errors import DataError, UnknownNameError
 
 

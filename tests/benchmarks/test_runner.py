@@ -16,13 +16,10 @@ import torch
 from small_benchmark import SEARCH, VERIFICATION
 
 from fixstar.benchmarks import MethodChoice, benchmark, mps
-from fixstar.benchmarks.extras import Extras
 from fixstar.benchmarks.jobs import Folders, Job, complete
-from fixstar.benchmarks.plan import Run, plan
-from fixstar.benchmarks.readiness import missing_data, obstacles, require_data
+from fixstar.benchmarks.plan import Run, missing_data, obstacles, plan, require_data
 from fixstar.benchmarks.result import RunResult
-from fixstar.benchmarks.runner import Progress, run_benchmark
-from fixstar.benchmarks.searched import Searched
+from fixstar.benchmarks.runner import Extras, Progress, Searched, run_benchmark
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
 from fixstar.evaluation import summary
 from fixstar.evaluation.verification import kfold_accuracy
@@ -309,7 +306,7 @@ def test_the_ablations_of_cores_reach_the_scenario(data: Path, tmp_path: Path, m
     assert not known & set(first.pretrained.slots.classes)
     assert len(first.validation.queries) + len(first.validation.gallery) == 90
     assert {number: later.backbone for number, later in first.later.items()} == {2: "tiny", 3: "lenet++"}
-    monkeypatch.setattr("fixstar.benchmarks.extras.train_version", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("fixstar.benchmarks.runner.train_version", lambda *_, **__: pytest.fail("trained again"))
     again = Extras.of(run, data, tmp_path, settings, progress=False)
     assert again.pretrained is not None
     assert weights_digest(again.pretrained) == weights_digest(first.pretrained)

@@ -13,8 +13,7 @@ from fixstar.benchmarks import benchmark
 from fixstar.benchmarks.comparison import Comparison, Line, compare, read_results
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
-from fixstar.benchmarks.table_pictures import draw
-from fixstar.benchmarks.table_text import markdown, parts_of, put_section, table_of, what_differs
+from fixstar.benchmarks.tables import draw, markdown, parts_of, put_section, table_of, what_differs
 
 SEVEN = benchmark("cifar100-10/7")
 

@@ -1,21 +1,31 @@
-"""Several runs at once, each a process of its own with its own log. One that fails does not stop the others."""
+"""Several runs at once, each a process of its own with its own log: how they are started, share a GPU, and are shown.
+
+One that fails does not stop the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult
 from fixstar.benchmarks.runner import Progress, run_benchmark
 
-__all__ = ["Board", "Folders", "Job", "complete", "run_jobs"]
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+__all__ = ["Board", "Folders", "Job", "clock", "complete", "live_board", "run_jobs", "shared_gpu", "table_of"]
 
 _POLL = 0.2  # seconds
 
@@ -172,3 +182,106 @@ def _stop(job: Job) -> None:
     except subprocess.TimeoutExpired:
         job.process.kill()
         job.process.wait()
+
+
+_CONTROL = "nvidia-cuda-mps-control"
+_TRY = "import torch; torch.zeros(1, device='cuda')"
+
+
+@contextlib.contextmanager
+def shared_gpu(say: Callable[[str], object]) -> Iterator[dict[str, str]]:
+    """Start the service in a temporary folder and stop it afterwards; yields what its clients need in the environment.
+
+    Nothing is needed, and nothing started, where there is no GPU or no such service, or where it does not answer.
+    """
+    if not _has_gpu() or shutil.which(_CONTROL) is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="fixstar-mps-") as folder:
+        client = {"CUDA_MPS_PIPE_DIRECTORY": folder}
+        environment = {**os.environ, **client, "CUDA_MPS_LOG_DIRECTORY": str(Path(folder) / "log")}
+        (Path(folder) / "log").mkdir()
+        started = subprocess.run([_CONTROL, "-d"], env=environment, capture_output=True, text=True)
+        try:
+            tried = subprocess.run([sys.executable, "-c", _TRY], env={**os.environ, **client}, capture_output=True)
+            if started.returncode or tried.returncode:
+                say("the GPU is shared without MPS, which does not answer here")
+                _stop_mps(environment)
+                yield {}
+                return
+            say("the GPU is shared by MPS")
+            yield client
+        finally:
+            _stop_mps(environment)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.device_count() > 0  # asks the driver without taking the GPU
+
+
+def _stop_mps(environment: dict[str, str]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run([_CONTROL], input="quit\n", env=environment, capture_output=True, text=True, timeout=60)
+
+
+@contextlib.contextmanager
+def live_board() -> Iterator[Board]:
+    """A board on standard error."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield _Live(live)
+
+
+def table_of(jobs: Sequence[Job]) -> Table:
+    """All runs: what each is at, how far it has come, and how long it will still take."""
+    from rich.table import Table
+
+    table = Table("run", "state", "", "time", "left", box=None, pad_edge=False)
+    for job in jobs:
+        left = job.seconds_left()
+        table.add_row(
+            job.run.name,
+            job.stage if job.state == "running" else job.state,
+            f"{job.share:.0%}",
+            clock(job.seconds) if job.seconds else job.note,
+            "" if left is None else clock(left),
+        )
+    counts = {state: sum(job.state == state for job in jobs) for state in ("done", "running", "waiting", "failed")}
+    table.caption = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    table.caption_justify = "left"
+    return table
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> clock(59.7), clock(3671)
+    ('1:00', '1:01:11')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class _Live(Board):
+    def __init__(self, live: Live) -> None:
+        self.live = live
+
+    def show(self, jobs: Sequence[Job]) -> None:
+        self.live.update(table_of(jobs), refresh=True)
+
+
+class _Lines(Board):
+    def changed(self, job: Job) -> None:
+        words = job.stage if job.state == "running" else " ".join([job.state, job.note]).strip()
+        left = job.seconds_left()
+        rest = "" if left is None else f", about {clock(left)} left"
+        print(f"{clock(job.seconds):>8}  {job.run.name}: {words}{rest}", file=sys.stderr, flush=True)

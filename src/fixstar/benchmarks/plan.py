@@ -20,15 +20,58 @@ from typing import Any
 import numpy as np
 
 from fixstar.benchmarks.catalogue import Benchmark, MethodChoice
-from fixstar.benchmarks.datasets import dataset
-from fixstar.benchmarks.readiness import obstacles
+from fixstar.benchmarks.datasets import Dataset, dataset
 from fixstar.data import ImageSet, TaskStream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.training import Recipe, Settings
 
-__all__ = ["SETTINGS", "Run", "changed_settings", "file_stem", "method_choice", "plan"]
+__all__ = [
+    "MEASURED",
+    "SETTINGS",
+    "Run",
+    "changed_settings",
+    "datasets_of",
+    "file_stem",
+    "method_choice",
+    "missing_data",
+    "obstacles",
+    "plan",
+    "require_data",
+]
+
+MEASURED = ("template", "image", "verification", "verification-published")
+"""The protocols that a run can be judged by."""
+
+
+def obstacles(benchmark: Benchmark) -> list[str]:
+    """What keeps a benchmark from being run, wherever it is; its data may be missing beside."""
+    lines = benchmark.obstacles()
+    lines += [f"no run measures {protocol}" for protocol in benchmark.protocols if protocol not in MEASURED]
+    if benchmark.scenario == "replacing":
+        lines.append("no run trains the models that take over")
+    if benchmark.pairs is None and any(protocol.startswith("verification") for protocol in benchmark.protocols):
+        lines.append(f"no reader for the pairs of {dataset(benchmark.evaluation).title}")
+    return lines
+
+
+def datasets_of(benchmark: Benchmark) -> list[Dataset]:
+    """The datasets that it needs: to train, to search, and to pre-train the models that take over."""
+    names = [benchmark.training, benchmark.evaluation, *(model.dataset for model in benchmark.replacements)]
+    return [dataset(name) for name in dict.fromkeys(names)]
+
+
+def missing_data(benchmark: Benchmark, data: str | Path) -> list[str]:
+    """What is missing below the data folder, in readable lines; nothing means that all is there."""
+    return [line for source in datasets_of(benchmark) for line in source.check(data)]
+
+
+def require_data(benchmark: Benchmark, data: str | Path) -> None:
+    """Refuse to begin without the datasets, and say where to get them."""
+    for source in datasets_of(benchmark):
+        source.require(data)
+
 
 _RECIPE = ("learning_rate", "weight_decay")
 SETTINGS = (*_RECIPE, "replay_per_class", "length")  # that a run may change; the last is of fixed prototypes

@@ -15,26 +15,140 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fixstar import __version__
-from fixstar.benchmarks.extras import Extras
+from fixstar.benchmarks.catalogue import Benchmark
+from fixstar.benchmarks.datasets import dataset
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
-from fixstar.benchmarks.searched import Searched
-from fixstar.data import TaskStream
+from fixstar.data import ImageSet, TaskStream, class_order
 from fixstar.durable import exclusive, replace_file, replace_json
 from fixstar.errors import CheckpointError
-from fixstar.evaluation import VersionFeatures
-from fixstar.training import Settings, Version, lifelong, retraining
+from fixstar.evaluation import (
+    Pairs,
+    VersionFeatures,
+    cross_test,
+    cross_test_scores,
+    draw_pairs,
+    kfold_accuracy,
+    sample_pairs,
+)
+from fixstar.evaluation.verification import gallery_query_split
+from fixstar.models import Encoder
+from fixstar.training import Settings, TrainingContext, Validation, Version, lifelong, retraining, train_version
 
-__all__ = ["Progress", "run_benchmark"]
+__all__ = ["PAIRS_SEED", "Extras", "Progress", "Searched", "run_benchmark"]
+
+PAIRS_SEED = 0  # the same pairs in every run
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """Queries and gallery, one and the same set for verification, and the ``pairs`` drawn from it.
+
+    ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published": they
+    are cut into folds as they stand, which is what sets its figures apart from ours. Two things stay ours: the images
+    are normalised as in training (theirs by CIFAR-10's own figures), and equal accuracies are not compatible.
+    """
+
+    queries: ImageSet
+    gallery: ImageSet
+    pairs: Pairs | None = None
+    drawn: Pairs | None = None
+
+    @classmethod
+    def open(cls, benchmark: Benchmark, data: str | Path) -> Searched:
+        """The benchmark's splits of its evaluation dataset, below the data folder."""
+        source = dataset(benchmark.evaluation)
+        gallery = source.open(data, benchmark.gallery_split)
+        same = benchmark.query_split == benchmark.gallery_split
+        queries = gallery if same else source.open(data, benchmark.query_split)
+        if benchmark.pairs is None:
+            return cls(queries, gallery)
+        pairs, drawn = (draw(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED) for draw in (sample_pairs, draw_pairs))
+        return cls(queries, gallery, pairs, drawn)
+
+    @property
+    def images(self) -> int:
+        """How many images every version embeds."""
+        return len(self.gallery) + (0 if self.queries is self.gallery else len(self.queries))
+
+    def matrix(
+        self, versions: Sequence[VersionFeatures], protocol: str, device: str | None = None
+    ) -> NDArray[np.float64]:
+        """C[t, k] for t >= k, NaN above; in verification the first image of a pair is by t, the second by k."""
+        if protocol == "verification-published" and self.drawn is not None:
+            return self._published(versions, self.drawn)
+        labels = self.queries.labels, self.gallery.labels
+        return cross_test(versions, *labels, protocol, pairs=self.pairs, device=device).matrix
+
+    def _published(self, versions: Sequence[VersionFeatures], pairs: Pairs) -> NDArray[np.float64]:
+        matrix = np.full((len(versions), len(versions)), np.nan)
+        for cell, scores in cross_test_scores(versions, pairs).items():
+            matrix[cell] = kfold_accuracy(scores, pairs.same, stratified=False).mean
+        return matrix
+
+
+_VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The keywords of ``retraining`` beside its stream, method and settings."""
+
+    pretrained: Encoder | None = None
+    validation: Validation | None = None
+    later: Mapping[int, Settings] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run, data: Path, folder: Path, settings: Settings, progress: bool) -> Extras:
+        """Those of a run; a model that was pre-trained before is read back from ``folder``."""
+        extra = run.benchmark.extra
+        backbones = extra.get("backbone_of_each_version", ())
+        recipes = [run.shortened(recipe) for recipe in extra.get("recipe_of_each_version", ())]
+        later = {i: replace(settings, backbone=name) for i, name in enumerate(backbones, start=1) if i > 1}
+        for i, recipe in enumerate(recipes, start=1):
+            if i in later:
+                later[i] = replace(later[i], recipe=recipe)
+        validation = _validation(run, data) if extra.get("model_selection") else None
+        pretrained = None
+        if classes := extra.get("pretraining_classes"):
+            pretrained = _pretrained(run, data, folder / "pretrained", settings, classes, progress)
+        return cls(pretrained, validation, later)
+
+
+def _validation(run: Run, data: Path) -> Validation:
+    images = dataset(run.benchmark.evaluation).open(data, "train")
+    chosen = images.take(np.sort(np.random.default_rng(0).permutation(len(images))[:_VALIDATION]))
+    split = gallery_query_split(chosen.labels, seed=0)
+    return Validation(chosen.take(split.queries), chosen.take(split.gallery))
+
+
+def _pretrained(run: Run, data: Path, folder: Path, settings: Settings, classes: int, progress: bool) -> Encoder:
+    """A model of the classes that the tasks leave over (CoReS, section 6.3)."""
+    device = settings.torch_device()
+    if not folder.exists():
+        images = dataset(run.benchmark.training).open(data, "train")
+        version = train_version(
+            0, _left_over(run, images, classes), TrainingContext(), run.create(), settings, progress=progress
+        )
+        version.encoder.save(folder)
+    return Encoder.load(folder, device)
+
+
+def _left_over(run: Run, images: ImageSet, classes: int) -> ImageSet:
+    taken = sum(run.benchmark.tasks.sizes)
+    names = class_order(images.classes, run.class_order or None)
+    return images.of_classes(names[taken : taken + classes])
+
 
 _PIXELS = 1 << 20  # embedded at a time, in 256 to 1024 images: a GPU waits for the host after each batch
 

@@ -64,7 +64,7 @@ def list_benchmarks(
 
 
 def _row(entry: Benchmark, data: Path) -> dict[str, Any]:
-    from fixstar.benchmarks.readiness import missing_data, obstacles
+    from fixstar.benchmarks.plan import missing_data, obstacles
 
     blocked, missing = obstacles(entry), missing_data(entry, data)
     return {
@@ -96,7 +96,7 @@ def _description(row: dict[str, Any]) -> str:
 
 
 def _details(entry: Benchmark, data: Path) -> dict[str, Any]:
-    from fixstar.benchmarks.readiness import datasets_of
+    from fixstar.benchmarks.plan import datasets_of
 
     return {
         **_row(entry, data),
@@ -179,8 +179,7 @@ def run(
     """Run a benchmark. Finished runs are skipped; the same command resumes after an interruption."""
     from fixstar.benchmarks import benchmark
     from fixstar.benchmarks.jobs import Folders
-    from fixstar.benchmarks.plan import plan
-    from fixstar.benchmarks.readiness import require_data
+    from fixstar.benchmarks.plan import plan, require_data
 
     entry = benchmark(name)
     runs = plan(
@@ -224,9 +223,7 @@ def _run_here(one: Run, folders: Folders, device: str, as_json: bool) -> None:
 
 
 def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bool, as_json: bool) -> None:
-    from fixstar.benchmarks.board import live_board
-    from fixstar.benchmarks.jobs import run_jobs
-    from fixstar.benchmarks.mps import shared_gpu
+    from fixstar.benchmarks.jobs import live_board, run_jobs, shared_gpu
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as at Ctrl-C, no job is left behind
     sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
@@ -307,14 +304,14 @@ def table(
     """Compare the runs of a benchmark with the published figures: mean and deviation over class orders and seeds."""
     from fixstar.benchmarks import benchmark
     from fixstar.benchmarks.comparison import compare, read_results
-    from fixstar.benchmarks.table_pictures import draw
+    from fixstar.benchmarks.tables import draw
 
     entry = benchmark(name)
     comparison = compare(entry, read_results(entry, results))
     drawn = [] if pictures is None else draw(comparison, pictures)
     if markdown is not None:
-        from fixstar.benchmarks.table_text import markdown as section
-        from fixstar.benchmarks.table_text import put_section
+        from fixstar.benchmarks.tables import markdown as section
+        from fixstar.benchmarks.tables import put_section
         from fixstar.durable import replace_file
 
         text = put_section(_text_of(markdown), entry.name, section(comparison, drawn, markdown.parent))
@@ -364,7 +361,7 @@ def _line_json(line: Line) -> dict[str, Any]:
 
 
 def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
-    from fixstar.benchmarks.table_text import parts_of, table_of, what_differs
+    from fixstar.benchmarks.tables import parts_of, table_of, what_differs
 
     print(f"{comparison.benchmark.name}: {comparison.benchmark.title}")
     for columns in parts_of(comparison):

@@ -1,12 +1,222 @@
-"""Every dataset that a benchmark names."""
+"""The datasets of the papers: where each comes from, how it must lie in the data folder, and what is missing there."""
 
 from __future__ import annotations
 
-from fixstar.benchmarks.datasets import loaders
-from fixstar.benchmarks.datasets.layout import Dataset, Part
-from fixstar.data.formats import cifar10, cifar100
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["DATASETS", "IMAGENET20", "TINYIMAGENET20"]
+import numpy as np
+
+from fixstar.data import ImageSet
+from fixstar.data.formats import (
+    IMAGE_EXTENSIONS,
+    OMNIGLOT_PARTS,
+    check_split,
+    cifar10,
+    cifar100,
+    class_folders,
+    idx_images,
+    image_folder,
+    omniglot_folder,
+)
+from fixstar.errors import DataError, UnknownNameError
+
+__all__ = [
+    "DATASETS",
+    "IMAGENET20",
+    "TINYIMAGENET20",
+    "Dataset",
+    "Loader",
+    "Part",
+    "cub",
+    "dataset",
+    "imagenet32",
+    "imagenet_classes",
+    "imagenet_list",
+    "mnist",
+    "omniglot",
+    "split_folders",
+    "train_folder",
+]
+
+Loader = Callable[[Path, str], ImageSet]
+
+_SHOWN = 5  # names that a message lists
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file or folder that must be there, relative to the data folder.
+
+    ``size`` is a file's length in bytes. ``classes`` makes it a folder of class folders: how many, or which. ``images``
+    makes it a folder with images somewhere inside. ``instead`` is a path that serves as well.
+    """
+
+    path: str
+    size: int | None = None
+    classes: int | tuple[str, ...] | None = None
+    images: bool = False
+    instead: str = ""
+
+    def missing(self, folder: Path) -> list[str]:
+        """What is not as it must be, in readable lines."""
+        place = folder / self.path
+        if self.instead and (folder / self.instead).exists():
+            return []
+        if self.classes is not None or self.images:
+            return self._missing_images(place) if place.is_dir() else [f"{self.path}: no such folder"]
+        if not place.is_file():
+            return [f"{self.path}: no such file"]
+        size = place.stat().st_size
+        if self.size is not None and size != self.size:
+            return [f"{self.path}: {size:,} bytes, expected {self.size:,}; copy the file again"]
+        return []
+
+    def _missing_images(self, place: Path) -> list[str]:
+        if self.classes is None:
+            return [] if _has_image(place) else [f"{self.path}: no images inside"]
+        if isinstance(self.classes, int):
+            found = sum(_has_image(child) for child in class_folders(place))
+            wrong = found != self.classes
+            return [f"{self.path}: {found:,} class folders with images, expected {self.classes:,}"] if wrong else []
+        lacking = [name for name in self.classes if not _has_image(place / name)]
+        more = ", ..." if len(lacking) > _SHOWN else ""
+        shown = ", ".join(lacking[:_SHOWN]) + more
+        return [f"{self.path}: {len(lacking)} of {len(self.classes)} classes missing: {shown}"] if lacking else []
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that its user fetches: fixstar downloads nothing.
+
+    ``layout`` shows how it lies in the data folder. ``load`` is None where no loader exists.
+    """
+
+    name: str
+    title: str
+    about: str
+    page: str
+    url: str
+    licence: str
+    layout: str
+    parts: tuple[Part, ...]
+    load: Loader | None = None
+
+    def check(self, folder: str | Path) -> list[str]:
+        """What is missing below the data folder; nothing means that it is complete."""
+        return [line for part in self.parts for line in part.missing(Path(folder))]
+
+    def instructions(self) -> str:
+        """Where to get it and how to lay it out."""
+        return f"{self.title}: {self.page}, {self.url} ({self.licence}). Lay it out as\n  {self.layout}"
+
+    def require(self, folder: str | Path) -> None:
+        """Refuse a data folder that lacks something, and say where to get it."""
+        if missing := self.check(folder):
+            lines = "\n  ".join(missing)
+            raise DataError(f"{folder}: {self.title} is not complete:\n  {lines}\n{self.instructions()}")
+
+    def open(self, folder: str | Path, split: str) -> ImageSet:
+        """The labelled images of a split, "train" or "test", after a check of the layout."""
+        if self.load is None:
+            raise DataError(
+                f"fixstar has no loader for {self.title}; bring it into class folders or a CSV with the columns "
+                "path,label and use fixstar.data.open_images"
+            )
+        self.require(folder)
+        return self.load(Path(folder), split)
+
+
+def _has_image(folder: Path) -> bool:
+    """Whether there is an image in a folder, however deep; stops at the first."""
+    return any(path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".") for path in folder.rglob("*"))
+
+
+def split_folders(train: str, test: str) -> Loader:
+    """A folder of class folders for each split."""
+
+    def load(folder: Path, split: str) -> ImageSet:
+        check_split(split)
+        return image_folder(folder / (train if split == "train" else test))
+
+    return load
+
+
+def train_folder(path: str) -> Loader:
+    """One folder of class folders, all for training."""
+
+    def load(folder: Path, split: str) -> ImageSet:
+        if split != "train":
+            raise DataError(f"{folder / path}: no split {split!r}, all its images are for training")
+        return image_folder(folder / path)
+
+    return load
+
+
+_imagenet = split_folders("imagenet/train", "imagenet/val")
+
+
+def imagenet_classes(names: Sequence[str]) -> Loader:
+    """Some of ImageNet's classes."""
+    return lambda folder, split: _imagenet(folder, split).of_classes(names)
+
+
+def imagenet_list(listed: bool) -> Loader:
+    """The classes that imagenet/imagenet100.txt lists, or all the others."""
+
+    def load(folder: Path, split: str) -> ImageSet:
+        images = _imagenet(folder, split)
+        lines = (folder / "imagenet" / "imagenet100.txt").read_text(encoding="utf-8").split()
+        return images.of_classes(lines if listed else [name for name in images.classes if name not in set(lines)])
+
+    return load
+
+
+def imagenet32(folder: Path, split: str) -> ImageSet:
+    """ImageNet at 32x32 in its NumPy batches; classes are "1" to "1000", as its labels are."""
+    check_split(split)
+    place = folder / "imagenet32"
+    files = [f"train_data_batch_{i}.npz" for i in range(1, 11)] if split == "train" else ["val_data.npz"]
+    images, labels = [], []
+    for name in files:
+        with np.load(place / name, allow_pickle=False) as batch:
+            planes, numbers = batch["data"], batch["labels"]
+        if planes.dtype != np.uint8 or planes.shape[1:] != (3072,) or numbers.min() < 1 or numbers.max() > 1000:
+            raise DataError(f"{place / name}: not ImageNet32: expected uint8 data [N, 3072] and labels 1 to 1000")
+        images.append(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels.append(numbers.astype(np.int64) - 1)
+    classes = tuple(str(i) for i in range(1, 1001))
+    return ImageSet(np.concatenate(images), np.concatenate(labels), classes, f"imagenet32 {split}")
+
+
+def cub(first: int, last: int) -> Loader:
+    """CUB's classes ``first`` to ``last``, counted from 1, in its official split into train and test."""
+
+    def load(folder: Path, split: str) -> ImageSet:
+        check_split(split)
+        root = folder / "CUB_200_2011"
+        images = image_folder(root / "images")
+        names = dict(line.split() for line in (root / "images.txt").read_text().splitlines())
+        training = dict(line.split() for line in (root / "train_test_split.txt").read_text().splitlines())
+        wanted = {root / "images" / name for i, name in names.items() if (training[i] == "1") == (split == "train")}
+        assert isinstance(images.images, tuple), "image_folder names files"
+        chosen = images.take(np.array([path in wanted for path in images.images]))
+        return chosen.of_classes(images.classes[first - 1 : last])
+
+    return load
+
+
+def mnist(folder: Path, split: str) -> ImageSet:
+    """MNIST's idx files."""
+    return idx_images(folder / "mnist", split)
+
+
+def omniglot(folder: Path, split: str) -> ImageSet:
+    """Omniglot's background characters as "train", those of its evaluation set as "test"."""
+    check_split(split)
+    return omniglot_folder(folder / "omniglot" / OMNIGLOT_PARTS[split])
+
 
 TINYIMAGENET20 = (  # HOC, appendix C
     *("n04116512", "n03447721", "n11939491", "n02951585", "n02437616", "n03538406", "n02095889", "n02169497"),
@@ -70,7 +280,7 @@ _ALL = [
         *_IMAGENET,
         "imagenet32/train_data_batch_1.npz to train_data_batch_10.npz, val_data.npz: the npz version",
         (*(Part(f"imagenet32/train_data_batch_{i}.npz") for i in range(1, 11)), Part("imagenet32/val_data.npz")),
-        loaders.imagenet32,
+        imagenet32,
     ),
     Dataset(
         "tinyimagenet200",
@@ -81,7 +291,7 @@ _ALL = [
         "as ImageNet",
         "tiny-imagenet-200/train/n01443537/images/*.JPEG: the archive, unpacked",
         (Part("tiny-imagenet-200/train", classes=200),),
-        loaders.train_folder("tiny-imagenet-200/train"),
+        train_folder("tiny-imagenet-200/train"),
     ),
     Dataset(
         "tinyimagenet20",
@@ -91,7 +301,7 @@ _ALL = [
         *_IMAGENET,
         _IMAGENET_FOLDERS,
         (Part("imagenet/train", classes=TINYIMAGENET20), Part("imagenet/val", classes=TINYIMAGENET20)),
-        loaders.imagenet_classes(TINYIMAGENET20),
+        imagenet_classes(TINYIMAGENET20),
     ),
     Dataset(
         "imagenet20",
@@ -100,7 +310,7 @@ _ALL = [
         *_IMAGENET,
         _IMAGENET_FOLDERS,
         (Part("imagenet/train", classes=IMAGENET20), Part("imagenet/val", classes=IMAGENET20)),
-        loaders.imagenet_classes(IMAGENET20),
+        imagenet_classes(IMAGENET20),
     ),
     *(
         Dataset(
@@ -114,7 +324,7 @@ _ALL = [
                 Part("imagenet/val", classes=1000),
                 Part("imagenet/imagenet100.txt"),
             ),
-            loaders.imagenet_list(listed),
+            imagenet_list(listed),
         )
         for name, title, about, listed in (
             ("imagenet100", "ImageNet100", "the", True),
@@ -128,7 +338,7 @@ _ALL = [
         *_CUB,
         _CUB_LAYOUT,
         _CUB_PARTS,
-        loaders.cub(1, 180),
+        cub(1, 180),
     ),
     Dataset(
         "cub20",
@@ -137,7 +347,7 @@ _ALL = [
         *_CUB,
         _CUB_LAYOUT,
         _CUB_PARTS,
-        loaders.cub(181, 200),
+        cub(181, 200),
     ),
     Dataset(
         "casia-webface",
@@ -148,7 +358,7 @@ _ALL = [
         "research only, on request; its authors no longer hand it out",
         "casia-webface/0000045/*.jpg: a folder a person, aligned to 112x112",
         (Part("casia-webface", classes=10_575),),
-        loaders.train_folder("casia-webface"),
+        train_folder("casia-webface"),
     ),
     Dataset(
         "imdbface",
@@ -159,7 +369,7 @@ _ALL = [
         "links only, for non-commercial research; many no longer answer, so the number of people is not checked",
         "imdb-face/nm0000001/*.jpg: a folder a person, aligned to 112x112",
         (Part("imdb-face", images=True),),
-        loaders.train_folder("imdb-face"),
+        train_folder("imdb-face"),
     ),
     Dataset(
         "lfw",
@@ -259,7 +469,7 @@ _ALL = [
             Part(f"mnist/{stem}-ubyte.gz", instead=f"mnist/{stem}-ubyte")
             for stem in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
         ),
-        loaders.mnist,
+        mnist,
     ),
     Dataset(
         "omniglot",
@@ -270,9 +480,20 @@ _ALL = [
         "MIT",
         "omniglot/images_background/Greek/character01/*.png, omniglot/images_evaluation/...",
         (Part("omniglot/images_background", classes=30), Part("omniglot/images_evaluation", classes=20)),
-        loaders.omniglot,
+        omniglot,
     ),
 ]
 
 DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ALL}
 """The datasets by name."""
+
+
+def dataset(name: str) -> Dataset:
+    """The dataset of that name.
+
+    >>> dataset("cifar100").url
+    'https://www.cs.toronto.edu/~kriz/cifar.html'
+    """
+    if name not in DATASETS:
+        raise UnknownNameError("dataset", name, DATASETS)
+    return DATASETS[name]
