@@ -174,7 +174,7 @@ def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
     assert forced.code == 0, forced.err
     assert "procrustes adapter from v1 to old-system, fitted on 24 pairs of pairs.npz" in forced.out
     assert "In use by force: queries of v1 search vectors of old-system" in forced.out
-    assert "old-system are reached through an adapter by queries of: v1" in typed("status", "-w", path).out
+    assert "old-system are searched through an adapter by queries of: v1" in typed("status", "-w", path).out
     like = typed("search", "--like", "hat/1.png", "-k", "40", "-w", path, "--json").json
     scores = {hit["id"]: hit["score"] for hit in like["queries"][0]["hits"]}
     assert scores["old/9"] == pytest.approx(1, abs=1e-4)  # hat/1.png is the tenth of all

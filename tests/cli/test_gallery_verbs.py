@@ -473,7 +473,7 @@ def test_items_are_deleted_by_id_and_by_version(full: Path, monkeypatch: pytest.
         (["delete"], "name the items"),
         (["delete", "x", "--version", "v1"], "not both"),
         (["delete", "--version", "v9", "--yes"], "no version 'v9' (it has: v1)\n"),
-        (["delete", "--version", "v1"], "Delete all 7 items of v1? Say so with --yes"),
+        (["delete", "--version", "v1"], "Delete all 7 items of v1? Confirm with --yes"),
     ):
         refused = typed("gallery", *words, "-w", full)
         assert refused.code == 1

@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 from fixstar.cli import main
 
+COLUMNS = "200"  # of the terminal
+
 
 class Typed(NamedTuple):
     """What came of a command."""
@@ -32,7 +34,7 @@ def typed(*words: str | Path) -> Typed:
     out, err, code = io.StringIO(), io.StringIO(), 0
     interrupt, show = signal.getsignal(signal.SIGINT), warnings.showwarning
     argv = patch("sys.argv", ["fixstar", *map(str, words)])
-    wide = patch.dict("os.environ", {"COLUMNS": "200"})
+    wide = patch.dict("os.environ", {"COLUMNS": COLUMNS})
     try:
         with argv, wide, redirect_stdout(out), redirect_stderr(err):
             main()

@@ -239,7 +239,7 @@ _IMAGENET = (
     "https://www.image-net.org/download.php",
     "after registration, for non-commercial research and education",
 )
-_IMAGENET_FOLDERS = "imagenet/train/n01440764/*.JPEG, imagenet/val/n01440764/*.JPEG: a folder a class in both"
+_IMAGENET_FOLDERS = "imagenet/train/n01440764/*.JPEG, imagenet/val/n01440764/*.JPEG: one folder per class in both"
 _CUB = ("Caltech Vision Lab", "https://www.vision.caltech.edu/datasets/cub_200_2011/", "non-commercial research")
 _CUB_LAYOUT = "CUB_200_2011/images/001.Black_footed_Albatross/*.jpg, CUB_200_2011/images.txt, train_test_split.txt"
 _CUB_PARTS = (

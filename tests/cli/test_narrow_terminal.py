@@ -1,0 +1,45 @@
+"""At 80 columns no word and no name is broken, and only a single long word may be wider."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from shops import indexed_shop
+from typed import typed
+
+from fixstar.benchmarks import catalogue
+from fixstar.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return indexed_shop(tmp_path_factory.mktemp("narrow"), photos=4, versions=3)
+
+
+def shown(*words: str | Path, columns: int) -> str:
+    with patch("typed.COLUMNS", str(columns)):
+        return typed(*words).out
+
+
+@pytest.mark.parametrize("verb", ["bench list", "methods", "status", "check"])
+def test_no_word_is_broken_at_80_columns(verb: str, shop: Path) -> None:
+    words: list[str | Path] = [*verb.split()]
+    if verb in ("status", "check"):
+        words += ["-w", shop]
+    if verb == "check":
+        words += ["v2", "--data", shop.parent / "photos", "--no-report"]
+    wide, narrow = shown(*words, columns=400), shown(*words, columns=80)
+    assert set(narrow.split()) == set(wide.split())
+    for line in narrow.splitlines():
+        command = "fixstar " in line  # commands are copied: they stay on one line
+        assert len(line.rstrip()) <= 80 or command or len(line.split()) == 1, line
+
+
+def test_lists_name_everything(shop: Path) -> None:
+    listed = shown("bench", "list", columns=80).split()
+    assert set(catalogue()) <= set(listed)
+    assert set(METHODS) <= set(shown("methods", columns=80).split())
+    assert json.loads(shown("status", "-w", shop, "--json", columns=80))["versions"] == ["v1", "v2", "v3"]
