@@ -19,7 +19,20 @@ from fixstar.errors import FixstarError
 from fixstar.models import Encoder
 from fixstar.workspace.held_out import held_out_images
 
-TINY = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "2", "--epochs", "1"]
+TINY = [
+    "--backbone",
+    "tiny",
+    "--method",
+    "hoc",
+    "--capacity",
+    "20",
+    "--batch-size",
+    "8",
+    "--replay",
+    "2",
+    "--epochs",
+    "1",
+]
 
 
 def fixstar(*words: str | Path, code: int = 0) -> str:

@@ -20,7 +20,20 @@ from typed import typed
 
 from fixstar.models import Encoder
 
-TRAIN = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "3", "--learning-rate", "0.01"]
+TRAIN = [
+    "--backbone",
+    "tiny",
+    "--method",
+    "hoc",
+    "--capacity",
+    "20",
+    "--batch-size",
+    "8",
+    "--replay",
+    "3",
+    "--learning-rate",
+    "0.01",
+]
 
 
 def draw(folder: Path, names: str, per_class: int = 8) -> Path:

@@ -52,7 +52,20 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = (colour + rng.integers(0, 100, (20, 30, 3))).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / part / name / f"{i}.png")
     fixstar("init", folder / "space")
-    tiny = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "3", "--epochs", "1"]
+    tiny = [
+        "--backbone",
+        "tiny",
+        "--method",
+        "hoc",
+        "--capacity",
+        "20",
+        "--batch-size",
+        "8",
+        "--replay",
+        "3",
+        "--epochs",
+        "1",
+    ]
     fixstar("train", folder / "first", "-w", folder / "space", *tiny, "--json")
     fixstar("upgrade", folder / "second", "-w", folder / "space", "--json")
     return folder

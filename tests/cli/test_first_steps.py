@@ -18,7 +18,20 @@ from fixstar.errors import InputError
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.workspace import Workspace, catalogue
 
-TINY = ["--backbone", "tiny", "--batch-size", "8", "--epochs", "2", "--replay", "2", "--learning-rate", "0.01"]
+TINY = [
+    "--backbone",
+    "tiny",
+    "--method",
+    "hoc",
+    "--batch-size",
+    "8",
+    "--epochs",
+    "2",
+    "--replay",
+    "2",
+    "--learning-rate",
+    "0.01",
+]
 
 
 def draw(folder: Path, names: str, per_class: int = 10) -> Path:

@@ -20,7 +20,20 @@ from fixstar.models import Encoder
 from fixstar.workspace import UpgradeOptions, Workspace, training
 from fixstar.workspace.held_out import held_out_images, keep_held_out
 
-TINY = ["--backbone", "tiny", "--capacity", "20", "--batch-size", "8", "--replay", "2", "--epochs", "1"]
+TINY = [
+    "--backbone",
+    "tiny",
+    "--method",
+    "hoc",
+    "--capacity",
+    "20",
+    "--batch-size",
+    "8",
+    "--replay",
+    "2",
+    "--epochs",
+    "1",
+]
 
 
 def fixstar(*words: str | Path) -> str:
@@ -94,6 +107,37 @@ def test_another_backbone_takes_over_and_stays(space: Path, shop: Path) -> None:
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet21")
     with pytest.raises(FixstarError, match="use only one of them"):
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "tiny", "--from-scratch")
+
+
+def test_options_learning_rate_and_seed_are_chosen_and_stay(space: Path, shop: Path) -> None:
+    wanted = ["--option", "lam=0.4", "--learning-rate", "0.02", "--seed", "7"]
+    fixstar("upgrade", shop / "second", "-w", space, *wanted)
+    assert about(space, "v2")["method"]["options"]["lam"] == 0.4
+    assert about(space, "v2")["settings"]["recipe"]["learning_rate"] == 0.02
+    assert about(space, "v2")["settings"]["seed"] == 7
+    assert Workspace(space).method().options["lam"] == 0.4
+    with pytest.raises(FixstarError, match=r"no option hold; it has: lam, rho, same_class"):
+        fixstar("upgrade", shop / "second", "-w", space, "--option", "hold=3")
+    with pytest.raises(FixstarError, match="NAME=VALUE"):
+        fixstar("upgrade", shop / "second", "-w", space, "--option", "lam")
+
+
+def test_a_refused_version_is_bypassed_or_dropped(space: Path, shop: Path) -> None:
+    fixstar("upgrade", shop / "second", "-w", space)
+    fixstar("upgrade", shop / "second", "-w", space, "--from", "v1", "--option", "lam=0.4")
+    assert (about(space, "v2")["parent"], about(space, "v3")["parent"]) == ("v1", "v1")
+    with pytest.raises(FixstarError, match="the upgrade is done"):
+        fixstar("upgrade", shop / "second", "-w", space, "--from", "v1", "--option", "lam=0.4")
+    with pytest.raises(FixstarError, match="unknown version 'v9'"):
+        fixstar("upgrade", shop / "second", "-w", space, "--from", "v9")
+    with pytest.raises(FixstarError, match=r"v3 cannot be retired: the next upgrade starts from it"):
+        fixstar("retire", "v3", "-w", space)
+    assert "the next upgrade starts from v2" in fixstar("drop", "v3", "-w", space)
+    with pytest.raises(FixstarError, match="v1 cannot be dropped: it is deployed"):
+        fixstar("drop", "v1", "-w", space)
+    assert Workspace(space).versions() == ["v1", "v2"]
+    fixstar("upgrade", shop / "second", "-w", space, "--option", "lam=0.3")
+    assert about(space, "v4")["parent"] == "v2"  # a name is not given again
 
 
 def test_precision_is_chosen_at_training_and_stays_until_another_is(shop: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ ALL = {name: create_method(name) for name in METHODS}
 @pytest.mark.parametrize(
     ("have", "recommended"),
     [
-        ("old-model,replay", "hoc"),
-        ("old-model,all-images", "hoc"),
+        ("old-model,replay", "polaris"),
+        ("old-model,all-images", "polaris"),
         ("all-images", "cores"),
         ("old-classifier,all-images", "bct"),
         ("old-vectors", "bct-vectors"),
@@ -32,7 +32,7 @@ def test_the_recommendation_needs_no_more_than_there_is(have: str, recommended: 
 def test_an_old_model_brings_its_classifier_and_all_images_bring_replay() -> None:
     advice = advise(parse_needs("old-model,all-images"), ALL)
     assert set(advice.possible) == set(ALL)
-    assert "hoc" not in advise(parse_needs("all-images"), ALL).possible
+    assert "polaris" not in advise(parse_needs("all-images"), ALL).possible
 
 
 def test_the_control_is_possible_but_never_recommended() -> None:

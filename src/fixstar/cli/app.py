@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from fixstar.cli.next_steps import next_lines, typed_workspace
-from fixstar.errors import FixstarError
+from fixstar.errors import FixstarError, InputError
 
 __all__ = [
     "EX_USAGE",
@@ -28,6 +29,7 @@ __all__ = [
     "Verbs",
     "WorkspacePath",
     "app",
+    "key_value",
     "main",
     "process_rank",
     "rank_zero_output",
@@ -42,7 +44,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 
 ORDER = (
     *("demo", "init", "train", "index", "search", "upgrade", "check", "deploy", "backfill", "rollback", "status"),
-    *("serve", "adapt", "grow", "slots", "retire", "evaluate", "methods", "backbones", "theorem", "picture2d"),
+    *("serve", "adapt", "drop", "grow", "slots", "retire", "evaluate", "methods", "backbones", "theorem", "picture2d"),
     *("gallery", "bench", "keys"),
 )
 EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused
@@ -96,6 +98,21 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
         print(f"fixstar {__version__}")
         raise typer.Exit
+
+
+def key_value(text: str, option: str, example: str) -> tuple[str, Any]:
+    """What a repeatable option says: a name, and a value read as JSON if it is JSON.
+
+    >>> key_value("rotated=false", "--option", "hold=40")
+    ('rotated', False)
+    """
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InputError(f"{option} is written NAME=VALUE, such as {example}; got {text!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fixstar.cli.app import AsJson, Device, app
+from fixstar.cli.app import AsJson, Device, app, key_value
 from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped
 from fixstar.errors import InputError
 
@@ -189,8 +188,8 @@ def run(
         _chosen("seed", seeds, seed, first=0) or [0],
         epochs=epochs,
         capacity=capacity,
-        options=dict(_key_value(text, "--option", "lam=0.25") for text in option or []),
-        changes=dict(_key_value(text, "--setting", "length=0.1") for text in setting or []),
+        options=dict(key_value(text, "--option", "lam=0.25") for text in option or []),
+        changes=dict(key_value(text, "--setting", "length=0.1") for text in setting or []),
     )
     folders = Folders(data, work, results)
     if dry_run:
@@ -279,16 +278,6 @@ def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -
         single = f"; to choose single ones type {listed}" if "," in count and listed else ""
         raise InputError(f"--{what}s is a count, a whole number of at least 1, such as 3; got {count!r}{single}")
     return [*range(first, first + int(count)), *(named or [])]
-
-
-def _key_value(text: str, option: str, example: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise InputError(f"{option} is written NAME=VALUE, such as {example}; got {text!r}")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
 
 
 @bench_app.command(epilog="Example:  fixstar bench table cifar100-10/7 --markdown cifar.md --pictures pictures")

@@ -1,29 +1,35 @@
-"""fixstar train, upgrade, grow, slots, retire: the versions of a model."""
+"""fixstar train, upgrade, drop, grow, slots, retire: the versions of a model."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app
+from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app, key_value
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json
 from fixstar.errors import FixstarError, InputError
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
+    from fixstar.methods import Method
     from fixstar.training import Recipe, Version
     from fixstar.training.settings import Precision
+    from fixstar.workspace import Workspace
 
-__all__ = ["grow", "retire", "slots", "train", "upgrade"]
+__all__ = ["drop", "grow", "retire", "slots", "train", "upgrade"]
 
 DataPath = Annotated[
     Path,
     typer.Argument(help="Labelled images: one folder per class, a CSV list (path,label), CIFAR, idx or Omniglot."),
+]
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="An option of the method, such as hold=40; see docs/methods.md. Repeatable."),
 ]
 HoldOut = Annotated[
     float | None,
@@ -44,8 +50,11 @@ def train(
     data: DataPath,
     workspace: WorkspacePath = Path(),
     backbone: Annotated[str, typer.Option(help="See: fixstar backbones")] = "resnet18",
-    method: Annotated[str, typer.Option(help="See: fixstar methods")] = "hoc",
-    capacity: Annotated[int, typer.Option(help="K: maximum number of classes.")] = 1000,
+    method: Annotated[str, typer.Option(help="See: fixstar methods")] = "polaris",
+    option: MethodOption = None,
+    capacity: Annotated[
+        int, typer.Option(help="K: maximum number of classes. Rotated classes (polaris) take 8 slots per class.")
+    ] = 10_000,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper")
     ] = None,
@@ -73,7 +82,7 @@ def train(
     from fixstar.workspace import Workspace
 
     space = Workspace(workspace)
-    chosen = create_method(method)
+    chosen = create_method(method, **_method_options(option))
     recipe = dataclasses.replace(
         paper_recipe(chosen.scenario),
         learning_rate=learning_rate,
@@ -105,6 +114,10 @@ def upgrade(
     data: DataPath,
     workspace: WorkspacePath = Path(),
     method: Annotated[str | None, typer.Option(help="Another method than the last version's.")] = None,
+    option: MethodOption = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="The version to continue from.", show_default="the newest")
+    ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Start from random weights, not from the last version's.")
     ] = False,
@@ -112,6 +125,8 @@ def upgrade(
         str | None, typer.Option(help="Start from another model: a backbone, or the directory of a saved one.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Another initial learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
     precision: Annotated[str | None, typer.Option(help="Another precision of the backbone; see train.")] = None,
     keep_images: Annotated[
         str, typer.Option(help="yes: replay kept images and keep some of the new ones. no: neither, now and later.")
@@ -126,16 +141,17 @@ def upgrade(
 ) -> None:
     """Train the next version on new images so that it can search the old vectors. The same command resumes."""
     from fixstar.data import open_images
-    from fixstar.methods import create_method
     from fixstar.workspace import UpgradeOptions, Workspace
 
     space = Workspace(workspace)
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
-    settings, keep = space.settings(), keep_images.lower() == "yes"
+    settings, keep = space.settings(start), keep_images.lower() == "yes"
     options = UpgradeOptions(
-        recipe=_changed_recipe(settings.recipe, epochs, precision),
-        method=create_method(method) if method else None,
+        recipe=_changed_recipe(settings.recipe, epochs, learning_rate, precision),
+        method=_changed_method(space, start, method, option),
+        start=start,
+        seed=seed,
         device=device,
         bad_images=cast(Literal["refuse", "skip"], bad_images),
         from_scratch=from_scratch,
@@ -148,12 +164,31 @@ def upgrade(
     _print_version(version, space.path, f"fixstar check {version.name}", as_json)
 
 
-def _changed_recipe(last: Recipe, epochs: int | None, precision: str | None) -> Recipe | None:
-    """The last version's recipe with what was asked to differ; None if nothing was."""
-    if epochs is None and precision is None:
+def _method_options(given: list[str] | None) -> dict[str, Any]:
+    return dict(key_value(text, "--option", "hold=40") for text in given or [])
+
+
+def _changed_method(space: Workspace, start: str | None, name: str | None, option: list[str] | None) -> Method | None:
+    """The method asked for, or the last version's with other options; None if neither was."""
+    from fixstar.methods import create_method
+
+    if name is None and not option:
         return None
-    recipe = last if epochs is None else last.shortened(epochs)
-    return recipe if precision is None else dataclasses.replace(recipe, precision=cast("Precision", precision))
+    if name is not None:
+        return create_method(name, **_method_options(option))
+    last = space.method(start)
+    return create_method(last.name, **{**last.options, **_method_options(option)})
+
+
+def _changed_recipe(
+    last: Recipe, epochs: int | None, learning_rate: float | None, precision: str | None
+) -> Recipe | None:
+    """The last version's recipe with what was asked to differ; None if nothing was."""
+    changes: dict[str, Any] = {"learning_rate": learning_rate, "precision": precision}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if epochs is None and not changes:
+        return None
+    return dataclasses.replace(last if epochs is None else last.shortened(epochs), **changes)
 
 
 def _announced(images: ImageSet) -> ImageSet:
@@ -180,6 +215,25 @@ def _print_version(version: Version, workspace: Path, following: str, as_json: b
     if held_out:
         print("The images held out from training are kept for: fixstar check")
     print(f"Next: {following} -w {workspace}")
+
+
+@app.command(epilog="Example:  fixstar drop v2 -w shop")
+def drop(
+    version: Annotated[str, typer.Argument(help="The version to delete.")],
+    workspace: WorkspacePath = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Delete a version that is not deployed and owns no vectors, such as one that the gate refused."""
+    from fixstar.workspace import Workspace
+
+    with Workspace(workspace, "cpu") as space:
+        space.drop(version)
+        newest = space.newest()
+    if as_json:
+        print_json({"dropped": version, "newest": newest})
+        return
+    print(f"{version} is gone; the next upgrade starts from {newest}")
+    print(f"Next: fixstar upgrade IMAGES -w {workspace}")
 
 
 @app.command(epilog="Example:  fixstar grow 1000 -w shop")

@@ -16,10 +16,11 @@ _IMPLIED: dict[str, set[Need]] = {"old model": {"old classifier"}, "all images":
 # Best first. A method stands here only if it is meant to give compatible versions.
 _PREFERENCES: tuple[tuple[str, str], ...] = (
     (
-        "hoc",
-        "it has the highest published compatibility (HOC, table 2) and needs only a few images of each old class; the "
-        "old model must have a fixed classifier too, otherwise take bct-er",
+        "polaris",
+        "it gains on old vectors in ordinary upgrades and needs only a few images of each old class; the old model "
+        "must have a fixed classifier too, otherwise take bct-er",
     ),
+    ("hoc", "it has the highest published compatibility (HOC, table 2)"),
     ("fd", "prototypes stay fixed and replayed images hold their features"),
     ("bct", "the old classifier judges the new features; the old model may have had any trainable head"),
     (

@@ -29,14 +29,17 @@ __all__ = ["UpgradeOptions", "train_first", "train_upgrade", "trained_with"]
 class UpgradeOptions:
     """How the next version differs from the last: what is None stays the same.
 
-    ``from_scratch`` starts from random weights instead of the last version's. ``replace`` starts from another model:
-    the name of a backbone, or a directory with a saved encoder. ``keep_images=False`` trains without replayed images
-    and keeps none, nor do later versions. ``hold_out`` is the share of images that are kept for the gate instead of
-    being trained on; with ``select`` they also choose the epoch (CoReS, eq. 11).
+    ``start`` names the version to continue from, if it is not the newest one. ``from_scratch`` starts from random
+    weights instead. ``replace`` starts from another model: the name of a backbone, or a directory with a saved encoder.
+    ``keep_images=False`` trains without replayed images and keeps none, nor do later versions. ``hold_out`` is the
+    share of images that are kept for the gate instead of being trained on; with ``select`` they also choose the epoch
+    (CoReS, eq. 11).
     """
 
     recipe: Recipe | None = None
     method: Method | None = None
+    start: str | None = None
+    seed: int | None = None
     device: str = "auto"
     bad_images: Literal["refuse", "skip"] = "refuse"
     from_scratch: bool = False
@@ -76,44 +79,47 @@ def train_first(
 
 def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions) -> Version:
     """Train the next version; see ``Workspace.upgrade``."""
-    newest, (settings, last_method, about) = registry.newest(), trained_with(registry)
+    newest = registry.newest()
+    start = newest if options.start is None else registry.checked(options.start)
+    (settings, last_method, _), about = trained_with(registry, start), trained_with(registry, newest)[2]
     settings = replace(
         settings,
         device=options.device,
         bad_images=options.bad_images,
         recipe=options.recipe or settings.recipe,
+        seed=settings.seed if options.seed is None else options.seed,
         grown=registry.growth(),
     )
     if options.hold_out and not (options.keep_images or options.select):
         raise InputError("hold_out keeps images, and keep_images=False says not to; use only one of them")
     if not options.keep_images:
         settings = replace(settings, replay_per_class=0)
-    previous = registry.encoder(newest)
-    past, settings, method = _starting_point(
-        TrainingContext(previous), settings, options.method or last_method, options
-    )
+    previous, known = registry.encoder(start), registry.names()
+    first = next(name for name in registry.lineage(start) if name in known)  # older ones are retired
+    past = TrainingContext(previous, first=previous if first == start else registry.encoder(first))
+    past, settings, method = _starting_point(past, settings, options.method or last_method, options)
     split = split_off(images, options.hold_out)
     validation = _validation(split.held) if options.select else None
-    if _is_done(about, split.shown, past, settings, method, validation):
+    repeated = options.start in (None, about.get("parent"))
+    if repeated and _is_done(about, split.shown, past, settings, method, validation):
         raise InputError(f"{newest} was trained on exactly these images in exactly this way; the upgrade is done")
     require_same_classifier(past, method)
     missing = [name for name in previous.slots.classes if name not in images.classes]
     if missing and "all images" in method.needs:
         raise InputError(
-            f"method {method.name!r} retrains on all images so far, and {len(missing)} classes of {newest} are not "
+            f"method {method.name!r} retrains on all images so far, and {len(missing)} classes of {start} are not "
             f"among these ({', '.join(missing[:5])}, ...). Give a folder with old and new classes, or use a lifelong "
-            "method such as hoc"
+            "method such as polaris"
         )
     if options.keep_images:
-        past = replace(past, memory=ReplayMemory.load(RunDirectory(registry.path).memory(int(newest[1:]))))
-    held_out = {SHARE: options.hold_out if split.held is not None else 0.0}
+        past = replace(past, memory=ReplayMemory.load(RunDirectory(registry.path).memory(int(start[1:]))))
+    held_out = {SHARE: options.hold_out if split.held is not None else 0.0, "parent": start}
     kept = split if options.keep_images else split._replace(held=None)
     return _train_next(registry, kept, past, settings, method, validation, held_out, options.progress)
 
 
-def trained_with(registry: Registry) -> tuple[Settings, Method, dict[str, Any]]:
-    """How the newest version was trained, from its card alone: settings, method, and everything about it."""
-    name = registry.newest()
+def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[str, Any]]:
+    """How a version was trained, from its card alone: settings, method, and everything about it."""
     try:
         about: dict[str, Any] = registry.card(name)["about"]
         method = create_method(about["method"]["name"], **about["method"]["options"])
@@ -129,7 +135,7 @@ def _train_next(
     settings: Settings,
     method: Method,
     validation: Validation | None,
-    about: dict[str, float],
+    about: dict[str, Any],
     progress: bool,
 ) -> Version:
     """Train the next version; ``about`` goes into its card."""

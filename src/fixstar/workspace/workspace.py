@@ -107,11 +107,17 @@ class Workspace:
         """A finished version's encoder."""
         return self.registry.encoder(name, device)
 
-    def settings(self) -> Settings:
-        """The settings of the newest version, which its successor is trained with."""
+    def settings(self, version: str | None = None) -> Settings:
+        """The settings of a version, the newest by default, which its successor is trained with."""
         from fixstar.workspace.training import trained_with
 
-        return trained_with(self.registry)[0]
+        return trained_with(self.registry, self.newest() if version is None else self.registry.checked(version))[0]
+
+    def method(self, version: str | None = None) -> Method:
+        """The method of a version, the newest by default, which its successor is trained with."""
+        from fixstar.workspace.training import trained_with
+
+        return trained_with(self.registry, self.newest() if version is None else self.registry.checked(version))[1]
 
     def train(
         self,
@@ -156,7 +162,18 @@ class Workspace:
                 raise InputError(f"{name} cannot be retired: {'. Also, '.join(reasons)}", *steps)
         self.registry.retire(name)
 
-    def _needs(self, name: str) -> tuple[list[str], list[NextStep]]:
+    def drop(self, name: str) -> None:
+        """Delete a version that is not used, such as one that the gate refused: the next upgrade starts before it.
+
+        Unlike ``retire`` it takes the newest version too. The name is not given again.
+        """
+        self.registry.checked(name)
+        reasons, steps = self._needs(name, for_upgrades=False)
+        if reasons:
+            raise InputError(f"{name} cannot be dropped: {'. Also, '.join(reasons)}", *steps)
+        self.registry.retire(name)
+
+    def _needs(self, name: str, for_upgrades: bool = True) -> tuple[list[str], list[NextStep]]:
         """Why a version's weights must stay, and until when; and what can be done about it."""
         deployed, reasons, steps = self.deployed(), list[str](), list[NextStep]()
         if name == deployed:
@@ -165,7 +182,7 @@ class Workspace:
             reasons.append(
                 f"a rollback from {deployed} leads to it. It can go once a version newer than {deployed} is deployed"
             )
-        elif name == self.newest():
+        elif for_upgrades and name == self.newest():
             reasons.append("the next upgrade starts from it. It can go once there is a newer version")
         if count := self.gallery.count().get(name):
             reasons.append(f"{count:,} vectors of {name} live in the gallery")
