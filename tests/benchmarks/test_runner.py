@@ -15,7 +15,7 @@ import small_benchmark
 import torch
 from small_benchmark import SEARCH, VERIFICATION
 
-from fixstar.benchmarks import MethodChoice, benchmark, mps
+from fixstar.benchmarks import MethodChoice, benchmark, jobs
 from fixstar.benchmarks.jobs import Folders, Job, complete
 from fixstar.benchmarks.plan import Run, missing_data, obstacles, plan, require_data
 from fixstar.benchmarks.result import RunResult
@@ -272,18 +272,18 @@ def test_mps_is_started_for_the_runs_and_stopped_after_them(tmp_path: Path, monk
     control.chmod(0o755)
     said: list[str] = []
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(mps, "_has_gpu", lambda: True)
+    monkeypatch.setattr(jobs, "_has_gpu", lambda: True)
     for attempt, works in (("pass", True), ("raise SystemExit(1)", False)):
         calls.unlink(missing_ok=True)
-        monkeypatch.setattr(mps, "_TRY", attempt)
-        with mps.shared_gpu(said.append) as environment:
+        monkeypatch.setattr(jobs, "_TRY", attempt)
+        with jobs.shared_gpu(said.append) as environment:
             assert set(environment) == ({"CUDA_MPS_PIPE_DIRECTORY"} if works else set())
             assert ("quit" in calls.read_text()) is not works
         assert calls.read_text().startswith("-d ")
         assert "quit" in calls.read_text()
     assert said == ["the GPU is shared by MPS", "the GPU is shared without MPS, which does not answer here"]
-    monkeypatch.setattr(mps, "_has_gpu", lambda: False)
-    with mps.shared_gpu(said.append) as environment:
+    monkeypatch.setattr(jobs, "_has_gpu", lambda: False)
+    with jobs.shared_gpu(said.append) as environment:
         assert environment == {}
 
 

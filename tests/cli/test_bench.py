@@ -41,10 +41,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """For processes that know the small benchmarks too, with as many threads: rounding depends on their number."""
-    threads = str(torch.get_num_threads())
+    """For processes that know the small benchmarks too, with one thread: rounding depends on their number."""
     site = small_benchmark.site(tmp_path_factory.mktemp("python") / "site")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), "src"]), "OMP_NUM_THREADS": threads}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), "src"]), "OMP_NUM_THREADS": "1"}
 
 
 def bench(*words: str | Path) -> Result:
@@ -88,6 +87,15 @@ def test_jobs_run_apart_and_one_that_fails_stops_no_other(
     assert result.read_bytes() == written
 
 
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_after_kill_9_the_same_command_ends_with_the_same_figures(
     data: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

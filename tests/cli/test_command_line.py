@@ -135,7 +135,7 @@ def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(sho
         card.write_text(json.dumps(content))
         assert "does not say how it was trained" in typed("upgrade", first, "-w", shop).err
     card.write_text(whole)
-    assert "fixstar upgrade IMAGES" in typed("train", first, "-w", shop).err
+    assert "fixstar upgrade LABELLED_IMAGES" in typed("train", first, "-w", shop).err
     shutil.rmtree(shop / "versions" / "v1")
     lost = typed("upgrade", second, "-w", shop)
     assert "lacks v1" in lost.err
@@ -200,7 +200,7 @@ def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(shop
     words: list[str | Path] = ["train", images, "-w", shop, *TRAIN, "--epochs", "1"]
     plain = typed(*words, "--old-vectors", file)
     assert plain.code == 1
-    assert "take --method bct-vectors" in plain.err
+    assert "--method bct-vectors --old-vectors" in plain.err
     missing = typed(*words, "--method", "bct-vectors")
     assert missing.code == 1
     assert "--old-vectors FILE.npz" in missing.err
@@ -210,7 +210,7 @@ def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(shop
     assert card["about"]["loss"].keys() == {"ce", "influence"}
     assert (card["about"]["old_vectors_width"], card["about"]["hold_out"]) == (8, 0.1)
     np.savez(file, vectors=vectors, classes=np.array(["a"]))
-    assert "one name for each of 4 vectors" in typed(*words, "--old-vectors", file).err
+    assert "one name for each of the 4 vectors" in typed(*words, "--old-vectors", file).err
 
 
 def test_lists_come_as_json_too() -> None:

@@ -146,7 +146,7 @@ def test_vectors_that_came_after_the_check_need_another(path: Path, tmp_path: Pa
     typed("gallery", "import", tmp_path / "old.npz", "--as", "old-system", "-w", path)
     refused = typed("deploy", "v2", "-w", path)
     assert refused.code == 1
-    assert "before vectors of old-system were there" in refused.err
+    assert "before vectors of old-system were searchable" in refused.err
     assert "5 vectors of old-system (imported)" in typed("status", "-w", path).out
 
 

@@ -66,7 +66,7 @@ class TestUse:
         asked = typed("gallery", "use", full / "gallery.db", "-w", full)
         assert (asked.code, asked.out, mark(full)) == (1, "", before)
         assert "8 items of v1, the current gallery 9; 0 items of old-system, " in asked.err
-        assert "Say so with --yes" in asked.err
+        assert "Confirm with --yes" in asked.err
         done = typed("gallery", "use", full / "gallery.db", "-w", full, "--yes", "--json")
         assert done.code == 0, done.err
         assert (done.json["vectors"], done.json["compared"]) == ({"v1": 8}, True)

@@ -417,7 +417,7 @@ def test_help_of_every_verb_shows_an_example() -> None:
     [
         (b"path,id\nhat/0.png,x\nbag/1.png,x\n", "line 3: duplicate id 'x' (first used on line 2)"),
         (b"id,path\nx,hat/0.png\ny\n", "line 3: no path"),
-        (b"path,image\nhat/0.png,front\n", "the column image is filled in here"),
+        (b"path,image\nhat/0.png,front\n", "the column image is reserved"),
         (b"path,label\nhat/0.png,caf\xe9\n", "is not UTF-8"),
     ],
 )

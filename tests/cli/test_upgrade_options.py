@@ -149,7 +149,7 @@ def test_precision_is_chosen_at_training_and_stays_until_another_is(shop: Path, 
     fixstar("upgrade", shop / "second", "-w", space, "--precision", "float32")
     names = ("v1", "v2", "v3")
     assert [about(space, name)["settings"]["recipe"]["precision"] for name in names] == ["bfloat16"] * 2 + ["float32"]
-    with pytest.raises(FixstarError, match="precision=half must be one of auto, float32, bfloat16"):
+    with pytest.raises(FixstarError, match="precision='half' must be one of auto, float32, bfloat16"):
         fixstar("upgrade", shop / "second", "-w", space, "--precision", "half")
 
 
@@ -251,6 +251,6 @@ def test_an_upgrade_that_was_cut_off_goes_on_to_the_same_weights(
 @pytest.mark.parametrize("name", ["er", "itm"])
 def test_a_method_with_another_classifier_is_refused_before_its_images_are(space: Path, shop: Path, name: str) -> None:
     """itm wants all images, which these are not: more images would not help."""
-    told = f"method '{name}' trains a linear classifier and v1 has a simplex one; choose a method that goes on with it"
+    told = f"method '{name}' trains a linear classifier and v1 has a simplex one; choose a method that trains that kind"
     with pytest.raises(ModelError, match=told):
         fixstar("upgrade", shop / "second", "-w", space, "--method", name)

@@ -250,6 +250,12 @@ def _beats(name: str, control: str, figures: Figures, **without: Any) -> Callabl
     return signature
 
 
+def _polaris(seed: int) -> list[Claim]:
+    held = trained("polaris", seed, rotated=False)
+    free = trained("polaris", seed, rotated=False, hold=0.0, contrast=0.0)
+    return [Claim("nearness", nearness(held), nearness(free), 0.17), Claim("cross", cross(held), cross(free), 0.04)]
+
+
 def _er(seed: int) -> list[Claim]:
     with_memory, without = trained("er", seed), trained("er", seed, remembered=0)
     return [
@@ -338,6 +344,7 @@ SIGNATURES: dict[str, Callable[[int], list[Claim]]] = {
     "lucir": _beats("lucir", "lucir", {nearness: 0.07}, base=0.0),
     "lwf": _beats("lwf", "ift", {follows: 0.1}),
     "podnet": _beats("podnet", "podnet", {same_maps: 0.07, nearness: 0.08}, spatial=0.0, flat=0.0),
+    "polaris": _polaris,
 }
 
 

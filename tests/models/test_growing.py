@@ -349,7 +349,7 @@ def test_what_has_not_grown_from_another_is_still_refused() -> None:
             cross_test(wrong, *LABELS)
     with pytest.raises(InputError, match="different feature width"):
         mixed_gallery_search([one, other], np.zeros(20, np.int64), *LABELS)
-    with pytest.raises(InputError, match=r"parts \(3, 4\) do not make a feature of width 8"):
+    with pytest.raises(InputError, match=r"parts \(3, 4\) do not add up to the width 8"):
         VersionFeatures("v1", one.queries, one.gallery, one.projection, parts=(3, 4))
     unknown = VersionFeatures("v2", one.queries, one.gallery, one.projection)
     with pytest.raises(InputError, match="different feature width"):

@@ -168,5 +168,6 @@ def test_a_port_in_use_and_an_untrained_workspace_are_told(space: Workspace, tmp
         taken.listen()
         with pytest.raises(InputError, match="--port"):
             serve(space, ServiceSettings(port=taken.getsockname()[1]))
-    with pytest.raises(InputError, match="fixstar train"):
+    with pytest.raises(InputError, match="no version yet") as untrained:
         serve(Workspace.create(tmp_path / "empty"), ServiceSettings(port=0))
+    assert [step.action for step in untrained.value.next_steps] == ["train"]

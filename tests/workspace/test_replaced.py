@@ -116,7 +116,7 @@ def test_nothing_is_predicted_or_measured_where_searches_go_through_an_adapter(
         planned = space.plan_backfill(options)
         assert (planned.predicted, planned.unpredicted, planned.loses) == (None, words, False)
     shown = typed("backfill", "--budget", "50%", "--order", "random", "--data", photos, "--plan-only", "-w", path)
-    assert f"What it will bring is not known: {words}" in shown.out
+    assert f"The gain is unknown: {words}" in shown.out
     with Workspace(path, "cpu") as space:
         assert space.backfill(options).measured == ()
         rest = space.backfill(BackfillOptions("all", data=open_images(photos)))
@@ -129,4 +129,4 @@ def test_too_few_labelled_images_are_told_as_too_few(tmp_path: Path) -> None:
         space.deploy("v2", force="test")
     shown = typed("backfill", "--plan-only", "--data", pictures(tmp_path / "few", 2), "-w", tmp_path / "shop")
     assert shown.code == 0
-    assert "not known: it takes three labelled images of each of two classes, and there are fewer" in shown.out
+    assert "unknown: it takes three labelled images of each of two classes, and there are fewer" in shown.out

@@ -44,7 +44,13 @@ COMMANDS: dict[str, Command] = {
     "use-gallery": Command("gallery use", ("address",)),
     "verify-gallery": Command("gallery verify"),
 }
-PLACEHOLDERS = {"force": '"REASON"', "data": "LABELLED_IMAGES", "items": "IMAGES", "path": "WORKSPACE"}
+PLACEHOLDERS = {
+    "force": '"REASON"',
+    "data": "LABELLED_IMAGES",
+    "items": "IMAGES",
+    "old_vectors": "FILE.npz",
+    "path": "WORKSPACE",
+}
 
 
 def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str, object] | None = None) -> str:
