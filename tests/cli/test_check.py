@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,7 @@ from fixstar.errors import FixstarError
 from fixstar.models import Encoder
 from fixstar.workspace.held_out import held_out_images
 
-TINY = [
-    "--backbone",
-    "tiny",
-    "--method",
-    "hoc",
-    "--capacity",
-    "20",
-    "--batch-size",
-    "8",
-    "--replay",
-    "2",
-    "--epochs",
-    "1",
-]
+TINY = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 2 --epochs 1")
 
 
 def fixstar(*words: str | Path, code: int = 0) -> str:

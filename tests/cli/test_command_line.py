@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,20 +21,7 @@ from typed import typed
 
 from fixstar.models import Encoder
 
-TRAIN = [
-    "--backbone",
-    "tiny",
-    "--method",
-    "hoc",
-    "--capacity",
-    "20",
-    "--batch-size",
-    "8",
-    "--replay",
-    "3",
-    "--learning-rate",
-    "0.01",
-]
+TRAIN = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --learning-rate 0.01")
 
 
 def draw(folder: Path, names: str, per_class: int = 8) -> Path:

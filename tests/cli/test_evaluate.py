@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -52,20 +53,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = (colour + rng.integers(0, 100, (20, 30, 3))).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / part / name / f"{i}.png")
     fixstar("init", folder / "space")
-    tiny = [
-        "--backbone",
-        "tiny",
-        "--method",
-        "hoc",
-        "--capacity",
-        "20",
-        "--batch-size",
-        "8",
-        "--replay",
-        "3",
-        "--epochs",
-        "1",
-    ]
+    tiny = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --epochs 1")
     fixstar("train", folder / "first", "-w", folder / "space", *tiny, "--json")
     fixstar("upgrade", folder / "second", "-w", folder / "space", "--json")
     return folder

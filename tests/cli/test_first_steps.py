@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,20 +19,7 @@ from fixstar.errors import InputError
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.workspace import Workspace, catalogue
 
-TINY = [
-    "--backbone",
-    "tiny",
-    "--method",
-    "hoc",
-    "--batch-size",
-    "8",
-    "--epochs",
-    "2",
-    "--replay",
-    "2",
-    "--learning-rate",
-    "0.01",
-]
+TINY = shlex.split("--backbone tiny --method hoc --batch-size 8 --epochs 2 --replay 2 --learning-rate 0.01")
 
 
 def draw(folder: Path, names: str, per_class: int = 10) -> Path:

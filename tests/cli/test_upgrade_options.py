@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,7 @@ from fixstar.models import Encoder
 from fixstar.workspace import UpgradeOptions, Workspace, training
 from fixstar.workspace.held_out import held_out_images, keep_held_out
 
-TINY = [
-    "--backbone",
-    "tiny",
-    "--method",
-    "hoc",
-    "--capacity",
-    "20",
-    "--batch-size",
-    "8",
-    "--replay",
-    "2",
-    "--epochs",
-    "1",
-]
+TINY = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 2 --epochs 1")
 
 
 def fixstar(*words: str | Path) -> str:
