@@ -127,6 +127,29 @@ def test_a_loss_is_refused_with_a_report(space: Path, shop: Path) -> None:
         fixstar("deploy", "v3", "-w", space)
 
 
+def test_a_check_with_fewer_images_is_kept_beside_the_stronger_one(space: Path, shop: Path) -> None:
+    fixstar("check", "v2", "-w", space, "--data", shop / "more", "--tolerance", "0.1")
+    report = (space / "checks" / "v2" / "report.html").read_bytes()
+    shown = fixstar("check", "v2", "-w", space, code=3)
+    assert "MISSING EVIDENCE" in shown
+    assert "still counts (pass): it asked 60 queries of 6 classes" in shown
+    assert f"Report: {space / 'checks' / 'v2' / 'weaker' / 'report.html'}" in shown
+    assert (space / "checks" / "v2" / "report.html").read_bytes() == report
+    listed = fixstar("check", "v2", "-w", space, "--history")
+    marked = [line for line in listed.splitlines() if line.startswith("* ")]
+    assert len(marked) == 2  # a check, and what the mark means
+    assert marked[0].split()[3:6] == ["pass", "60", "6"]
+    assert marked[0].split()[-1] == "more"
+    assert "held out from training" in listed
+    assert [(one["outcome"], one["counts"]) for one in answer("v2", "-w", space, "--history")] == [
+        ("pass", True),
+        ("missing evidence", False),
+    ]
+    assert "v2 is deployed" in fixstar("deploy", "v2", "-w", space)
+    assert answer("v3", "-w", space, "--history") == []
+    assert "was never checked\nNext: fixstar check v3" in fixstar("check", "v3", "-w", space, "--history")
+
+
 def test_every_live_version_is_asked_about(space: Path, shop: Path) -> None:
     fixstar("index", shop / "more", "-w", space)
     fixstar("deploy", "v2", "-w", space, "--force", "to index with it")

@@ -93,7 +93,7 @@ def test_versions_with_their_cards_and_lineage(http: TestClient, space: Workspac
 
 
 @pytest.mark.parametrize("name", ["v9", "..", "..%2F..%2Fetc%2Fpasswd", "v1.json", "%00"])
-@pytest.mark.parametrize("rest", ["", "/check", "/flips", "/flips/0/query.png"])
+@pytest.mark.parametrize("rest", ["", "/check", "/checks", "/flips", "/flips/0/query.png"])
 def test_no_other_name_is_a_version(http: TestClient, name: str, rest: str) -> None:
     assert http.get(f"/v1/versions/{name}{rest}").status_code == 404
 
@@ -144,6 +144,9 @@ def test_a_check_runs_as_a_job_and_shows_what_is_lost(tmp_path: Path) -> None:
         files = list((space.path / "checks" / "v2").glob("flips-*"))
         assert [path.name for path in files] != [Path(str(pictures_file)).name]
         assert len(files) == 1
+        all_checks = http.get("/v1/versions/v2/checks").json()
+        assert [one["tolerance"] for one in all_checks] == [0.01, 0.0]
+        assert all_checks[0] == check
 
 
 def test_a_running_check_is_not_started_twice_and_can_be_cancelled(

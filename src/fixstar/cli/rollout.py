@@ -48,15 +48,20 @@ def check(
     seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
     device: Device = "auto",
     report: Annotated[bool, typer.Option(help="Write a report with pictures into the workspace.")] = True,
+    history: Annotated[bool, typer.Option("--history", help="List all checks of the version; test nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Test a version's queries on the galleries of all versions that have vectors: pass, or refuse with reasons.
 
-    Exit code 0: passed. 2: refused. 3: the evidence does not decide; the output says how much is missing.
+    Every check is kept; one with less evidence does not replace one with more. Exit code 0: passed. 2: refused.
+    3: the evidence does not decide; the output says how much is missing.
     """
     from fixstar.data import open_images
     from fixstar.workspace import Workspace
 
+    if history:
+        _print_history(workspace, version, as_json)
+        return
     images = None if data is None else open_images(data, split)
     with Workspace(workspace, device) as space:
         found = space.check(version, images, confidence, tolerance, seed, report, progress=not as_json)
@@ -65,6 +70,38 @@ def check(
     else:
         _print_check(found, workspace, {"data": data, "split": None if split == "train" else split})
     raise typer.Exit(EXIT_CODES[found.outcome])
+
+
+def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
+    """All checks of a version, oldest first, the one that counts marked."""
+    from fixstar.workspace import Workspace
+
+    with Workspace(workspace, "cpu") as space:
+        version = version or space.newest()
+        checks, counting = space.check_history(version), space.last_check(version)
+    counts = max((row for row, found in enumerate(checks) if found == counting), default=None)
+    if as_json:
+        print_json([{**found.to_json(), "counts": row == counts} for row, found in enumerate(checks)])
+        return
+    if not checks:
+        print(f"{version} was never checked")
+        print(*next_lines([NextStep("check", {"version": version})], workspace), sep="\n")
+        return
+    rows: list[tuple[Cell, ...]] = [
+        (
+            ("* " if row == counts else "  ") + found.when[:16].replace("T", " "),
+            found.outcome,
+            f"{found.queries:,}",
+            f"{found.classes:,}",
+            f"{100 * found.tolerance:g}",
+            ", ".join(found.against),
+            found.images,
+        )
+        for row, found in enumerate(checks)
+    ]
+    numbers = ("queries", "classes", "tolerance")
+    print_table(("when (UTC)", "outcome", *numbers, "galleries", "images"), rows, right=numbers)
+    print("* the check that counts. Tolerance in points")
 
 
 def _print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
@@ -113,10 +150,8 @@ def _print_cells(found: Check) -> None:
     ]
     own = (found.version, percent(found.self_test), *[""] * 6, "self-test")
     print_table(("gallery", *numbers, "verdict"), [*rows, own], right=numbers)
-    source = found.data.get("source")
-    which = "held out from training" if source == "held out" else str(found.data.get("name") or "given")
     print_wrapped(
-        f"{found.queries:,} queries, {found.gallery:,} gallery images ({which}); {100 * found.confidence:g} % "
+        f"{found.queries:,} queries, {found.gallery:,} gallery images ({found.images}); {100 * found.confidence:g} % "
         "confidence, differences in points"
     )
 

@@ -213,8 +213,13 @@ class Client:
         return Job.model_validate(self._ask("POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules))
 
     def last_check(self, version: str) -> Check:
-        """What the gate last found out about a version."""
+        """What the gate last found out about a version, with the most evidence."""
         return Check.model_validate(self._ask("GET", f"/v1/versions/{quote(version, safe='')}/check"))
+
+    def checks(self, version: str) -> list[Check]:
+        """All checks of a version, oldest first."""
+        found = self._ask("GET", f"/v1/versions/{quote(version, safe='')}/checks")
+        return [Check.model_validate(one) for one in found]
 
     def deploy(self, version: str, force: str | None = None, deployed: str | None = None) -> Deployment:
         """Let queries and new items use a version; ``force`` is a reason to do without a passed check.

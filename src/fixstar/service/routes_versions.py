@@ -43,7 +43,7 @@ from fixstar.workspace import Check as SavedCheck
 from fixstar.workspace import Move as SavedMove
 from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.run import BackfillPlan, PlanFiles
-from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, flip_picture, last_check
+from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, check_history, flip_picture, last_check
 
 __all__ = ["router"]
 
@@ -137,8 +137,14 @@ def _existing(space: Workspace, name: str) -> str:
 
 @router.get("/versions/{name}/check", tags=["versions"], dependencies=READ, responses=problem_responses(404))
 def check(context: Shared, name: Name) -> Check:
-    """The last check of a version."""
+    """The last check of a version that counts: one with less evidence does not replace one with more."""
     return _check_body(_checked(context, name))
+
+
+@router.get("/versions/{name}/checks", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+def checks(context: Shared, name: Name) -> list[Check]:
+    """All checks of a version, oldest first."""
+    return [_check_body(one) for one in check_history(context.workspace.path, _known(context.workspace, name))]
 
 
 @router.post("/versions/{name}/check", tags=["versions"], status_code=202, responses=problem_responses(404, 409))

@@ -1,15 +1,21 @@
-"""What the gate found about a version, kept in checks/v2.json. A deployment requires it.
+"""What the gate found about a version. A deployment requires it.
+
+checks/v2.json                the check that counts: the last one that is not weaker than the one before
+checks/v2/check-WHEN.json     every check of v2, for ever
+checks/v2/flips-*             pictures of the negative flips of the check that counts; the images may be gone
 
 A check counts only for the versions it was made against: vectors of another version that arrive later make it
-incomplete. Pictures of the negative flips are kept beside it, so they can be shown after the images are gone.
+incomplete. Versions are never rewritten, so an old check stays true.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,12 +34,16 @@ __all__ = [
     "LostAnswer",
     "Outcome",
     "Shown",
+    "check_history",
     "delete_old_flips",
     "flip_picture",
+    "is_weaker",
     "last_check",
+    "outweighing_check",
     "require_passed_check",
     "save_check",
     "save_flips",
+    "strongest_check",
 ]
 
 Outcome = Literal["pass", "refuse", "missing evidence"]
@@ -108,6 +118,18 @@ class Check:
         """The versions whose galleries the new queries were tried on."""
         return tuple(cell.version for cell in self.cells)
 
+    @property
+    def classes(self) -> int:
+        """How many classes the labelled images are of."""
+        return int(self.data.get("classes", 0))
+
+    @property
+    def images(self) -> str:
+        """Which labelled images it used, in words."""
+        if self.data.get("source") == "held out":
+            return "held out from training"
+        return str(self.data.get("name") or ("given" if self.data else "no images"))
+
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
         return {**asdict(self), "next_steps": [step.to_json() for step in self.next_steps]}
@@ -135,24 +157,82 @@ def _calibration(slope: float, offset: float) -> tuple[float, float]:
     return float(slope), float(offset)
 
 
+def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
+    """Whether an earlier check ``other`` keeps its place against ``check``, as far as ``galleries`` are concerned.
+
+    It must have judged them all, with at least as many queries and classes. With more of either it stays, unless it
+    asked an easier question: a larger tolerance or a lower confidence. With as many it stays only if it decided and
+    ``check`` did not. Held-out and given images count alike.
+    """
+    mine, others = (check.queries, check.classes), (other.queries, other.classes)
+    if not set(galleries) <= set(other.against) or mine[0] > others[0] or mine[1] > others[1]:
+        return False
+    if check.outcome == "missing evidence" != other.outcome:
+        return True
+    return mine != others and other.tolerance <= check.tolerance and other.confidence >= check.confidence
+
+
+def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check | None:
+    """Of a version's checks, oldest first, the one that counts if its queries search these other versions' vectors.
+
+    If none has judged them all it is the newest, which says what is missing.
+    """
+    galleries, found = set(searched), None
+    for check in checks:
+        if galleries <= set(check.against) and (found is None or not is_weaker(check, found, galleries)):
+            found = check
+    return found or (checks[-1] if checks else None)
+
+
 def save_check(workspace: Path, check: Check, name: str | None = None) -> Path:
-    """Keep a check in the place of the last one. ``name`` is that of its file, the version by default."""
-    path = workspace / "checks" / f"{name or check.version}.json"
-    replace_json(path, {"format": "fixstar-check", **check.to_json()})
+    """Keep a check of a version for ever, and in the place of the one that counts unless it is weaker.
+
+    With a ``name`` it is kept in a file of that name alone.
+    """
+    path, content = (
+        workspace / "checks" / f"{name or check.version}.json",
+        {"format": "fixstar-check", **check.to_json()},
+    )
+    if name is None:
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+        replace_json(workspace / "checks" / check.version / f"check-{stamp}-{uuid.uuid4().hex[:6]}.json", content)
+        if outweighing_check(workspace, check) is not None:
+            return path
+    replace_json(path, content)
     return path
 
 
 def last_check(workspace: Path, version: str) -> Check | None:
-    """The last check of a version, if there was one."""
+    """The last check of a version that counts, if there was one."""
     path = workspace / "checks" / f"{version}.json"
-    if not path.is_file():
-        return None
+    return _read_check(path, version) if path.is_file() else None
+
+
+def check_history(workspace: Path, version: str) -> list[Check]:
+    """All checks of a version, oldest first. Damaged files are left out."""
+    found = []
+    for path in sorted((workspace / "checks" / version).glob("check-*.json")):
+        with contextlib.suppress(ModelError):
+            found.append(_read_check(path, version))
+    return found
+
+
+def _read_check(path: Path, version: str) -> Check:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content.pop("format")
         return Check.from_json(content)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(f"{path} is damaged ({error})", NextStep("check", {"version": version})) from error
+
+
+def outweighing_check(workspace: Path, check: Check) -> Check | None:
+    """The earlier check of the same version that still counts after a new one; None if the new one does."""
+    try:
+        other = last_check(workspace, check.version)
+    except ModelError:  # damaged: the new one replaces it
+        return None
+    return other if other is not None and is_weaker(check, other, check.against) else None
 
 
 class CheckedCalibrations:
@@ -187,8 +267,8 @@ def require_passed_check(check: Check | None, version: str, searched: Iterable[s
     if check is None:
         raise GateError(f"{version} was never checked", again, force)
     if check.outcome != "pass":
-        why = "; ".join(check.reasons) or check.outcome
-        raise GateError(f"the check of {version} did not pass ({check.outcome}): {why}", *check.next_steps, force)
+        why, on = "; ".join(check.reasons) or check.outcome, f"{check.queries:,} queries, {check.images}"
+        raise GateError(f"the check of {version} did not pass ({check.outcome}; {on}): {why}", *check.next_steps, force)
     if unseen := [name for name in searched if name != version and name not in check.against]:
         raise GateError(f"{version} was checked before vectors of {', '.join(unseen)} were searchable", again, force)
     return check

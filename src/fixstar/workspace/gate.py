@@ -26,7 +26,16 @@ from fixstar.evaluation.report import percent, points
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.images import Preprocessing
 from fixstar.workspace.calibrations import LEAST, Fold, calibrations_and_folds, search_curve
-from fixstar.workspace.checks import Check, CheckedCell, LostAnswer, Outcome, delete_old_flips, save_check, save_flips
+from fixstar.workspace.checks import (
+    Check,
+    CheckedCell,
+    LostAnswer,
+    Outcome,
+    delete_old_flips,
+    outweighing_check,
+    save_check,
+    save_flips,
+)
 from fixstar.workspace.held_out import unlearnt_images
 from fixstar.workspace.registry import Registry
 
@@ -109,6 +118,7 @@ def check_version(
     source, learnt_by = "given" if images is not None else "held out", ()  # type: str, tuple[str, ...]
     if images is None:
         images, learnt_by = unlearnt_images(registry, version, searched, preprocessing)
+    trial: Trial | None = None
     if images is None or max(images.counts().values(), default=0) < 2:
         check = _without_images(version, [*older, *foreign], len(images or ()), learnt_by, rules)
     else:
@@ -117,16 +127,22 @@ def check_version(
         trial, isolated = _comparable(trial)
         tested = cross_test(*trial.images, "image")
         check, folds = _judge_all(trial, tested, isolated, foreign, rules)
-        check = replace(check, pictures=save_flips(registry.path, check, trial.thumbnails))
         check = _with_image_notes(
             check, source == "held out" and card["about"].get("validation") is not None, learnt_by
         )
-        if report and len(tested.names) > 1:
-            _report(trial, tested, check, folds, rules).write(registry.path / "checks" / version)
-            check = replace(check, report=f"checks/{version}/report.html")
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
+    if (stronger := outweighing_check(registry.path, check)) is not None:
+        check = replace(check, notes=(*check.notes, _outweighed(stronger)))
+    if trial is not None:
+        if stronger is None:
+            check = replace(check, pictures=save_flips(registry.path, check, trial.thumbnails))
+        if report and len(tested.names) > 1:
+            folder = f"checks/{version}" if stronger is None else f"checks/{version}/weaker"
+            _report(trial, tested, check, folds, rules).write(registry.path / folder)
+            check = replace(check, report=f"{folder}/report.html")
     save_check(registry.path, check)
-    delete_old_flips(registry.path, check)
+    if stronger is None:
+        delete_old_flips(registry.path, check)
     return check
 
 
@@ -450,6 +466,13 @@ def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) ->
         return check
     other = NextStep("check", {"version": check.version, "data": ...}, "other labelled images")
     return replace(check, notes=tuple(notes), next_steps=_distinct([*check.next_steps, other]))
+
+
+def _outweighed(stronger: Check) -> str:
+    return (
+        f"the check of {stronger.when[:10]} still counts ({stronger.outcome}): it asked {stronger.queries:,} queries "
+        f"of {stronger.classes:,} classes ({stronger.images}). This one is kept beside it"
+    )
 
 
 def _may_have_learnt(learnt_by: Sequence[str]) -> str:

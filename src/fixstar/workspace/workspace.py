@@ -29,7 +29,7 @@ from fixstar.workspace.backfill.planning import (
     plan_backfill,
 )
 from fixstar.workspace.backfill.run import Backfilled
-from fixstar.workspace.checks import Check, last_check, require_passed_check
+from fixstar.workspace.checks import Check, check_history, last_check, require_passed_check, strongest_check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
 from fixstar.workspace.gate import GateRules, check_version
@@ -270,8 +270,12 @@ class Workspace:
         return {name: counts[name] for name in direct if counts.get(name) and name not in seen}
 
     def last_check(self, version: str) -> Check | None:
-        """The last check of a version."""
+        """The last check of a version that counts: a weaker one does not take the place of a stronger one."""
         return last_check(self.path, self.registry.checked(version))
+
+    def check_history(self, version: str) -> list[Check]:
+        """All checks of a version, oldest first."""
+        return check_history(self.path, self.registry.checked(version))
 
     def check(
         self,
@@ -285,7 +289,8 @@ class Workspace:
     ) -> Check:
         """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
-        By default with those held out at training. See ``fixstar.workspace.gate``; the verdict is kept.
+        By default with those held out at training. See ``fixstar.workspace.gate``. Every check is kept, and the
+        strongest counts.
         """
         rules = GateRules(confidence, tolerance, seed)
         embed = partial(self.features, device=self.device, progress=progress)
@@ -305,7 +310,8 @@ class Workspace:
             raise InputError(f"{version} is deployed already")
         if force is None:
             self._require_adapters(version)
-            require_passed_check(self.last_check(version), version, self.versions_to_check(version))
+            searched = [name for name in self.versions_to_check(version) if name != version]
+            require_passed_check(strongest_check(self.check_history(version), searched), version, searched)
         encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
         if encoder.adapter is not None:
             raise GateError(

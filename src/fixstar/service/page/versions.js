@@ -73,7 +73,8 @@ function details(name) {
   const place = el("div", { class: "evidence" }, "Loading …");
   const load = async () => {
     try {
-      place.replaceChildren(...evidence(await call(versionPath(name, "/check"))));
+      const [check, all] = await Promise.all([call(versionPath(name, "/check")), call(versionPath(name, "/checks"))]);
+      place.replaceChildren(...evidence(check), all.length > 1 ? history(all) : "");
     } catch (error) {
       place.replaceChildren(problemView(error, { retry: load, small: true }));
     }
@@ -81,6 +82,14 @@ function details(name) {
   const shown = el("details", {}, el("summary", { data: { focus: `details ${name}` } }, "What the check found"), place);
   shown.addEventListener("toggle", () => shown.open && load(), { once: true });
   return shown;
+}
+
+const images = ({ data = {} }) => (data.source === "held out" ? "held out from training" : (data.name ?? ""));
+
+/** Every check, newest first. One with less evidence does not replace one with more. */
+function history(checks) {
+  const line = (check) => [when(check.when), check.outcome, plural(check.queries, "query", "queries"), images(check), `tolerance ${points(check.tolerance)}`].filter(Boolean).join(" · ");
+  return el("details", {}, el("summary", {}, `All ${count(checks.length)} checks`), el("ul", {}, [...checks].reverse().map((check) => el("li", {}, line(check)))));
 }
 
 function evidence(check) {
@@ -92,7 +101,7 @@ function evidence(check) {
     el("ul", {}, sentences.map((sentence) => el("li", {}, sentence))),
     stepsView(check.next_steps) ?? "",
     el("ul", {}, cells),
-    el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
+    el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, images(check), check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
   ];
 }
 

@@ -1,0 +1,93 @@
+"""Every check is kept, and one with less evidence never replaces one with more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shops import shop
+
+from fixstar.errors import GateError
+from fixstar.workspace import Check
+from fixstar.workspace.checks import CheckedCell, Outcome, check_history, is_weaker, last_check, save_check
+
+
+def made(
+    outcome: Outcome = "pass",
+    queries: int = 1000,
+    classes: int = 100,
+    tolerance: float = 0.0,
+    confidence: float = 0.95,
+    against: tuple[str, ...] = ("v1",),
+    source: str = "given",
+) -> Check:
+    cells = tuple(CheckedCell(name, 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12) for name in against)
+    data = {"name": "photos", "source": source, "images": 2 * queries, "classes": classes}
+    return Check("v2", outcome, ("why",), cells, 0.7, queries, queries, confidence, tolerance, data)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "stays"),
+    [
+        (made(), made("missing evidence", 30, 10), True),  # a bare check on few held-out images
+        (made("refuse"), made("pass", 30, 10), True),  # nor does luck on few images undo a refusal
+        (made("missing evidence"), made("pass", 30, 10), True),
+        (made("pass", 30, 10), made("missing evidence"), False),  # more evidence replaces a verdict
+        (made("pass", 30, 10), made("refuse"), False),
+        (made("missing evidence"), made("pass", tolerance=0.02), False),  # the same images, a loss accepted
+        (made("pass", tolerance=0.02), made("missing evidence"), True),  # which a bare check does not take back
+        (made("pass", tolerance=0.02), made("refuse"), False),  # a refusal does
+        (made("pass", tolerance=0.02), made("refuse", 900), False),  # the earlier one asked an easier question
+        (made("pass", confidence=0.5), made("refuse", 900), False),
+        (made("refuse"), made("pass", 900, tolerance=0.3), True),
+        (made(), made("refuse", 900, 200), False),  # fewer queries of more classes: neither is stronger
+        (made(), made("refuse", 900, against=("v1", "v3")), False),  # it judged another gallery too
+        (made("pass", against=("v1", "v3")), made("refuse", 900), True),
+        (made(), made("missing evidence", 0, 0, against=()), True),  # no images at all
+        (made(source="held out"), made("refuse"), False),  # held-out and given images count alike
+    ],
+)
+def test_which_of_two_checks_counts(tmp_path: Path, earlier: Check, later: Check, stays: bool) -> None:
+    assert is_weaker(later, earlier, later.against) == stays
+    save_check(tmp_path, earlier)
+    save_check(tmp_path, later)
+    assert last_check(tmp_path, "v2") == (earlier if stays else later)
+    assert check_history(tmp_path, "v2") == [earlier, later]
+
+
+def test_a_damaged_file_hides_no_other_check_and_blocks_no_new_one(tmp_path: Path) -> None:
+    for queries in (10, 20, 30):
+        save_check(tmp_path, made(queries=queries))
+    second = sorted((tmp_path / "checks" / "v2").glob("check-*.json"))[1]
+    second.write_text("{")
+    assert [check.queries for check in check_history(tmp_path, "v2")] == [10, 30]
+    (tmp_path / "checks" / "v2.json").write_text("{")
+    save_check(tmp_path, made(queries=5))
+    assert last_check(tmp_path, "v2") == made(queries=5)
+
+
+def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(tmp_path: Path) -> None:
+    with shop(tmp_path / "shop", versions=3) as space:
+        searched = ["v1"]
+        space.versions_to_check = lambda version: [*searched, version]  # type: ignore[method-assign]
+        save_check(space.path, made())
+        save_check(space.path, made("missing evidence", 30, 10))
+        save_check(space.path, made("refuse", 500, against=("v1", "v3")))
+        searched.append("v3")
+        with pytest.raises(GateError, match=r"refuse; 500 queries, photos") as refused:
+            space.deploy("v2")
+        assert refused.value.next_steps[-1].action == "deploy"
+        searched.remove("v3")  # its vectors were deleted: the first check covers all that is left
+        assert space.deploy("v2").version == "v2"
+        assert [check.outcome for check in space.check_history("v2")] == ["pass", "missing evidence", "refuse"]
+
+
+def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path) -> None:
+    with shop(tmp_path / "shop", versions=3) as space:
+        space.versions_to_check = lambda version: ["v1", version, "v3"]  # type: ignore[method-assign]
+        save_check(space.path, made())
+        with pytest.raises(GateError, match="before vectors of v3"):
+            space.deploy("v2")
+        save_check(space.path, replace(made(against=("v1", "v3")), reasons=()))
+        assert space.deploy("v2").version == "v2"
