@@ -1,8 +1,13 @@
-"""For all tests: no test depends on speed, and without a GPU Triton's interpreter runs the kernels."""
+"""For all tests: no test depends on speed, and without a GPU Triton's interpreter runs the kernels.
+
+Networks are tiny here, so threads would only wait for one another; sums in one order are also the same everywhere.
+"""
 
 from __future__ import annotations
 
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported; processes inherit it
 
 import torch
 from hypothesis import HealthCheck, settings

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from forked import fork
 from typer.testing import CliRunner, Result
 
+import fixstar
 from fixstar.benchmarks import catalogue
 from fixstar.benchmarks.comparison import compare, read_results
 from fixstar.benchmarks.runner import Progress
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import small_benchmark
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+SOURCE = Path(fixstar.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +39,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_benchmark.write_data(tmp_path_factory.mktemp("images"))
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """For processes that know the small benchmarks too, with one thread: rounding depends on their number."""
-    site = small_benchmark.site(tmp_path_factory.mktemp("python") / "site")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), "src"]), "OMP_NUM_THREADS": "1"}
-
-
 def bench(*words: str | Path) -> Result:
     """In this process: quick, and with the benchmarks registered."""
     return CliRunner().invoke(app, ["bench", *map(str, words)])
@@ -56,16 +49,18 @@ def places(data: Path, folder: Path) -> list[str | Path]:
 
 
 def test_jobs_run_apart_and_one_that_fails_stops_no_other(
-    data: Path, environment: dict[str, str], tmp_path: Path
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two at a time; the second finds foreign files in its run directory."""
+    site = small_benchmark.site(tmp_path / "site")  # the jobs are processes that know the small benchmarks too
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(SOURCE)]))
     words = ["run", "small/3", "--method", "er", "--method", "hoc", "--orders", "1", "--epochs", "1", "--jobs", "2"]
     foreign = tmp_path / "work" / "small_3__hoc__order1__seed0__e1" / "run" / "foreign.txt"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("not ours")
-    command = [sys.executable, "-m", "fixstar", "bench", *words, *map(str, places(data, tmp_path)), "--json"]
-    first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert first.returncode == 1, first.stderr
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # this process keeps its handlers
+    first = bench(*words, *places(data, tmp_path), "--json")
+    assert first.exit_code == 1, first.output
     assert "small_3__hoc__order1__seed0__e1 failed: " in first.stderr
     assert "holds other files" in first.stderr
     assert "Traceback" not in first.stderr
@@ -87,28 +82,21 @@ def test_jobs_run_apart_and_one_that_fails_stops_no_other(
     assert result.read_bytes() == written
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def forked_bench(*words: str) -> None:
+    small_benchmark.register()
+    bench(*words)
 
 
-@pytest.mark.usefixtures("_one_thread")
-def test_after_kill_9_the_same_command_ends_with_the_same_figures(
-    data: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_after_kill_9_the_same_command_ends_with_the_same_figures(data: Path, tmp_path: Path) -> None:
     words = ["run", "small/3", "--method", "hoc", "--order", "2", "--epochs", "12"]
     cut = places(data, tmp_path / "cut")
     folder = tmp_path / "cut" / "work" / "small_3__hoc__order2__seed0__e12"
-    command = [sys.executable, "-m", "fixstar", "bench", *words, *map(str, cut)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    process = fork(forked_bench, *words, *map(str, cut))
     while not (folder / "run" / "checkpoint-v2.safetensors").exists():
-        assert process.poll() is None, "it ended before it could be killed"
+        assert process.is_alive(), "it ended before it could be killed"
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process.kill()
+    process.join()
     assert not (tmp_path / "cut" / "results").exists()
     assert len(Progress.read(folder / "progress.json").versions) < 3
     half = bench(*words, *cut, "--dry-run").output

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.neighbors import KNeighborsClassifier
 
 from fixstar.errors import InputError
-from fixstar.evaluation.search import image_search, knn_accuracy, knn_classes, knn_hits
+from fixstar.evaluation.search import image_search, knn_classes, knn_hits
 
 Array = NDArray[Any]
 
@@ -38,7 +38,7 @@ def test_weighted_votes_are_those_of_scikit_learn(k: int, temperature: float) ->
     )
     expected = reference.fit(GALLERY, LABELS).predict(QUERIES)
     assert knn_classes(QUERIES, GALLERY, LABELS, k, temperature).tolist() == expected.tolist()
-    assert knn_accuracy(QUERIES, TRUTH, GALLERY, LABELS, k, temperature) == (expected == TRUTH).mean()
+    assert knn_hits(QUERIES, TRUTH, GALLERY, LABELS, k, temperature).mean() == (expected == TRUTH).mean()
 
 
 def test_equal_votes_of_two_classes_are_those_of_scikit_learn() -> None:
@@ -103,7 +103,7 @@ def test_one_neighbour_is_the_image_search() -> None:
     assert hits.dtype == np.bool_
     assert np.array_equal(hits, expected)
     assert np.array_equal(knn_hits(QUERIES, TRUTH, GALLERY, LABELS, 50, temperature=1e-6), expected)
-    assert knn_accuracy(QUERIES, TRUTH, GALLERY, LABELS, 1) == expected.mean()
+    assert knn_hits(QUERIES, TRUTH, GALLERY, LABELS, 1).mean() == expected.mean()
     assert not hits[TRUTH == 10].any()
 
 

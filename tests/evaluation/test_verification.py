@@ -24,7 +24,6 @@ from fixstar.evaluation.verification import (
     draw_pairs,
     gallery_query_split,
     kfold_accuracy,
-    mean_templates,
     pair_scores,
     roc,
     sample_pairs,
@@ -221,12 +220,12 @@ def test_more_pairs_than_one_block() -> None:
     assert np.allclose(pair_scores(features, features, pairs), cosine_similarity(features)[tuple(rows)], atol=1e-6)
 
 
-def test_mean_templates_agree_with_a_slow_loop() -> None:
+def test_templates_agree_with_a_slow_loop() -> None:
     rng = np.random.default_rng(6)
     features = rng.normal(size=(60, 5)) * np.exp(rng.normal(0, 2, size=(60, 1)))
     ids, media = rng.choice([-4, 10, 11, 300], 60), rng.integers(0, 6, 60)
-    found, names = mean_templates(features, ids)
-    grouped, _ = mean_templates(features, ids, media)
+    found, names = templates(features, ids)
+    grouped, _ = templates(features, ids, media)
     assert names.tolist() == [-4, 10, 11, 300]
     assert np.allclose(found, templates(features, ids)[0], atol=1e-6)
     unit = [feature / np.linalg.norm(feature) for feature in features]
@@ -245,8 +244,8 @@ def test_mean_templates_agree_with_a_slow_loop() -> None:
 def test_a_long_video_weighs_as_much_as_a_photograph() -> None:
     features = np.array([[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 4.0]])
     ids = np.zeros(4, dtype=np.int64)
-    assert np.allclose(mean_templates(features, ids, np.array([8, 8, 8, 9]))[0], np.sqrt(0.5))
-    assert np.allclose(mean_templates(features, ids)[0], np.array([3, 1]) / np.sqrt(10))
+    assert np.allclose(templates(features, ids, np.array([8, 8, 8, 9]))[0], np.sqrt(0.5))
+    assert np.allclose(templates(features, ids)[0], np.array([3, 1]) / np.sqrt(10))
 
 
 GOOD, KINDS = np.array([0.5, 0.2]), np.array([True, False])
@@ -269,8 +268,8 @@ ONE = Pairs(np.array([0]), np.array([1]), np.array([True]))
         (lambda: pair_scores(np.ones((2, 3)), np.ones((2, 4)), ONE), "3 components and the second 4"),
         (lambda: pair_scores(np.ones((2, 3)), np.ones((1, 3)), ONE), "row 1 of the second features, which have 1"),
         (lambda: pair_scores(np.full((2, 3), np.nan), np.ones((2, 3)), ONE), "first features contain NaN"),
-        (lambda: mean_templates(np.ones((2, 3)), np.arange(3)), "3 template labels for 2"),
-        (lambda: mean_templates(np.ones((2, 3)), np.arange(2), np.arange(3)), "3 media labels for 2"),
+        (lambda: templates(np.ones((2, 3)), np.arange(3)), "3 gallery labels for 2"),
+        (lambda: templates(np.ones((2, 3)), np.arange(2), np.arange(3)), "3 media labels for 2"),
     ],
 )
 def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:

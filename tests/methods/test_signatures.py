@@ -8,7 +8,7 @@ the least difference in three seeds (0, 1, 2).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -63,14 +63,6 @@ class Pair(NamedTuple):
     old: Encoder
     new: Encoder
     module: torch.nn.Module | None
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache

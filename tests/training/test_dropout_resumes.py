@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,6 @@ from fixstar.training import Recipe, Training, train
 from fixstar.training.distributed import World
 
 RECIPE = Recipe(epochs=4, learning_rate=0.05, milestones=(3,), batch_size=8)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Sums in one order, and quick on a machine with other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class NotedDropout(nn.Dropout):

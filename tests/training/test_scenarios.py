@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forked import fork
 from PIL import Image
 
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, Task, TaskStream, class_stream, from_arrays
@@ -73,7 +72,7 @@ def test_a_trainable_head_grows_with_the_classes() -> None:
 
 def test_cores_starts_every_version_from_the_same_weights_and_itm_does_not() -> None:
     """With a learning rate of almost nothing the versions are their initial weights."""
-    still = Settings(**{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
+    still = replace(SETTINGS, recipe=Recipe(epochs=1, learning_rate=1e-12, batch_size=8))
 
     def first_layers(name: str, **options: Any) -> list[torch.Tensor]:
         versions = list(retraining(stream(), create_method(name, **options), still, progress=False))
@@ -87,7 +86,7 @@ def test_cores_starts_every_version_from_the_same_weights_and_itm_does_not() -> 
 
 def test_lifelong_goes_on_from_the_last_weights() -> None:
     """The learning rate is almost nothing, so the second version is still the first."""
-    still = Settings(**{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
+    still = replace(SETTINGS, recipe=Recipe(epochs=1, learning_rate=1e-12, batch_size=8))
     a, b, _ = lifelong(stream(), create_method("hoc"), still, progress=False)
     torch.testing.assert_close(
         a.encoder.get_parameter("backbone.fc.weight"), b.encoder.get_parameter("backbone.fc.weight"), atol=1e-6, rtol=0
@@ -95,7 +94,7 @@ def test_lifelong_goes_on_from_the_last_weights() -> None:
 
 
 def test_more_classes_than_slots_are_refused() -> None:
-    small = Settings(**{**vars(SETTINGS), "capacity": 5})
+    small = replace(SETTINGS, capacity=5)
     with pytest.raises(InputError, match="K=5"):
         list(lifelong(stream(), create_method("hoc"), small, progress=False))
 
@@ -107,7 +106,7 @@ def test_a_memory_holds_no_fewer_than_no_images() -> None:
 
 def test_the_seed_decides() -> None:
     def final(seed: int) -> Encoder:
-        settings = Settings(**{**vars(SETTINGS), "seed": seed})
+        settings = replace(SETTINGS, seed=seed)
         return list(lifelong(stream(), create_method("hoc"), settings, progress=False))[-1].encoder
 
     assert same_weights(final(1), final(1))
@@ -206,7 +205,7 @@ def test_images_that_were_skipped_are_not_remembered_and_stop_nothing(tmp_path: 
         Image.fromarray(image.squeeze()).save(path)
     for broken in sorted((tmp_path / "images" / "0").iterdir())[:6]:
         broken.write_bytes(b"")
-    settings = Settings(**{**vars(SETTINGS), "bad_images": "skip", "selection": selection})
+    settings = replace(SETTINGS, bad_images="skip", selection=selection)
     data = image_folder(tmp_path / "images")
     task = TaskStream((Task(1, data),), data.classes)
     with pytest.warns(UserWarning, match="left out"):
@@ -216,22 +215,11 @@ def test_images_that_were_skipped_are_not_remembered_and_stop_nothing(tmp_path: 
     assert memory.counts() == {"0": 2, "1": 2}
 
 
-RUN = """
-import sys, torch
-sys.path.insert(0, {here!r})
-from test_scenarios import *
-torch.set_num_threads(1)
-method = create_method("hoc")
-recipe = Recipe(epochs=12, learning_rate=0.05, milestones=(8,), batch_size=8)
-settings = Settings(**{{**vars(SETTINGS), "recipe": recipe}})
-for version in lifelong(class_stream(stripes(per_class=40), 2, 2), method, settings, {directory!r}, progress=False):
-    print(version.name, flush=True)
-"""
-
-
-def start(directory: Path) -> subprocess.Popen[str]:
-    code = RUN.format(here=str(Path(__file__).parent), directory=str(directory))
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def long_run(directory: Path) -> None:
+    """Longer than it takes to see its first checkpoint."""
+    recipe = Recipe(epochs=6, learning_rate=0.05, milestones=(4,), batch_size=8)
+    tasks = class_stream(stripes(per_class=40), 2, 2)
+    list(lifelong(tasks, create_method("hoc"), replace(SETTINGS, recipe=recipe), directory, progress=False))
 
 
 def progress_of(directory: Path) -> list[tuple[str, int]]:
@@ -246,26 +234,20 @@ def progress_of(directory: Path) -> list[tuple[str, int]]:
 def kill_after_checkpoint(directory: Path, seconds: float) -> bool:
     """Start the run, wait until it has written something new, kill -9 it a moment later; False if it ended first."""
     before = progress_of(directory)
-    process = start(directory)
-    deadline = time.monotonic() + 60
-    while process.poll() is None and progress_of(directory) == before and time.monotonic() < deadline:
+    process = fork(long_run, directory)
+    while process.is_alive() and progress_of(directory) == before:
         time.sleep(0.002)
     time.sleep(seconds)
-    alive = process.poll() is None
-    if alive:
-        os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    return alive
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
 
 
 def test_kill_9_again_and_again_ends_with_bitwise_the_same_weights(tmp_path: Path) -> None:
-    whole = start(tmp_path / "whole")
-    out, errors = whole.communicate(timeout=120)
-    assert out.split() == ["v1", "v2", "v3"], errors
-    kills = sum(kill_after_checkpoint(tmp_path / "cut", seconds) for seconds in (0.0, 0.05, 0.13, 0.02))
-    assert kills >= 2, "the run ended before it could be killed: make it longer"
-    out, errors = start(tmp_path / "cut").communicate(timeout=120)
-    assert out.split() == ["v1", "v2", "v3"], errors
+    long_run(tmp_path / "whole")
+    kills = [kill_after_checkpoint(tmp_path / "cut", seconds) for seconds in (0.0, 0.05, 0.02)]
+    assert sum(kills) >= 2, "the run ended before it could be killed: make it longer"
+    long_run(tmp_path / "cut")
     for name in ("v1", "v2", "v3"):
         a, b = (Encoder.load(tmp_path / run / "versions" / name) for run in ("whole", "cut"))
         assert same_weights(a, b), name

@@ -20,8 +20,6 @@ from fixstar.benchmarks.published import Figure, Row, published
 from fixstar.benchmarks.result import METRICS, RunResult
 from fixstar.evaluation.compatibility import Spread, summarise, summarise_matrices
 
-__all__ = ["Comparison", "Line", "Printed", "compare", "read_results"]
-
 _RENAMED = {"AM": "AA", "self": "C[2,2]", "cross": "C[2,1]"}  # CoReS, eq. 8; CL2R, tables 2 and 4
 _OLD_AND_NEW = {"phi_old": 1, "phi_new": 2}
 

@@ -22,24 +22,6 @@ from fixstar.data.formats import (
 )
 from fixstar.errors import DataError, UnknownNameError
 
-__all__ = [
-    "DATASETS",
-    "IMAGENET20",
-    "TINYIMAGENET20",
-    "Dataset",
-    "Loader",
-    "Part",
-    "cub",
-    "dataset",
-    "imagenet32",
-    "imagenet_classes",
-    "imagenet_list",
-    "mnist",
-    "omniglot",
-    "split_folders",
-    "train_folder",
-]
-
 Loader = Callable[[Path, str], ImageSet]
 
 _SHOWN = 5  # names that a message lists

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-__all__ = ["Board", "Folders", "Job", "clock", "complete", "live_board", "run_jobs", "shared_gpu", "table_of"]
-
 _POLL = 0.2  # seconds
 
 

@@ -27,20 +27,6 @@ from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.training import Recipe, Settings
 
-__all__ = [
-    "MEASURED",
-    "SETTINGS",
-    "Run",
-    "changed_settings",
-    "datasets_of",
-    "file_stem",
-    "method_choice",
-    "missing_data",
-    "obstacles",
-    "plan",
-    "require_data",
-]
-
 MEASURED = ("template", "image", "verification", "verification-published")
 """The protocols that a run can be judged by."""
 

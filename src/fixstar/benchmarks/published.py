@@ -20,8 +20,6 @@ from typing import Any, Literal
 
 from fixstar.errors import InputError, UnknownNameError
 
-__all__ = ["METHOD_NAMES", "PAPERS", "Figure", "Row", "published", "published_summary"]
-
 Unit = Literal["fraction", "percent"]
 
 PAPERS = ("BCT", "CoReS", "CL2R", "HOC")

@@ -15,8 +15,6 @@ from fixstar.durable import replace_json
 from fixstar.errors import DataError
 from fixstar.evaluation import summary
 
-__all__ = ["METRICS", "RunResult", "lower_triangle", "measured", "square"]
-
 METRICS = ("AC", "AA", "ACA", "BC", "FC")
 
 

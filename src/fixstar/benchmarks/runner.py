@@ -30,7 +30,7 @@ from fixstar.benchmarks.datasets import dataset
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
 from fixstar.data import ImageSet, TaskStream, class_order
-from fixstar.durable import exclusive, replace_file, replace_json
+from fixstar.durable import exclusive, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.evaluation import (
     Pairs,
@@ -38,14 +38,13 @@ from fixstar.evaluation import (
     cross_test,
     cross_test_scores,
     draw_pairs,
+    gallery_query_split,
     kfold_accuracy,
     sample_pairs,
 )
-from fixstar.evaluation.verification import gallery_query_split
+from fixstar.evaluation.features import save_arrays
 from fixstar.models import Encoder
 from fixstar.training import Settings, TrainingContext, Validation, Version, lifelong, retraining, train_version
-
-__all__ = ["PAIRS_SEED", "Extras", "Progress", "Searched", "run_benchmark"]
 
 PAIRS_SEED = 0  # the same pairs in every run
 
@@ -274,17 +273,12 @@ def _features(version: Version, searched: Searched, path: Path, progress: bool) 
             name: encoder.encode(images.images, batch_size=batch, form="short", progress=progress)
             for name, images in sets.items()
         }
-        replace_file(path, lambda partial: _save(partial, arrays))
+        save_arrays(path, arrays)
     with np.load(path, allow_pickle=False) as content:
         gallery = content["gallery"]
         queries = content.get("queries", gallery)
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
     return VersionFeatures(version.name, queries, gallery, encoder.projection_matrix(), adapt)
-
-
-def _save(path: Path, arrays: dict[str, Any]) -> None:
-    with path.open("wb") as file:  # an open file: NumPy adds .npz to bare names
-        np.savez(file, **arrays)
 
 
 def _result(

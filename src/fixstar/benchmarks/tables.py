@@ -15,8 +15,6 @@ from fixstar.evaluation import accuracy_panels, side_by_side
 from fixstar.evaluation.compatibility import format_spread
 from fixstar.evaluation.curves import COLOURS, accuracy_curves, metric_curve
 
-__all__ = ["draw", "figure_text", "markdown", "parts_of", "put_section", "table_of", "what_differs"]
-
 _FRACTIONS = {"AC": 2, "BC": 3, "FC": 3}  # digits; the others are percent, as most tables print them
 _NOTHING = "—"
 

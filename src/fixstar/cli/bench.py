@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fixstar.benchmarks.jobs import Folders, Job
     from fixstar.benchmarks.plan import Run
 
-__all__ = ["bench_app", "list_benchmarks", "run", "table"]
-
 DataFolder = Annotated[Path, typer.Option(help="The folder with the datasets.")]
 BenchmarkName = Annotated[str, typer.Argument(help="See: fixstar bench list")]
 RESULTS = Path("benchmarks/results")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Evidence = Mapping[tuple[int, int], Difference]
 
-__all__ = ["backbones", "evaluate", "methods", "picture2d", "theorem"]
-
 PICTURES = (".pdf", ".png", ".svg")
 
 Features = Annotated[

@@ -4,11 +4,9 @@ C[t, k] is the accuracy M with queries by version t and gallery by version k (eq
 holds the **self-tests**, the cells below it the **cross-tests**. Cells above it (an old query model on a newer gallery)
 are ignored. Version t is **compatible** with an older version k when C[t, k] > C[k, k], strictly (eq. 6).
 
-All values are fractions from 0 to 1. Percentages are rejected; 0 is a value and never means "missing".
-``up_to=tau`` uses the first tau versions only: AC_tau, AA_tau, BC(t) of the papers.
-
-Report several runs where you can: over 20 runs CoReS reports AC 0.51 with a deviation of 0.10. Runs may differ in seed,
-class order or both; say which. The deviation is that of a single run (divisor n - 1), not the error of the mean.
+All values are fractions from 0 to 1, and 0 never means "missing". ``up_to=tau`` uses the first tau versions only:
+AC_tau, AA_tau, BC(t) of the papers. Report several runs where you can: over 20 runs CoReS has AC 0.51 with a deviation
+of 0.10. The deviation is that of a single run (divisor n - 1), not the error of the mean.
 """
 
 from __future__ import annotations
@@ -24,25 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError
 
-__all__ = [
-    "MatrixSpread",
-    "Spread",
-    "absolute_gain",
-    "average_accuracy",
-    "average_compatibility",
-    "average_compatibility_accuracy",
-    "backward_compatibility",
-    "compatible_cells",
-    "format_spread",
-    "forward_compatibility",
-    "is_compatible",
-    "multi_model_compatible",
-    "summarise",
-    "summarise_matrices",
-    "summary",
-    "update_gain",
-]
-
 Matrix = NDArray[np.float64]
 
 
@@ -53,8 +32,7 @@ def average_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
     1.0
     """
     matrix = _with_cross_tests(C, up_to)
-    T = len(matrix)
-    return float(2 * compatible_cells(matrix).sum() / (T * (T - 1)))
+    return float(_below(compatible_cells(matrix)).mean())
 
 
 def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
@@ -64,8 +42,7 @@ def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
     0.3833
     """
     matrix = _lower_triangle(C, up_to)
-    T = len(matrix)
-    return float(2 * matrix.sum() / (T * (T + 1)))
+    return float(matrix[np.tril_indices(len(matrix))].mean())
 
 
 def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
@@ -78,8 +55,7 @@ def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) ->
     0.35
     """
     matrix = _with_cross_tests(C, up_to)
-    T = len(matrix)
-    return float(2 * matrix[compatible_cells(matrix)].sum() / (T * (T - 1)))
+    return float(_below(matrix * compatible_cells(matrix)).mean())
 
 
 def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
@@ -127,23 +103,8 @@ def update_gain(cross: float, old: float, new: float) -> float | None:
     >>> update_gain(0.25, 0.25, 0.50) is None
     True
     """
-    _require_fractions(np.array([cross, old, new]))
-    if not is_compatible(cross, old) or new <= old:
-        return None
-    return float((cross - old) / (new - old))
-
-
-def absolute_gain(cross: float, old: float) -> float:
-    """cross - old, in the unit of the metric (tables 1, 3, 4 and 5 of BCT).
-
-    The tables print it only where the criterion holds, and also for the paragon: ``absolute_gain(new, old)``. (Table 1
-    of CoReS has the same column, but its three figures do not agree with each other on any one definition.)
-
-    >>> round(absolute_gain(0.35, 0.30), 4)
-    0.05
-    """
-    _require_fractions(np.array([cross, old]))
-    return float(cross - old)
+    _require_fractions(np.array([new]))
+    return float((cross - old) / (new - old)) if is_compatible(cross, old) and new > old else None
 
 
 def compatible_cells(C: ArrayLike) -> NDArray[np.bool_]:
@@ -154,15 +115,6 @@ def compatible_cells(C: ArrayLike) -> NDArray[np.bool_]:
     """
     matrix = _lower_triangle(C)
     return np.tril(matrix > matrix.diagonal(), -1)
-
-
-def multi_model_compatible(C: ArrayLike) -> bool:
-    """Whether every version is compatible with every older one (eq. 5 of CoReS), that is AC = 1.
-
-    >>> multi_model_compatible([[0.30, 0], [0.35, 0.50]])
-    True
-    """
-    return average_compatibility(C) == 1
 
 
 def summary(C: ArrayLike) -> dict[str, float]:
@@ -266,6 +218,11 @@ def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:
         matrix = matrix[:tau, :tau]
     _require_fractions(matrix[np.tril_indices(len(matrix))])
     return np.tril(matrix)
+
+
+def _below(matrix: NDArray[Any]) -> NDArray[Any]:
+    """The cells below the diagonal."""
+    return matrix[np.tril_indices(len(matrix), -1)]
 
 
 def _with_cross_tests(C: ArrayLike, up_to: int | None = None) -> Matrix:

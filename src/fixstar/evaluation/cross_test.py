@@ -28,8 +28,6 @@ from fixstar.evaluation.features import (
 from fixstar.evaluation.search import PROTOCOLS, average_precisions, cmc, knn_hits, rank_hits, searcher
 from fixstar.evaluation.verification import Pairs, kfold_accuracy, pair_scores
 
-__all__ = ["MEASURES", "CrossTest", "check_protocol", "cross_test", "cross_test_cmc", "cross_test_scores"]
-
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Outcomes = NDArray[Any]
@@ -80,16 +78,14 @@ def cross_test(
 ) -> CrossTest:
     """Measure every cell C[t, k], t >= k (eq. 7 of HOC), oldest version first.
 
-    ``protocol`` is one of ``MEASURES``: "image", "template", "rank5", "knn10", "map", "map100" or "verification". For
-    average precision, queries without an image of their class in the gallery are left out. Verification needs
-    ``pairs`` of a query row and a gallery row; a pair is right by the threshold of its fold.
+    ``protocol`` is one of ``MEASURES``. For average precision, queries without an image of their class in the gallery
+    are left out. Verification needs ``pairs`` of a query row and a gallery row.
 
-    ``upper`` adds t < k: old queries on newer galleries, as version k embedded them. ``progress(done, total)`` is
-    called after each cell. Versions of different width cannot be compared (the dashes of table 7), unless one has
-    grown from the other (``VersionFeatures.parts``), or ``shared_components`` compares the first components that both
-    have, as BCT does. A version with ``adapt`` moves the stored galleries of all older versions into its own space
-    before its row is measured. ``device`` is the torch device that searches by image and template, such as "cuda" or
-    "auto"; without one, NumPy searches.
+    ``upper`` adds t < k: old queries on newer galleries. ``progress(done, total)`` is called after each cell. Versions
+    of different width cannot be compared (the dashes of table 7), unless one has grown from the other
+    (``VersionFeatures.parts``), or ``shared_components`` compares the first components that both have, as BCT does. A
+    version with ``adapt`` first moves the stored galleries of all older versions into its own space. ``device`` is the
+    torch device that searches by image and template; without one, NumPy searches.
 
     >>> features = np.eye(2)
     >>> old, new = VersionFeatures("v1", features, features), VersionFeatures("v2", features, features)

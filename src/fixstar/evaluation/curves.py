@@ -1,8 +1,7 @@
 """Curves: accuracy and compatibility over versions and over a backfill, and the ROC of verification.
 
-Every line has a colour **and** a marker, so that no reader depends on colour. Pass fractions; percent is drawn. With
-too many lines for one plane, ``accuracy_panels`` draws one panel per method. All panels have one scale, and the curves
-of the others are grey in the background.
+Every line has a colour **and** a marker, so that no reader depends on colour. Pass fractions; percent is drawn.
+``accuracy_panels`` draws one panel per method, all on one scale, with the other methods' curves grey behind.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from fixstar.evaluation.pictures import DPI, GREY, INK, TEXT, TITLE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["accuracy_curves", "accuracy_panels", "backfill_curves", "metric_curve", "roc_curves"]
 
 COLOURS = ("#1d5a98", "#b3402c", "#117733", "#a8780f", "#882255", "#2f8f80", "#5a6877", "#aa4499")
 MARKERS = "osD^vPX*"

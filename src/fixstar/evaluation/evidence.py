@@ -38,20 +38,6 @@ from fixstar.evaluation.cross_test import CrossTest
 from fixstar.evaluation.features import VersionFeatures, carried_queries, stored_galleries
 from fixstar.evaluation.search import nearest
 
-__all__ = [
-    "CellEvidence",
-    "ClassFlips",
-    "Difference",
-    "Flips",
-    "FoundRows",
-    "cell_evidence",
-    "flips",
-    "found_before_after",
-    "needed_resamples",
-    "paired_bootstrap",
-    "verdicts",
-]
-
 Floats = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]
 Hits = NDArray[np.bool_]

@@ -3,18 +3,17 @@
 A gallery stays as it was stored, as in a real upgrade. It is the query that is carried into the space of the older
 version. Only a version with ``adapt`` (FAN) moves the stored vectors instead.
 
-**Files.** A version is one ``.npz`` file with the arrays ``queries`` [N, d] and ``gallery`` [M, d] (and ``projection``
-[d, m] for short forms), or two ``.npy`` files. All versions embed the same images in the same order. Labels are one
-``.npz`` file with the arrays ``query_labels`` [N] and ``gallery_labels`` [M], or two ``.npy`` files; they are integers,
-or strings, which become class names. Stored vectors with their classes (all that may be left of an old system) are one
-``.npz`` file with the arrays ``vectors`` [N, d] and ``classes`` [N]. Nothing is ever unpickled.
+**Files.** Each is one ``.npz`` file, or one ``.npy`` file per array. A version: ``queries`` [N, d] and ``gallery``
+[M, d] (and ``projection`` [d, m] for short forms). Labels: ``query_labels`` [N] and ``gallery_labels`` [M], integers
+or strings. Stored vectors with their classes (all that may be left of an old system): ``vectors`` [N, d] and
+``classes`` [N], ``.npz`` only. All versions embed the same images in the same order. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -25,17 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
+from fixstar.durable import replace_file
 from fixstar.errors import DataError, InputError, NextStep
-
-__all__ = [
-    "LabelFile",
-    "VersionFeatures",
-    "carried_queries",
-    "read_features",
-    "read_labelled_vectors",
-    "read_labels",
-    "stored_galleries",
-]
 
 Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
@@ -283,6 +273,16 @@ def load_arrays(path: Path) -> Array | dict[str, Array]:
                 "numbers: np.save(path, np.asarray(features, dtype=np.float32))"
             ) from error
         raise DataError(f"{path} is damaged or not a NumPy file: {error}") from error
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays to one .npz file, atomically."""
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:  # an open file: NumPy adds .npz to bare names
+            np.savez(file, **arrays)
+
+    replace_file(path, write)
 
 
 def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ()) -> dict[str, Array]:

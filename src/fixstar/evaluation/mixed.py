@@ -27,8 +27,6 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.features import VersionFeatures, carried_queries, check_images, stored_galleries
 from fixstar.evaluation.search import BLOCK, PROTOCOLS, blocks, nearest
 
-__all__ = ["BackfillCurve", "backfill_curve", "mixed_gallery_search", "mixed_nearest"]
-
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-__all__ = ["HitPicture", "compatibility_heat_map", "contact_sheet", "side_by_side"]
-
 DPI = 200
 TITLE, TEXT = 12.0, 9.0  # points
 INK, GREY, RED_INK = "#17212b", "#5a6877", "#8f1d13"

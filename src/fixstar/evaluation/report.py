@@ -41,22 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
-__all__ = [
-    "MARKS",
-    "LostQuery",
-    "RateTable",
-    "Report",
-    "Sentence",
-    "Thumbnails",
-    "backfill_sentence",
-    "evidence_numbers",
-    "lost_queries",
-    "lower_triangle",
-    "percent",
-    "points",
-    "verdict_sentences",
-]
-
 Cell = tuple[int, int]
 Evidence = Mapping[Cell, Difference]
 Labels = NDArray[np.integer[Any]]

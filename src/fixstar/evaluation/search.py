@@ -11,11 +11,9 @@ gives one answer per query, True for a hit. The mean is the accuracy; the single
 with equal votes the one with the nearest image wins.
 
 **Average precision**: AP = 1/D sum over positives of (positives up to its place) / (its place), not interpolated.
-Places are those of ``nearest``. D is the number of positives; for the first k places it is min(k, positives), as for
-GLDv2, so that a perfect list has AP 1. (Dividing by all positives would cap a class of more than k images below 1;
-dividing by the positives found would reward a list for missing the others.) Some gallery images are **ignored** for a
-query: they take no place and are not positives. Market-1501 ignores the query's class under the query's own camera; a
-query that is itself in the gallery ignores itself.
+D is the number of positives; for the first k places it is min(k, positives), as for GLDv2, so that a perfect list has
+AP 1. Some gallery images are **ignored** for a query: they take no place and are not positives. Market-1501 ignores
+the query's class under the query's own camera; a query that is itself in the gallery ignores itself.
 """
 
 from __future__ import annotations
@@ -28,24 +26,6 @@ from numpy.typing import NDArray
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
-
-__all__ = [
-    "PROTOCOLS",
-    "MeanAveragePrecision",
-    "average_precisions",
-    "cmc",
-    "image_search",
-    "knn_accuracy",
-    "knn_classes",
-    "knn_hits",
-    "mean_average_precision",
-    "nearest",
-    "rank_hits",
-    "searcher",
-    "store_search",
-    "template_search",
-    "templates",
-]
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
@@ -81,17 +61,23 @@ PROTOCOLS: dict[str, Callable[..., Hits]] = {"template": template_search, "image
 """1:N search by name: ``PROTOCOLS[name](queries, query_labels, gallery, gallery_labels)`` -> [N] bool."""
 
 
-def templates(gallery: Floats, labels: Labels) -> tuple[NDArray[np.float32], Labels]:
+def templates(gallery: Floats, labels: Labels, media: Labels | None = None) -> tuple[NDArray[np.float32], Labels]:
     """One unit vector per class, the mean of its unit features, and the classes in ascending order.
+
+    With ``media`` (IJB-C) the frames of one medium are averaged first: a long video weighs as much as a photograph.
 
     >>> templates(np.array([[3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]), np.array([5, 5, 2]))[1]
     array([2, 5])
     """
     features = unit_features(gallery, "gallery")
-    classes, inverse, counts = np.unique(
-        checked_labels(labels, gallery, "gallery"), return_inverse=True, return_counts=True
-    )
-    by_class = features[np.argsort(inverse, kind="stable")]
+    known = checked_labels(labels, gallery, "gallery")
+    classes, inverse, counts = np.unique(known, return_inverse=True, return_counts=True)
+    order = np.argsort(inverse, kind="stable")
+    by_class: Floats = features[order]
+    if media is not None:
+        keys = np.stack([inverse, checked_labels(media, gallery, "media")])
+        _, medium, frames = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+        by_class = by_class / frames[medium.ravel()][order, None]
     starts = np.cumsum(counts) - counts
     sums = np.add.reduceat(by_class, starts, axis=0, dtype=np.float64)  # normalised below: sums do as well as means
     return geometry.unit(sums).astype(np.float32), classes
@@ -114,7 +100,7 @@ def nearest(queries: Floats, gallery: Floats, k: int = 1, block: int = BLOCK) ->
     ([[1, 2]], [[0.9950000047683716, 0.7739999890327454]])
     """
     q, g = unit_features(queries, "query"), unit_features(gallery, "gallery")
-    _check_widths(q, g)
+    check_widths(q, g)
     if not 1 <= k <= len(g):
         raise InputError(f"k counts gallery entries, 1 to {len(g)} here; got {k}")
     if block < 1:
@@ -162,7 +148,7 @@ class _Searcher:
     def __call__(self, queries: Floats, query_labels: Labels) -> Hits:
         truth = checked_labels(query_labels, queries, "query")
         q = unit_features(queries, "query")
-        _check_widths(q, self.gallery)
+        check_widths(q, self.gallery)
         if self.on_device is not None:
             found = _nearest_on_device(_to_device(q, self.device), self.on_device)
         else:
@@ -258,24 +244,6 @@ def _first_hits(queries: Floats, query_labels: Labels, entries: Floats, classes:
 # kNN
 
 
-def knn_accuracy(
-    queries: Floats,
-    query_labels: Labels,
-    gallery: Floats,
-    gallery_labels: Labels,
-    k: int,
-    temperature: float | None = None,
-) -> float:
-    """The share of queries that their k nearest gallery images classify correctly.
-
-    >>> gallery, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), np.array([7, 8, 8])
-    >>> query, truth = np.array([[1.0, 0.0]]), np.array([7])
-    >>> [knn_accuracy(query, truth, gallery, labels, 3, temperature) for temperature in (None, 0.1)]
-    [0.0, 1.0]
-    """
-    return float(knn_hits(queries, query_labels, gallery, gallery_labels, k, temperature).mean())
-
-
 def knn_hits(
     queries: Floats,
     query_labels: Labels,
@@ -284,7 +252,13 @@ def knn_hits(
     k: int,
     temperature: float | None = None,
 ) -> Hits:
-    """[N] bool: whether ``knn_classes`` is the query's class."""
+    """[N] bool: whether ``knn_classes`` is the query's class; their mean is the accuracy.
+
+    >>> gallery, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), np.array([7, 8, 8])
+    >>> query, truth = np.array([[1.0, 0.0]]), np.array([7])
+    >>> [knn_hits(query, truth, gallery, labels, 3, temperature).mean() for temperature in (None, 0.1)]
+    [np.float64(0.0), np.float64(1.0)]
+    """
     truth = checked_labels(query_labels, queries, "query")
     return np.equal(knn_classes(queries, gallery, gallery_labels, k, temperature), truth)
 
@@ -340,16 +314,8 @@ def mean_average_precision(
     >>> mean_average_precision(np.array([[1.0, 0.1], [0.0, 1.0]]), np.array([7, 5]), gallery, labels)
     MeanAveragePrecision(mean=0.8333333333333333, counted=1, left_out=1)
     """
-    values = average_precisions(
-        queries,
-        query_labels,
-        gallery,
-        gallery_labels,
-        at=at,
-        query_cameras=query_cameras,
-        gallery_cameras=gallery_cameras,
-        same_image=same_image,
-    )
+    cameras = {"query_cameras": query_cameras, "gallery_cameras": gallery_cameras}
+    values = average_precisions(queries, query_labels, gallery, gallery_labels, at=at, same_image=same_image, **cameras)
     counted = int((~np.isnan(values)).sum())
     if not counted:
         raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery: no mean exists")
@@ -548,6 +514,7 @@ def checked_labels(labels: Labels, features: Floats, name: str) -> Labels:
     return array
 
 
-def _check_widths(q: Floats, g: Floats) -> None:
+def check_widths(q: Floats, g: Floats) -> None:
+    """Raise unless both have the same number of components."""
     if q.shape[1] != g.shape[1]:
         raise InputError(f"queries have {q.shape[1]} components and the gallery {g.shape[1]}: they must share a space")

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "DimensionCheck",
-    "Distances",
-    "check_theorem",
-    "draw_theorem",
-    "mean_cosine",
-    "polar_angles",
-    "sample_cap",
-]
-
 Floats = NDArray[np.float64]
 Case = Literal["same", "different"]
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.images import Preprocessing
 
-__all__ = ["SHARES", "Trial", "counted", "kept_pairs", "searchable", "trial_of_images", "with_vectors"]
-
 Labels = NDArray[np.integer[Any]]
 Features = Callable[["ImageSet", "ImageSet"], "Sequence[VersionFeatures]"]  # of queries and gallery
 

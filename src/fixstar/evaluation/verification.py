@@ -17,52 +17,83 @@ fixes them on one NumPy version; a saved file fixes them for good.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar import geometry
-from fixstar.durable import replace_file
 from fixstar.errors import DataError, InputError, NextStep
-from fixstar.evaluation.features import load_arrays
-from fixstar.evaluation.search import BLOCK, blocks, checked_labels, gallery_entries, nearest, unit_features
-
-__all__ = [
-    "FoldAccuracy",
-    "Pairs",
-    "Split",
-    "draw_pairs",
-    "gallery_query_split",
-    "kfold_accuracy",
-    "mean_templates",
-    "open_set_hits",
-    "pair_scores",
-    "roc",
-    "sample_pairs",
-    "tar_at_far",
-    "threshold_at_far",
-    "tpir_at_fpir",
-]
+from fixstar.evaluation.features import load_arrays, save_arrays
+from fixstar.evaluation.search import (
+    BLOCK,
+    blocks,
+    check_widths,
+    checked_labels,
+    gallery_entries,
+    nearest,
+    unit_features,
+)
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Rows = NDArray[np.int64]
 Same = NDArray[np.bool_]
 Scores = NDArray[np.float64]
-T = TypeVar("T", bound="Pairs | Split")
+
+
+class _RowFile:
+    """Row numbers that are kept in one .npz file. ``argument`` takes the file, ``others`` go with it."""
+
+    content: ClassVar[str]
+    argument: ClassVar[str]
+    others: ClassVar[dict[str, str]] = {}
+
+    def save(self, path: str | Path) -> None:
+        """Write the rows to one .npz file, atomically."""
+        save_arrays(Path(path), vars(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote; ``DataError`` if the file is missing, damaged or something else."""
+        path = Path(path)
+        remake = cls._evaluate(str(path), "after deleting the file; a missing file is created")
+        try:
+            arrays = load_arrays(path)
+        except DataError as error:
+            raise DataError(str(error), remake) from error
+        if not isinstance(arrays, dict):
+            raise DataError(f"{path} holds one bare array, not {cls.content}", remake)
+        if arrays.keys() != cls._names():  # never advise deleting a good file of something else
+            steps = [cls._evaluate(..., "with another file; a missing file is created")]
+            other = next((kind for kind in (Pairs, Split) if arrays.keys() == kind._names()), None)
+            steps += [other._evaluate(str(path), f"to use {path.name}")] if other else []
+            found = other.content if other else ", ".join(sorted(arrays)) or "nothing"
+            raise DataError(f"{path} holds {found}, not {cls.content}", *steps)
+        try:
+            return cls(**arrays)
+        except InputError as error:
+            raise DataError(f"{path} is damaged: {error}", remake) from error
+
+    @classmethod
+    def _names(cls) -> set[str]:
+        return {field.name for field in fields(cls)}  # type: ignore[arg-type]
+
+    @classmethod
+    def _evaluate(cls, file: object, note: str) -> NextStep:
+        return NextStep("evaluate", {"data": ..., **cls.others, cls.argument: file}, note)
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class Pairs(_RowFile):
     """Pairs of images for 1:1 verification: row numbers ``first`` [N] and ``second`` [N], and ``same`` [N] bool.
 
     The first image of a pair is the query, the second is from the gallery (section 5.1 of CoReS). A pair of one class
     is **genuine**, a pair of two classes an **impostor**.
     """
+
+    content, argument, others = "pairs", "pairs_file", {"protocol": "verification"}
 
     first: Rows
     second: Rows
@@ -80,19 +111,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.same)
 
-    def save(self, path: str | Path) -> None:
-        """Write the pairs to one .npz file, atomically."""
-        _save(Path(path), {"first": self.first, "second": self.second, "same": self.same})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` wrote; ``DataError`` if the file is missing, damaged or something else."""
-        return _load(cls, Path(path))
-
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class Split(_RowFile):
     """Images divided for 1:N search: row numbers of the ``gallery`` [G] and of the ``queries`` [Q], ascending."""
+
+    content, argument = "a split into gallery and queries", "split_file"
 
     gallery: Rows
     queries: Rows
@@ -103,15 +127,6 @@ class Split:
         rows = np.concatenate([self.gallery, self.queries])
         if len(np.unique(rows)) < len(rows):
             raise InputError("each image appears once, in the gallery or among the queries; this split repeats one")
-
-    def save(self, path: str | Path) -> None:
-        """Write the split to one .npz file, atomically."""
-        _save(Path(path), {"gallery": self.gallery, "queries": self.queries})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` wrote; ``DataError`` if the file is missing, damaged or something else."""
-        return _load(cls, Path(path))
 
 
 def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> Pairs:
@@ -237,10 +252,7 @@ def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
     array([1., 0.])
     """
     a, b = unit_features(first, "first"), unit_features(second, "second")
-    if a.shape[1] != b.shape[1]:
-        raise InputError(
-            f"the first features have {a.shape[1]} components and the second {b.shape[1]}: they must share a space"
-        )
+    check_widths(a, b)
     for rows, features, name in ((pairs.first, a, "first"), (pairs.second, b, "second")):
         if rows.max() >= len(features):
             raise InputError(f"a pair uses row {rows.max()} of the {name} features, which have {len(features)} rows")
@@ -317,28 +329,6 @@ def tar_at_far(scores: Floats, same: Same, far: float) -> float:
     [0.5, 0.5, 1.0]
     """
     return float((np.asarray(scores)[same] >= threshold_at_far(scores, same, far)).mean())
-
-
-def mean_templates(
-    features: Floats, template_ids: Labels, media_ids: Labels | None = None
-) -> tuple[NDArray[np.float32], Labels]:
-    """One unit vector per template, the mean of its unit features, and the template ids in ascending order (IJB-C).
-
-    With ``media_ids`` the frames of one medium are averaged first, so that a long video weighs as much as a photograph.
-
-    >>> mean_templates(np.array([[3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]), np.array([5, 5, 2]))[1]
-    array([2, 5])
-    """
-    unit = unit_features(features, "template")
-    ids, template = np.unique(checked_labels(template_ids, unit, "template"), return_inverse=True)
-    weights = np.ones(len(unit))
-    if media_ids is not None:
-        keys = np.stack([template, checked_labels(media_ids, unit, "media")])
-        _, medium, frames = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-        weights = 1 / frames[medium.ravel()]
-    sums = np.zeros((len(ids), unit.shape[1]))
-    np.add.at(sums, template, weights[:, None] * unit)  # normalised below: sums do as well as means
-    return geometry.unit(sums).astype(np.float32), ids
 
 
 def tpir_at_fpir(
@@ -429,50 +419,3 @@ def _check_rows(rows: Rows, name: str) -> None:
         raise InputError(f"{name} holds row numbers, int64 and not empty; got {rows.dtype} of shape {rows.shape}")
     if rows.min() < 0:
         raise InputError(f"{name} holds row numbers, starting at 0; got {rows.min()}")
-
-
-def _save(path: Path, arrays: Mapping[str, Any]) -> None:
-    def write(partial: Path) -> None:
-        with partial.open("wb") as file:  # an open file: NumPy adds .npz to bare names
-            np.savez(file, **arrays)
-
-    replace_file(path, write)
-
-
-class _Content(NamedTuple):
-    """What a file may hold, the argument that takes it, and the other arguments that go with it."""
-
-    name: str
-    argument: str
-    others: dict[str, str]
-
-    def evaluate_with(self, path: Path | None, note: str) -> NextStep:
-        return NextStep("evaluate", {"data": ..., **self.others, self.argument: str(path) if path else ...}, note)
-
-
-_CONTENTS = {  # by the names of the arrays
-    frozenset({"first", "second", "same"}): _Content("pairs", "pairs_file", {"protocol": "verification"}),
-    frozenset({"gallery", "queries"}): _Content("a split into gallery and queries", "split_file", {}),
-}
-
-
-def _load(kind: type[T], path: Path) -> T:
-    expected = frozenset(kind.__dataclass_fields__)
-    content = _CONTENTS[expected]
-    remake = content.evaluate_with(path, "after deleting the file; a missing file is created")
-    try:
-        arrays = load_arrays(path)
-    except DataError as error:
-        raise DataError(str(error), remake) from error
-    if not isinstance(arrays, dict):
-        raise DataError(f"{path} holds one bare array, not {content.name}", remake)
-    if (seen := frozenset(arrays)) != expected:  # never advise deleting a good file of something else
-        held = _CONTENTS.get(seen)
-        steps = [content.evaluate_with(None, "with another file; a missing file is created")]
-        steps += [held.evaluate_with(path, f"to use {path.name}")] if held else []
-        found = held.name if held else ", ".join(sorted(seen)) or "nothing"
-        raise DataError(f"{path} holds {found}, not {content.name}", *steps)
-    try:
-        return kind(**arrays)
-    except InputError as error:
-        raise DataError(f"{path} is damaged: {error}", remake) from error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["mean_over"]
-
 
 def mean_over(values: Tensor, chosen: Tensor | None) -> Tensor:
     """The mean of the chosen entries of ``values`` [B]; zero, with a gradient of zero, if there are none.

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from fixstar.losses.averages import mean_over
 
-__all__ = ["centre_alignment", "centre_distance", "cosine_boundary", "elastic_boundary"]
-
 
 def centre_alignment(prototypes: Tensor, centres: Tensor, chosen: Tensor) -> Tensor:
     """The mean squared difference of unit prototypes and unit centres over the chosen classes (LCE, alignment loss).

@@ -7,8 +7,6 @@ from torch.nn import functional
 
 from fixstar.losses.averages import mean_over
 
-__all__ = ["cross_entropy", "neighbourhood_components"]
-
 
 def cross_entropy(logits: Tensor, targets: Tensor, chosen: Tensor | None = None) -> Tensor:
     """Softmax cross-entropy over all outputs, the unassigned ones included (CoReS, eq. 9), mean over the chosen images.

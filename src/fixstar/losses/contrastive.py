@@ -11,8 +11,6 @@ from torch.nn import functional
 from fixstar.errors import InputError
 from fixstar.kernels.info_nce import fused_info_nce, suits
 
-__all__ = ["SameClass", "info_nce", "search_contrast", "two_view_contrast"]
-
 SameClass = Literal["masked", "published", "kept"]
 
 _EXCLUDED = -1e9  # a logit that adds nothing to a sum of exponentials and keeps its gradient finite

@@ -10,14 +10,6 @@ from torch.nn import functional
 
 from fixstar.losses.averages import mean_over
 
-__all__ = [
-    "balanced_distillation",
-    "feature_distance",
-    "feature_distillation",
-    "knowledge_distillation",
-    "pooled_outputs",
-]
-
 
 def feature_distillation(new: Tensor, old: Tensor, chosen: Tensor | None = None) -> Tensor:
     """1 - cos(new, old), mean over the chosen images (CL2R, eq. 8), zero if none is. [B, d], [B, d], [B] bool."""

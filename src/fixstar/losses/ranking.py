@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["cross_model_triplet", "margin_ranking"]
-
 
 def margin_ranking(cosines: Tensor, targets: Tensor, old_classes: int, k: int = 2, margin: float = 0.5) -> Tensor:
     """An image of an old class is nearer to its own prototype than to the k nearest new ones (LUCIR, eq. 8).

@@ -14,8 +14,6 @@ from fixstar.methods.bct import HEADS, Head
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.methods.old_centres import OldCentres
 
-__all__ = ["Adversary", "adversarial_replay"]
-
 
 def adversarial_replay(
     adversarial: float = 1.0,

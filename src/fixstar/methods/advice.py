@@ -8,8 +8,6 @@ from typing import NamedTuple, get_args
 from fixstar.errors import InputError
 from fixstar.methods.method import Method, Need
 
-__all__ = ["Advice", "advise", "parse_needs"]
-
 # Whoever has the left one has the right ones too.
 _IMPLIED: dict[str, set[Need]] = {"old model": {"old classifier"}, "all images": {"replay"}}
 

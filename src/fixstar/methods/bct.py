@@ -22,8 +22,6 @@ from fixstar.losses import cross_entropy, knowledge_distillation
 from fixstar.methods.method import Method, Need, Objective, Step, Terms, Upgrade
 from fixstar.models import Classifier, FrozenEncoder
 
-__all__ = ["HEADS", "Head", "NewClasses", "bct", "bct_replay", "bct_vectors"]
-
 Head = Literal["softmax", "norm-softmax", "cosine-margin"]
 NewClasses = Literal["none", "kd", "synthesised"]
 

@@ -10,8 +10,6 @@ from fixstar.losses import cross_entropy, knowledge_distillation
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.models import LinearClassifier
 
-__all__ = ["BiasCorrection", "bias_corrected"]
-
 
 def bias_corrected(temperature: float = 2.0, hold_out: float = 0.1) -> Method:
     """BiC (Wu et al. 2019): (1 - lam) CE + lam KD, lam = old classes / all classes; then alpha, beta for new logits.

@@ -7,8 +7,6 @@ from fixstar.losses import centre_distance, cross_model_triplet
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.methods.old_centres import OldCentres
 
-__all__ = ["cvs"]
-
 
 def cvs(model: float = 10.0, data: float = 1.0, margin: float = 0.1, scale: float = 20.0) -> Method:
     """CVS (Wan et al. 2022): intra-session discrimination (CE of cosines) + model * L_M + data * L_D.

@@ -12,8 +12,6 @@ from fixstar.losses import cross_entropy, feature_distillation
 from fixstar.methods.method import Method, Objective, Stage, Step, Terms, Upgrade
 from fixstar.models import Adapter
 
-__all__ = ["feature_adaptation"]
-
 
 def feature_adaptation(
     lam: float = 1.0, classify: float = 1.0, hidden: int = 16, epochs: float = 1.0, learning_rate: float = 1.0

@@ -12,8 +12,6 @@ from fixstar.losses import balanced_distillation, cross_entropy, knowledge_disti
 from fixstar.methods.method import Method, Objective, Stage, Step, Terms, Upgrade
 from fixstar.models import Encoder
 
-__all__ = ["effective_weights", "foster"]
-
 
 def foster(
     boost_beta: float = 0.96, compress_beta: float = 0.97, temperature: float = 2.0, epochs: float = 0.75

@@ -8,8 +8,6 @@ from fixstar.methods.bct import HEADS, Head
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.methods.old_centres import OldCentres
 
-__all__ = ["lce_replay"]
-
 
 def lce_replay(align: float = 100.0, boundary: float = 1.0, head: Head = "norm-softmax") -> Method:
     """LCE-ER (Meng et al. 2021, with replay): CE + align * alignment loss + boundary * boundary loss.

@@ -11,8 +11,6 @@ from fixstar.losses import feature_distillation, margin_ranking
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.models import CosineClassifier
 
-__all__ = ["lucir"]
-
 Ratio = Literal["old/new", "new/old"]
 
 

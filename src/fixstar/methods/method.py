@@ -14,19 +14,6 @@ from fixstar.data import ImageSet
 from fixstar.evaluation.features import read_labelled_vectors
 from fixstar.models import Encoder, FrozenEncoder, Outputs
 
-__all__ = [
-    "Initialisation",
-    "Method",
-    "Need",
-    "Objective",
-    "OldVectors",
-    "Scenario",
-    "Stage",
-    "Step",
-    "Terms",
-    "Upgrade",
-]
-
 Need = Literal["old model", "old classifier", "old vectors", "replay", "all images"]
 Scenario = Literal["lifelong", "retraining"]
 Initialisation = Literal["same", "fresh", "previous"]

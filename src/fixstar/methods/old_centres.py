@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from fixstar.methods.method import Upgrade
 
-__all__ = ["OldCentres"]
-
 
 class OldCentres(nn.Module):
     """The mean of the old model's unit features of each class, and the least cosine to it that an image has.

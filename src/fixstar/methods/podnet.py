@@ -9,8 +9,6 @@ from fixstar.errors import InputError
 from fixstar.losses import feature_distillation, neighbourhood_components, pooled_outputs
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 
-__all__ = ["podnet"]
-
 
 def podnet(spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: float = 0.6) -> Method:
     """PODNet (Douillard et al. 2020): NCA loss + spatial * POD of the maps + flat * (1 - cos) of the features.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fixstar.methods.method import Method, Step, Terms
 
-__all__ = ["experience_replay"]
-
 
 def experience_replay() -> Method:
     """ER: cross-entropy with a trainable head. The baseline that does nothing for compatibility."""

@@ -8,17 +8,6 @@ from fixstar.errors import InputError, ModelError
 from fixstar.losses import feature_distance, knowledge_distillation, two_view_contrast
 from fixstar.methods.method import Initialisation, Method, Step, Terms
 
-__all__ = [
-    "Polytope",
-    "cores",
-    "cores_contrastive",
-    "fine_tuned",
-    "independent",
-    "l2_regularised",
-    "learning_without_forgetting",
-]
-
-
 Polytope = Literal["simplex", "orthoplex", "cube", "polygon"]
 
 

@@ -13,8 +13,6 @@ from fixstar.losses import SameClass, feature_distillation, info_nce, search_con
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.models import Encoder
 
-__all__ = ["polaris", "rotated_slots", "simplex_fd", "simplex_hoc", "simplex_upper_bound"]
-
 
 def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
     """d-Simplex-HOC (HOC, eq. 2): lam CE + (1 - lam) iNCE with the previous model, over the whole batch.

@@ -17,20 +17,6 @@ from fixstar.kernels import AVAILABLE
 from fixstar.kernels.simplex_ce import simplex_cross_entropy
 from fixstar.polytopes import cube_dimension, cube_logits, orthoplex_logits, polygon_logits
 
-__all__ = [
-    "CLASSIFIERS",
-    "Classifier",
-    "CosineClassifier",
-    "CubeClassifier",
-    "FixedClassifier",
-    "LinearClassifier",
-    "OrthoplexClassifier",
-    "PolygonClassifier",
-    "ProxyClassifier",
-    "SimplexClassifier",
-    "create_classifier",
-]
-
 
 class Classifier(nn.Module):
     """Features [B, feature_dim] to logits [B, outputs]. ``options`` are the keywords that rebuild it.

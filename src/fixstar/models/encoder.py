@@ -31,8 +31,6 @@ from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifie
 from fixstar.models.slots import Side, Slots
 from fixstar.progress import progress_bar
 
-__all__ = ["CARD", "WEIGHTS", "Adapter", "Encoder", "Form", "Outputs", "read_card", "resolve_device"]
-
 CARD, WEIGHTS = "card.json", "model.safetensors"
 
 Form = Literal["full", "short", "raw"]

@@ -17,8 +17,6 @@ from fixstar.models.backbones.resnets import CifarResNet, widen
 from fixstar.models.classifiers import Classifier
 from fixstar.models.encoder import Encoder, Form, Outputs
 
-__all__ = ["FrozenEncoder", "refit_pixels"]
-
 _GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R 601), as files are read
 _CHUNK = 256  # images
 

@@ -21,8 +21,6 @@ from fixstar.errors import InputError
 from fixstar.kernels import AVAILABLE, INTERPRETED
 from fixstar.models.backbones.resnets import CifarResNet
 
-__all__ = ["WEIGHTS", "FusedCifarResNet", "fused", "layers_of"]
-
 # By channels of what is written: taps at once, pixels and warps of a program. Tried on an H200: best or near it.
 _FORWARD = {16: (1, 128, 4), 32: (3, 128, 4), 64: (3, 64, 4)}
 _BACKWARD = {16: (3, 128, 2), 32: (3, 128, 4), 64: (3, 64, 4)}

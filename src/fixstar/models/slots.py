@@ -14,8 +14,6 @@ from typing import Literal, get_args
 
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 
-__all__ = ["Side", "Slots"]
-
 Side = Literal["left", "right"]
 
 

@@ -22,8 +22,6 @@ from fixstar.training.checkpoint import lay_out_momentum
 from fixstar.training.run import Part, Training
 from fixstar.training.steps import Shown, update
 
-__all__ = ["CapturedSteps", "compiled"]
-
 _WARM_UP = 3  # steps, so that libraries choose their kernels and memory is laid out before the recording
 _WORTH_COMPILING = 2000  # steps: compiling takes about 20 s once per process, and saves about 1 ms per step
 _CHUNK = 20  # steps between two updates of the progress bar

@@ -16,8 +16,6 @@ from torch import Tensor, nn, optim
 from fixstar.durable import replace_file
 from fixstar.errors import CheckpointError
 
-__all__ = ["Checkpoint", "lay_out_momentum", "load_checkpoint", "save_checkpoint"]
-
 _FORMAT = "fixstar-checkpoint"
 
 

@@ -21,20 +21,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fixstar import errors
 from fixstar.errors import FixstarError, InputError, NextStep
 
-__all__ = [
-    "World",
-    "all_gather_json",
-    "broadcast_from_rank_zero",
-    "collective",
-    "from_rank_zero",
-    "leave",
-    "local_device",
-    "on_rank_zero",
-    "require_same_on_all_ranks",
-    "synchronised",
-    "world",
-]
-
 _TIMEOUT = timedelta(minutes=30)  # rank zero may write or validate that long; if a process dies, all end at once
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 

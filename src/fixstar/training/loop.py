@@ -25,8 +25,6 @@ from fixstar.training.run import Part, Training, ValidationScores, parts_of, sel
 from fixstar.training.settings import Recipe
 from fixstar.training.steps import EagerSteps, Steps
 
-__all__ = ["EpochLog", "train"]
-
 _PAUSE = 5.0  # seconds between two checkpoints on a GPU, where an epoch may take less than writing one
 
 

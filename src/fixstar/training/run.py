@@ -14,8 +14,6 @@ from fixstar.methods import Objective, Stage
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training.settings import Recipe
 
-__all__ = ["Part", "Select", "Training", "ValidationScores", "parts_of", "selected_epoch"]
-
 
 class ValidationScores(NamedTuple):
     """Validation scores of an epoch: self-test, cross-test against the old gallery, and the old model's self-test."""

@@ -22,8 +22,6 @@ from fixstar.errors import CheckpointError
 from fixstar.models import Encoder
 from fixstar.training.distributed import from_rank_zero, on_rank_zero
 
-__all__ = ["RunDirectory"]
-
 
 @dataclass(frozen=True)
 class RunDirectory:

@@ -25,8 +25,6 @@ from fixstar.training.run_directory import RunDirectory
 from fixstar.training.settings import Settings
 from fixstar.training.version import TrainingContext, Validation, Version, train_version, weights_digest
 
-__all__ = ["lifelong", "remember", "replacing", "retraining", "run_scenario"]
-
 _MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "preprocessing")
 _MEMORY_SETTINGS = ("replay_per_class", "selection")
 

@@ -19,8 +19,6 @@ from fixstar.models import Encoder, resolve_device
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.models.slots import Side
 
-__all__ = ["CIFAR_CORES", "CIFAR_LIFELONG", "Precision", "Recipe", "Settings", "paper_recipe"]
-
 Precision = Literal["auto", "float32", "bfloat16"]
 
 

@@ -22,8 +22,6 @@ from fixstar.models import FrozenEncoder, Outputs
 from fixstar.training.distributed import collective, synchronised, world
 from fixstar.training.run import Part, Training
 
-__all__ = ["SharedPixels", "gathered", "shared_update"]
-
 
 def shared_update(
     run: Training, part: Part, optimiser: optim.Optimizer, batch: Batch, done: Tensor | float

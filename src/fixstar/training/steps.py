@@ -15,8 +15,6 @@ from fixstar.training.distributed import world
 from fixstar.training.run import Part, Training
 from fixstar.training.shared_step import shared_update
 
-__all__ = ["EagerSteps", "Shown", "Steps", "update"]
-
 Shown = Callable[[int, str], object]
 """Called with the number of images trained on since the last call, and a note."""
 

@@ -30,20 +30,6 @@ from fixstar.training.run import Select, Training, ValidationScores, selected_ep
 from fixstar.training.settings import Settings
 from fixstar.training.shared_step import SharedPixels
 
-__all__ = [
-    "Fingerprint",
-    "TrainingContext",
-    "Validation",
-    "Version",
-    "fingerprint_of",
-    "missing_growth",
-    "require_same_classifier",
-    "starting_encoder",
-    "train_version",
-    "version_features",
-    "weights_digest",
-]
-
 _SHORT = 12  # hexadecimal digits of a part's digest
 _PART_NAMES = {  # where the name of a setting does not say what it is
     "grown": "growth",

@@ -9,8 +9,6 @@ from fixstar.data import Augmentation
 from fixstar.images import Preprocessing
 from fixstar.training import Recipe
 
-__all__ = ["BENCHMARKS"]
-
 _STATISTICS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _RECIPE = Recipe(epochs=16, milestones=(8, 12, 14), weight_decay=5e-4, batch_size=320)  # section 3.2
 _HEAD = {"head": "cosine-margin"}

@@ -9,8 +9,6 @@ from fixstar.data import Augmentation
 from fixstar.images import Preprocessing
 from fixstar.training import CIFAR_LIFELONG, Recipe
 
-__all__ = ["BENCHMARKS"]
-
 _IMAGENET = Recipe(epochs=90, milestones=(30, 60), batch_size=256)
 _FACES = Recipe(epochs=120, milestones=(30, 60, 90), batch_size=1024)
 _STATISTICS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

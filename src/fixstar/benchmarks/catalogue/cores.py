@@ -9,8 +9,6 @@ from fixstar.data import Augmentation
 from fixstar.images import Preprocessing
 from fixstar.training import CIFAR_CORES, Recipe
 
-__all__ = ["BENCHMARKS"]
-
 _STATISTICS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _FACES = Recipe(epochs=120, milestones=(30, 60, 90), weight_decay=5e-4, batch_size=1024)  # section 5.2
 _PEOPLE = Recipe(epochs=25, learning_rate=3e-4, milestones=(20,), weight_decay=0.0, batch_size=256)  # section 5.3, Adam

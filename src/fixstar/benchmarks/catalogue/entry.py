@@ -22,8 +22,6 @@ from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, Method, create_method
 from fixstar.training import Recipe, Settings
 
-__all__ = ["Ablations", "Benchmark", "MethodChoice", "Optimiser", "Replacement", "Schedule", "Tasks"]
-
 Kind = Literal["lifelong", "retraining", "replacing"]
 Optimiser = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["steps", "cosine"]

@@ -9,8 +9,6 @@ from fixstar.data import Augmentation
 from fixstar.images import Preprocessing
 from fixstar.training import CIFAR_LIFELONG, Recipe
 
-__all__ = ["BENCHMARKS"]
-
 _STATISTICS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _CIFAR_STEM = {"stem": "cifar"}
 _PRETRAINING = Recipe(epochs=300, milestones=(), weight_decay=2e-4)  # table 5, with cosine annealing

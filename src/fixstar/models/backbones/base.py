@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 
-__all__ = ["Backbone", "cifar_inputs", "he_init", "imagenet_inputs", "mnist_inputs", "run_stages"]
-
 _CIFAR100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MNIST = (0.1307,), (0.3081,)

@@ -24,8 +24,6 @@ from fixstar.images import Preprocessing
 from fixstar.images.preprocessing import Interpolation
 from fixstar.models.backbones.base import Backbone, imagenet_inputs
 
-__all__ = ["HFBackbone", "hf_backbone", "hf_inputs", "load_model"]
-
 Pooling = Literal["auto", "cls", "mean"]
 
 _CLS_NAMES = {"cls_token", "class_embedding"}

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from fixstar.errors import InputError
 from fixstar.models.backbones.base import Backbone, cifar_inputs, he_init, imagenet_inputs, run_stages
 
-__all__ = ["CifarResNet", "RegNet", "ResNet", "SENet", "SqueezeExcitation", "widen"]
-
 Stem = Literal["imagenet", "cifar"]
 
 

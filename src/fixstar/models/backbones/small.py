@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from fixstar.errors import InputError
 from fixstar.models.backbones.base import Backbone, cifar_inputs, he_init, mnist_inputs, run_stages
 
-__all__ = ["LeNetPlusPlus", "Tiny"]
-
 
 def _require_counts(network: str, **counts: object) -> None:
     for name, value in counts.items():
