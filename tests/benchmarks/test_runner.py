@@ -20,6 +20,7 @@ from fixstar.benchmarks.jobs import Folders, Job, complete
 from fixstar.benchmarks.plan import Run, missing_data, obstacles, plan, require_data
 from fixstar.benchmarks.result import RunResult
 from fixstar.benchmarks.runner import Extras, Progress, Searched, run_benchmark
+from fixstar.cli.bench import _command
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
 from fixstar.evaluation import summary
 from fixstar.evaluation.verification import kfold_accuracy
@@ -84,7 +85,8 @@ def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
     settings = hoc.settings()
     assert (settings.recipe.weight_decay, settings.classifier_options) == (5e-4, {"scale": 0.1})
     assert er.settings().classifier_options == {}
-    assert "--setting length=0.1 --setting weight_decay=0.0005" in " ".join(hoc.words())
+    command = " ".join(_command(hoc, Folders(Path(), Path(), Path()), "cpu"))
+    assert "--setting length=0.1 --setting weight_decay=0.0005" in command
     for wrong, told in (({"lenght": 1.0}, "did you mean 'length'"), ({"replay_per_class": 2.5}, "whole number")):
         with pytest.raises(InputError, match=told):
             plan(benchmark("cifar100-10/7"), ["hoc"], [1], changes=wrong)

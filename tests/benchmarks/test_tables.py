@@ -14,6 +14,7 @@ from fixstar.benchmarks.comparison import Comparison, Line, compare, read_result
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
 from fixstar.benchmarks.tables import draw, markdown, parts_of, put_section, table_of, what_differs
+from fixstar.cli.bench import _commands
 
 SEVEN = benchmark("cifar100-10/7")
 
@@ -109,11 +110,11 @@ def test_changed_settings_are_a_line_of_their_own_with_its_command() -> None:
     comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", 1), 0.3), invented(run, 0.4)])
     assert len(line(comparison, "hoc weight_decay=0.0005 length=0.1").runs) == 1
     told = "--method hoc --orders 1 --seeds 1 --setting weight_decay=0.0005 --setting length=0.1"
-    assert told in markdown(comparison, [], None)
+    assert told in markdown(comparison, _commands(comparison))
 
 
 def test_markdown_says_how_it_was_made_and_what_differs(seven: Comparison, tmp_path: Path) -> None:
-    text = markdown(seven, [tmp_path / "pictures" / "a.png"], tmp_path)
+    text = markdown(seven, _commands(seven), [tmp_path / "pictures" / "a.png"], tmp_path)
     assert text.startswith("## cifar100-10/7: CIFAR-100 learnt in 7 tasks")
     assert "fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 2 --seeds 1\n" in text
     assert "--method er --orders 1 --seeds 1 --epochs 40" in text
@@ -122,8 +123,8 @@ def test_markdown_says_how_it_was_made_and_what_differs(seven: Comparison, tmp_p
     assert "4 runs, 100 s each on average (invented)" in text
     differs = "\n".join(what_differs(seven))
     assert "The class order is not stated." in differs
-    assert "Epochs a version: 40 in place of 70" in differs
-    assert "hoc: lam=0.25, K=1000 in place of the paper's" in differs
+    assert "Epochs per version: 40 instead of 70" in differs
+    assert "hoc: lam=0.25, K=1000 instead of the paper's" in differs
     assert "ours are means over class orders (1) and seeds (0); class orders (1, 2) and seeds (0) for hoc." in differs
     assert "Not run here: fan, bct-er, lce-er, advbct-er, cvs, fd." in differs
 
@@ -134,7 +135,7 @@ def test_the_datasets_own_order_is_one_order_and_not_averaged_with_draws() -> No
     own = line(comparison, "hoc (own class order)")
     assert [run.class_order for run in own.runs] == [0]
     assert own.ours["template"]["AA"].mean < line(comparison, "hoc").ours["template"]["AA"].mean
-    assert "--method hoc --order 0 --seeds 1" in markdown(comparison)
+    assert "--method hoc --order 0 --seeds 1" in _commands(comparison)[-1]
     asked = benchmark("cifar100-10-upgrades/9:order=alphabetical")  # where it is the one asked for: nothing to say
     assert asked.orders == (None,)
     other = compare(asked, [invented(Run(asked, "cores", order), 0.6, ("verification",)) for order in (0, 1, 2)])
@@ -169,7 +170,7 @@ def test_runs_from_before_a_protocol_was_there_stay_in_the_table(tmp_path: Path)
 def test_settings_of_a_method_stand_in_one_sentence() -> None:
     runs = [Run(SEVEN, "hoc", 1, options={"lam": lam}) for lam in (0.2, 0.3)]
     comparison = compare(SEVEN, [invented(run, 0.3) for run in (*runs, Run(SEVEN, "hoc", 1), Run(SEVEN, "er", 1))])
-    assert "hoc: lam=0.2; lam=0.3 in place of the paper's." in what_differs(comparison)
+    assert "hoc: lam=0.2; lam=0.3 instead of the paper's." in what_differs(comparison)
     runs_of_two = compare(SEVEN, [invented(Run(SEVEN, name, order), 0.3) for name, order in ORDERS])
     assert any(
         sentence.endswith("(1) and seeds (0); class orders (2) and seeds (0) for fan, bct-er and hoc.")
@@ -182,10 +183,8 @@ def test_commands_of_the_text_plan_the_same_runs(seven: Comparison) -> None:
 
     from fixstar.cli import app
 
-    text = markdown(seven)
-    commands = [entry for entry in text.splitlines() if entry.startswith("fixstar bench run")]
     planned = []
-    for command in commands:
+    for command in _commands(seven):
         result = CliRunner().invoke(app, [*command.split()[1:], "--dry-run"])
         assert result.exit_code == 0, result.output
         planned += [entry.split()[-1] for entry in result.output.splitlines()]

@@ -265,7 +265,7 @@ ONE = Pairs(np.array([0]), np.array([1]), np.array([True]))
         (lambda: kfold_accuracy(GOOD, KINDS), "got 10. Draw more pairs"),
         (lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 1), "2 to 4 folds here, got 1"),
         (lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 5), "2 to 4 folds here, got 5"),
-        (lambda: pair_scores(np.ones((2, 3)), np.ones((2, 4)), ONE), "3 components and the second 4"),
+        (lambda: pair_scores(np.ones((2, 3)), np.ones((2, 4)), ONE), "3 components and the gallery 4"),
         (lambda: pair_scores(np.ones((2, 3)), np.ones((1, 3)), ONE), "row 1 of the second features, which have 1"),
         (lambda: pair_scores(np.full((2, 3), np.nan), np.ones((2, 3)), ONE), "first features contain NaN"),
         (lambda: templates(np.ones((2, 3)), np.arange(3)), "3 gallery labels for 2"),

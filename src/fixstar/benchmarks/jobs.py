@@ -1,7 +1,4 @@
-"""Several runs at once, each a process of its own with its own log: how they are started, share a GPU, and are shown.
-
-One that fails does not stop the others.
-"""
+"""Several runs at once, each in a process with its own log. One that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -15,14 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult
 from fixstar.benchmarks.runner import Progress, run_benchmark
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.table import Table
 
 _POLL = 0.2  # seconds
@@ -78,18 +74,12 @@ class Job:
         return max(0.0, self.seconds_at_share * (1 - self.first_share) / gained - self.seconds)
 
 
-class Board:
-    """Told of every change; this one keeps silent."""
-
-    def show(self, jobs: Sequence[Job]) -> None:
-        """Called several times a second."""
-
-    def changed(self, job: Job) -> None:
-        """Called when a run starts, comes to another stage, or ends."""
+Shown = Callable[[Sequence[Job], Job | None], object]
+"""Called several times per second with all jobs, and with a job that has just changed its stage or state."""
 
 
 def complete(run: Run, folders: Folders, device: str = "auto", progress: bool = True) -> RunResult:
-    """The result of a run, from its file if it is done already; else it is run, or gone on with, and written."""
+    """The result of a run, from its file if it is done; else it is run, or resumed, and written."""
     path = folders.result(run)
     if not path.exists():
         run_benchmark(run, folders.data, folders.work, device, progress).save(path)
@@ -99,18 +89,20 @@ def complete(run: Run, folders: Folders, device: str = "auto", progress: bool = 
 def run_jobs(
     runs: Sequence[Run],
     folders: Folders,
+    command: Callable[[Run], list[str]],
     jobs: int = 1,
-    device: str = "auto",
-    board: Board | None = None,
+    shown: Shown = lambda *_: None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Job]:
-    """Run all of them, ``jobs`` at a time, and say how each ended. What is done already is left alone."""
-    board = board or Board()
+    """Run all of them, ``jobs`` at a time, and say how each ended. Finished runs are left alone.
+
+    ``command`` is the command line that does one run.
+    """
     all_jobs = [Job(run) for run in runs]
     for job in all_jobs:
         if folders.result(job.run).exists():
             job.state, job.share, job.note = "done", 1.0, "already"
-            board.changed(job)
+            shown(all_jobs, job)
     waiting = [job for job in all_jobs if job.state == "waiting"]
     running: list[Job] = []
     threads = str(max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(waiting)))))
@@ -118,35 +110,31 @@ def run_jobs(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(waiting.pop(0), folders, device, inherited))
-                board.changed(running[-1])
+                running.append(_start(waiting.pop(0), folders, command, inherited))
+                shown(all_jobs, running[-1])
             time.sleep(_POLL)
             for job in list(running):
                 if _look(job, folders):
-                    board.changed(job)
+                    shown(all_jobs, job)
                 if job.state != "running":
                     running.remove(job)
-            board.show(all_jobs)
+            shown(all_jobs, None)
     finally:
-        for job in running:  # stopped by hand: what is half done goes on with the same command
+        for job in running:  # stopped by hand: the same command resumes them
             _stop(job)
     return all_jobs
 
 
-def _start(job: Job, folders: Folders, device: str, environment: Mapping[str, str]) -> Job:
-    words = [*job.run.words(), "--jobs", "1", "--device", device]
-    words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
+def _start(job: Job, folders: Folders, command: Callable[[Run], list[str]], environment: Mapping[str, str]) -> Job:
     log = folders.log(job.run)
     log.parent.mkdir(parents=True, exist_ok=True)
     job.first_share = job.share = folders.progress(job.run).share
     with log.open("ab") as file:
-        job.process = _spawn([sys.executable, "-m", "fixstar", "bench", "run", *words], file, environment)
+        job.process = subprocess.Popen(
+            command(job.run), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(environment)
+        )
     job.state, job.stage, job.started = "running", "starting", time.monotonic()
     return job
-
-
-def _spawn(command: list[str], log: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment))
 
 
 def _look(job: Job, folders: Folders) -> bool:
@@ -188,10 +176,7 @@ _TRY = "import torch; torch.zeros(1, device='cuda')"
 
 @contextlib.contextmanager
 def shared_gpu(say: Callable[[str], object]) -> Iterator[dict[str, str]]:
-    """Start the service in a temporary folder and stop it afterwards; yields what its clients need in the environment.
-
-    Nothing is needed, and nothing started, where there is no GPU or no such service, or where it does not answer.
-    """
+    """Share the GPU by NVIDIA's multi-process service, if both are there; yields the environment that runs need."""
     if not _has_gpu() or shutil.which(_CONTROL) is None:
         yield {}
         return
@@ -225,21 +210,29 @@ def _stop_mps(environment: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def live_board() -> Iterator[Board]:
-    """A board on standard error."""
+def live_board() -> Iterator[Shown]:
+    """Shows jobs on standard error: a table that stays up to date on a terminal, else a line per change."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines()
+        yield _print_change
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield _Live(live)
+        yield lambda jobs, _: live.update(table_of(jobs), refresh=True)
+
+
+def _print_change(_: Sequence[Job], job: Job | None) -> None:
+    if job is not None:
+        words = job.stage if job.state == "running" else " ".join([job.state, job.note]).strip()
+        left = job.seconds_left()
+        rest = "" if left is None else f", about {clock(left)} left"
+        print(f"{clock(job.seconds):>8}  {job.run.name}: {words}{rest}", file=sys.stderr, flush=True)
 
 
 def table_of(jobs: Sequence[Job]) -> Table:
-    """All runs: what each is at, how far it has come, and how long it will still take."""
+    """All runs: the stage of each, its progress, and the time left."""
     from rich.table import Table
 
     table = Table("run", "state", "", "time", "left", box=None, pad_edge=False)
@@ -267,19 +260,3 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class _Live(Board):
-    def __init__(self, live: Live) -> None:
-        self.live = live
-
-    def show(self, jobs: Sequence[Job]) -> None:
-        self.live.update(table_of(jobs), refresh=True)
-
-
-class _Lines(Board):
-    def changed(self, job: Job) -> None:
-        words = job.stage if job.state == "running" else " ".join([job.state, job.note]).strip()
-        left = job.seconds_left()
-        rest = "" if left is None else f", about {clock(left)} left"
-        print(f"{clock(job.seconds):>8}  {job.run.name}: {words}{rest}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Which runs a benchmark takes: a method, a class order and a seed each, under a name that says what is special.
+"""The runs of a benchmark: each has a method, a class order, a seed, and a name that says what is special about it.
 
     cifar100-10_7__hoc__order1__seed0                           as in the catalogue
     cifar100-10_7__hoc__lam=0.25__K=1000__order1__seed0__e40    with other options, other capacity, fewer epochs
@@ -9,7 +9,6 @@ Class order 0 is the dataset's own, order i the permutation that ``torch.randper
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ MEASURED = ("template", "image", "verification", "verification-published")
 
 
 def obstacles(benchmark: Benchmark) -> list[str]:
-    """What keeps a benchmark from being run, wherever it is; its data may be missing beside."""
+    """Why a benchmark cannot be run, apart from missing data."""
     lines = benchmark.obstacles()
     lines += [f"no run measures {protocol}" for protocol in benchmark.protocols if protocol not in MEASURED]
     if benchmark.scenario == "replacing":
@@ -43,18 +42,18 @@ def obstacles(benchmark: Benchmark) -> list[str]:
 
 
 def datasets_of(benchmark: Benchmark) -> list[Dataset]:
-    """The datasets that it needs: to train, to search, and to pre-train the models that take over."""
+    """The datasets for training, for evaluation, and for pre-training the replacements."""
     names = [benchmark.training, benchmark.evaluation, *(model.dataset for model in benchmark.replacements)]
     return [dataset(name) for name in dict.fromkeys(names)]
 
 
 def missing_data(benchmark: Benchmark, data: str | Path) -> list[str]:
-    """What is missing below the data folder, in readable lines; nothing means that all is there."""
+    """What is missing in the data folder, in readable lines."""
     return [line for source in datasets_of(benchmark) for line in source.check(data)]
 
 
 def require_data(benchmark: Benchmark, data: str | Path) -> None:
-    """Refuse to begin without the datasets, and say where to get them."""
+    """Raise if a dataset is missing, and say where to get it."""
     for source in datasets_of(benchmark):
         source.require(data)
 
@@ -67,8 +66,7 @@ SETTINGS = (*_RECIPE, "replay_per_class", "length")  # that a run may change; th
 class Run:
     """One method on one benchmark, in one class order and with one seed.
 
-    ``epochs``, ``capacity``, ``options`` (of the method) and ``changes`` (of SETTINGS) are what is asked for in place
-    of the catalogue's; None and empty where nothing is.
+    ``epochs``, ``capacity``, ``options`` (of the method) and ``changes`` (of SETTINGS) replace the catalogue's.
     """
 
     benchmark: Benchmark
@@ -142,17 +140,6 @@ class Run:
             images = _first_of_each_class(images, self.benchmark.images_per_class)
         return self.benchmark.tasks.stream(images, self.class_order or None, self.seed)
 
-    def words(self) -> list[str]:
-        """What to type after ``fixstar bench run`` for this run alone."""
-        words = [self.benchmark.name, "--method", self.method]
-        words += ["--order", str(self.class_order), "--seed", str(self.seed)]
-        words += [] if self.epochs is None else ["--epochs", str(self.epochs)]
-        words += [] if self.capacity is None else ["--capacity", str(self.capacity)]
-        words += [word for key, value in self.changes.items() for word in ("--setting", f"{key}={value}")]
-        return words + [
-            word for key, value in self.options.items() for word in ("--option", f"{key}={json.dumps(value)}")
-        ]
-
 
 def plan(
     benchmark: Benchmark,
@@ -165,10 +152,9 @@ def plan(
     options: Mapping[str, Any] | None = None,
     changes: Mapping[str, float] | None = None,
 ) -> list[Run]:
-    """Every method in every class order with every seed; the benchmark's methods and orders where none are named.
+    """Every method in every class order with every seed; by default the benchmark's methods and orders.
 
-    An option goes to the methods that have it, capacity and length of the prototypes to those with a fixed classifier:
-    others have none.
+    An option goes to the methods that have it; capacity and length go to those with a fixed classifier.
     """
     if lines := obstacles(benchmark):
         raise InputError(f"{benchmark.name} cannot be run: {'; '.join(lines)}")

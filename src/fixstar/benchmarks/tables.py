@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fixstar.benchmarks.catalogue import Benchmark
 from fixstar.benchmarks.comparison import Comparison, Line
-from fixstar.benchmarks.plan import SETTINGS, file_stem
+from fixstar.benchmarks.plan import file_stem
 from fixstar.benchmarks.published import Figure
 from fixstar.benchmarks.result import RunResult
 from fixstar.evaluation import accuracy_panels, side_by_side
@@ -39,7 +38,7 @@ def table_of(
 
 
 def parts_of(comparison: Comparison) -> list[list[str]]:
-    """The columns of the main table, those that the paper prints, and of the one with what is measured beside."""
+    """The columns of the main table (those that the paper prints), and of a second one with the rest."""
     main = list(comparison.printed_columns)
     rest = [name for name in comparison.columns if name not in main]
     return [main, rest] if rest and any(line.runs for line in comparison.lines) else [main]
@@ -58,15 +57,17 @@ def figure_text(figure: Figure, column: str) -> str:
     return str(Figure(figure.printed.scaleb(shift), figure.unit, figure.below, deviation))
 
 
-def markdown(comparison: Comparison, pictures: Sequence[Path] = (), beside: Path | None = None) -> str:
-    """A section: caption, commands, the table, what is measured beside, what differs from the paper, and the pictures.
+def markdown(
+    comparison: Comparison, commands: Sequence[str] = (), pictures: Sequence[Path] = (), beside: Path | None = None
+) -> str:
+    """A section: caption, ``commands`` that repeat the runs, tables, what differs from the paper, and the pictures.
 
-    Pictures are linked relative to ``beside``, the folder that the text will lie in.
+    Pictures are linked relative to ``beside``, the folder of the text.
     """
     entry = comparison.benchmark
     runs = [run for line in comparison.lines for run in line.runs]
     parts = [f"## {entry.name}: {entry.title}", _caption(comparison, runs)]
-    parts += ["```bash\n" + "\n".join(_commands(comparison)) + "\n```"] if runs else []
+    parts += ["```bash\n" + "\n".join(commands) + "\n```"] if commands else []
     main, *rest = parts_of(comparison)
     parts.append(_pipe_table(*table_of(comparison, main)))
     for columns in rest:
@@ -96,7 +97,7 @@ def put_section(text: str, name: str, section: str) -> str:
 
 
 def what_differs(comparison: Comparison) -> list[str]:
-    """In sentences: what the paper leaves open, and where our runs depart from its recipe."""
+    """What the paper leaves open, and where our runs differ from its recipe, in sentences."""
     entry, lines = comparison.benchmark, [line for line in comparison.lines if line.runs]
     found = [entry.note] if entry.note else []
     if lines:
@@ -104,7 +105,7 @@ def what_differs(comparison: Comparison) -> list[str]:
         found.append(f"The paper's are {averaged}; ours are means over {_means_over(lines)}.")
     whole = entry.recipe.epochs
     shorter = sorted({line.epochs for line in lines if line.epochs is not None} - {whole})
-    found += [f"Epochs a version: {epochs} in place of {whole}, milestones in proportion." for epochs in shorter]
+    found += [f"Epochs per version: {epochs} instead of {whole}, milestones in proportion." for epochs in shorter]
     found += _settings(lines)
     found += _not_judged(comparison, lines)
     found += _about_figures(comparison)
@@ -114,13 +115,13 @@ def what_differs(comparison: Comparison) -> list[str]:
 
 
 def _settings(lines: Sequence[Line]) -> list[str]:
-    """What was set in place of the paper's, one sentence a method."""
+    """What was set instead of the paper's values, one sentence per method."""
     by_method: dict[str, list[str]] = {}
     for line in lines:
         words = by_method.setdefault(line.method, [])
         if line.special and (asked := ", ".join(line.special)) not in words:
             words.append(asked)
-    return [f"{method}: {'; '.join(words)} in place of the paper's." for method, words in by_method.items() if words]
+    return [f"{method}: {'; '.join(words)} instead of the paper's." for method, words in by_method.items() if words]
 
 
 def _not_judged(comparison: Comparison, lines: Sequence[Line]) -> list[str]:
@@ -182,38 +183,6 @@ def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
         if len({len(line.runs) for line in comparison.lines if line.runs}) > 1:
             words.append("Of ours, the lines with the most runs are compared for the best.")
     return " ".join(words)
-
-
-def _commands(comparison: Comparison) -> list[str]:
-    """What to type for every run of the comparison, as few lines as say it."""
-    asked: dict[tuple[str, ...], list[str]] = {}
-    for line in comparison.lines:
-        if line.runs:
-            asked.setdefault(_words(comparison.benchmark, line), []).append(line.method)
-    return [
-        " ".join(
-            ["fixstar bench run", comparison.benchmark.name, "--data DATA", *(f"--method {m}" for m in methods), *words]
-        )
-        for words, methods in asked.items()
-    ]
-
-
-def _words(entry: Benchmark, line: Line) -> tuple[str, ...]:
-    settings = [word for word in line.special if word.partition("=")[0] in SETTINGS]
-    options = [word for word in line.special if not word.startswith("K=") and word not in settings]
-    capacity = [word.removeprefix("K=") for word in line.special if word.startswith("K=")]
-    epochs = [] if line.epochs == entry.recipe.epochs else [f"--epochs {line.epochs}"]
-    orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
-    listed = [*_asked("order", orders, first=1), *_asked("seed", seeds, first=0)]
-    changed = [f"--capacity {k}" for k in capacity] + [f"--setting {word}" for word in settings]
-    return (*listed, *epochs, *changed, *(f"--option {word}" for word in options))
-
-
-def _asked(what: str, numbers: set[int], first: int) -> list[str]:
-    """Orders or seeds as ``bench run`` takes them: how many, where they are the first ones, or one by one."""
-    if numbers == set(range(first, first + len(numbers))):
-        return [f"--{what}s {len(numbers)}"]
-    return [f"--{what} {number}" for number in sorted(numbers)]
 
 
 def _pipe_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -226,8 +228,9 @@ def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bo
     sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(shared_gpu(_say)) if sharing else {}
-        board = stack.enter_context(live_board())
-        finished = run_jobs(runs, folders, jobs, device, board, environment)
+        shown = stack.enter_context(live_board())
+        command = partial(_command, folders=folders, device=device)
+        finished = run_jobs(runs, folders, command, jobs, shown, environment)
     failed = [job for job in finished if job.state == "failed"]
     if as_json:
         print_json([_job_json(job, folders) for job in finished])
@@ -237,6 +240,18 @@ def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bo
         _say(f"fixstar: {job.run.name} failed: {job.note.removeprefix('fixstar: ')} (see {folders.log(job.run)})")
     if failed:
         raise typer.Exit(1)
+
+
+def _command(one: Run, folders: Folders, device: str) -> list[str]:
+    """The command line that does one run."""
+    words = ["--order", str(one.class_order), "--seed", str(one.seed)]
+    words += [] if one.epochs is None else ["--epochs", str(one.epochs)]
+    words += [] if one.capacity is None else ["--capacity", str(one.capacity)]
+    words += [word for key, value in one.changes.items() for word in ("--setting", f"{key}={value}")]
+    words += [word for key, value in one.options.items() for word in ("--option", f"{key}={json.dumps(value)}")]
+    words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
+    verb = [sys.executable, "-m", "fixstar", "bench", "run", one.benchmark.name, "--method", one.method]
+    return [*verb, *words, "--jobs", "1", "--device", device]
 
 
 def _say(text: str) -> None:
@@ -301,12 +316,48 @@ def table(
         from fixstar.benchmarks.tables import put_section
         from fixstar.durable import replace_file
 
-        text = put_section(_text_of(markdown), entry.name, section(comparison, drawn, markdown.parent))
+        text = put_section(
+            _text_of(markdown), entry.name, section(comparison, _commands(comparison), drawn, markdown.parent)
+        )
         replace_file(markdown, lambda partial: partial.write_text(text, encoding="utf-8"))
     if as_json:
         print_json(_comparison_json(comparison, drawn))
     else:
         _print_comparison(comparison, drawn)
+
+
+def _commands(comparison: Comparison) -> list[str]:
+    """The commands that repeat every run of a comparison, as few as possible."""
+    asked: dict[tuple[str, ...], list[str]] = {}
+    for line in comparison.lines:
+        if line.runs:
+            asked.setdefault(_options(comparison.benchmark, line), []).append(line.method)
+    return [
+        " ".join(
+            ["fixstar bench run", comparison.benchmark.name, "--data DATA", *(f"--method {m}" for m in methods), *words]
+        )
+        for words, methods in asked.items()
+    ]
+
+
+def _options(entry: Benchmark, line: Line) -> tuple[str, ...]:
+    from fixstar.benchmarks.plan import SETTINGS
+
+    settings = [word for word in line.special if word.partition("=")[0] in SETTINGS]
+    options = [word for word in line.special if not word.startswith("K=") and word not in settings]
+    capacity = [word.removeprefix("K=") for word in line.special if word.startswith("K=")]
+    epochs = [] if line.epochs == entry.recipe.epochs else [f"--epochs {line.epochs}"]
+    orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
+    listed = [*_asked("order", orders, first=1), *_asked("seed", seeds, first=0)]
+    changed = [f"--capacity {k}" for k in capacity] + [f"--setting {word}" for word in settings]
+    return (*listed, *epochs, *changed, *(f"--option {word}" for word in options))
+
+
+def _asked(what: str, numbers: set[int], first: int) -> list[str]:
+    """Orders or seeds as options: their number if they are the first ones, else one by one."""
+    if numbers == set(range(first, first + len(numbers))):
+        return [f"--{what}s {len(numbers)}"]
+    return [f"--{what} {number}" for number in sorted(numbers)]
 
 
 def _text_of(path: Path) -> str:

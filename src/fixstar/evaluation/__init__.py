@@ -4,8 +4,6 @@ NumPy in, NumPy out: importing it loads no torch.
 """
 
 from fixstar.evaluation.compatibility import (
-    MatrixSpread,
-    Spread,
     average_accuracy,
     average_compatibility,
     average_compatibility_accuracy,
@@ -19,14 +17,11 @@ from fixstar.evaluation.compatibility import (
     summary,
     update_gain,
 )
-from fixstar.evaluation.cross_test import MEASURES, CrossTest, cross_test, cross_test_cmc, cross_test_scores
+from fixstar.evaluation.cross_test import MEASURES, CrossTest, cross_test, cross_test_scores
 from fixstar.evaluation.curves import accuracy_curves, accuracy_panels, backfill_curves, metric_curve, roc_curves
 from fixstar.evaluation.evidence import (
-    CellEvidence,
-    ClassFlips,
     Difference,
     Flips,
-    FoundRows,
     cell_evidence,
     flips,
     found_before_after,
@@ -34,38 +29,28 @@ from fixstar.evaluation.evidence import (
     paired_bootstrap,
     verdicts,
 )
-from fixstar.evaluation.features import LabelFile, VersionFeatures, read_features, read_labels
+from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve, mixed_gallery_search, mixed_nearest
 from fixstar.evaluation.pictures import HitPicture, compatibility_heat_map, contact_sheet, side_by_side
-from fixstar.evaluation.report import LostQuery, RateTable, Report, Thumbnails, lost_queries
+from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import (
     PROTOCOLS,
-    MeanAveragePrecision,
-    average_precisions,
     cmc,
-    image_search,
-    knn_classes,
-    knn_hits,
     mean_average_precision,
     nearest,
-    rank_hits,
     store_search,
-    template_search,
     templates,
 )
 from fixstar.evaluation.verification import (
-    FoldAccuracy,
     Pairs,
     Split,
     draw_pairs,
     gallery_query_split,
     kfold_accuracy,
-    open_set_hits,
     pair_scores,
     roc,
     sample_pairs,
     tar_at_far,
-    threshold_at_far,
     tpir_at_fpir,
 )
 
@@ -73,23 +58,14 @@ __all__ = [
     "MEASURES",
     "PROTOCOLS",
     "BackfillCurve",
-    "CellEvidence",
-    "ClassFlips",
     "CrossTest",
     "Difference",
     "Flips",
-    "FoldAccuracy",
-    "FoundRows",
     "HitPicture",
-    "LabelFile",
-    "LostQuery",
-    "MatrixSpread",
-    "MeanAveragePrecision",
     "Pairs",
     "RateTable",
     "Report",
     "Split",
-    "Spread",
     "Thumbnails",
     "VersionFeatures",
     "accuracy_curves",
@@ -97,7 +73,6 @@ __all__ = [
     "average_accuracy",
     "average_compatibility",
     "average_compatibility_accuracy",
-    "average_precisions",
     "backfill_curve",
     "backfill_curves",
     "backward_compatibility",
@@ -107,7 +82,6 @@ __all__ = [
     "compatible_cells",
     "contact_sheet",
     "cross_test",
-    "cross_test_cmc",
     "cross_test_scores",
     "draw_pairs",
     "flips",
@@ -115,11 +89,8 @@ __all__ = [
     "forward_compatibility",
     "found_before_after",
     "gallery_query_split",
-    "image_search",
     "is_compatible",
     "kfold_accuracy",
-    "knn_classes",
-    "knn_hits",
     "lost_queries",
     "mean_average_precision",
     "metric_curve",
@@ -127,12 +98,8 @@ __all__ = [
     "mixed_nearest",
     "nearest",
     "needed_resamples",
-    "open_set_hits",
     "pair_scores",
     "paired_bootstrap",
-    "rank_hits",
-    "read_features",
-    "read_labels",
     "roc",
     "roc_curves",
     "sample_pairs",
@@ -142,9 +109,7 @@ __all__ = [
     "summarise_matrices",
     "summary",
     "tar_at_far",
-    "template_search",
     "templates",
-    "threshold_at_far",
     "tpir_at_fpir",
     "update_gain",
     "verdicts",

@@ -275,7 +275,7 @@ def load_arrays(path: Path) -> Array | dict[str, Array]:
         raise DataError(f"{path} is damaged or not a NumPy file: {error}") from error
 
 
-def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays to one .npz file, atomically."""
 
     def write(partial: Path) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -81,7 +82,7 @@ class _RowFile:
         return {field.name for field in fields(cls)}  # type: ignore[arg-type]
 
     @classmethod
-    def _evaluate(cls, file: object, note: str) -> NextStep:
+    def _evaluate(cls, file: str | EllipsisType, note: str) -> NextStep:
         return NextStep("evaluate", {"data": ..., **cls.others, cls.argument: file}, note)
 
 
