@@ -20,8 +20,7 @@ from fixstar.errors import GalleryError
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
 from fixstar.gallery.filters import payload_test
 from fixstar.gallery.memory import MemoryGallery
-from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.postgres_server import WRITE
+from fixstar.gallery.postgres import WRITE, PostgresGallery
 from fixstar.geometry import unit
 from fixstar.service.problems import Problem
 

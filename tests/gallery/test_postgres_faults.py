@@ -21,8 +21,7 @@ from test_gallery_contract import vectors
 from fixstar.errors import GalleryError, MissingExtraError
 from fixstar.gallery import open_gallery, verify_gallery
 from fixstar.gallery.addresses import parse_postgres_address
-from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.postgres_server import WRITE, meaning
+from fixstar.gallery.postgres import WRITE, PostgresGallery, meaning
 from fixstar.geometry import unit
 
 WIDTH = 24  # of the vectors in killing

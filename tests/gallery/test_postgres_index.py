@@ -8,8 +8,7 @@ from test_gallery_contract import vectors
 from test_postgres import gallery, url
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.postgres import PostgresGallery, candidates_query
-from fixstar.gallery.postgres_server import READ, vector_text
+from fixstar.gallery.postgres import READ, PostgresGallery, candidates_query, vector_text
 
 __all__ = ["gallery", "url"]  # fixtures
 

@@ -19,8 +19,7 @@ from test_transfer import content, example
 from fixstar.errors import DamagedItemError, GalleryError, MissingExtraError, NextStep
 from fixstar.gallery import MemoryGallery, copy_gallery, open_gallery, qdrant, verify_gallery
 from fixstar.gallery.addresses import parse_qdrant_address
-from fixstar.gallery.qdrant import QdrantGallery
-from fixstar.gallery.qdrant_server import QdrantServer, point_id
+from fixstar.gallery.qdrant import QdrantGallery, QdrantServer, point_id
 from fixstar.gallery.store import IndexState
 
 LARGE = 2**53
@@ -221,7 +220,7 @@ def test_a_batch_may_take_several_requests(gallery: QdrantTestGallery, monkeypat
 
 
 def test_a_gallery_moves_there_and_back_to_the_bit(gallery: QdrantTestGallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixstar.gallery.qdrant_server._PART", 100)  # the projection takes several points
+    monkeypatch.setattr("fixstar.gallery.qdrant._PART", 100)  # the projection takes several points
     source, back = example(MemoryGallery()), MemoryGallery()
     assert copy_gallery(source, gallery) == copy_gallery(gallery, back) == 8
     assert content(back) == content(gallery) == content(source)

@@ -279,7 +279,7 @@ def test_every_damaged_item_is_told_and_can_be_deleted(tmp_path: Path, monkeypat
             gallery.get(["009", "010"])
         assert (caught.value.item, caught.value.version) == ("010", "v1")
         assert caught.value.next_steps == (NextStep("delete-items", {"id": "010"}),)
-        monkeypatch.setattr("fixstar.gallery.verification._LISTED", 2)
+        monkeypatch.setattr("fixstar.gallery.store._LISTED", 2)
         assert [*problems[:2], "and 5 more items"] == verify_gallery(gallery)
         assert gallery.delete([*wrong, "300"]) == 7
         assert verify_gallery(gallery) == []

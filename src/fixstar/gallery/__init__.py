@@ -20,9 +20,9 @@ from fixstar.gallery.store import (
     VersionSpace,
     Where,
     measured_recall,
+    verify_gallery,
 )
 from fixstar.gallery.transfer import copy_gallery, export_version, import_version
-from fixstar.gallery.verification import verify_gallery
 
 __all__ = [
     "Calibration",

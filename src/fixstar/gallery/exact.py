@@ -29,7 +29,7 @@ from fixstar.gallery.store import (
     VersionSpace,
     Where,
     checked_vectors,
-    unknown_version,
+    known_version,
 )
 
 __all__ = ["ExactSearch", "RowIndex"]
@@ -74,11 +74,11 @@ class ExactSearch:
 
     def projection(self, name: str) -> Floats | None:
         """P [d, m] of a version."""
-        return self._version(name)[1]
+        return known_version(self._versions, name)[1]
 
     def space(self, name: str) -> VersionSpace:
         """One version, or an error that names those there are."""
-        return self._version(name)[0]
+        return known_version(self._versions, name)[0]
 
     def use(self, rows: Mapping[str, Rows]) -> None:
         """Replace the rows of some versions, all at once: no search sees part of a change."""
@@ -103,12 +103,6 @@ class ExactSearch:
             ]
             hits += _nearest(live, len(part), int(request.k), request.where)
         return hits
-
-    def _version(self, name: str) -> tuple[VersionSpace, Floats | None]:
-        try:
-            return self._versions[name]
-        except (KeyError, TypeError):
-            raise unknown_version(name, self._versions) from None
 
 
 def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> list[list[Hit]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from fixstar.errors import GalleryError
 
-__all__ = ["Payload", "Where", "filter_key", "payload_test"]
+__all__ = ["Payload", "Where", "conditions", "filter_key", "payload_test"]
 
 Payload = Mapping[str, Any]
 Where = Mapping[str, Any]
@@ -36,7 +36,7 @@ def payload_test(where: Where) -> Callable[[Payload], bool]:
     """
     if not isinstance(where, Mapping) or not all(isinstance(field, str) for field in where):
         raise GalleryError(f'a filter maps payload fields to conditions, such as {{"shop": "paris"}}; got {where!r}')
-    tests = [(field, _operation(field, name, operand)) for field, name, operand in _conditions(where)]
+    tests = [(field, _operation(field, name, operand)) for field, name, operand in conditions(where)]
     return lambda payload: all(test(payload.get(field, _MISSING)) for field, test in tests)
 
 
@@ -48,7 +48,8 @@ def filter_key(where: Where) -> str:
         raise GalleryError(f"a filter holds strings, numbers, true, false, null and lists of them: {error}") from error
 
 
-def _conditions(where: Where) -> list[tuple[str, str, Any]]:
+def conditions(where: Where) -> list[tuple[str, str, Any]]:
+    """(field, condition, operand) of a filter; a plain value is a condition "eq"."""
     named = {field: cond if isinstance(cond, Mapping) else {"eq": cond} for field, cond in where.items()}
     return [(field, name, operand) for field, condition in named.items() for name, operand in condition.items()]
 

@@ -10,14 +10,15 @@ writes there. All ids are kept in memory, vectors only one block at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fixstar.errors import DataError, InputError, MissingExtraError
+from fixstar.errors import DataError, InputError
 from fixstar.gallery.addresses import parse_postgres_address, parse_qdrant_address
-from fixstar.gallery.postgres_server import without_password
-from fixstar.gallery.qdrant_server import PAGE, connect, translated
+from fixstar.gallery.postgres import require_psycopg, without_password
+from fixstar.gallery.qdrant import PAGE, connect, scrolled, translated
 from fixstar.gallery.store import Floats, Payload
 from fixstar.gallery.vector_files import Block, VectorSource
 
@@ -89,16 +90,8 @@ class _QdrantCollection:
         return str(value)
 
     def _pages(self, rows: int, payload: bool | list[str], vectors: bool | list[str] = False) -> Iterator[list[Any]]:
-        after: Any = None
-        while True:
-            with translated(self._address):
-                page, after = self._client.scroll(
-                    self._collection, limit=rows, offset=after, with_payload=payload, with_vectors=vectors
-                )
-            if page:
-                yield page
-            if after is None:
-                return
+        with translated(self._address):
+            yield from scrolled(self._client, self._collection, rows, with_payload=payload, with_vectors=vectors)
 
 
 def postgres_table(url: str, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorSource:
@@ -133,17 +126,14 @@ class _PostgresTable:
         query = (
             "SELECT {id}::text, {vector}::real[], to_jsonb(t) - {id_text} - {vector_text} FROM {table} t ORDER BY {id}"
         )
-        waiting: list[Any] = []
-        for row in self._rows(query):
-            if row[1] is None or len(row[1]) != self.width:
-                seen = "none" if row[1] is None else f"one of {len(row[1])}"
-                raise DataError(f"{self.name}: {row[0]!r} needs a vector of {self.width} components and has {seen}")
-            waiting.append(row)
-            if len(waiting) == rows:
-                yield _block(waiting)
-                waiting = []
-        if waiting:
-            yield _block(waiting)
+        stored = self._rows(query)
+        while some := list(islice(stored, rows)):
+            for name, vector, _ in some:
+                if vector is None or len(vector) != self.width:
+                    seen = "none" if vector is None else f"one of {len(vector)}"
+                    raise DataError(f"{self.name}: {name!r} needs a vector of {self.width} components and has {seen}")
+            payloads: list[Payload] = [{field: v for field, v in row[2].items() if v is not None} for row in some]
+            yield Block([row[0] for row in some], np.array([row[1] for row in some], np.float32), payloads)
 
     def _columns(self) -> list[str]:
         found = self._rows(
@@ -154,33 +144,23 @@ class _PostgresTable:
 
     def _rows(self, query: str) -> Iterator[Any]:
         """Rows one by one, without holding all of them."""
-        try:
-            import psycopg
-            from psycopg import sql
-        except ImportError as error:
-            raise MissingExtraError("psycopg", "postgres", f"reading {self.name}") from error
-        table = sql.Identifier(*self._table)
-        with_names = sql.SQL(query).format(
-            table=table,
-            id=sql.Identifier(self._id),
-            vector=sql.Identifier(self._vector),
-            id_text=sql.Literal(self._id),
-            vector_text=sql.Literal(self._vector),
-            table_text=sql.Literal(".".join('"' + part.replace('"', '""') + '"' for part in self._table)),
-        )
+        require_psycopg(f"reading {self.name}")
+        import psycopg
+        from psycopg.sql import SQL, Identifier, Literal
+
+        names = {
+            "table": Identifier(*self._table),
+            "id": Identifier(self._id),
+            "vector": Identifier(self._vector),
+            "id_text": Literal(self._id),
+            "vector_text": Literal(self._vector),
+            "table_text": Literal(".".join('"' + part.replace('"', '""') + '"' for part in self._table)),
+        }
         address = parse_postgres_address(self._url)
         try:
-            with (
-                psycopg.connect(address.conninfo) as connection,
-                connection.cursor("fixstar_import") as cursor,
-            ):
+            with psycopg.connect(address.conninfo) as connection, connection.cursor("fixstar_import") as cursor:
                 cursor.itersize = PAGE
-                yield from cursor.execute(with_names)
+                yield from cursor.execute(SQL(query).format(**names))
         except psycopg.Error as error:
             reason = without_password(str(error).strip().splitlines()[0], address)
             raise DataError(f"{self.name} cannot be read: {reason}") from None  # its text may hold the password
-
-
-def _block(rows: list[Any]) -> Block:
-    payloads: list[Payload] = [{field: v for field, v in row[2].items() if v is not None} for row in rows]
-    return Block([row[0] for row in rows], np.array([row[1] for row in rows], np.float32), payloads)

@@ -6,40 +6,37 @@ connections, which are reopened after the server restarted. One writes at a time
 The server ranks by its own inner product, in float32, and returns a few more than k rows. Their cosines are computed
 again in float64 (``ranking.exact_cosines``). While the last row may still tie with the k-th, or the filter left too
 few, four times as many are requested; so ties and filters come out as in memory.
+
+gallery     one row: the format, and ``written``, the number of the last item. Writers lock this row first, so one
+            writes at a time and numbers grow in the order of writing; readers never wait for it
+versions    one row per version; ``items`` counts its vectors
+items       one row per item, whatever its version: an id cannot occur twice. ``payload`` is the JSON text as given
+vectors_N   the vectors of version number N, by the item's number; inside the row if they fit in a page
+indexes     the recall measured when the approximate index of a version was built
+
+A vector travels as two 16-bit integers (its width, and 0) and its components as float32, all big-endian. The pgvector
+package does that too, row by row: in three trials as fast to a third slower to copy, and 6 to 70 % slower to read.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DamagedItemError, GalleryError
-from fixstar.gallery.addresses import parse_postgres_address
-from fixstar.gallery.filters import payload_test
+from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError
+from fixstar.gallery.addresses import PostgresAddress, parse_postgres_address
+from fixstar.gallery.filters import conditions, payload_test
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.postgres_server import (
-    EF_SEARCH,
-    READ,
-    WRITE,
-    Pool,
-    add_vectors_table,
-    check_lengths,
-    check_width,
-    copy_vectors,
-    index_type,
-    prepare,
-    read_vectors,
-    require_driver,
-    translated,
-    vector_text,
-)
 from fixstar.gallery.ranking import Bridges, Candidate, best_hits, exact_cosines
 from fixstar.gallery.store import (
     Floats,
@@ -55,15 +52,397 @@ from fixstar.gallery.store import (
     check_new_version,
     checked_vectors,
     is_unicode,
+    known_version,
     measured_recall,
     replaceable,
-    unknown_version,
+    stored_payload,
+    stored_projection,
 )
 
 if TYPE_CHECKING:
-    from fixstar.gallery.postgres_server import Database
+    from psycopg import Connection
 
-__all__ = ["PostgresGallery", "candidates_query", "narrowing"]
+    Database = Connection[tuple[Any, ...]]
+
+__all__ = ["PostgresGallery", "require_psycopg", "without_password"]
+
+READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one snapshot: an item that moves is seen exactly once
+WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"  # what is read after waiting for another writer is new
+_STARTING = ("starting up", "recovery mode", "not yet accepting connections", "shutting down")
+_PAUSE = 0.1
+_EF_SEARCH = 100  # vectors that an index search visits per scan
+_FORMAT = 1
+_WIDEST = 16_000  # components of pgvector's vector
+_LONGEST_ID = 2_600  # bytes: an entry of PostgreSQL's index holds 2,704, with its header and the version beside the id
+_IN_ROW = 2_000  # components that fit in a page of 8 KiB; wider vectors are kept beside the table
+_OLDEST = (0, 8)  # pgvector with iterative scans, without which a filter returns too few
+_LOCK = 0x66787374  # "fxst", held while a gallery is created
+_TABLES = (
+    "CREATE TABLE gallery (format integer NOT NULL, written bigint NOT NULL)",
+    'CREATE TABLE versions (number integer PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, width integer NOT NULL, '
+    "full_width integer NOT NULL, projection bytea, created timestamptz NOT NULL DEFAULT now(), "
+    "items bigint NOT NULL DEFAULT 0)",
+    'CREATE TABLE items (id text COLLATE "C" PRIMARY KEY, version integer NOT NULL REFERENCES versions (number), '
+    "number bigint NOT NULL UNIQUE, payload json NOT NULL)",
+    "CREATE INDEX items_by_version ON items (version, id)",
+    "CREATE TABLE indexes (version integer PRIMARY KEY REFERENCES versions (number), recall double precision)",
+)
+_HEADER = 4  # bytes before the components
+_COPY_START = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_COPY_END = b"\xff\xff"
+_ROWS = 4096
+_INDEXED = 2_000  # components of a vector that pgvector can index
+_INDEXED_HALVES = 4_000  # and in half precision
+_MEANINGS = {
+    "53100": "the server of {shown} has a full disk; nothing of this write was kept. Free some space and write again",
+    "53300": "the server of {shown} has no free connection; close others, or raise its max_connections",
+    "42501": "this user may not do that in {shown} ({error}); nothing was changed. Ask the owner for rights: GRANT ...",
+    "25006": "{shown} cannot be written (opened for reading only, or a standby server); nothing was changed",
+    "55P03": "another writer of {shown} did not finish in time; nothing was changed. Try again",
+    "57014": "the server cancelled the call ({error}); nothing was changed in {shown}",
+    "42P01": "{shown} is gone or incomplete ({error}); restore it from a backup",
+    "3F000": "{shown} is gone ({error}); restore it from a backup",
+    "XX001": "{shown} is damaged ({error}); restore it from a backup",
+    "XX002": "an index of {shown} is damaged ({error}); let the owner run REINDEX",
+}
+_LOST = ("08", "57P")
+
+
+def require_psycopg(purpose: str) -> None:
+    """Raise an error that says what to install if psycopg is missing."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("psycopg", "postgres", purpose) from error
+
+
+def _connect(address: PostgresAddress, wait: float) -> Database:
+    """A connection in autocommit. Waits for a server that is starting, but not for one that cannot be reached."""
+    from psycopg import Connection, Error
+
+    until = time.monotonic() + wait
+    while True:
+        try:
+            return Connection.connect(address.conninfo, autocommit=True)
+        except Error as error:
+            reason = str(error)
+            if any(sign in reason for sign in _STARTING) and time.monotonic() < until:
+                time.sleep(_PAUSE)
+                continue
+            raise GalleryUnavailableError(
+                f"cannot connect to {address.shown} ({without_password(reason, address)}); check that the server runs "
+                "and accepts this user, and the address"
+            ) from None
+
+
+def _configure(db: Database, schema: str, wait: float, read_only: bool) -> None:
+    """Set up a connection in one round trip.
+
+    Tables are found in the gallery's schema, types in pgvector's. Index scans continue until enough rows pass the
+    filter; their order is computed here. Commits wait for the disk, also where the server's default is not to.
+    """
+    db.execute(
+        "SELECT set_config('search_path', concat_ws(', ', quote_ident(%s), (SELECT quote_ident(nspname) "
+        "FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector')), false), "
+        "set_config('lock_timeout', %s, false), set_config('default_transaction_read_only', %s, false), "
+        "set_config('jit', 'off', false), set_config('hnsw.iterative_scan', 'relaxed_order', false), "
+        "set_config('hnsw.ef_search', %s, false), CASE WHEN current_setting('synchronous_commit') = 'off' "
+        "THEN set_config('synchronous_commit', 'on', false) END",
+        (schema, f"{int(wait * 1000)}ms", "on" if read_only else "off", str(_EF_SEARCH)),
+    )
+
+
+def _check_place(db: Database, address: PostgresAddress) -> None:
+    """Refuse a connection whose tables would come from another schema."""
+    if (here := db.execute("SELECT current_schema()").fetchone()) != (address.schema,):
+        raise GalleryError(
+            f"{address.shown} is gone, or this user may not use it (tables would come from "
+            f"{here and here[0]!r}); ask its owner for: GRANT USAGE ON SCHEMA ..."
+        )
+
+
+class Pool:
+    """At most ``size`` connections, opened when needed; a thread that finds none free waits.
+
+    Not psycopg_pool: it hides why a connection failed behind a timeout, and does not survive a fork.
+    """
+
+    def __init__(self, address: PostgresAddress, wait: float, read_only: bool, size: int) -> None:
+        self._address, self._wait, self._read_only, self._size = address, wait, read_only, size
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._idle: list[Database] = []
+        self._room = threading.Semaphore(self._size)
+
+    @contextmanager
+    def transaction(self, begin: str) -> Iterator[Database]:
+        """Commit at the end, roll back if anything is raised."""
+        from psycopg import Error
+
+        if self._process != os.getpid():  # connections do not survive a fork; the parent keeps its own
+            self._start()
+        with self._room, _translated(self._address):
+            db, committing = self._begun(begin), False
+            try:
+                yield db
+                committing = True
+                db.execute("COMMIT")
+            except BaseException as error:
+                if committing and db.closed and begin == WRITE and isinstance(error, Error):
+                    raise GalleryUnavailableError(
+                        f"the connection to {self._address.shown} was lost during the commit: this write was kept "
+                        "completely or not at all. Write it again: that is safe either way"
+                    ) from None
+                with suppress(Exception):  # the server rolls back a lost connection
+                    db.execute("ROLLBACK")
+                raise
+            finally:
+                self._give_back(db)
+
+    def fresh(self) -> Database:
+        """A connection outside the pool, to be closed by the caller."""
+        if self._closed:
+            raise GalleryUnavailableError(f"the {self._address.shown} is closed; open it again")
+        db = _connect(self._address, self._wait)
+        try:
+            _configure(db, self._address.schema, self._wait, self._read_only)
+            _check_place(db, self._address)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def close(self) -> None:
+        """Close idle connections; those in use are closed when they are given back."""
+        self._closed = True
+        if self._process == os.getpid():
+            while self._idle:
+                self._idle.pop().close()
+
+    def _begun(self, begin: str) -> Database:
+        """A connection in a new transaction. A connection lost while idle is replaced."""
+        from psycopg import OperationalError
+
+        while not self._closed:
+            try:
+                db = self._idle.pop()
+            except IndexError:
+                break
+            try:
+                db.execute(begin)
+            except OperationalError:
+                db.close()
+            else:
+                return db
+        db = self.fresh()
+        db.execute(begin)
+        return db
+
+    def _give_back(self, db: Database) -> None:
+        from psycopg.pq import TransactionStatus
+
+        if self._closed or db.closed or db.info.transaction_status != TransactionStatus.IDLE:
+            db.close()
+        else:
+            self._idle.append(db)
+
+
+def meaning(error: Exception, address: PostgresAddress) -> str:
+    """What an error of the server means for the gallery."""
+    code = str(getattr(error, "sqlstate", None) or "")
+    diagnosis = getattr(error, "diag", None)
+    reason = without_password((diagnosis and diagnosis.message_primary) or str(error), address)
+    from psycopg import OperationalError
+
+    if (not code and isinstance(error, OperationalError)) or code.startswith(_LOST):
+        return f"the connection to {address.shown} was lost ({reason}); nothing of this call was kept. Try again"
+    return _MEANINGS.get(code, "{shown}: {error}").format(shown=address.shown, error=reason)
+
+
+@contextmanager
+def _translated(address: PostgresAddress) -> Iterator[None]:
+    """Translate the server's errors."""
+    from psycopg import DataError, Error, IntegrityError
+
+    try:
+        yield
+    except Error as error:
+        kind = GalleryError if isinstance(error, (DataError, IntegrityError)) else GalleryUnavailableError
+        raise kind(meaning(error, address)) from error
+
+
+def without_password(text: str, address: PostgresAddress) -> str:
+    """A message of the driver in one line, without the password."""
+    line = " ".join(text.split()).rstrip(".")
+    return line.replace(address.password, "***") if address.password else line
+
+
+def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: float) -> None:
+    """Check that there is a gallery that this fixstar can open; create it if it does not exist."""
+    db = _connect(address, wait)
+    with db, _translated(address):
+        create = create and not read_only
+        _check_server(db, address, create)
+        _configure(db, address.schema, wait, read_only)
+        if not (tables := _tables(db, address)):
+            if not create:
+                raise GalleryError(
+                    f"there is no {address.shown}; check the name after ?gallery=, or open it for writing to create it"
+                )
+            tables = _make(db, address)
+        if "gallery" not in tables:
+            raise GalleryError(
+                f"the schema of {address.shown} holds tables of another program ({', '.join(tables[:3])}); it was left "
+                "unchanged. Choose another name: ?gallery=NAME"
+            )
+        _check_place(db, address)
+        (row,) = db.execute("SELECT format FROM gallery").fetchall()
+    if row[0] > _FORMAT:
+        raise GalleryError(
+            f"the {address.shown} has format {row[0]}; this fixstar reads formats up to {_FORMAT}. Update fixstar"
+        )
+
+
+def _check_server(db: Database, address: PostgresAddress, create: bool) -> None:
+    """Require UTF-8 and pgvector, which is installed into the database if possible."""
+    encoding = db.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise GalleryError(f"the database of {address.shown} is encoded as {encoding}; a gallery needs one in UTF8")
+    if _extension(db) is None:
+        if create:
+            _install(db, address)
+        if _extension(db) is None:
+            raise GalleryError(
+                f"the database of {address.shown} has no pgvector; ask its owner to run: CREATE EXTENSION vector"
+            )
+    if (found := _extension(db) or "") and tuple(map(int, found.split(".")[:2])) < _OLDEST:
+        raise GalleryError(
+            f"the database of {address.shown} has pgvector {found}, a gallery needs 0.8 or newer; update it, then run: "
+            "ALTER EXTENSION vector UPDATE"
+        )
+
+
+def _install(db: Database, address: PostgresAddress) -> None:
+    from psycopg import Error
+
+    try:
+        with db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
+            db.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    except Error as error:
+        raise GalleryError(
+            f"the database of {address.shown} has no pgvector, and it could not be installed "
+            f"({error.diag.message_primary or 'no reason given'}). Install pgvector on the server, then ask the "
+            "owner of the database to run: CREATE EXTENSION vector"
+        ) from error
+
+
+def _extension(db: Database) -> str | None:
+    row = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+    return None if row is None else str(row[0])
+
+
+def _tables(db: Database, address: PostgresAddress) -> list[str]:
+    rows = db.execute(
+        "SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
+        "WHERE nspname = %s AND relkind IN ('r', 'p', 'v', 'm', 'f') ORDER BY relname",
+        (address.schema,),
+    )
+    return [row[0] for row in rows]
+
+
+def _make(db: Database, address: PostgresAddress) -> list[str]:
+    """Create the tables, once, even if several processes try at the same moment."""
+    from psycopg.sql import SQL, Identifier
+
+    with db.transaction():
+        db.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
+        if not _tables(db, address):
+            if not db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
+                db.execute(SQL("CREATE SCHEMA {}").format(Identifier(address.schema)))
+            _check_place(db, address)
+            for table in _TABLES:
+                db.execute(table)
+            db.execute("INSERT INTO gallery (format, written) VALUES (%s, 0)", (_FORMAT,))
+    return _tables(db, address)
+
+
+def _check_lengths(ids: Iterable[str]) -> None:
+    """Refuse ids that do not fit into the index over them."""
+    for item in ids:
+        if (size := len(item.encode())) > _LONGEST_ID:
+            raise GalleryError(
+                f"a gallery in PostgreSQL holds ids of at most {_LONGEST_ID:,} bytes in UTF-8, got {size:,} in "
+                f"{item[:40] + '...'!r}; nothing of this write was kept. Use a shorter id, such as a hash"
+            )
+
+
+def _add_vectors_table(db: Database, number: int, width: int) -> None:
+    """Create the table for the vectors of a version."""
+    if width > _WIDEST:
+        raise GalleryError(
+            f"a gallery in PostgreSQL holds vectors of at most {_WIDEST:,} components, got {width:,}; store short "
+            "forms (pass the projection), or use an SQLite gallery"
+        )
+    db.execute(f"CREATE TABLE vectors_{number} (number bigint PRIMARY KEY, vector vector({width}) NOT NULL)")
+    if width <= _IN_ROW:
+        db.execute(f"ALTER TABLE vectors_{number} ALTER COLUMN vector SET STORAGE PLAIN")
+
+
+def _index_type(width: int) -> str:
+    """The type under which vectors are indexed; empty if pgvector cannot index them.
+
+    >>> _index_type(512), _index_type(3000), _index_type(5000)
+    ('vector(512)', 'halfvec(3000)', '')
+    """
+    if width <= _INDEXED:
+        return f"vector({width})"
+    return f"halfvec({width})" if width <= _INDEXED_HALVES else ""
+
+
+def vector_text(vector: Floats) -> str:
+    """A vector [width] as pgvector reads it."""
+    return f"[{','.join(map(repr, vector.tolist()))}]"
+
+
+def _read_vectors(parts: Sequence[bytes], width: int) -> Floats:
+    """[parts, width] from the output of ``vector_send``."""
+    size = _HEADER + 4 * width
+    if any(len(part) != size for part in parts):
+        raise GalleryError(
+            f"a vector is damaged: it does not have {width} components; restore the gallery from a backup"
+        )
+    raw = np.frombuffer(b"".join(parts), np.uint8).reshape(len(parts), size)
+    return np.ascontiguousarray(raw[:, _HEADER:]).view(">f4").astype(np.float32)
+
+
+def _copy_vectors(db: Database, number: int, numbers: NDArray[np.int64], vectors: Floats) -> None:
+    """Write vectors [N, width] of the items ``numbers`` to the table of a version, in COPY's binary format."""
+    width = vectors.shape[1]
+    row = np.dtype(
+        [
+            ("columns", ">i2"),
+            ("number_size", ">i4"),
+            ("number", ">i8"),
+            ("vector_size", ">i4"),
+            ("width", ">i2"),
+            ("unused", ">i2"),
+            ("vector", ">f4", (width,)),
+        ]
+    )
+    with db.cursor().copy(f"COPY vectors_{number} (number, vector) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.write(_COPY_START)
+        for start in range(0, len(vectors), _ROWS):
+            part = vectors[start : start + _ROWS]
+            rows = np.zeros(len(part), row)
+            rows["columns"], rows["number_size"], rows["vector_size"] = 2, 8, _HEADER + 4 * width
+            rows["number"], rows["width"], rows["vector"] = numbers[start : start + _ROWS], width, part
+            copy.write(rows.tobytes())
+        copy.write(_COPY_END)
+
 
 _PAGE = 256  # items read at once by iterate
 _EXACT = 2**53  # below, every integer is a float
@@ -110,13 +489,11 @@ def narrowing(where: Where | None) -> Narrowing:
     """
     texts: list[str] = []
     values: list[Any] = []
-    for name, condition in (where or {}).items():
-        named = condition if isinstance(condition, Mapping) else {"eq": condition}
-        for operation, operand in named.items():
-            if _is_plain(name) and _is_plain(operand):
-                text, more = _condition(name, operation, operand)
-                texts.append(text)
-                values += more
+    for name, operation, operand in conditions(where or {}):
+        if _is_plain(name) and _is_plain(operand):
+            text, more = _condition(name, operation, operand)
+            texts.append(text)
+            values += more
     return Narrowing(" AND ".join(texts), values)
 
 
@@ -169,7 +546,7 @@ def _nearest(db: Database, request: _Request) -> list[Candidate]:
     limit, approximate = request.k + _MORE, request.approximate
     pending = list(range(len(request.queries)))
     while pending:
-        if approximate and limit > EF_SEARCH:
+        if approximate and limit > _EF_SEARCH:
             db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(min(limit, _EF_MOST)),))
         block = max(1, min(_QUERIES, _NUMBERS // (limit * request.width)))
         incomplete: list[int] = []
@@ -193,7 +570,7 @@ def _ask(
     values = [*map(vector_text, request.queries[places].astype(np.float32)), *request.narrowing.values]
     rows = db.execute(text, values, binary=True).fetchall()
     query = np.array([places[row[0]] for row in rows], np.intp)
-    vectors = read_vectors([row[5] for row in rows], request.width)
+    vectors = _read_vectors([row[5] for row in rows], request.width)
     cosines = exact_cosines(vectors, request.queries, query, np.arange(len(rows))).tolist()
     found: dict[int, list[Candidate]] = {place: [] for place in places}
     returned, floor = Counter(query.tolist()), dict.fromkeys(places, np.inf)  # the server's lowest score
@@ -221,7 +598,7 @@ def candidates_query(
     """
     places = ", ".join(f"({place}, %s::vector)" for place in range(queries))
     fields = _FIELDS.format(number=number, narrowing=narrowing) if narrowing else ""
-    kind = index_type(width)
+    kind = _index_type(width)
     order = f"v.vector::{kind} <#> q.query::{kind}" if approximate else "score, v.number"
     return (
         f"SELECT q.place, c.number, c.score, i.id, i.payload::text, vector_send(c.vector) "
@@ -237,7 +614,7 @@ def _build(connect: Callable[[], Database], number: int, width: int) -> None:
     Others keep reading and writing (CONCURRENTLY). It gets a new name; then older indexes are dropped, and with them
     what a killed build left behind.
     """
-    operators = f"{index_type(width).partition('(')[0]}_ip_ops"
+    operators = f"{_index_type(width).partition('(')[0]}_ip_ops"
     table, name = f"vectors_{number}", f"vectors_{number}_hnsw_{token_hex(4)}"
     with closing(connect()) as db:
         db.execute("SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)")
@@ -245,29 +622,11 @@ def _build(connect: Callable[[], Database], number: int, width: int) -> None:
         locked = db.execute(f"SELECT pg_try_advisory_lock({_BUILDING}, '{table}'::regclass::oid::int)").fetchone()
         if locked == (False,):
             raise GalleryError("the index of this version is already being built; wait for it, see indexes()")
-        expression = f"(vector::{index_type(width)})" if operators.startswith("half") else "vector"
+        expression = f"(vector::{_index_type(width)})" if operators.startswith("half") else "vector"
         db.execute(f"CREATE INDEX CONCURRENTLY {name} ON {table} USING hnsw ({expression} {operators})")
         for row in db.execute(_INDEXES).fetchall():
             if row[0] == number and not row[4].endswith(name):
                 db.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {row[4]}")
-
-
-def _sample(db: Database, number: int, width: int) -> Floats:
-    """Some stored vectors [n, width], spread over the table, always the same ones."""
-    rows = db.execute(
-        f"SELECT vector_send(vector) FROM vectors_{number} ORDER BY hashint8(number), number LIMIT {_SAMPLE}",
-        binary=True,
-    )
-    return read_vectors([row[0] for row in rows], width)
-
-
-def _record(db: Database, number: int, recall: float | None) -> None:
-    """Store the measured recall."""
-    db.execute(
-        "INSERT INTO indexes (version, recall) VALUES (%s, %s) "
-        "ON CONFLICT (version) DO UPDATE SET recall = excluded.recall",
-        (number, recall),
-    )
 
 
 class _Version(NamedTuple):
@@ -289,14 +648,6 @@ def _all_versions(db: Database) -> dict[str, _Version]:
     return {name: _Version(number, VersionSpace(name, width, full)) for number, name, width, full in rows}
 
 
-def _find_version(db: Database, name: str) -> _Version:
-    """One version, or an error that names those there are."""
-    known = _all_versions(db)
-    if not isinstance(name, str) or name not in known:
-        raise unknown_version(name, known)
-    return known[name]
-
-
 def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]:
     """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
     rows = db.execute(f"SELECT id, version, number, payload::text FROM items WHERE {condition}", values).fetchall()
@@ -307,7 +658,8 @@ def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]
         if wanted := [row[2] for row in rows if row[1] == number]:
             text = f"SELECT number, vector_send(vector) FROM vectors_{number} WHERE number = ANY (%s)"
             found = db.execute(text, (wanted,), binary=True).fetchall()
-            vectors |= zip((row[0] for row in found), read_vectors([row[1] for row in found], space.width), strict=True)
+            read = _read_vectors([row[1] for row in found], space.width)
+            vectors |= zip((row[0] for row in found), read, strict=True)
     return [(item, names[version], vectors.get(number), text) for item, version, number, text in rows]
 
 
@@ -316,10 +668,7 @@ def _as_item(row: Row) -> Item:
     name, version, vector, text = row
     if vector is None:
         raise DamagedItemError(name, version, "the vector is missing")
-    try:
-        return Item(name, version, vector, json.loads(text))
-    except ValueError as error:
-        raise DamagedItemError(name, version, f"the payload is damaged ({error})") from error
+    return Item(name, version, vector, stored_payload(name, version, text))
 
 
 def _items_of(db: Database, names: list[str]) -> dict[str, Item]:
@@ -343,7 +692,7 @@ def _write_items(db: Database, version: int, names: list[str], rows: Floats, tex
     with db.cursor().copy("COPY items (id, version, number, payload) FROM STDIN") as copy:
         for row in zip(names, [version] * len(names), numbers.tolist(), texts, strict=True):
             copy.write_row(row)
-    copy_vectors(db, version, numbers, rows)
+    _copy_vectors(db, version, numbers, rows)
     db.execute("UPDATE versions SET items = items + %s WHERE number = %s", (len(names), version))
 
 
@@ -357,10 +706,10 @@ class PostgresGallery(Gallery):
     def __init__(
         self, url: str, create: bool = True, read_only: bool = False, wait: float = 30.0, connections: int = 8
     ) -> None:
-        require_driver()
+        require_psycopg("a gallery on a PostgreSQL server")
         self.address = parse_postgres_address(url)
         self.read_only = read_only
-        prepare(self.address, create, read_only, wait)
+        _prepare(self.address, create, read_only, wait)
         self._pool = Pool(self.address, wait, read_only, connections)
         self._bridges = Bridges(self.projection)
         self._known: dict[str, _Version] = {}
@@ -370,41 +719,44 @@ class PostgresGallery(Gallery):
             _lock_writing(db)
             known = _all_versions(db)
             check_new_version(space.name, known, copied)
-            check_width(space.width)
             blob = None if projection is None else projection.astype("<f4").tobytes()
             db.execute(
                 "INSERT INTO versions (number, name, width, full_width, projection) VALUES (%s, %s, %s, %s, %s)",
                 (len(known) + 1, *space, blob),
             )
-            add_vectors_table(db, len(known) + 1, space.width)
+            _add_vectors_table(db, len(known) + 1, space.width)
 
     def versions(self) -> list[VersionSpace]:
         """All versions, oldest first."""
         with self._pool.transaction(READ) as db:
             return [version.space for version in _all_versions(db).values()]
 
+    def space(self, version: str) -> VersionSpace:
+        """One version; versions never change, so those seen before are not asked for again."""
+        return self._version(version).space
+
     def projection(self, version: str) -> Floats | None:
         """P [d, m] of a version whose vectors are short forms."""
+        number, space = self._version(version)
         with self._pool.transaction(READ) as db:
-            number, space = _find_version(db, version)
             ((blob,),) = db.execute("SELECT projection FROM versions WHERE number = %s", (number,))
-        return None if blob is None else np.frombuffer(blob, "<f4").reshape(space.full_width, -1).astype(np.float32)
+        return stored_projection(blob, space.full_width)
 
     def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
-        check_lengths(names)
+        _check_lengths(names)
         if names:
+            number = self._version(version).number
             with self._pool.transaction(WRITE) as db:
-                last = _lock_writing(db, len(names))
-                _write_items(db, _find_version(db, version).number, names, rows, texts, last)
+                _write_items(db, number, names, rows, texts, _lock_writing(db, len(names)))
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
     ) -> list[str]:
+        number = self._version(version).number
         with self._pool.transaction(WRITE) as db:
             last = _lock_writing(db, len(items))
-            now = _items_of(db, [item.id for item in items])
-            same, names, texts = replaceable(items, now, payloads)
-            _write_items(db, _find_version(db, version).number, names, rows[same], texts, last)
+            same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
+            _write_items(db, number, names, rows[same], texts, last)
         return names
 
     def _delete(self, names: list[str]) -> int:
@@ -420,10 +772,9 @@ class PostgresGallery(Gallery):
         asked, narrowed, k = request.versions, narrowing(request.where), int(request.k)
         test = None if request.where is None else payload_test(request.where)
         while True:
-            known = self._with((version,) if asked is None else (version, *asked))
-            source = known[version].space
+            source = self._version(version).space
             unit_queries = checked_vectors(queries, source.width, version)
-            targets = [known[name] for name in (known if asked is None else dict.fromkeys(asked))]
+            targets = list(self._known.values()) if asked is None else [self._version(n) for n in dict.fromkeys(asked)]
             carried = [self._bridges.carried(unit_queries, source, target.space) for target in targets]
             with self._pool.transaction(READ) as db:
                 self._known = live = _all_versions(db)
@@ -436,33 +787,35 @@ class PostgresGallery(Gallery):
                     found += _nearest(db, one)
             return best_hits(found, len(unit_queries), k, lambda one: parsed(one.source))
 
-    def _with(self, names: Sequence[str]) -> dict[str, _Version]:
-        """The versions as of the last search, which never change; read again if one of these is missing."""
-        if not all(isinstance(name, str) and name in self._known for name in names):
+    def _version(self, name: str) -> _Version:
+        """A version as of the last look; versions are read again if this one is missing."""
+        if name not in self._known:
             with self._pool.transaction(READ) as db:
                 self._known = _all_versions(db)
-        for name in names:
-            if not isinstance(name, str) or name not in self._known:
-                raise unknown_version(name, self._known)
-        return self._known
+        return known_version(self._known, name)
 
     def _build_index(self, versions: list[str]) -> None:
-        with self._pool.transaction(READ) as db:
-            chosen = [_find_version(db, name) for name in versions]
+        chosen = [self._version(name) for name in versions]
         for _, space in chosen:
-            if not index_type(space.width):
+            if not _index_type(space.width):
                 raise GalleryError(
                     "pgvector indexes vectors of at most 4,000 components (above 2,000 in half precision); those of "
                     f"{space.name!r} have {space.width:,}. Search it exactly, or store short forms"
                 )
         for number, space in chosen:
-            with translated(self.address):
+            with _translated(self.address):
                 _build(self._pool.fresh, number, space.width)
-            with self._pool.transaction(READ) as db:
-                queries = _sample(db, number, space.width)
-            recall = measured_recall(self, space.name, queries, versions=[space.name]) if len(queries) else None
+            with self._pool.transaction(READ) as db:  # some vectors, spread over the table, always the same ones
+                ordered = f"ORDER BY hashint8(number), number LIMIT {_SAMPLE}"
+                rows = db.execute(f"SELECT vector_send(vector) FROM vectors_{number} {ordered}", binary=True).fetchall()
+            queries = _read_vectors([row[0] for row in rows], space.width)
+            recall = measured_recall(self, space.name, queries, versions=[space.name]) if rows else None
             with self._pool.transaction(WRITE) as db:
-                _record(db, number, recall)
+                db.execute(
+                    "INSERT INTO indexes (version, recall) VALUES (%s, %s) "
+                    "ON CONFLICT (version) DO UPDATE SET recall = excluded.recall",
+                    (number, recall),
+                )
 
     def indexes(self) -> list[IndexState]:
         """The approximate indexes that can be used."""
@@ -472,7 +825,7 @@ class PostgresGallery(Gallery):
 
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
         """Page by page: nothing is held on the server in between."""
-        owner, first = ("", []) if version is None else ("version = %s AND ", [self._with([version])[version].number])
+        owner, first = ("", []) if version is None else ("version = %s AND ", [self._version(version).number])
         while True:
             with self._pool.transaction(READ) as db:
                 page = _read_rows(db, f"{owner}id > %s ORDER BY id LIMIT {_PAGE}", [*first, after])

@@ -45,6 +45,8 @@ from fixstar.gallery.store import (
     VersionSpace,
     check_new_version,
     replaceable,
+    stored_payload,
+    stored_projection,
 )
 
 __all__ = ["SqliteGallery"]
@@ -225,11 +227,6 @@ def _translated(path: Path) -> Iterator[None]:
         raise GalleryUnavailableError(f"{path} cannot be opened: {error.strerror or error}") from error
 
 
-def _matrix(blob: bytes | None, rows: int) -> Floats | None:
-    """A stored projection."""
-    return None if blob is None else np.frombuffer(blob, "<f4").reshape(rows, -1).astype(np.float32)
-
-
 def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> list[_Row]:
     """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
     return db.execute(
@@ -246,10 +243,8 @@ def _as_item(row: _Row) -> Item:
         raise DamagedItemError(name, version, "it belongs to no version of this gallery")
     if len(vector) % 4:
         raise DamagedItemError(name, version, f"the vector is damaged ({len(vector)} bytes)")
-    try:
-        return Item(name, version, np.frombuffer(vector, "<f4").astype(np.float32), json.loads(payload.decode()))
-    except ValueError as error:
-        raise DamagedItemError(name, version, f"the payload is damaged ({error})") from error
+    vector_read = np.frombuffer(vector, "<f4").astype(np.float32)
+    return Item(name, version, vector_read, stored_payload(name, version, payload))
 
 
 def _remove_items(db: sqlite3.Connection, names: list[str]) -> int:
@@ -323,7 +318,7 @@ class _StoredMatrices:
             (max(self._names, default=0),),
         )
         for number, name, width, full_width, blob in rows:
-            self.exact.add_version(VersionSpace(name, width, full_width), _matrix(blob, full_width))
+            self.exact.add_version(VersionSpace(name, width, full_width), stored_projection(blob, full_width))
             self._names[number] = name
 
     def _read_items(self, db: sqlite3.Connection, drafts: dict[str, Draft]) -> None:
@@ -413,7 +408,7 @@ class SqliteGallery(Gallery):
         space = self.space(version)
         with self._reading() as db:
             (blob,) = db.execute("SELECT projection FROM versions WHERE name = ?", (version,)).fetchone()
-        return _matrix(blob, space.full_width)
+        return stored_projection(blob, space.full_width)
 
     def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
         if names:

@@ -13,42 +13,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError, InputError
+from fixstar.errors import DamagedItemError, GalleryError, InputError
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 
 __all__ = [
-    "Floats",
-    "Gallery",
-    "Hit",
-    "IndexState",
-    "Item",
     "Payload",
-    "SearchOptions",
-    "SearchRequest",
-    "SearchResult",
-    "Vectors",
-    "VersionSpace",
     "Where",
-    "check_new_version",
-    "checked_ids",
-    "checked_vectors",
-    "is_unicode",
-    "measured_recall",
-    "payload_texts",
-    "replaceable",
-    "unknown_version",
+    *("Floats", "Gallery", "Hit", "IndexState", "Item", "SearchOptions", "SearchRequest", "SearchResult", "Vectors"),
+    *("VersionSpace", "check_new_version", "checked_ids", "checked_vectors", "is_unicode", "known_version"),
+    *("measured_recall", "payload_texts", "replaceable", "stored_payload", "stored_projection", "unit_rows"),
+    "verify_gallery",
 ]
 
 Vectors = NDArray[np.floating[Any]]
 Floats = NDArray[np.float32]
+Known = TypeVar("Known")
 
 _LENGTH_TOLERANCE = 1e-3  # enough for half precision; refuses features that were not normalised
 _ROUNDING = 5e-7  # of a length in float32: such vectors are stored unchanged, so copies are equal to the bit
+_LISTED = 1000  # damaged items that are named; the rest are only counted
 _NAME_MARKS = "._-+:@"  # allowed in version names beside letters and digits: no shell needs quotes around them
 
 
@@ -180,11 +168,7 @@ class Gallery(ABC):
 
     def space(self, version: str) -> VersionSpace:
         """One version, or an error that names those there are."""
-        known = self.versions()
-        for space in known:
-            if space.name == version:
-                return space
-        raise unknown_version(version, [space.name for space in known])
+        return known_version({space.name: space for space in self.versions()}, version)
 
     @abstractmethod
     def projection(self, version: str) -> Floats | None:
@@ -262,6 +246,10 @@ class Gallery(ABC):
     def count(self) -> dict[str, int]:
         """The number of items by version."""
 
+    def damage(self) -> list[str]:
+        """What is wrong with the files below the items, one sentence each; only an SQLite gallery can say."""
+        return []
+
     @abstractmethod
     def flush(self) -> None:
         """Move everything to its final place."""
@@ -335,6 +323,58 @@ def measured_recall(
     return found / total
 
 
+# --- verifying
+
+
+def verify_gallery(gallery: Gallery) -> list[str]:
+    """What is wrong, one sentence per problem, with the id of each damaged item; empty if nothing is.
+
+    Checks the file's own structure, every payload, every vector's width and length, and the counts. If the structure is
+    damaged, nothing else is checked. Nobody else should be writing.
+
+    >>> from fixstar.gallery import MemoryGallery
+    >>> verify_gallery(MemoryGallery())
+    []
+    """
+    if damage := gallery.damage():
+        return damage
+    found = {space.name: 0 for space in gallery.versions()}
+    problems: list[str] = []
+    for name, version, problem in _checked(gallery):
+        if version is not None:
+            found[version] += 1
+        if problem:
+            problems.append(f"{name!r} of version {version!r}: {problem}")
+    if len(problems) > _LISTED:
+        problems[_LISTED:] = [f"and {len(problems) - _LISTED:,} more items"]
+    if found != (counts := gallery.count()):
+        problems.append(f"the gallery counts {counts} items and holds {found}")
+    return problems
+
+
+def _checked(gallery: Gallery) -> Iterator[tuple[str, str | None, str]]:
+    """(id, version, problem) of every item; the problem is empty if there is none."""
+    widths = {space.name: space.width for space in gallery.versions()}
+    after: str | None = None
+    while True:
+        try:
+            for item in gallery.iterate(after=after):
+                yield item.id, item.version, _problem(item, widths[item.version])
+            return
+        except DamagedItemError as error:
+            yield error.item, error.version, error.reason
+            after = error.item  # continue behind it
+
+
+def _problem(item: Item, width: int) -> str:
+    if not isinstance(item.payload, Mapping):
+        return "the payload is not a JSON object"
+    if item.vector.shape != (width,):
+        return f"the vector has {item.vector.size} components, the version {width}"
+    length = float(np.linalg.norm(item.vector.astype(np.float64)))
+    return "" if abs(length - 1) < 1e-5 else f"the vector has length {length:.4g}"
+
+
 # --- arguments
 
 
@@ -356,6 +396,11 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> Floats:
             f"{lengths[wrong[0]]:.4g}. Divide by the length (fixstar.geometry.unit); zero or NaN come from a broken "
             "image or model"
         )
+    return unit_rows(array, lengths)
+
+
+def unit_rows(array: NDArray[Any], lengths: NDArray[np.float64]) -> Floats:
+    """Vectors of these lengths as float32 of length 1. Those that have it stay equal to the bit; the array too."""
     rows = np.ascontiguousarray(array, dtype=np.float32)
     if len(off := np.flatnonzero(np.abs(lengths - 1) > _ROUNDING)):
         rows = rows.copy() if rows is array else rows
@@ -441,6 +486,27 @@ def check_new_version(name: str, known: Iterable[str], copied: bool) -> None:
         )
 
 
-def unknown_version(version: object, known: Iterable[str]) -> GalleryError:
-    """The error for a version that the gallery does not have."""
-    return GalleryError(f"the gallery has no version {version!r} (it has: {', '.join(known) or 'none yet'})")
+def known_version(known: Mapping[str, Known], name: object) -> Known:
+    """What is known of a version, or an error that names those there are."""
+    if not isinstance(name, str) or name not in known:
+        raise GalleryError(f"the gallery has no version {name!r} (it has: {', '.join(known) or 'none yet'})")
+    return known[name]
+
+
+# --- what a backend reads back
+
+
+def stored_projection(content: bytes | None, full_width: int) -> Floats | None:
+    """P [full_width, m] from the bytes of little-endian float32."""
+    return None if content is None else np.frombuffer(content, "<f4").reshape(full_width, -1).astype(np.float32)
+
+
+def stored_payload(name: str, version: str, content: str | bytes | None) -> Payload:
+    """The payload of an item from its JSON text; raises if it is damaged."""
+    if content is None:
+        raise DamagedItemError(name, version, "the payload is missing")
+    try:
+        payload: Payload = json.loads(content if isinstance(content, str) else content.decode())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DamagedItemError(name, version, f"the payload is damaged ({error})") from error
+    return payload

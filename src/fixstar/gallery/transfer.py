@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep
-from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts
+from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts, unit_rows
 from fixstar.gallery.vector_files import ParquetFile, VectorFile, VectorSource, write_parquet, write_vector_file
 from fixstar.progress import Advance
 
@@ -20,7 +20,6 @@ __all__ = ["copy_gallery", "export_version", "import_version", "made_or_same", "
 
 BATCH = 1024
 _PARQUET = ".parquet"
-_ROUNDING = 5e-7  # of a length in float32
 _TINY = 1e-150  # the squares of what is smaller are too small to tell a length by
 
 
@@ -79,7 +78,7 @@ def import_version(
     _make_version(gallery, version, opened.width, opened.projection)
     stored = 0
     for ids, vectors, payloads in opened.blocks(BATCH):
-        gallery.upsert(version, ids, _unit_rows(vectors), payloads)
+        gallery.upsert(version, ids, unit_rows(vectors, _lengths(vectors)), payloads)
         stored += len(ids)
         if progress is not None:
             progress(len(ids))
@@ -101,7 +100,7 @@ def _check(source: VectorSource) -> None:
     """Refuse vectors without a direction, and payloads that a gallery would refuse later."""
     start = 0
     for ids, vectors, payloads in source.blocks(BATCH):
-        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+        lengths = _lengths(vectors)
         if wrong := np.flatnonzero(~(np.isfinite(lengths) & (lengths > _TINY))).tolist():
             raise DataError(
                 f"{source.name}: row {start + wrong[0]} ({ids[wrong[0]]!r}) is zero, NaN or infinite; nothing was "
@@ -116,13 +115,9 @@ def _check(source: VectorSource) -> None:
         start += len(ids)
 
 
-def _unit_rows(vectors: NDArray[Any]) -> Floats:
-    """Vectors of length 1; those that have it are not changed, so copies are equal to the bit."""
-    rows = vectors.astype(np.float32)
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    off = np.flatnonzero(np.abs(lengths - 1) > _ROUNDING)
-    rows[off] = vectors[off] / lengths[off, None]
-    return rows
+def _lengths(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    lengths: NDArray[np.float64] = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    return lengths
 
 
 def _refuse_held(gallery: Gallery, version: str, source: VectorSource) -> None:

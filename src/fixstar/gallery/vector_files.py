@@ -21,6 +21,7 @@ import datetime
 import decimal
 import hashlib
 import importlib
+import io
 import json
 import math
 import shutil
@@ -44,7 +45,7 @@ from fixstar.gallery.store import Floats, Item, Payload
 __all__ = ["Block", "ParquetFile", "VectorFile", "VectorSource", "write_parquet", "write_vector_file"]
 
 
-_PAYLOADS, _ORIGIN = "payloads.jsonl", "origin.txt"
+_VECTORS, _PAYLOADS, _ORIGIN = "vectors.npy", "payloads.jsonl", "origin.txt"
 _DIGEST = "vectors_sha256"
 _PAYLOAD = "payload"
 _PROJECTION = "fixstar.projection"  # base64 of float32, after its shape: "20000 64 AAAA..."
@@ -90,7 +91,7 @@ class VectorFile:
         self.projection: Floats | None = None
         self.origin: str | None = None
         self._digest: str | None = None  # of the vectors that belong to the ids
-        with self._reading(), self._vectors() as stream:
+        with self._reading(), self._open(_VECTORS) as stream:
             (self.count, self.width), self._dtype = self._header(stream)
             self.ids = self._read_ids()
         if len(self.ids) != self.count:
@@ -99,7 +100,7 @@ class VectorFile:
     def blocks(self, rows: int) -> Iterator[Block]:
         """All rows, ``rows`` at a time; raises at the end if the ids beside them belong to other vectors."""
         digest = hashlib.sha256()
-        with self._reading(), self._vectors() as stream, self._lines() as lines:
+        with self._reading(), self._open(_VECTORS) as stream, self._open(_PAYLOADS) as lines:
             self._header(stream)
             for start in range(0, self.count, rows):
                 ids = self.ids[start : start + rows]
@@ -109,7 +110,11 @@ class VectorFile:
                     raise DataError(f"{self.path} is cut off: it ends before row {start + len(ids)} of {self.count}")
                 digest.update(content)
                 vectors = np.frombuffer(content, self._dtype).reshape(len(ids), self.width)
-                yield Block(ids, vectors, self._payloads(lines, len(ids)))
+                payloads = [json.loads(line) for line in islice(lines, len(ids))]
+                payloads += [{}] * (len(ids) - len(payloads))
+                if self.path.suffix == ".npy":
+                    payloads = [line.get("payload", {}) for line in payloads]
+                yield Block(ids, vectors, payloads)
         if self._digest not in (None, digest.hexdigest()):
             beside = self.path.with_suffix(".jsonl")
             raise DataError(
@@ -130,54 +135,34 @@ class VectorFile:
         return (shape[0], shape[1]), dtype
 
     @contextmanager
-    def _vectors(self) -> Iterator[IO[bytes]]:
+    def _open(self, member: str) -> Iterator[IO[bytes]]:
+        """The vectors, or the lines of payloads, which are empty if there are none."""
         if self.path.suffix == ".npy":
-            with self.path.open("rb") as file:
+            path = self.path if member == _VECTORS else self.path.with_suffix(".jsonl")
+            with path.open("rb") if member == _VECTORS or path.exists() else io.BytesIO() as file:
                 yield file
             return
-        with zipfile.ZipFile(self.path) as archive, archive.open("vectors.npy") as member:
-            yield member
-
-    @contextmanager
-    def _lines(self) -> Iterator[Iterator[bytes]]:
-        if self.path.suffix == ".npy":
-            beside = self.path.with_suffix(".jsonl")
-            with beside.open("rb") if beside.exists() else tempfile.TemporaryFile() as file:
-                yield iter(file)
-            return
         with zipfile.ZipFile(self.path) as archive:
-            if _PAYLOADS not in archive.namelist():
-                yield iter(())
-                return
-            with archive.open(_PAYLOADS) as member:
-                yield iter(member)
-
-    def _payloads(self, lines: Iterator[bytes], count: int) -> list[Payload]:
-        found = [json.loads(line) for line in islice(lines, count)]
-        found += [{}] * (count - len(found))
-        return [line.get("payload", {}) for line in found] if self.path.suffix == ".npy" else found
+            there = member == _VECTORS or member in archive.namelist()
+            with archive.open(member) if there else io.BytesIO() as file:
+                yield file
 
     def _read_ids(self) -> list[str]:
-        if self.path.suffix == ".npy":
-            ids = self._read_ids_beside()
-            if self.path.with_suffix(".jsonl").exists():
-                return ids
-        else:
+        ids: list[str] = []
+        if self.path.suffix == ".npz":
             with np.load(self.path, allow_pickle=False) as archive:
                 ids = [str(item) for item in archive["ids"].tolist()] if "ids" in archive.files else []
                 self.projection = archive["projection"] if "projection" in archive.files else None
                 self.origin = archive[_ORIGIN].decode() if _ORIGIN in archive.files else None
+        elif self.path.with_suffix(".jsonl").exists():
+            with self._open(_PAYLOADS) as lines:
+                for line in lines:
+                    record = json.loads(line)
+                    if not ids:
+                        self._digest = record.get(_DIGEST)
+                    ids.append(record["id"])
+            return ids
         return ids or [f"{self.path.stem}/{row}" for row in range(self.count)]
-
-    def _read_ids_beside(self) -> list[str]:
-        ids: list[str] = []
-        with self._lines() as lines:
-            for line in lines:
-                record = json.loads(line)
-                if not ids:
-                    self._digest = record.get(_DIGEST)
-                ids.append(record["id"])
-        return ids
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -190,11 +175,7 @@ class VectorFile:
 
 
 def write_vector_file(
-    path: Path,
-    width: int,
-    items: Iterable[Item],
-    projection: Floats | None = None,
-    origin: str | None = None,
+    path: Path, width: int, items: Iterable[Item], projection: Floats | None = None, origin: str | None = None
 ) -> int:
     """Write items of one version, atomically; returns their number.
 
@@ -214,34 +195,27 @@ def write_vector_file(
             vectors.write(content)
             line = dict(item.payload) if path.suffix == ".npz" else {"id": item.id, "payload": dict(item.payload)}
             lines.write(_json_line(line))
-        shape = len(ids), width
+
         if path.suffix == ".npz":
-            replace_file(path, lambda partial: _write_archive(partial, shape, ids, vectors, lines, projection, origin))
+            matrices = {"ids": np.array(ids, dtype=np.str_)} | (
+                {} if projection is None else {"projection": projection}
+            )
+            replace_file(path, lambda partial: _write_archive(partial, width, vectors, lines, matrices, origin))
         else:
             replace_file(path.with_suffix(".jsonl"), lambda partial: _write_lines(partial, lines, digest.hexdigest()))
-            replace_file(path, lambda partial: _write_matrix(partial, shape, vectors))
+            replace_file(path, lambda partial: _write_matrix(partial, width, vectors))
     return len(ids)
 
 
 def _write_archive(
-    path: Path,
-    shape: tuple[int, int],
-    ids: list[str],
-    vectors: IO[bytes],
-    lines: IO[bytes],
-    projection: Floats | None,
-    origin: str | None,
+    path: Path, width: int, vectors: IO[bytes], lines: IO[bytes], matrices: dict[str, NDArray[Any]], origin: str | None
 ) -> None:
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
-        with archive.open("vectors.npy", "w", force_zip64=True) as member:
-            _write_header(member, shape)
-            vectors.seek(0)
-            shutil.copyfileobj(vectors, member, 1 << 20)
-        with archive.open("ids.npy", "w", force_zip64=True) as member:
-            npy.write_array(member, np.array(ids, dtype=np.str_), allow_pickle=False)
-        if projection is not None:
-            with archive.open("projection.npy", "w", force_zip64=True) as member:
-                npy.write_array(member, projection, allow_pickle=False)
+        with archive.open(_VECTORS, "w", force_zip64=True) as member:
+            _copy_matrix(vectors, member, width)
+        for name, matrix in matrices.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, matrix, allow_pickle=False)
         with archive.open(_PAYLOADS, "w", force_zip64=True) as member:
             lines.seek(0)
             shutil.copyfileobj(lines, member, 1 << 20)
@@ -249,15 +223,16 @@ def _write_archive(
             archive.writestr(_ORIGIN, origin)
 
 
-def _write_matrix(path: Path, shape: tuple[int, int], vectors: IO[bytes]) -> None:
+def _write_matrix(path: Path, width: int, vectors: IO[bytes]) -> None:
     with path.open("wb") as file:
-        _write_header(file, shape)
-        vectors.seek(0)
-        shutil.copyfileobj(vectors, file, 1 << 20)
+        _copy_matrix(vectors, file, width)
 
 
-def _write_header(file: IO[bytes], shape: tuple[int, int]) -> None:
+def _copy_matrix(vectors: IO[bytes], file: IO[bytes], width: int) -> None:
+    shape = vectors.tell() // (4 * width), width
     npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    vectors.seek(0)
+    shutil.copyfileobj(vectors, file, 1 << 20)
 
 
 def _write_lines(path: Path, lines: IO[bytes], digest: str) -> None:
@@ -284,7 +259,10 @@ class ParquetFile:
             self.projection = _projection(metadata)
             self.origin = metadata[_PARQUET_ORIGIN.encode()].decode() if _PARQUET_ORIGIN.encode() in metadata else None
             self.ids = self._read_ids(file)
-            self.width = self._read_width(file)
+            first = next(file.iter_batches(1, columns=[vector_column])).column(0)[0]
+            self.width = len(first) if first.is_valid else 0  # all others must have the same
+            if not self.width:
+                raise DataError(f"{path}: row 0 has no vector")
 
     def blocks(self, rows: int) -> Iterator[Block]:
         """All rows, at most ``rows`` at a time."""
@@ -324,14 +302,6 @@ class ParquetFile:
         if not ids:
             raise DataError(f"{self.name} has no rows")
         return ids
-
-    def _read_width(self, file: Any) -> int:
-        """The width of the first vector; all others must have the same."""
-        first = next(file.iter_batches(1, columns=[self._vector])).column(0)[0]
-        width = len(first) if first.is_valid else 0
-        if not width:
-            raise DataError(f"{self.name}: row 0 has no vector")
-        return width
 
     def _matrix(self, column: Any, start: int) -> NDArray[Any]:
         """[rows, width] of a column of lists."""
@@ -435,11 +405,7 @@ def _projection(metadata: dict[bytes, bytes]) -> Floats | None:
 
 
 def write_parquet(
-    path: Path,
-    width: int,
-    items: Iterable[Item],
-    projection: Floats | None = None,
-    origin: str | None = None,
+    path: Path, width: int, items: Iterable[Item], projection: Floats | None = None, origin: str | None = None
 ) -> int:
     """Write items of one version, atomically; returns their number."""
     arrow = _pyarrow(f"writing {path}")
