@@ -56,7 +56,9 @@ def test_a_killed_server_loses_nothing_and_the_gallery_reconnects() -> None:
             said: list[Any] = []
             writer = threading.Thread(target=keep_writing, args=(gallery, kill + 1, said))
             writer.start()
-            time.sleep(float(rng.uniform(0.2, 0.5)))
+            while True not in said and writer.is_alive():
+                time.sleep(0.01)
+            time.sleep(float(rng.uniform(0, 0.3)))
             server.kill(sign)
             writer.join(30)
             assert not writer.is_alive()

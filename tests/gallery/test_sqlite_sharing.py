@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,15 +103,16 @@ def test_threads_write_at_once(tmp_path: Path) -> None:
 
 
 def test_a_search_does_not_wait_for_a_writer_and_a_second_writer_is_told(tmp_path: Path) -> None:
-    with gallery_of(tmp_path / "g.db", 5) as gallery, SqliteGallery(tmp_path / "g.db", wait=0.05) as second:
+    with (
+        gallery_of(tmp_path / "g.db", 5) as gallery,
+        SqliteGallery(tmp_path / "g.db", wait=0.05) as second,
+    ):  # who waits, fails
 
         def interrupted_write() -> None:
             with gallery._writing() as db:
                 db.execute("DELETE FROM items")
-                start = time.perf_counter()
                 assert len(second.search("v1", vectors(1, 8))[0]) == 5
                 assert second.count()["v1"] == len(list(second.iterate())) == 5
-                assert time.perf_counter() - start < 5
                 with pytest.raises(GalleryError, match="another process is writing"):
                     second.upsert("v1", ["x"], vectors(1, 8))
                 raise KeyboardInterrupt

@@ -41,18 +41,8 @@ from fixstar.gallery.matrix import Mask, Numbers, Rows
 from fixstar.gallery.ranking import Floats, Indices, exact_cosines, first_of_each
 
 __all__ = [
-    "BREADTH_BUILDING",
-    "KIND",
-    "LINKS",
-    "Codes",
-    "HnswIndex",
-    "build_hnsw",
-    "engine",
-    "fitted_codes",
-    "index_path",
-    "load_hnsw",
-    "save_hnsw",
-    "use_large_pages",
+    *("BREADTH_BUILDING", "KIND", "LINKS", "Codes", "HnswIndex", "build_hnsw", "engine", "fitted_codes", "index_path"),
+    *("load_hnsw", "save_hnsw", "use_large_pages"),
 ]
 
 KIND = "FAISS HNSW"
@@ -100,7 +90,7 @@ class Codes:
     def of_one_query(self, query: Floats) -> tuple[Floats, float]:
         """[1, width] of a query, and how much rounding may change the difference of its products with two vectors.
 
-        A component of either is off by 1 / sqrt(12) of a code.
+        A component of either is off by 1 / sqrt(12) of a code. In half the time of ``of_queries``.
         """
         codes = query * np.float32(_LARGEST / max(float(np.maximum.reduce(np.abs(query), axis=None)), _TINY))
         np.rint(codes, out=codes)
@@ -196,9 +186,8 @@ class HnswIndex:
 
     def _all_of(self, rows: Rows) -> tuple[weakref.ref[Rows], Indices] | None:
         place, choice = self._look(rows, rows.allowed(None))
-        if choice.mask is not None or rows.after(self.last) < rows.end:
-            return None
-        return weakref.ref(rows), place
+        is_whole = choice.mask is None and rows.after(self.last) == rows.end
+        return (weakref.ref(rows), place) if is_whole else None
 
     def lag(self, rows: Rows) -> tuple[int, int]:
         """How many rows were added since, and how many in the index were removed."""

@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from fixstar.durable import exclusive
 from fixstar.errors import GalleryError, MissingExtraError
-from fixstar.gallery.exact import ExactSearch, RowIndex
+from fixstar.gallery.exact import ExactSearch
 from fixstar.gallery.hnsw import KIND, HnswIndex, build_hnsw, engine, index_path, load_hnsw, save_hnsw
 from fixstar.gallery.matrix import Rows
 from fixstar.gallery.store import IndexState
@@ -44,18 +44,16 @@ def _lower_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-class Matrices(Protocol):
-    """The rows of all versions, and the last sequence number that was read."""
-
-    exact: ExactSearch
-    position: int
-
-
 class IndexKeeper:
-    """Keeps indexes of versions with more than ``above`` vectors; saved in ``folder`` unless ``read_only``."""
+    """Keeps indexes of versions with more than ``above`` vectors; saved in ``folder`` unless ``read_only``.
 
-    def __init__(self, matrices: Matrices, folder: Path, above: int, read_only: bool) -> None:
-        self._matrices, self._exact = matrices, matrices.exact
+    ``position`` returns the last sequence number that was read.
+    """
+
+    def __init__(
+        self, exact: ExactSearch, position: Callable[[], int], folder: Path, above: int, read_only: bool
+    ) -> None:
+        self._exact, self._position = exact, position
         self._folder, self._above, self._read_only = folder, above, read_only
         self._reading, self._building, self._starting = threading.Lock(), threading.Lock(), threading.Lock()
         self._read: dict[str, object] = {}  # the state of each file when last read or written
@@ -189,33 +187,25 @@ class IndexKeeper:
 
     def _build_aside(self, name: str, rows: Rows) -> None:
         """Build in a thread of its own, so that the number of FAISS threads is reset with it."""
-        outcome: list[BaseException | None] = []
 
         def work() -> None:
-            _lower_priority()
-            try:
-                threads = max(1, (os.cpu_count() or 1) - 1)  # searches keep a core
-                new = build_hnsw(rows, lambda: not self._closed, threads)
-                if new is None:
-                    raise GalleryError("the gallery was closed while its index was being built")
-                self._use(name, new)
-                self._failed.discard(name)
-                self._save(name, new)
-            except BaseException as error:  # raised again below
-                outcome.append(error)
+            threads = max(1, (os.cpu_count() or 1) - 1)  # searches keep a core
+            new = build_hnsw(rows, lambda: not self._closed, threads)
+            if new is None:
+                raise GalleryError("the gallery was closed while its index was being built")
+            self._use(name, new)
+            self._failed.discard(name)
+            self._save(name, new)
 
-        thread = threading.Thread(target=work, name="fixstar-index")
-        thread.start()
-        thread.join()
-        if outcome and isinstance(error := outcome[0], OSError):
-            raise GalleryError(f"the index of {name!r} is in use and could not be saved: {error}") from error
-        if outcome and outcome[0] is not None:
-            raise outcome[0]
+        with ThreadPoolExecutor(1, "fixstar-index", _lower_priority) as thread:
+            try:
+                thread.submit(work).result()
+            except OSError as error:
+                raise GalleryError(f"the index of {name!r} is in use and could not be saved: {error}") from error
 
     def _use(self, name: str, index: HnswIndex) -> None:
         with self._reading:
-            indexes: dict[str, RowIndex] = {**self._exact.indexes, name: index}
-            self._exact.indexes = indexes
+            self._exact.indexes = {**self._exact.indexes, name: index}
 
     def _drop(self, name: str) -> None:
         """Remove the index of a version without rows, and its file."""
@@ -235,7 +225,7 @@ class IndexKeeper:
         with self._reading:
             state, rows = self._state(name), self._exact.rows[name]
             is_there = state is not None and len(rows) > 0
-            index = load_hnsw(index_path(self._folder, name), name, rows, self._matrices.position) if is_there else None
+            index = load_hnsw(index_path(self._folder, name), name, rows, self._position()) if is_there else None
             self._read[name] = state
             if index is not None:
                 self._exact.indexes = {**self._exact.indexes, name: index}

@@ -20,19 +20,10 @@ from fixstar.gallery.store import Floats, Hit, Payload, VersionSpace
 from fixstar.geometry import carry, short_basis
 
 __all__ = [
-    "CELLS",
-    "Block",
-    "Bridges",
-    "Candidate",
     "Floats",
-    "Indices",
-    "best_hits",
-    "candidates",
-    "exact_cosines",
-    "first_of_each",
-    "paired_cosines",
+    *("CELLS", "Block", "Bridges", "Candidate", "Indices", "best_hits", "candidates", "exact_cosines"),
+    *("first_of_each", "paired_cosines"),
 ]
-
 
 CELLS = 1 << 20  # cosines at once: 4 MiB
 GROUP = 64

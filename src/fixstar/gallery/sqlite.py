@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -110,11 +110,8 @@ def _connect(path: Path, read_only: bool, wait: float) -> tuple[sqlite3.Connecti
         db.close()
         if log.exists() and log.stat().st_size:
             raise
-        return _connected(path, "immutable=1", wait), lambda: (
-            path.stat().st_mtime_ns,
-            path.stat().st_size,
-            log.exists(),
-        )
+        frozen = _connected(path, "immutable=1", wait)
+        return frozen, lambda: (path.stat().st_mtime_ns, path.stat().st_size, log.exists())
     return db, None
 
 
@@ -138,29 +135,18 @@ def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise GalleryError(f"{path} is not a gallery and was left unchanged; choose another path")
-    db, _ = _connect(path, read_only, wait)
-    try:
-        application, version, tables = _seen_at_once(db)
+    with closing(_connect(path, read_only, wait)[0]) as db:
+        db.execute("BEGIN")  # one snapshot: somebody may be creating the tables
+        asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
+        db.execute("ROLLBACK")
         if (application, version, tables) == (0, 0, 0):
             _fill(db)  # its creator was killed before this, or is about to do it
             return
-    finally:
-        db.close()
     if application != _APPLICATION:
         raise GalleryError(f"{path} is an SQLite database of another program, not a gallery; it was left unchanged")
     if version > _FORMAT:
         raise GalleryError(f"{path} has format {version}; this fixstar reads formats up to {_FORMAT}. Update fixstar")
-
-
-def _seen_at_once(db: sqlite3.Connection) -> tuple[int, int, int]:
-    """Application, format and number of tables, in one snapshot: somebody may be creating the tables."""
-    db.execute("BEGIN")
-    try:
-        asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-        application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
-    finally:
-        db.execute("ROLLBACK")
-    return application, version, tables
 
 
 def _make(path: Path, create: bool, wait: float) -> None:
@@ -170,11 +156,8 @@ def _make(path: Path, create: bool, wait: float) -> None:
         raise GalleryError(f"the directory {path.parent} does not exist; create it first")
     if not _is_writable(path):
         raise GalleryError(f"{path} cannot be created: the directory is read-only")
-    db = _connected(path, "mode=rwc", wait)
-    try:
+    with closing(_connected(path, "mode=rwc", wait)) as db:
         _fill(db)
-    finally:
-        db.close()
 
 
 def _fill(db: sqlite3.Connection) -> None:
@@ -190,16 +173,16 @@ def _fill(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-def _use_log(db: sqlite3.Connection, tries: int = 200) -> None:
-    for attempt in range(tries):  # SQLite does not wait here
+def _use_log(db: sqlite3.Connection, seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while True:  # SQLite does not wait here
         try:
             db.execute("PRAGMA journal_mode = WAL")
+            return
         except sqlite3.OperationalError:
-            if attempt == tries - 1:
+            if time.monotonic() > until:
                 raise
             time.sleep(0.05)
-        else:
-            return
 
 
 _MEANINGS = {
@@ -383,9 +366,9 @@ class SqliteGallery(Gallery):
         self._own = threading.local()
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._closed = False
-        self._matrices = _StoredMatrices()
+        matrices = self._matrices = _StoredMatrices()
         beside = self.path.with_name(self.path.name + ".index")
-        self._keeper = IndexKeeper(self._matrices, beside, index_above, self.read_only)
+        self._keeper = IndexKeeper(matrices.exact, lambda: matrices.position, beside, index_above, self.read_only)
         self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
 
     def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None:
@@ -497,8 +480,8 @@ class SqliteGallery(Gallery):
         self._stop_building()
         for session in list(self._sessions):
             session.db.close()
-        self._matrices = _StoredMatrices()
-        self._keeper = IndexKeeper(self._matrices, self.path, 0, read_only=True)  # releases the old one's memory
+        self._matrices = _StoredMatrices()  # and a new keeper: the old one's indexes are released
+        self._keeper = IndexKeeper(self._matrices.exact, lambda: 0, self.path, 0, read_only=True)
 
     def _session(self) -> _Session:
         if self._closed:

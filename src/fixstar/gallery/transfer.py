@@ -31,7 +31,8 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
     copied = 0
     for space in source.versions():
         _make_version(target, space.name, space.width, source.projection(space.name), copied=True)
-        for batch in _batches(source.iterate(space.name)):
+        items = source.iterate(space.name)
+        while batch := list(islice(items, BATCH)):
             vectors = np.stack([item.vector for item in batch])
             target.upsert(space.name, [item.id for item in batch], vectors, [item.payload for item in batch])
             copied += len(batch)
@@ -143,6 +144,7 @@ def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | 
     if made_or_same(gallery, name, width, projection, copied):
         return
     other, kept = gallery.space(name).width, gallery.projection(name)
+    difference = "both hold short forms of the same width, under different projections: another model made them"
     if other != width:
         difference = f"its vectors have {other} components, these {width}"
     elif kept is None or projection is None:
@@ -150,8 +152,6 @@ def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | 
         difference = f"its vectors are {kinds[0]}, these {kinds[1]}"
     elif kept.shape != projection.shape:
         difference = f"its short forms stand for features of {len(kept)} components, these for {len(projection)}"
-    else:
-        difference = "both hold short forms of the same width, under different projections: another model made them"
     raise GalleryError(
         f"the gallery has a different version {name!r}: {difference}. Versions never change: choose another name, or "
         "another gallery"
@@ -173,11 +173,6 @@ def made_or_same(gallery: Gallery, name: str, width: int, projection: Floats | N
     kept = gallery.projection(name)
     same = kept is projection if kept is None or projection is None else np.array_equal(kept, projection)
     return gallery.space(name).width == width and same
-
-
-def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
-    while batch := list(islice(items, BATCH)):
-        yield batch
 
 
 def _counted(items: Iterable[Item], progress: Advance | None) -> Iterator[Item]:
