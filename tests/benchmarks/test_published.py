@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from fixstar.benchmarks import METHOD_NAMES, Figure, Row, benchmark, catalogue, published, published_summary
+from fixstar.benchmarks import METHOD_NAMES, Figure, Row, benchmark, catalogue, published
 from fixstar.benchmarks.published import PAPERS
 from fixstar.errors import UnknownNameError
 
 FOLDER = Path(__file__).parents[2] / "src" / "fixstar" / "benchmarks" / "published"
+
+
+def published_summary(name: str, method: str) -> Row | None:
+    """The first row of a method on a benchmark that is not about a single pair of models."""
+    return next((row for row in published(benchmark=name, method=method) if row.pair is None), None)
 
 
 def fractions(name: str, method: str) -> dict[str, float]:

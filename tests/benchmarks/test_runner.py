@@ -25,7 +25,7 @@ from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameEr
 from fixstar.evaluation import summary
 from fixstar.evaluation.verification import kfold_accuracy
 from fixstar.models import Encoder
-from fixstar.training.version import weights_digest
+from fixstar.training.checkpoint import weights_digest
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fixstar.benchmarks import benchmark
+from fixstar.benchmarks import benchmark, tables
 from fixstar.benchmarks.comparison import Comparison, Line, compare, read_results
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
@@ -237,12 +238,16 @@ def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     assert draw(compare(entry, []), tmp_path / "none") == []
 
 
-def test_more_curves_than_colours_are_drawn_in_a_panel_a_method(tmp_path: Path) -> None:
-    special = [Run(SEVEN, "hoc", 1, options={"lam": lam / 100}) for lam in range(11, 17)]
-    runs = [invented(run, 0.3) for run in (*special, Run(SEVEN, "er", 1), Run(SEVEN, "fan", 1))]
+def test_more_curves_than_colours_are_drawn_in_a_panel_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = replace(SEVEN, protocols=("template",))
+    special = [Run(entry, "hoc", 1, options={"lam": lam / 100}) for lam in range(11, 17)]
+    runs = [invented(run, 0.3, ("template",)) for run in (*special, Run(entry, "er", 1), Run(entry, "fan", 1))]
     few, many = tmp_path / "few", tmp_path / "many"
-    draw(compare(SEVEN, runs), few)
-    draw(compare(SEVEN, [*runs, invented(Run(SEVEN, "cvs", 1), 0.3)]), many)
+    monkeypatch.setattr(tables, "side_by_side", lambda *_: None)
+    draw(compare(entry, runs), few)
+    draw(compare(entry, [*runs, invented(Run(entry, "cvs", 1), 0.3, ("template",))]), many)
     name = "cifar100-10_7__AA__template.png"
     plane, panels = Image.open(few / name), Image.open(many / name)
     assert panels.width > plane.width  # three panels beside each other, and a row below

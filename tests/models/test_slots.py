@@ -14,7 +14,10 @@ def test_left_and_right_never_meet() -> None:
     assert slots.classes == ("a", "b", "c", "y", "x")
 
 
-@given(st.lists(st.lists(st.text(max_size=3), max_size=4, unique=True), max_size=6), st.sampled_from(["left", "right"]))
+@given(
+    st.lists(st.lists(st.text("abä", max_size=3), max_size=4, unique=True), max_size=6),
+    st.sampled_from(["left", "right"]),
+)
 def test_a_class_keeps_its_slot_for_ever(groups: list[list[str]], side: str) -> None:
     slots = Slots(30)
     for group in groups:

@@ -139,8 +139,11 @@ def interrupted(directory: Path, stop: Callable[[], Any]) -> None:
         list(CASES["hoc"](directory))
 
 
-def first_session(out: Path) -> None:
-    """All cases, then one that is killed."""
+def first_session(out: Path, rank: int, port: int) -> None:
+    """All cases, then one that is killed. Started as torchrun would start it."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
     assert distributed.world().size == 2
     compare_layers()
     for name, versions in CASES.items():
@@ -191,5 +194,5 @@ def command(out: Path, verb: str, *options: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"first": first_session, "second": second_session}[sys.argv[1]](Path(sys.argv[2]))
+    second_session(Path(sys.argv[1]))
     distributed.leave()

@@ -3,7 +3,7 @@
 from fixstar.benchmarks.catalogue import Benchmark, MethodChoice, Replacement, Tasks, benchmark, catalogue
 from fixstar.benchmarks.datasets import DATASETS, Dataset, dataset
 from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.published import METHOD_NAMES, Figure, Row, published, published_summary
+from fixstar.benchmarks.published import METHOD_NAMES, Figure, Row, published
 from fixstar.benchmarks.result import RunResult
 from fixstar.benchmarks.runner import run_benchmark
 
@@ -23,6 +23,5 @@ __all__ = [
     "catalogue",
     "dataset",
     "published",
-    "published_summary",
     "run_benchmark",
 ]

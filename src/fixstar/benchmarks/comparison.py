@@ -1,4 +1,4 @@
-"""Ours beside the papers': runs that differ in class order and seed only, summed up, with the printed figures.
+"""Our results and the papers': means over runs that differ only in class order and seed, with the printed figures.
 
 Columns are AC, AA, ACA, BC and FC, and single cells such as "C[2,1]" where a paper prints them. CoReS's AM is AA.
 """
@@ -26,9 +26,9 @@ _OLD_AND_NEW = {"phi_old": 1, "phi_new": 2}
 
 @dataclass(frozen=True)
 class Printed:
-    """What a paper prints for a method, column by column; ``uncertain`` columns are hard to read or to believe.
+    """What a paper prints for a method, by column; ``uncertain`` columns are hard to read or contradict the table.
 
-    ``counted`` says that AC is not printed: it is the share of compatible pairs by the printed marks.
+    ``counted``: AC is not printed, but counted from the printed marks of compatible pairs.
     """
 
     source: str
@@ -41,9 +41,8 @@ class Printed:
 class Line:
     """One method with one set of options: our runs, the paper's figures, or both.
 
-    ``special`` says what differs from the catalogue. The dataset's own class order is one order and no draw, so it is
-    not averaged with shuffled ones: ``orders`` names the kind where it is not the catalogue's. ``ours`` and
-    ``matrices`` are by protocol.
+    ``special`` says what differs from the catalogue. The dataset's own class order is not averaged with shuffled ones:
+    ``orders`` names the kind if it is not the catalogue's. ``ours`` and ``matrices`` are by protocol.
     """
 
     method: str
@@ -57,7 +56,7 @@ class Line:
 
     @property
     def label(self) -> str:
-        """The method and what is special about it."""
+        """The method and how it differs from the catalogue."""
         return " ".join([self.method, *self.special, *([f"({self.orders})"] if self.orders else [])])
 
 
@@ -71,15 +70,14 @@ class Comparison:
 
     @property
     def printed_columns(self) -> tuple[str, ...]:
-        """Those of the columns that a paper prints; AC, AA and ACA where none is printed at all."""
+        """The columns that a paper prints; AC, AA and ACA if it prints none."""
         printed = {name for line in self.lines if line.printed for name in line.printed.values}
         return tuple(name for name in self.columns if name in (printed or METRICS[:3]))
 
     def is_best(self, line: Line, protocol: str | None, column: str) -> bool:
-        """Whether a line has the highest mean of ours, or of the papers' figures (``protocol`` None), in a column.
+        """Whether a line has the highest mean in a column: of ours, or with ``protocol`` None of the papers' figures.
 
-        Several may; where all are equal there is no best. Of ours only the lines with the most runs are compared: one
-        lucky run is not better than the mean of three.
+        Of ours only the lines with the most runs are compared: one lucky run is not better than the mean of three.
         """
         most = max(len(other.runs) for other in self.lines)
         lines = [other for other in self.lines if protocol is None or len(other.runs) == most]
@@ -93,7 +91,7 @@ def read_results(benchmark: Benchmark, folder: str | Path) -> list[RunResult]:
 
 
 def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
-    """Sum up the runs and set them beside the published figures; published methods without a run are kept."""
+    """Average the runs and put them next to the published figures; published methods without a run are kept."""
     theirs = _printed(benchmark)
     groups: dict[tuple[str, tuple[str, ...], str, int], list[RunResult]] = {}
     for result in results:
@@ -136,7 +134,7 @@ def _cell(matrix: NDArray[np.float64], name: str) -> float:
 
 
 def _special(benchmark: Benchmark, result: RunResult) -> tuple[str, ...]:
-    """What a run was given in place of the catalogue's: options, capacity and settings."""
+    """Options, capacity and settings of a run that differ from the catalogue's."""
     usual = method_choice(benchmark, result.method).create().options
     asked = result.settings["method"]["options"]
     words = [f"{key}={value}" for key, value in asked.items() if usual.get(key) != value]
@@ -183,7 +181,7 @@ def _printed(benchmark: Benchmark) -> dict[str, Printed]:
 
 
 def _columns(row: Row) -> dict[str, Figure]:
-    """A row's figures under our names; a dash is left out, and so is what is no column here, such as a gain."""
+    """A row's figures under our names, without dashes and without columns that we do not have, such as gains."""
     if row.pair is None:
         named = {_RENAMED.get(name, name): figure for name, figure in row.values.items()}
         return {n: figure for n, figure in named.items() if figure and (n in METRICS or n.startswith("C["))}

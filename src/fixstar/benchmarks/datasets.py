@@ -1,4 +1,4 @@
-"""The datasets of the papers: where each comes from, how it must lie in the data folder, and what is missing there."""
+"""The datasets of the papers: where to get them, the expected layout of the data folder, and what is missing there."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _SHOWN = 5  # names that a message lists
 class Part:
     """A file or folder that must be there, relative to the data folder.
 
-    ``size`` is a file's length in bytes. ``classes`` makes it a folder of class folders: how many, or which. ``images``
-    makes it a folder with images somewhere inside. ``instead`` is a path that serves as well.
+    ``size`` is a file's length in bytes. ``classes``: a folder of class folders, how many or which. ``images``: a
+    folder with images somewhere inside. ``instead`` is a path that will also do.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Part:
     instead: str = ""
 
     def missing(self, folder: Path) -> list[str]:
-        """What is not as it must be, in readable lines."""
+        """What is missing or wrong, in readable lines."""
         place = folder / self.path
         if self.instead and (folder / self.instead).exists():
             return []
@@ -70,10 +70,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that its user fetches: fixstar downloads nothing.
-
-    ``layout`` shows how it lies in the data folder. ``load`` is None where no loader exists.
-    """
+    """A dataset that the user downloads. ``layout`` describes the data folder; ``load`` is None without a loader."""
 
     name: str
     title: str
@@ -86,15 +83,15 @@ class Dataset:
     load: Loader | None = None
 
     def check(self, folder: str | Path) -> list[str]:
-        """What is missing below the data folder; nothing means that it is complete."""
+        """What is missing in the data folder."""
         return [line for part in self.parts for line in part.missing(Path(folder))]
 
     def instructions(self) -> str:
-        """Where to get it and how to lay it out."""
-        return f"{self.title}: {self.page}, {self.url} ({self.licence}). Lay it out as\n  {self.layout}"
+        """Where to get it, and its layout in the data folder."""
+        return f"{self.title}: {self.page}, {self.url} ({self.licence}). Expected layout:\n  {self.layout}"
 
     def require(self, folder: str | Path) -> None:
-        """Refuse a data folder that lacks something, and say where to get it."""
+        """Raise if something is missing in the data folder, and say where to get it."""
         if missing := self.check(folder):
             lines = "\n  ".join(missing)
             raise DataError(f"{folder}: {self.title} is not complete:\n  {lines}\n{self.instructions()}")
@@ -103,7 +100,7 @@ class Dataset:
         """The labelled images of a split, "train" or "test", after a check of the layout."""
         if self.load is None:
             raise DataError(
-                f"fixstar has no loader for {self.title}; bring it into class folders or a CSV with the columns "
+                f"fixstar has no loader for {self.title}; convert it to class folders or a CSV with the columns "
                 "path,label and use fixstar.data.open_images"
             )
         self.require(folder)
@@ -111,7 +108,7 @@ class Dataset:
 
 
 def _has_image(folder: Path) -> bool:
-    """Whether there is an image in a folder, however deep; stops at the first."""
+    """Whether there is an image anywhere in a folder."""
     return any(path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".") for path in folder.rglob("*"))
 
 
@@ -300,7 +297,7 @@ _ALL = [
             title,
             f"{about} 100 classes of ImageNet's subset for class-incremental learning, which CL2R does not list",
             *_IMAGENET,
-            f"{_IMAGENET_FOLDERS}; imagenet/imagenet100.txt: the 100 classes, one a line",
+            f"{_IMAGENET_FOLDERS}; imagenet/imagenet100.txt: the 100 classes, one per line",
             (
                 Part("imagenet/train", classes=1000),
                 Part("imagenet/val", classes=1000),
@@ -338,7 +335,7 @@ _ALL = [
         "Center for Biometrics and Security Research",
         "http://www.cbsr.ia.ac.cn/english/CASIA-WebFace-Database.html",
         "research only, on request; its authors no longer hand it out",
-        "casia-webface/0000045/*.jpg: a folder a person, aligned to 112x112",
+        "casia-webface/0000045/*.jpg: one folder per person, aligned to 112x112",
         (Part("casia-webface", classes=10_575),),
         train_folder("casia-webface"),
     ),
@@ -349,7 +346,7 @@ _ALL = [
         "IMDb-Face repository",
         "https://github.com/fwang91/IMDb-Face",
         "links only, for non-commercial research; many no longer answer, so the number of people is not checked",
-        "imdb-face/nm0000001/*.jpg: a folder a person, aligned to 112x112",
+        "imdb-face/nm0000001/*.jpg: one folder per person, aligned to 112x112",
         (Part("imdb-face", images=True),),
         train_folder("imdb-face"),
     ),

@@ -37,30 +37,30 @@ class Folders:
         return self.results / f"{run.name}.json"
 
     def not_judged(self, run: Run) -> list[str]:
-        """The benchmark's protocols that a finished run lacks: they are newer than its result."""
+        """The benchmark's protocols that a finished run was not measured by."""
         path = self.result(run)
         known = RunResult.load(path).protocols if path.exists() else run.benchmark.protocols
         return [protocol for protocol in run.benchmark.protocols if protocol not in known]
 
     def log(self, run: Run) -> Path:
-        """What a run printed."""
+        """The output of a run."""
         return self.work / run.name / "log.txt"
 
     def progress(self, run: Run) -> Progress:
-        """Where a run stands."""
+        """The progress of a run."""
         return Progress.read(self.work / run.name / "progress.json")
 
 
 @dataclass
 class Job:
-    """A run on its way: ``state`` is waiting, running, done or failed."""
+    """A run and its ``state``: waiting, running, done or failed."""
 
     run: Run
     state: str = "waiting"
     stage: str = ""
     share: float = 0.0
     started: float = 0.0
-    first_share: float = 0.0  # what an earlier process had done already
+    first_share: float = 0.0  # done by an earlier process
     seconds: float = 0.0
     seconds_at_share: float = 0.0
     note: str = ""

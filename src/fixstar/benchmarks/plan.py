@@ -35,7 +35,7 @@ def obstacles(benchmark: Benchmark) -> list[str]:
     lines = benchmark.obstacles()
     lines += [f"no run measures {protocol}" for protocol in benchmark.protocols if protocol not in MEASURED]
     if benchmark.scenario == "replacing":
-        lines.append("no run trains the models that take over")
+        lines.append("no run trains the replacement models")
     if benchmark.pairs is None and any(protocol.startswith("verification") for protocol in benchmark.protocols):
         lines.append(f"no reader for the pairs of {dataset(benchmark.evaluation).title}")
     return lines
@@ -84,7 +84,7 @@ class Run:
                 raise InputError(f"a {name} is a number from 0 on, got {value}")
         if self.class_order and self.benchmark.tasks.sample_shares:  # every order would give the same run again
             raise InputError(
-                f"{self.benchmark.name} shows all classes from the first task on: there is no class order to choose, "
+                f"{self.benchmark.name} has all classes in the first task: there is no class order to choose, "
                 f"got {self.class_order}. Take order 0, and other seeds for other runs"
             )
 
@@ -100,17 +100,17 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """The benchmark's recipe, shortened if fewer epochs are asked for, with the changes to it."""
+        """The benchmark's recipe with the changed epochs and settings."""
         changes: dict[str, Any] = {key: value for key, value in self.changes.items() if key in _RECIPE}
         return replace(self.shortened(self.benchmark.recipe), **changes)
 
     def shortened(self, recipe: Recipe) -> Recipe:
-        """A recipe over as many epochs as are asked for, if any are."""
+        """A recipe with the changed number of epochs, if any."""
         return recipe if self.epochs is None else recipe.shortened(self.epochs)
 
     @property
     def name(self) -> str:
-        """A file name for the run: what differs from the catalogue is in it."""
+        """A file name that says what differs from the catalogue."""
         usual, asked = method_choice(self.benchmark, self.method).create().options, self.create().options
         parts = [file_stem(self.benchmark.name), self.method]
         parts += [f"{key}={_short(value)}" for key, value in asked.items() if usual.get(key) != value]
@@ -123,7 +123,7 @@ class Run:
         return "__".join(parts)
 
     def settings(self, device: str = "auto") -> Settings:
-        """What the scenario needs beside the tasks and the method."""
+        """The training settings."""
         usual = self.benchmark.settings(self.seed, device)
         capacity = usual.capacity if self.capacity is None else self.capacity
         settings = replace(usual, recipe=self.recipe, capacity=capacity)
@@ -134,7 +134,7 @@ class Run:
         return settings
 
     def stream(self, data: str | Path) -> TaskStream:
-        """The tasks, from the training images below the data folder."""
+        """The tasks, from the training images in the data folder."""
         images = dataset(self.benchmark.training).open(data, "train")
         if self.benchmark.images_per_class is not None:
             images = _first_of_each_class(images, self.benchmark.images_per_class)

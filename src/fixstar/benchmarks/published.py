@@ -1,9 +1,9 @@
 """The papers' tables as data: every figure as printed, with its table, its unit and what is doubtful about it.
 
-One JSON file a paper lies in ``published/``. A row is one method on one benchmark of the catalogue; tables of model
-pairs have one row a pair. Numbers keep their printed digits; ``fraction`` gives them as the rest of fixstar counts.
+``published/`` has one JSON file per paper. A row is one method on one benchmark of the catalogue; tables of model pairs
+have one row per pair. Numbers keep their printed digits; ``fraction`` converts them.
 
-    dash or unreadable      None (an unreadable one is named in ``uncertain``)
+    dash or unreadable      None (``uncertain`` names the unreadable ones)
     "<0.01"                 Figure(below=True): a bound, not a value
     "0.51 ± 0.10"           Figure(deviation=0.10)
 """
@@ -51,7 +51,7 @@ METHOD_NAMES: dict[str, str] = {
     "podnet": "pooled outputs distillation",
     "simplex-er": "experience replay against the fixed simplex",
 }
-"""Every method that the tables name, by the name it has here; not all of them can be trained here."""
+"""Every method in the papers' tables, by its name here; not all of them can be trained here."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Figure:
 
     @property
     def half_digit(self) -> float:
-        """How far the printed digits may be from the true number: half of the last one, as a fraction.
+        """The rounding error of the printed number: half of its last digit, as a fraction.
 
         >>> Figure(Decimal("0.90"), "fraction").half_digit
         0.005
@@ -93,8 +93,8 @@ class Figure:
 class Row:
     """One method on one benchmark, or one pair (query model, gallery model) of it.
 
-    ``method`` is None where no method is involved: the old model alone. ``compatible`` is the printed mark.
-    ``uncertain`` names what is unreadable or contradicts the rest of its table; ``note`` says why.
+    ``method`` is None for the old model alone. ``compatible`` is the printed mark. ``uncertain`` names figures that are
+    unreadable or contradict the rest of the table; ``note`` says why.
     """
 
     paper: str
@@ -111,7 +111,7 @@ class Row:
 
     @property
     def source(self) -> str:
-        """Where the row stands, such as "HOC, table 2"."""
+        """Where the row is printed, such as "HOC, table 2"."""
         return f"{self.paper}, {self.table if self.table.startswith('section') else 'table ' + self.table}"
 
     def fractions(self) -> dict[str, float]:
@@ -120,7 +120,7 @@ class Row:
 
 
 def published(paper: str | None = None, benchmark: str | None = None, method: str | None = None) -> list[Row]:
-    """The rows that fit, in the order of the papers; none where the papers print none.
+    """The matching rows, in the order of the papers.
 
     A benchmark is a name of the catalogue, with its variant if it has one: "cifar100-10/16:K=500".
 
@@ -135,17 +135,6 @@ def published(paper: str | None = None, benchmark: str | None = None, method: st
         for row in _rows()
         if paper in (None, row.paper) and benchmark in (None, row.benchmark) and method in (None, row.method)
     ]
-
-
-def published_summary(benchmark: str, method: str) -> Row | None:
-    """The row that sums a method up on a benchmark: the first that is not about a single pair of models.
-
-    >>> row = published_summary("cifar100-10/7", "hoc")
-    >>> row.fractions(), row.source
-    ({'AC': 0.86, 'AA': 0.4821, 'ACA': 0.4241}, 'HOC, table 2')
-    """
-    whole = [row for row in published(benchmark=benchmark, method=method) if row.pair is None]
-    return whole[0] if whole else None
 
 
 @cache

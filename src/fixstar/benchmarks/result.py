@@ -24,8 +24,8 @@ class RunResult:
 
     ``protocols`` holds for each protocol the ``matrix`` as lower-triangular lists of fractions, and AC, AA, ACA, BC and
     FC. ``tasks`` are the new classes of each task, ``class_order`` 0 the dataset's own. ``settings`` is everything that
-    the weights depend on beside the data. ``restarts`` counts how often the run was taken up again; what was trained
-    between a version's last start and a kill is not in the seconds.
+    the weights depend on apart from the data. ``restarts`` counts how often the run was resumed; the seconds leave out
+    work that was lost in a kill.
     """
 
     benchmark: str
@@ -55,11 +55,13 @@ class RunResult:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is no result of a run ({error}); remove it and run again") from error
+            raise DataError(f"{path} is not the result of a run ({error}); remove it and run again") from error
         expected = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or content.keys() != expected:
             seen = sorted(expected ^ content.keys()) if isinstance(content, dict) else [type(content).__name__]
-            raise DataError(f"{path} is no result of a run (it differs in {', '.join(seen)}); remove it and run again")
+            raise DataError(
+                f"{path} is not the result of a run (it differs in {', '.join(seen)}); remove it and run again"
+            )
         return cls(**content)
 
     def matrix(self, protocol: str) -> NDArray[np.float64]:

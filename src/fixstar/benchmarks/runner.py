@@ -1,11 +1,11 @@
-"""One run of a benchmark, from images to its matrices. It survives a kill: the same call goes on where it stopped.
+"""One run of a benchmark, from images to its matrices. After a kill the same call resumes it.
 
-A run has a folder of its own below the work folder:
+Each run has its own folder in the work folder:
 
 run/            the scenario's run directory: finished versions, memory, checkpoint
-features/       what finished versions made of queries and gallery; gone when the run is done
-progress.json   seconds and losses so far, and how often the run was taken up
-log.txt         what it printed, where it ran as one job of several
+features/       vectors of queries and gallery by finished versions; removed at the end
+progress.json   seconds and losses so far, and the number of restarts
+log.txt         its output, if it ran as one of several jobs
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ PAIRS_SEED = 0  # the same pairs in every run
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """Queries and gallery, one and the same set for verification, and the ``pairs`` drawn from it.
+    """Queries and gallery (the same set for verification), and the ``pairs`` drawn from it.
 
-    ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published": they
-    are cut into folds as they stand, which is what sets its figures apart from ours. Two things stay ours: the images
-    are normalised as in training (theirs by CIFAR-10's own figures), and equal accuracies are not compatible.
+    ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published", which
+    cuts them into folds in that order. Two differences remain: images are normalised as in training (theirs by
+    CIFAR-10's statistics), and equal accuracies are not compatible.
     """
 
     queries: ImageSet
@@ -65,7 +65,7 @@ class Searched:
 
     @classmethod
     def open(cls, benchmark: Benchmark, data: str | Path) -> Searched:
-        """The benchmark's splits of its evaluation dataset, below the data folder."""
+        """The benchmark's splits of its evaluation dataset."""
         source = dataset(benchmark.evaluation)
         gallery = source.open(data, benchmark.gallery_split)
         same = benchmark.query_split == benchmark.gallery_split
@@ -77,7 +77,7 @@ class Searched:
 
     @property
     def images(self) -> int:
-        """How many images every version embeds."""
+        """The number of images that every version embeds."""
         return len(self.gallery) + (0 if self.queries is self.gallery else len(self.queries))
 
     def matrix(
@@ -101,7 +101,7 @@ _VALIDATION = 2000  # images of the evaluation dataset's training split, which n
 
 @dataclass(frozen=True)
 class Extras:
-    """The keywords of ``retraining`` beside its stream, method and settings."""
+    """Further arguments of ``retraining``."""
 
     pretrained: Encoder | None = None
     validation: Validation | None = None
@@ -109,7 +109,7 @@ class Extras:
 
     @classmethod
     def of(cls, run: Run, data: Path, folder: Path, settings: Settings, progress: bool) -> Extras:
-        """Those of a run; a model that was pre-trained before is read back from ``folder``."""
+        """Those of a run; an already pre-trained model is read back from ``folder``."""
         extra = run.benchmark.extra
         backbones = extra.get("backbone_of_each_version", ())
         recipes = [run.shortened(recipe) for recipe in extra.get("recipe_of_each_version", ())]
@@ -132,7 +132,7 @@ def _validation(run: Run, data: Path) -> Validation:
 
 
 def _pretrained(run: Run, data: Path, folder: Path, settings: Settings, classes: int, progress: bool) -> Encoder:
-    """A model of the classes that the tasks leave over (CoReS, section 6.3)."""
+    """A model of classes that no task uses (CoReS, section 6.3)."""
     device = settings.torch_device()
     if not folder.exists():
         images = dataset(run.benchmark.training).open(data, "train")
@@ -154,7 +154,7 @@ _PIXELS = 1 << 20  # embedded at a time, in 256 to 1024 images: a GPU waits for 
 
 @dataclass
 class Progress:
-    """Where a run stands, on disk: one record a finished version, and what is under way."""
+    """The progress of a run, on disk: one record per finished version, and the current stage."""
 
     path: Path
     restarts: int = -1
@@ -164,20 +164,20 @@ class Progress:
 
     @classmethod
     def read(cls, path: Path) -> Progress:
-        """The state that was saved last; a new one where there is none."""
+        """The last saved state, or a new one."""
         try:
             return cls(path, **json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return cls(path)
 
     def save(self, stage: str) -> None:
-        """Keep the state, with a word on what comes next."""
+        """Save the state and the stage that comes next."""
         self.stage = stage
         replace_json(self.path, {key: value for key, value in vars(self).items() if key != "path"})
 
     @property
     def share(self) -> float:
-        """How much of the work is done, counted in passes of finished versions."""
+        """The share of the work that is done, in passes of finished versions."""
         finished = sum("seconds_embedding" in version for version in self.versions)
         return sum(self.passes[:finished]) / sum(self.passes) if self.passes else 0.0
 
@@ -191,7 +191,7 @@ def run_benchmark(
         with exclusive(folder):
             return _run(run, Path(data), folder, device, progress)
     except BlockingIOError:
-        raise CheckpointError(f"another process is at work in {folder}; wait for it or stop it") from None
+        raise CheckpointError(f"another process is running in {folder}; wait for it or stop it") from None
 
 
 def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> RunResult:
@@ -222,28 +222,28 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
 def _scenario(
     run: Run, stream: TaskStream, settings: Settings, extras: Extras, directory: Path, progress: bool
 ) -> Iterator[Version]:
-    if _goes_on(run):
+    if _is_lifelong(run):
         return lifelong(stream, run.create(), settings, directory, progress)
     return retraining(stream, run.create(), settings, directory, progress, **vars(extras))
 
 
-def _goes_on(run: Run) -> bool:
-    """Lifelong where the benchmark is; what starts every version afresh is retrained there too, as upper bounds are."""
+def _is_lifelong(run: Run) -> bool:
+    """Whether versions continue from the last one; methods that start from new weights are retrained everywhere."""
     return run.benchmark.scenario == "lifelong" and run.create().initialisation == "previous"
 
 
 def _passes(run: Run, stream: TaskStream, searched: Searched) -> list[float]:
-    """Passes of images through a network that each version takes: three an image in training, one in embedding."""
+    """Passes through a network for each version: three per image in training, one in embedding."""
     new = [len(task.images) for task in stream]
     shown = list(itertools.accumulate(new))  # all images so far
-    if _goes_on(run):
+    if _is_lifelong(run):
         known = itertools.accumulate((len(task.images.classes) for task in stream), initial=0)
         shown = [n + run.benchmark.replay_per_class * classes for n, classes in zip(new, known, strict=False)]
     return [3 * run.create().cost * run.recipe.epochs * images + searched.images for images in shown]
 
 
 def _timed(versions: Iterator[Version]) -> Iterator[tuple[Version, float]]:
-    """Each version with the seconds that it took to come."""
+    """Each version with the seconds that it took."""
     started = time.monotonic()
     for version in versions:
         yield version, time.monotonic() - started
@@ -262,7 +262,7 @@ def _record(version: Version, stream: TaskStream, seconds: float) -> dict[str, A
 
 
 def _features(version: Version, searched: Searched, path: Path, progress: bool) -> VersionFeatures:
-    """Short forms of queries and gallery, made once: after a restart they are read back."""
+    """Short forms of queries and gallery; after a restart they are read back."""
     encoder = version.encoder
     if not path.exists():
         batch = min(1024, max(256, _PIXELS // math.prod(encoder.preprocessing.size)))

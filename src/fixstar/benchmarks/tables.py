@@ -23,7 +23,7 @@ def table_of(
 ) -> tuple[list[str], list[list[str]]]:
     """Head and rows: the method, its runs, the paper's figures, and ours by each protocol.
 
-    The best of every column stands between the ``bold`` marks. A column that would be empty is left out.
+    The best of every column is put between the ``bold`` marks. Empty columns are left out.
     """
     places = [(protocol, name) for protocol in (None, *comparison.benchmark.protocols) for name in columns]
     cells = [[_cell(comparison, line, *place, bold) for place in places] for line in comparison.lines]
@@ -58,11 +58,11 @@ def figure_text(figure: Figure, column: str) -> str:
 
 
 def markdown(
-    comparison: Comparison, commands: Sequence[str] = (), pictures: Sequence[Path] = (), beside: Path | None = None
+    comparison: Comparison, commands: Sequence[str] = (), pictures: Sequence[Path] = (), relative_to: Path | None = None
 ) -> str:
     """A section: caption, ``commands`` that repeat the runs, tables, what differs from the paper, and the pictures.
 
-    Pictures are linked relative to ``beside``, the folder of the text.
+    Pictures are linked relative to ``relative_to``, the folder of the text.
     """
     entry = comparison.benchmark
     runs = [run for line in comparison.lines for run in line.runs]
@@ -71,14 +71,14 @@ def markdown(
     main, *rest = parts_of(comparison)
     parts.append(_pipe_table(*table_of(comparison, main)))
     for columns in rest:
-        parts += ["Measured beside, not in the paper's table:", _pipe_table(*table_of(comparison, columns))]
+        parts += ["Also measured, not in the paper's table:", _pipe_table(*table_of(comparison, columns))]
     parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in what_differs(comparison))]
-    parts += [f"![{path.stem}]({_relative(path, beside)})" for path in pictures]
+    parts += [f"![{path.stem}]({_relative(path, relative_to)})" for path in pictures]
     return "\n\n".join(parts) + "\n"
 
 
 def put_section(text: str, name: str, section: str) -> str:
-    """A text with the section of a benchmark, in place of the one that it holds or at its end.
+    """The text with the section of a benchmark: its old section is replaced, a new one goes to the end.
 
     >>> print(put_section("words\\n", "a/2", "## a/2\\n"))
     words
@@ -198,18 +198,18 @@ def _listed(numbers: set[int]) -> str:
     return ", ".join(str(number) for number in sorted(numbers))
 
 
-def _relative(path: Path, beside: Path | None) -> str:
-    return path.as_posix() if beside is None else Path(os.path.relpath(path, beside)).as_posix()
+def _relative(path: Path, relative_to: Path | None) -> str:
+    return path.as_posix() if relative_to is None else Path(os.path.relpath(path, relative_to)).as_posix()
 
 
 _METRICS = ("AA", "BC")
 
 
 def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
-    """Write the pictures of everything that was run and say where they are.
+    """Write the pictures of all runs; returns their paths.
 
-    A matrix is the mean over runs; the AC that stands above it is that of the mean, not the mean of AC. More curves
-    than there are colours are drawn in a panel a method.
+    A matrix is the mean over runs; the AC above it is that of the mean, not the mean of AC. More curves than there are
+    colours are drawn in one panel per method.
     """
     place, stem = Path(folder), file_stem(comparison.benchmark.name)
     place.mkdir(parents=True, exist_ok=True)

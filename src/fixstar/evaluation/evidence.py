@@ -5,16 +5,13 @@ rows with replacement then means drawing three counts from one multinomial, whic
 and for millions.
 
 **The interval** is the percentile interval, with its tails widened as a t interval is (Hesterberg, "What Teachers
-Should Know About the Bootstrap", 2015). BCa corrects bias and skewness; a mean difference has no bias and hardly any
-skewness. What fails in practice is the width with few clusters (ten classes), which the t factor corrects. With
-hundreds of queries it is the plain percentile interval.
+Should Know About the Bootstrap", 2015): the plain one is too narrow with few clusters, such as ten classes. A mean
+difference has no bias and hardly any skewness, so BCa would change nothing.
 
 **The verdict** follows eq. 6 of HOC, which is strict: "compatible" where the interval lies above 0, "incompatible"
 where no part of it does, and "not decided" otherwise. It is also "not decided" if so few queries (or clusters) changed
-that even unanimous ones would prove nothing: n coins agree with probability 2^(1-n), so 95 % needs six.
-
-It generalises to other queries of the same kind, with the gallery and the weights fixed. For the spread between
-training runs see ``summarise``.
+that even unanimous ones would prove nothing: n coins agree with probability 2^(1-n), so 95 % needs six. It generalises
+to other queries of the same kind, with the gallery and the weights fixed; for other training runs see ``summarise``.
 
 A **negative flip** is a query that was right before the upgrade and is wrong after it. Two versions of equal accuracy
 may differ in many queries, and users notice those they lose. Before is the self-test of the gallery's version,
@@ -46,7 +43,7 @@ Verdict = Literal["compatible", "incompatible", "not decided"]
 
 FAMILIES = ("cell", "matrix")
 
-_FEW_VALUES = 64  # up to so many distinct values, counts are drawn instead of rows
+_FEW_VALUES = 64  # up to this many distinct values, counts are drawn instead of rows
 _BLOCK = 2**22  # row numbers drawn at a time
 _BEYOND = 5  # resamples that must lie beyond each end of the interval
 
@@ -92,10 +89,8 @@ def paired_bootstrap(
 
     Outcomes are hits (bool) or fractions such as average precisions. A single query has the interval -1 to 1.
 
-    ``clusters`` [N], such as the class of each query, resamples whole clusters instead of queries. Queries of one
-    class are correlated, so they are fewer independent observations than they seem. Pass it if the claim is about
-    classes other than those tested (faces, products); leave it out if these are the classes to be searched. The
-    interval is then usually much wider.
+    ``clusters`` [N], such as the class of each query, resamples whole clusters, because queries of one class are
+    correlated. Pass it if the claim is about other classes than those tested; the interval is usually much wider.
 
     >>> old = np.arange(1000) % 10 < 6  # 0.6 right
     >>> paired_bootstrap(np.arange(1000) % 10 < 7, old).verdict
@@ -129,10 +124,8 @@ def verdicts(
 ) -> dict[tuple[int, int], Difference]:
     """``paired_bootstrap`` of every cross-test (t, k), t > k, against the self-test (k, k) of its gallery.
 
-    With ``family="cell"`` each verdict is right with the given confidence. A matrix of seven versions has 21 of them,
-    so expect a wrong one now and then. With ``family="matrix"`` *all* of them are right at once with that confidence
-    (Bonferroni: each cell gets its share of the error, and as many more resamples). The intervals are then wider.
-    Holm's procedure decides a little more but gives no interval.
+    With ``family="cell"`` each verdict is right with the given confidence, so expect a wrong one among many. With
+    ``family="matrix"`` *all* are right at once with that confidence, by wider intervals (Bonferroni).
     """
     if family not in FAMILIES:
         raise UnknownNameError("family", family, FAMILIES)
@@ -225,12 +218,11 @@ def flips(before: Hits, after: Hits, labels: Labels) -> Flips:
     ([1], [3], [(5, -1), (3, 1)])
     """
     old, new, classes = np.asarray(before), np.asarray(after), np.asarray(labels)
-    if old.dtype != np.bool_ or new.dtype != np.bool_ or old.ndim != 1 or not len(old):
-        raise InputError(f"flips compare hits, one bool per query, not empty; got {_seen(old)} and {_seen(new)}")
-    if not len(old) == len(new) == len(classes) or classes.ndim != 1 or classes.dtype.kind not in "iu":
+    hits = all(one.dtype == np.bool_ and one.ndim == 1 and len(one) for one in (old, new))
+    if not hits or not old.shape == new.shape == classes.shape or classes.dtype.kind not in "iu":
         raise InputError(
-            f"flips need the hits of both searches and one integer class per query; got {_seen(old)}, {_seen(new)} and "
-            f"classes {_seen(classes)}"
+            "flips need the hits of both searches, one bool per query, not empty, and one integer class per query; got "
+            f"{_seen(old)}, {_seen(new)} and classes {_seen(classes)}"
         )
     lost, won = old & ~new, new & ~old
     names, inverse, counts = np.unique(classes, return_inverse=True, return_counts=True)

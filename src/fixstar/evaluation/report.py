@@ -11,7 +11,7 @@ import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,7 +172,7 @@ class Report:
             raise InputError(f"{folder} is a file; a report is a folder. Choose another name")
         pictures = {name: _figure_png(figure) for name, figure in self.figures().items()}
         for name, content in {"report.html": _page(self, pictures).encode(), **pictures}.items():
-            _write(folder / name, content)
+            replace_file(folder / name, partial(Path.write_bytes, data=content))
         replace_json(folder / "report.json", _numbers(self))
         return [folder / name for name in ("report.html", *pictures, "report.json")]
 
@@ -392,10 +392,6 @@ def _facts(report: Report) -> dict[str, str]:
         "Confidence": f"{100 * report.confidence:g} % for each cell, bootstrap over {unit}",
         **report.facts,
     }
-
-
-def _write(path: Path, content: bytes) -> None:
-    replace_file(path, lambda partial: partial.write_bytes(content))
 
 
 def _figure_png(figure: Figure) -> bytes:

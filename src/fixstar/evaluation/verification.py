@@ -12,7 +12,7 @@ and impostors of equal score are accepted together or not at all. N impostors re
 one, zero included, gives the TAR without a single false accept, which understates and never overstates.
 
 **Pairs and splits** hold row numbers of one image set, so that every version is measured on the same images. A seed
-fixes them on one NumPy version; a saved file fixes them for good.
+fixes them on one NumPy version; a saved file fixes them on all.
 """
 
 from __future__ import annotations
@@ -266,12 +266,9 @@ def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
 def kfold_accuracy(scores: Floats, same: Same, folds: int = 10, *, stratified: bool = True) -> FoldAccuracy:
     """Accuracy of each fold at the threshold that is best on the other folds.
 
-    Folds are fixed: the genuine pairs are cut into ``folds`` runs in their order, the impostors likewise. The order of
-    ``sample_pairs`` is random already; the order of LFW's own list gives LFW's own folds.
-
-    With ``stratified=False`` the list is cut as it is. Where genuine pairs are more frequent in one fold than in the
-    others, the threshold chosen on the others accepts too few there: the accuracy is too low, and below 0.5 for scores
-    without information.
+    The genuine pairs are cut into ``folds`` runs in their order, the impostors likewise, so LFW's own list gives LFW's
+    own folds. With ``stratified=False`` the list is cut as it is: if a fold has more genuine pairs than the others,
+    their threshold accepts too few of them, and the accuracy is too low.
 
     The threshold is halfway between the lowest score that it accepts and the highest that it rejects. Of equally good
     thresholds the highest is taken.

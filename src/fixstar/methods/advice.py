@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 from fixstar.errors import InputError
 from fixstar.methods.method import Method, Need
 
-# Whoever has the left one has the right ones too.
+# What the left one includes.
 _IMPLIED: dict[str, set[Need]] = {"old model": {"old classifier"}, "all images": {"replay"}}
 
 # Best first. A method stands here only if it is meant to give compatible versions.

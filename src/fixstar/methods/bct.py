@@ -38,7 +38,7 @@ def bct(lam: float = 1.0, new_classes: NewClasses = "none", head: Head = "softma
 
 
 def bct_replay(lam: float = 1.0, head: Head = "softmax") -> Method:
-    """BCT-ER, also lifelong BCT (CL2R, section 7.3): goes on from the last weights with replayed images."""
+    """BCT-ER, also lifelong BCT (CL2R, section 7.3): continues from the last weights with replayed images."""
     return _method(
         "bct-er", "fine-tune so that the old classifier can use the new features", lam, "none", head, lifelong=True
     )

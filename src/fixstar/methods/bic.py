@@ -14,7 +14,7 @@ from fixstar.models import LinearClassifier
 def bias_corrected(temperature: float = 2.0, hold_out: float = 0.1) -> Method:
     """BiC (Wu et al. 2019): (1 - lam) CE + lam KD, lam = old classes / all classes; then alpha, beta for new logits.
 
-    The network then stands still, and alpha and beta are fitted to ``hold_out`` of the remembered images and as many of
+    The network is then frozen, and alpha and beta are fitted to ``hold_out`` of the remembered images and as many of
     each new class (eq. 5 of that paper; two numbers, so by L-BFGS and not by epochs of SGD). They are folded into the
     classifier, so that they teach the next version.
     """

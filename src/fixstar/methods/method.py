@@ -71,8 +71,8 @@ class Stage:
     """A part of a version's training: its loss, what it trains and for how long.
 
     ``epochs`` and ``learning_rate`` are factors on the recipe's. ``trains`` is what is updated (everything, if it is
-    ``None``); the rest stands still in evaluation mode. ``begin`` is called before the first step, once: after an
-    interruption the weights it made are read back.
+    ``None``); the rest is frozen, in evaluation mode. ``begin`` is called once, before the first step; a resumed run
+    reads back the weights that it made.
     """
 
     terms: Callable[[Step], Terms]
@@ -85,10 +85,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of one version. ``module`` holds what is trained along and then thrown away.
+    """The loss of one version. ``module`` is trained along with the encoder and then dropped.
 
-    ``then`` are stages after the main one, ``finish`` is called when all are done. All state must be in the encoder and
-    in ``module``, from where a checkpoint saves it.
+    ``then`` are stages after the main one; ``finish`` is called after the last. All state must be in the encoder and in
+    ``module``, where a checkpoint finds it.
     """
 
     terms: Callable[[Step], Terms]
@@ -106,14 +106,13 @@ class Objective:
 class Method:
     """A way to train a version: its loss as named, weighted terms, which the loop sums.
 
-    Most methods give ``terms``. One that must look at the classes or at the old model first, or that has stages, gives
-    ``begin`` instead, which is called once a version. ``classifier_options`` are those of the head that it trains.
+    Most methods have ``terms``. One that first looks at the classes or at the old model, or that has stages, has
+    ``begin`` instead, which is called once per version. ``classifier_options`` are those of the head that it trains.
 
-    ``scenario`` is the setting its paper trains it in: "lifelong" goes on from the last weights with new and replayed
-    images, "retraining" starts again on all images so far, from ``initialisation``. ``maps`` asks for the feature maps
-    of both models, ``first`` for the first version's features where it is still there, ``views`` for so many crops of
-    each image in a batch, the second ``rotated`` by a quarter turn or more, ``hold_out`` for a share of each remembered
-    class, and as many images of each new class, that are not trained on.
+    ``scenario`` is that of its paper: "lifelong" continues from the last weights with new and replayed images,
+    "retraining" starts from ``initialisation`` on all images so far. ``maps`` asks for the feature maps of both models,
+    ``first`` for the features of the first version, ``views`` for that many crops of each image in a batch, the second
+    ``rotated``, and ``hold_out`` for a share of each class that is not trained on.
     """
 
     name: str

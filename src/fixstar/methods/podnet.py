@@ -23,7 +23,7 @@ def podnet(spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: f
         )
     return Method(
         "podnet",
-        "fine-tune with several proxies a class, pooled feature maps held at the old ones",
+        "fine-tune with several proxies per class, pooled feature maps held at the old ones",
         "Douillard et al. 2020, eqs. 4 to 9; CL2R, section 7.3 (PODNet)",
         begin=lambda upgrade: _pooled(upgrade, spatial, flat),
         classifier="proxy",

@@ -84,7 +84,7 @@ def fine_tuned() -> Method:
     """IFT: incremental fine-tuning, the last weights as the start and nothing else from the past."""
     return Method(
         "ift",
-        "go on from the last weights with all images",
+        "continue from the last weights with all images",
         "CoReS, table 1 (IFT)",
         _cross_entropy,
         classifier="linear",
@@ -136,7 +136,7 @@ def learning_without_forgetting(lam: float = 1.0, temperature: float = 2.0) -> M
 
     return Method(
         "lwf",
-        "go on from the last weights, old outputs following the old model",
+        "continue from the last weights, old outputs following the old model",
         "BCT, table 1 (LwF)",
         terms,
         classifier="linear",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,15 @@ def lay_out_momentum(optimiser: optim.Optimizer) -> None:
         momentum = state.get("momentum_buffer")
         if momentum is not None and momentum.stride() != p.stride():
             state["momentum_buffer"] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(momentum)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """A SHA-256 of a module's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def save_checkpoint(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 import warnings
@@ -19,7 +18,7 @@ from fixstar.errors import FixstarError
 from fixstar.kernels import build_errors
 from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
-from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero, from_rank_zero, require_same_on_all_ranks, world
 from fixstar.training.run import Part, Training, ValidationScores, parts_of, selected_epoch
 from fixstar.training.settings import Recipe
@@ -103,7 +102,8 @@ def _run_part(
     steps: Steps | None = None
     saved = time.monotonic()
     for epoch in range(len(log), part.after):
-        _training_mode(run, part)
+        run.modules().eval()
+        run.trained(part.stage).train()
         steps = steps or _steps(run, part, optimiser)
         entry = _epoch(run, part, steps, optimiser, epoch, advance, log[-1].loss if log else None)
         _require_finite(entry, run.checkpoint)
@@ -123,11 +123,8 @@ def _run_part(
 
 def _require_same_start(run: Training, parts: Sequence[Part], log: list[EpochLog]) -> None:
     if world().size > 1:
-        digest = hashlib.sha256()
-        for value in run.modules().state_dict().values():
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         facts = {"settings": run.fingerprint, "batches": [part.batches.per_epoch for part in parts]}
-        require_same_on_all_ranks({**facts, "epochs done before": len(log), "weights": digest.hexdigest()})
+        require_same_on_all_ranks({**facts, "epochs done before": len(log), "weights": weights_digest(run.modules())})
 
 
 def _scores(run: Training) -> ValidationScores:
@@ -135,11 +132,6 @@ def _scores(run: Training) -> ValidationScores:
     select = run.select
     assert select is not None
     return ValidationScores(*from_rank_zero(lambda: select(run.encoder)))
-
-
-def _training_mode(run: Training, part: Part) -> None:
-    run.modules().eval()
-    run.trained(part.stage).train()
 
 
 def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:

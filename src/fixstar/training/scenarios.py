@@ -20,10 +20,11 @@ from fixstar.data.streams import TaskStream
 from fixstar.errors import InputError
 from fixstar.methods import Method
 from fixstar.models import Encoder
+from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero
 from fixstar.training.run_directory import RunDirectory
 from fixstar.training.settings import Settings
-from fixstar.training.version import TrainingContext, Validation, Version, train_version, weights_digest
+from fixstar.training.version import TrainingContext, Validation, Version, train_version
 
 _MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "preprocessing")
 _MEMORY_SETTINGS = ("replay_per_class", "selection")

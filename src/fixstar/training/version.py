@@ -24,6 +24,7 @@ from fixstar.evaluation import VersionFeatures, cross_test
 from fixstar.methods import Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.models.classifiers import CLASSIFIERS
+from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import all_gather_json, local_device, world
 from fixstar.training.loop import EpochLog, train
 from fixstar.training.run import Select, Training, ValidationScores, selected_epoch
@@ -367,30 +368,22 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Digests of all that the weights of version ``number`` depend on."""
     memory, vectors = context.memory.images, context.old_vectors
-    content: dict[str, Any] = {
-        "previous": None if context.previous is None else weights_digest(context.previous),
-        "replacement": None if context.replacement is None else weights_digest(context.replacement),
-        "first": None if context.first is None else weights_digest(context.first),
-        "pretrained": None if context.pretrained is None else weights_digest(context.pretrained),
+    models = {name: getattr(context, name) for name in ("previous", "replacement", "first", "pretrained")}
+    parts: dict[str, Any] = {
+        **{name: None if model is None else weights_digest(model) for name, model in models.items()},
         "old vectors": None if vectors is None else _vectors_digest(vectors),
         "version": number,
         "images": images.fingerprint(),
+        "classes": list(images.classes),
         "memory": None if memory is None else memory.fingerprint(),
         "validation": None if validation is None else validation.fingerprint(),
-        "method": [method.name, dict(method.options), method.initialisation],
-        "settings": settings.to_json(),
-    }
-    parts = {
-        **content,
         "method": method.name,
         "method options": dict(method.options),
         "starting weights": method.initialisation,
-        "classes": list(images.classes),
-        **_flat(content["settings"]),
+        **_flat(settings.to_json()),
     }
-    del parts["settings"]
     names = {name: _PART_NAMES.get(name, name.replace("_", " ")) for name in parts}
-    return Fingerprint(_digest(content), {names[name]: _digest(value)[:_SHORT] for name, value in parts.items()})
+    return Fingerprint(_digest(parts), {names[name]: _digest(value)[:_SHORT] for name, value in parts.items()})
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -407,14 +400,6 @@ def _digest(content: Any) -> str:
 def _vectors_digest(stored: OldVectors) -> str:
     digest = hashlib.sha256(json.dumps([stored.classes, stored.vectors.shape, str(stored.vectors.dtype)]).encode())
     digest.update(stored.vectors.tobytes() + stored.labels.astype("int64").tobytes())
-    return digest.hexdigest()
-
-
-def weights_digest(encoder: Encoder) -> str:
-    """A SHA-256 of an encoder's weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(encoder.state_dict().items()):
-        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

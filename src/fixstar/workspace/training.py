@@ -14,10 +14,11 @@ from fixstar.evaluation.verification import gallery_query_split
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
 from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version
+from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import on_rank_zero
 from fixstar.training.run_directory import RunDirectory
 from fixstar.training.scenarios import remember
-from fixstar.training.version import require_same_classifier, weights_digest
+from fixstar.training.version import require_same_classifier
 from fixstar.workspace.held_out import SHARE, SplitOff, keep_held_out, keep_learnt, split_off
 from fixstar.workspace.reachability import OLD_WIDTH
 from fixstar.workspace.registry import Registry

@@ -33,11 +33,11 @@ Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Tasks:
-    """How a training set becomes known. One of three:
+    """How a training set is divided into tasks, by one of three:
 
-    ``sizes``: the classes that each task adds. ``class_shares``: the same as shares of all classes. ``sample_shares``:
-    the share of every class's images that each task adds (CoReS 6.8, old classes). With ``first_share`` the first task
-    holds only that share of its classes' images, the second everything else (CoReS 6.8, old and new classes).
+    ``sizes``: the number of classes that each task adds. ``class_shares``: the same as shares of all classes.
+    ``sample_shares``: the share of every class's images that each task adds (CoReS 6.8, old classes). With
+    ``first_share`` the first task has only that share of its classes' images, the second everything else (CoReS 6.8).
     """
 
     sizes: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Replacement:
-    """IAM-CL2R: a model pre-trained on ``classes`` of a dataset that takes over at ``task``; task 1 is the start."""
+    """IAM-CL2R: a model pre-trained on ``classes`` of a dataset that replaces the current one at ``task``."""
 
     task: int
     dataset: str
@@ -116,11 +116,9 @@ class Benchmark:
     """One experiment of the papers, as data.
 
     ``sources`` are its tables. Queries and gallery are splits of ``evaluation``; ``pairs`` are (genuine, impostor) for
-    verification, None where the dataset brings its own. ``images_per_class`` limits the training images. ``orders`` are
-    seeds of the class order, None the dataset's own; ``paper_runs`` is how many runs the paper averages. ``extra``
-    holds what no scenario does by itself.
-
-    ``ablations`` are named variants: for each the fields that change. ``benchmark("cifar100-10/16:K=500")`` is one.
+    verification, None if the dataset has its own. ``orders`` are seeds of the class order, None the dataset's own;
+    ``paper_runs`` is the number of runs that the paper averages. ``extra`` holds what no scenario does by itself.
+    ``ablations`` are named variants with the fields that change, such as ``benchmark("cifar100-10/16:K=500")``.
     ``note`` says what a paper leaves open and what is assumed here.
     """
 
@@ -154,7 +152,7 @@ class Benchmark:
     note: str = ""
 
     def settings(self, seed: int = 0, device: str = "auto") -> Settings:
-        """What a scenario needs beside the tasks and the method."""
+        """The training settings of a scenario."""
         return Settings(
             backbone=self.backbone,
             backbone_options=self.backbone_options,
@@ -183,7 +181,7 @@ class Benchmark:
         return replace(self, name=f"{self.name}:{chosen}", ablations={}, **changes)
 
     def obstacles(self) -> list[str]:
-        """What keeps it from being run with the datasets, scenarios and training loop of fixstar; often nothing."""
+        """Why fixstar's datasets, scenarios and training loop cannot run it; often nothing."""
         names = dict.fromkeys([self.training, self.evaluation, *(model.dataset for model in self.replacements)])
         lines = [f"no loader for {dataset(name).title}" for name in names if dataset(name).load is None]
         trained = [(self.optimiser, self.schedule), *((m.optimiser, m.schedule) for m in self.replacements)]
