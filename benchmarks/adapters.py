@@ -62,7 +62,7 @@ class Images(NamedTuple):
 
 
 def characters(scripts: tuple[str, ...], per_class: int, seed: int) -> ImageSet:
-    drawn = [character for script in scripts for character in SCRIPTS[script].characters]
+    drawn = [character for script in scripts for character in SCRIPTS[script]]
     pixels, labels = glyph_pixels(drawn, per_class, seed=seed)
     return from_arrays(pixels, labels, [f"U+{ord(character):04X}" for character in drawn], "glyphs")
 

@@ -152,7 +152,7 @@ def draw_images(name: str, case: Case, seed: int, data: Path) -> Images:
     most = max(case.images[0] + case.images[1] * case.more, case.images[1], case.gallery + case.queries)
     wanted = case.old + case.new + case.searched
     if case.source == "characters":
-        alphabet = [character for script in SCRIPTS.values() for character in script.characters]
+        alphabet = [character for script in SCRIPTS.values() for character in script]
         classes = [alphabet[i] for i in rng.permutation(len(alphabet))[:wanted]]
         pool = from_arrays(*glyph_pixels(classes, most, seed=seed, workers=1), classes)
     else:

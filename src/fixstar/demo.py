@@ -1,9 +1,9 @@
-"""The whole story in about a minute, on images made on the spot: one upgrade keeps the gallery, another loses it.
+"""The whole story in about a minute, on rendered images: one upgrade keeps the gallery, another loses it.
 
 Characters are rendered from the fonts inside matplotlib and distorted. v1 learns some scripts and indexes a gallery of
-characters that nobody trains on. v2 then learns more scripts, with d-Simplex-HOC, passes the gate, is deployed, and
+characters that no model is trained on. v2 learns more scripts with d-Simplex-HOC, passes the gate, is deployed, and
 searches v1's vectors as they are. The control is the same pair of models trained independently, which the gate refuses.
-Both are workspaces, left behind to explore. Every number comes from the run.
+Both workspaces are kept, to explore. Every number comes from the run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["DemoResult", "run_demo"]
 KNOWN = ("digits", "latin", "greek", "cyrillic", "arabic", "phonetic", "mathematics")  # v1 learns these
 ADDED = ("nko", "lao", "arrows")  # v2 learns these too
 UNSEEN = ("hebrew", "georgian")  # no model learns these: the gallery and the queries
-EARLY, LATER = 6, 12  # images a class that v1 is trained with, and those that v2 gets
-GALLERY, QUERIES = 20, 30  # images a class
+EARLY, LATER = 6, 12  # images per class for v1, and for v2
+GALLERY, QUERIES = 20, 30  # images per class
 CAPACITY = 600  # K: 567 classes are learnt in the end
 SHOWN, DEPTH = 6, 5  # queries in the picture, and hits of each
 MARK, FORMAT = "demo.json", "fixstar-demo"
@@ -100,7 +100,7 @@ def run_demo(
 
 def characters(scripts: Sequence[str], per_class: int, seed: int) -> ImageSet:
     """``per_class`` images of every character of the scripts."""
-    drawn = [character for script in scripts for character in SCRIPTS[script].characters]
+    drawn = [character for script in scripts for character in SCRIPTS[script]]
     pixels, labels = glyph_pixels(drawn, per_class, seed=seed)
     return from_arrays(pixels, labels, [f"U+{ord(character):04X}" for character in drawn], "glyphs")
 
@@ -108,7 +108,7 @@ def characters(scripts: Sequence[str], per_class: int, seed: int) -> ImageSet:
 def _prepare(directory: Path) -> None:
     if not is_vacant(directory):
         if not _is_demo(directory):
-            raise InputError(f"{directory} holds something that is not a demo; choose another with --out DIRECTORY")
+            raise InputError(f"{directory} holds something that is not a demo; choose another directory")
         for kind in TITLES:
             shutil.rmtree(directory / kind, ignore_errors=True)
     replace_json(directory / MARK, {"format": FORMAT, "state": "running"})

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, whatever moment the machine dies at, and directories with one writer."""
+"""Files that are complete or absent, whenever the machine dies, and directories with one writer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def flush(path: Path) -> None:
 def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644) -> None:
     """Let ``write`` fill a file beside ``path``, flush it, and put it in the place of ``path`` at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")  # threads may write alike
+    partial = path.with_name(
+        f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial"
+    )  # two threads may write one file
     try:
         write(partial)
         partial.chmod(mode)  # some writers make private files
@@ -50,10 +52,10 @@ def replace_json(path: Path, content: Any) -> None:
 
 
 class WatchedFile(Generic[Content]):
-    """What a file says, parsed again only when another has taken its place. Threads may share it.
+    """The content of a file, parsed again only when the file was replaced. Threads may share it.
 
-    Asking costs one look at the file's stamp, so every search and every request may ask. ``absent`` stands for a file
-    that is not there.
+    ``content`` costs one ``stat``, so every search and every request may call it. A missing file has the content
+    ``absent``.
     """
 
     def __init__(self, path: Path, parse: Callable[[Path], Content], absent: Content) -> None:
@@ -61,7 +63,7 @@ class WatchedFile(Generic[Content]):
         self._read: tuple[tuple[int, int, int] | None, Content] = (None, absent)
 
     def content(self) -> Content:
-        """What it says now."""
+        """The content now."""
         try:
             seen = os.stat(self.path)  # noqa: PTH116 (as quick as can be)
         except FileNotFoundError:
@@ -79,25 +81,22 @@ def is_vacant(directory: Path) -> bool:
     """Whether a directory is absent or holds nothing but what a killed writer left behind."""
     if not directory.exists():
         return True
-    return directory.is_dir() and all(_is_leftover(path) for path in directory.iterdir())
+    return directory.is_dir() and all(
+        path.name == _LOCK or path.name.endswith(".partial") for path in directory.iterdir()
+    )
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Clear away what killed writers left behind. Only for whoever holds the directory (``exclusive``)."""
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if path.name.endswith(".partial"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _is_leftover(path: Path) -> bool:
-    return path.name == _LOCK or path.name.endswith(".partial")
+    """Remove what killed writers left behind. Only the process that holds the directory may call it (``exclusive``)."""
+    for path in directory.glob("*.partial"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextlib.contextmanager
 def exclusive(directory: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold a directory as its only writer; freed by any death.
+    """Hold a directory as its only writer; released however the process ends.
 
-    ``BlockingIOError`` if another process, or another holder in this one, still has it after ``wait`` seconds.
+    ``BlockingIOError`` if another process, or another thread of this one, still holds it after ``wait`` seconds.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / _LOCK).open("w") as lock:

@@ -1,8 +1,8 @@
 """Two upgrades seen in the plane (CoReS, figures 3 and 10): IFT, BCT and CoReS with two-dimensional features.
 
-Three versions know five, six and seven digits. Fine-tuning turns the features of the digits it knows already; BCT holds
-them near the old classifier's prototypes; CoReS learns every digit in its direction of a fixed polygon (figure 4).
-The digits are drawn on the spot, light on black like MNIST's, or come from MNIST's own files.
+Three versions know five, six and seven digits. Fine-tuning rotates the features of digits it already knows. BCT holds
+them near the old classifier's prototypes. CoReS learns each digit in its direction of a fixed polygon (figure 4).
+The digits are rendered from fonts, light on black like MNIST's, or read from MNIST's own files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PictureResult", "Plane", "class_turns", "feature_plot", "run_picture2d"]
 
 FIRST, CLASSES, CAPACITY = 5, 7, 10  # digits of v1 and of v3; corners of the polygon
-TEST = 80  # images a class that are drawn
+TEST = 80  # test images per class
 # Sans-serif digits of Unicode's mathematical alphabets: only two fonts have them, so prints vary about as MNIST's do.
 DIGITS = {str(digit): chr(0x1D7E2 + digit) for digit in range(1, CLASSES + 1)}
 
@@ -48,8 +48,10 @@ BACKBONES: dict[str, tuple[dict[str, Any], float]] = {
 COLOURS = ("#332288", "#cc6677", "#117733", "#88ccee", "#ddaa33", "#882255", "#44aa99", "#997733", "#aa4499", "#5a6877")
 LIGHT = ("#88ccee", "#ddaa33", "#44aa99")  # dark text is readable on these
 RIM, EDGE = 1.0, 1.24  # radius of the rim of a panel, and where the panel ends
-LABEL, CAPTION = 1.12, -1.46  # radius of the numbers, height of the words below
-PANEL, STEP, PAD, HEAD, LEFT, FOOT = 2.7, 3.02, 0.16, 0.8, 0.85, 0.58  # inches; STEP from one row to the next
+LABEL, CAPTION = 1.12, -1.42  # radius of the numbers, height of the words below
+PANEL = 2.9  # inches
+KEY = """Dots: test images.  Spokes: prototypes, dashed where reserved for new classes.
+Numbers at the rim: where each class points.  Hollow rings: where it pointed in the version before."""
 
 Say = Callable[[str], object]
 
@@ -83,12 +85,12 @@ def run_picture2d(
     firsts: dict[str, Encoder] = {}
     for name, method in _methods().items():
         say(f"{name}: {method.summary}")
-        planes[name] = []
-        for encoder in _versions(stream, method, settings, firsts, progress):
-            planes[name].append(_plane(encoder, test))
+        planes[name] = [_plane(one, test) for one in _versions(stream, method, settings, firsts, progress)]
     sizes = [len(stream.seen(task.number).classes) for task in stream]
     rows = [f"v{number}\n{size} classes" for number, size in enumerate(sizes, start=1)]
-    feature_plot(planes, test.classes, rows, out, "Two upgrades seen in the plane: who keeps known classes in place?")
+    feature_plot(
+        planes, test.classes, rows, out, "Two upgrades seen in the plane: which method keeps known classes in place?"
+    )
     return PictureResult(
         {name: [_mean_turn(*pair) for pair in itertools.pairwise(row)] for name, row in planes.items()},
         {name: [_accuracy(plane) for plane in row] for name, row in planes.items()},
@@ -123,15 +125,14 @@ def _settings(backbone: str, epochs: int, seed: int, device: str) -> Settings:
 def _images(data: Path | None, per_class: int) -> tuple[ImageSet, ImageSet]:
     """Training and test images of ``CLASSES`` digits."""
     if per_class < 1:
-        raise InputError(f"need at least one image a class, got {per_class}")
+        raise InputError(f"need at least one image per class, got {per_class}")
     if data is None:
         return _drawn(per_class, seed=1), _drawn(TEST, seed=2)
     train, test = open_images(data, "train"), open_images(data, "test")
     if len(train.classes) < CLASSES:
         raise InputError(f"{data} has {len(train.classes)} classes; the picture needs {CLASSES}")
-    return _first_of_each(train, train.classes[:CLASSES], per_class), _first_of_each(
-        test, train.classes[:CLASSES], TEST
-    )
+    classes = train.classes[:CLASSES]
+    return _first_of_each(train, classes, per_class), _first_of_each(test, classes, TEST)
 
 
 def _first_of_each(images: ImageSet, classes: tuple[str, ...], count: int) -> ImageSet:
@@ -157,7 +158,7 @@ def _as_mnist(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _versions(
     stream: TaskStream, method: Method, settings: Settings, firsts: dict[str, Encoder], progress: bool
 ) -> list[Encoder]:
-    """The versions of one method. First versions are plain cross-entropy: one a kind of classifier serves all."""
+    """The versions of one method. First versions use plain cross-entropy, so methods of one classifier share it."""
     encoders: list[Encoder] = []
     for task in stream:
         if not encoders and method.classifier in firsts:
@@ -205,7 +206,7 @@ class Plane:
         if shapes[0] != (len(self.labels), 2) or self.prototypes.shape[1:] != (2,) or not len(self.labels):
             raise InputError(f"a plane needs features [N, 2], labels [N] and prototypes [P, 2], got {shapes}")
         if not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.prototypes):
-            raise InputError(f"labels lie between 0 and {len(self.prototypes) - 1}, the rows of the prototypes")
+            raise InputError(f"labels are between 0 and {len(self.prototypes) - 1}, the rows of the prototypes")
 
     def directions(self) -> dict[int, float]:
         """The angle of each class, in radians: that of the mean of its unit features."""
@@ -237,31 +238,25 @@ def feature_plot(
 ) -> Figure:
     """Draw every version of every method: a row per version, a column per method.
 
-    ``names`` are the classes, ``versions`` the titles of the rows. Dots are test features, coloured by class; spokes
-    are the prototypes of the classifier, dashed where no class uses them yet. Numbers at the rim show where the classes
-    point, so that no reader depends on colour; hollow rings mark where they pointed in the version before, and an arc
-    how far they have turned.
+    ``names`` are the classes, ``versions`` the titles of the rows. ``KEY`` explains the marks; numbers at the rim
+    repeat what colours say, so that no reader depends on them.
     """
     from matplotlib.figure import Figure
 
     if not methods or any(len(planes) != len(versions) for planes in methods.values()) or not versions:
         raise InputError("feature_plot needs one plane per version of each method")
-    width = 2 * PAD + LEFT + len(methods) * PANEL
-    height = HEAD + len(versions) * STEP + FOOT
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    figure.text(PAD / width, 1 - 0.13 / height, title, size=13, weight="bold", color=INK, va="top")
+    figure = Figure(
+        (PANEL * len(methods) + 0.9, PANEL * len(versions) + 1.3), DPI, facecolor="white", layout="constrained"
+    )
+    figure.suptitle(title, size=13, weight="bold", color=INK)
+    figure.supxlabel(KEY, size=8.5, color=GREY)
+    panels = figure.subplots(len(versions), len(methods), squeeze=False)
     for column, (method, planes) in enumerate(methods.items()):
-        left = PAD + LEFT + column * PANEL
-        place = (left + PANEL / 2) / width
-        figure.text(place, 1 - (HEAD - 0.08) / height, method, size=12, weight="bold", color=INK, ha="center")
+        panels[0, column].set_title(method, size=12, weight="bold", color=INK)
         for row, plane in enumerate(planes):
-            bottom = FOOT + (len(versions) - row) * STEP - PANEL
-            axes = figure.add_axes((left / width, bottom / height, PANEL / width, PANEL / height))
-            _draw_plane(axes, plane, planes[row - 1] if row else None, names)
+            _draw_plane(panels[row, column], plane, planes[row - 1] if row else None, names)
     for row, version in enumerate(versions):
-        middle = (FOOT + (len(versions) - row) * STEP - PANEL / 2) / height
-        figure.text(PAD / width, middle, version, size=10, color=INK, va="center", linespacing=1.5)
-    _draw_key(figure, width, height)
+        panels[row, 0].text(-1.3 * EDGE, 0, version, size=10, color=INK, ha="right", va="center", linespacing=1.5)
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
@@ -304,13 +299,3 @@ def _draw_turns(axes: Axes, before: Plane, after: Plane) -> None:
         axes.scatter(*ring, s=62, facecolor="white", edgecolor=colour, linewidths=1.4, zorder=4)
     mean = np.abs(list(turns.values())).mean()
     axes.text(0, CAPTION, f"known classes turned by {mean:.0f}°", size=9, color=GREY, ha="center", va="bottom")
-
-
-def _draw_key(figure: Figure, width: float, height: float) -> None:
-    lines = (
-        "Dots: test images.  Spokes: prototypes, dashed where reserved for new classes.",
-        "Numbers at the rim: where each class points.  Hollow rings: where it pointed in the version before.",
-    )
-    for row, line in enumerate(lines):
-        place = (0.36 - 0.19 * row) / height
-        figure.text((PAD + LEFT) / width, place, line, size=8.5, color=GREY)

@@ -20,7 +20,7 @@ from fixstar.models import Encoder
 from fixstar.workspace import CatalogueItem, Workspace
 from fixstar.workspace.held_out import keep_held_out
 
-CHARACTERS = SCRIPTS["greek"].characters[:16]
+CHARACTERS = SCRIPTS["greek"][:16]
 GALLERY, HELD_OUT = 6, 8  # images a class
 NASTY_ID = "x/<img src=x onerror=alert(1)>&?#'\".png"
 NASTY_LABEL = "<b>bold</b><script>alert(2)</script>"

@@ -41,7 +41,7 @@ def slow_crop(image: Any, down: int, right: int, flip: bool, padding: int, fill:
 def test_crops_and_flips_equal_the_slow_way_on_both_paths() -> None:
     rng = np.random.default_rng(1)
     source, augmentation = images(10), Augmentation(crop_padding=2, fill=9)
-    padded = ResidentPixels(source, augmentation, CPU)._padded
+    padded = ResidentPixels(source, augmentation, CPU).padded
     index, down, right = rng.integers(0, 10, 30), rng.integers(0, 5, 30), rng.integers(0, 5, 30)
     flip = rng.random(30) < 0.5
     expected = np.stack(

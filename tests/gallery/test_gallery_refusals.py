@@ -15,12 +15,8 @@ from fixstar.gallery import (
     Gallery,
     MemoryGallery,
     SqliteGallery,
-    copy_gallery,
-    export_version,
-    import_version,
     open_gallery,
 )
-from fixstar.gallery.transfer import made_or_same
 
 
 @pytest.fixture(params=GALLERIES)
@@ -118,30 +114,6 @@ def test_names_of_any_script_are_taken(name: str) -> None:
     gallery = MemoryGallery()
     gallery.create_version(name, 3)
     assert [space.name for space in gallery.versions()] == [name]
-
-
-@pytest.mark.parametrize("kind", GALLERIES)
-def test_names_from_before_that_rule_can_be_used_and_copied(kind: str, tmp_path: Path) -> None:
-    old = "a b/c"
-    with GALLERIES[kind](tmp_path) as gallery:
-        gallery.create_version(old, 3, None, copied=True)  # as galleries of older releases hold it
-        gallery.upsert(old, ["a", "b"], vectors(2, 3), [{"x": 1}, {}])
-        assert [hit.version for hit in gallery.search(old, vectors(1, 3))[0]] == [old, old]
-        assert [item.id for item in gallery.iterate(old)] == ["a", "b"]
-        with pytest.raises(GalleryError, match="already"):
-            gallery.create_version(old, 3)
-        assert made_or_same(gallery, old, 3, None)  # an import that was interrupted can be repeated
-        gallery.create_version(f"{old}@v2", 3)  # what an adapter makes of it
-        assert gallery.count() == {old: 2, f"{old}@v2": 0}
-        copy = MemoryGallery()
-        assert copy_gallery(gallery, copy) == 2
-        assert copy.count() == gallery.count()
-        assert export_version(gallery, old, tmp_path / "old.npz") == 2
-    again = MemoryGallery()
-    assert import_version(again, "a-b", tmp_path / "old.npz") == 2
-    with pytest.raises(GalleryError, match="'a b/c': a name has"):
-        import_version(again, old, tmp_path / "old.npz", take_over=True)
-    assert again.count() == {"a-b": 2}
 
 
 def test_an_address_picks_the_gallery(tmp_path: Path) -> None:

@@ -20,26 +20,15 @@ from fixstar.data.image_set import ImageSet
 from fixstar.errors import DataError, UnknownNameError
 
 __all__ = [
-    "IMAGE_EXTENSIONS",
-    "OMNIGLOT_PARTS",
-    "check_split",
-    "cifar10",
-    "cifar100",
-    "class_folders",
-    "find_images",
-    "idx_images",
-    "image_folder",
-    "image_list",
-    "omniglot_folder",
-    "open_images",
+    *("IMAGE_EXTENSIONS", "OMNIGLOT_PARTS", "check_split", "cifar10", "cifar100", "class_folders", "find_images"),
+    *("idx_images", "image_folder", "image_list", "omniglot_folder", "open_images"),
 ]
 
 IMAGE_EXTENSIONS = frozenset(
-    {
-        *(".avif", ".bmp", ".gif", ".png", ".tif", ".tiff", ".webp"),
-        *(".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),
-        *(".pbm", ".pgm", ".pnm", ".ppm"),
-    }
+    (
+        *(".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),
+        *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    )
 )
 OMNIGLOT_PARTS = {"train": "images_background", "test": "images_evaluation"}
 
@@ -347,12 +336,11 @@ def _read_cifar(
     records = [_cifar_records(file, label_bytes, which, len(classes)) for file in files]
     labels = np.concatenate([of_file[:, which] for of_file in records]).astype(np.int64)
     images = np.empty((len(labels), 32, 32, 3), np.uint8)
-    start = 0
-    for of_file in records:
+    ends = np.cumsum([len(of_file) for of_file in records])
+    for of_file, part in zip(records, np.split(images, ends[:-1]), strict=True):
         planes = of_file[:, label_bytes:].reshape(-1, 3, 32, 32)
         for channel in range(3):  # five times as fast as one transposed copy
-            images[start : start + len(of_file), ..., channel] = planes[:, channel]
-        start += len(of_file)
+            part[..., channel] = planes[:, channel]
     return images, labels
 
 

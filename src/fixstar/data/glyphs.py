@@ -3,7 +3,7 @@
 The one-minute demo trains on some scripts and searches among characters that were never trained on. A class is one
 character, an instance one print of it: a random font, size, slant, stroke weight, crumple, focus, light and grain.
 
->>> images, labels = glyph_pixels(SCRIPTS["greek"].characters[:3], per_class=4)
+>>> images, labels = glyph_pixels(SCRIPTS["greek"][:3], per_class=4)
 >>> images.shape, labels.tolist()
 ((12, 32, 32, 1), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
 """
@@ -15,7 +15,6 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -26,18 +25,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fixstar.errors import DataError, InputError
 
-__all__ = ["SCRIPTS", "Script", "glyph_pixels"]
+__all__ = ["SCRIPTS", "glyph_pixels"]
 
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Script:
-    """Characters that belong together; no two of them, within a script or across scripts, look the same."""
-
-    name: str
-    characters: tuple[str, ...]
 
 
 # Unicode ranges that DejaVu Sans covers (hexadecimal). Where two scripts share a shape, the earlier one keeps it.
@@ -129,10 +120,11 @@ def _expand(ranges: str) -> list[str]:
 
 
 _EXCLUDED = frozenset(_expand(_LOOK_ALIKES))
-SCRIPTS: dict[str, Script] = {
-    name: Script(name, tuple(character for character in _expand(ranges) if character not in _EXCLUDED))
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    name: tuple(character for character in _expand(ranges) if character not in _EXCLUDED)
     for name, ranges in _RANGES.items()
 }
+"""Characters by script. No two of them look the same, within a script or across scripts."""
 
 
 def glyph_pixels(
@@ -162,7 +154,7 @@ def glyph_pixels(
 def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
     """Check the arguments before any work is done; ``numbers`` are (value, least allowed)."""
     if not characters:
-        raise InputError("characters is empty; try SCRIPTS['greek'].characters")
+        raise InputError("characters is empty; try SCRIPTS['greek']")
     for position, character in enumerate(characters):
         if len(character) != 1:
             raise InputError(f"characters[{position}] is {character!r}; each class must be a single character")

@@ -23,15 +23,11 @@ from fixstar.images import Preprocessing, decode_ahead
 from fixstar.progress import progress_bar
 
 __all__ = [
-    "Augmentation",
-    "Crops",
-    "PixelSource",
-    "ResidentPixels",
-    "StreamedPixels",
-    "available_memory",
-    "pixel_source",
+    *("Augmentation", "Crops", "PixelSource", "ResidentPixels", "StreamedPixels", "available_memory", "pixel_source"),
     "resident_budget",
 ]
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -50,10 +46,10 @@ class Augmentation:
 class Crops(NamedTuple):
     """The crops of one source for an epoch: image number, offset down and right, flip; each [batches, b]."""
 
-    image: np.ndarray[Any, Any]
-    down: np.ndarray[Any, Any]
-    right: np.ndarray[Any, Any]
-    flip: np.ndarray[Any, Any]
+    image: Array
+    down: Array
+    right: Array
+    flip: Array
 
 
 class PixelSource(Protocol):
@@ -67,40 +63,31 @@ class PixelSource(Protocol):
 
 
 class ResidentPixels:
-    """All images, padded, in one uint8 tensor on the device."""
+    """All images in one uint8 tensor on the device, ``padded`` [N, C, H + 2p, W + 2p]. A crop has the shape C, H, W."""
 
     def __init__(self, images: ImageSet, augmentation: Augmentation, device: torch.device) -> None:
         assert isinstance(images.images, np.ndarray)
-        self._size = images.images.shape[1:3]
-        self._padded = torch.from_numpy(_padded(images.images, augmentation)).to(device)
+        _, height, width, channels = images.images.shape
+        self.shape = (channels, height, width)
+        self.padded = torch.from_numpy(_padded(images.images, augmentation)).to(device)
 
     def __len__(self) -> int:
-        return len(self._padded)
-
-    @property
-    def padded(self) -> Tensor:
-        """All images, uint8 [N, C, H + 2p, W + 2p]."""
-        return self._padded
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of a crop: C, H, W."""
-        return self._padded.shape[1], self._size[0], self._size[1]
+        return len(self.padded)
 
     def cut(self, crops: Crops) -> Iterator[Tensor]:
         """One gather per batch."""
-        if self._padded.device.type == "cpu":
-            padded = self._padded.numpy()
+        if self.padded.device.type == "cpu":
+            padded = self.padded.numpy()
             for index, down, right, flip in zip(*crops, strict=True):
-                yield torch.from_numpy(_cut_numpy(padded, index, down, right, flip, self._size))
+                yield torch.from_numpy(_cut_numpy(padded, index, down, right, flip, self.shape[1:]))
             return
-        on_device = [torch.from_numpy(part).to(self._padded.device) for part in crops]  # one copy per epoch
-        for index, down, right, flip in zip(*on_device, strict=True):
-            yield _cut_torch(self._padded, index, down, right, flip, self._size)
+        on_device = [torch.from_numpy(part).to(self.padded.device) for part in crops]  # one copy per epoch
+        for part in zip(*on_device, strict=True):
+            yield self.cut_one(*part)
 
     def cut_one(self, index: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
         """The crops of one batch, by tensors on the device."""
-        return _cut_torch(self._padded, index, down, right, flip, self._size)
+        return _cut_torch(self.padded, index, down, right, flip, self.shape[1:])
 
 
 class StreamedPixels:
@@ -126,13 +113,13 @@ class StreamedPixels:
             yield torch.from_numpy(pixels).to(self._device, non_blocking=True)
 
 
-def _readable(item: np.ndarray[Any, Any] | ImageError) -> np.ndarray[Any, Any]:
+def _readable(item: Array | ImageError) -> Array:
     if isinstance(item, ImageError):
         raise DataError(f"{item.name} was readable before and is not now: {item.reason}. Repair it and train again")
     return item
 
 
-def _padded(images: np.ndarray[Any, Any], augmentation: Augmentation) -> np.ndarray[Any, Any]:
+def _padded(images: Array, augmentation: Augmentation) -> Array:
     """[N, H, W, C] -> [N, C, H + 2p, W + 2p], contiguous."""
     p = augmentation.crop_padding
     n, height, width, channels = images.shape
@@ -141,16 +128,9 @@ def _padded(images: np.ndarray[Any, Any], augmentation: Augmentation) -> np.ndar
     return out
 
 
-def _cut_numpy(
-    padded: np.ndarray[Any, Any],
-    index: np.ndarray[Any, Any],
-    down: np.ndarray[Any, Any],
-    right: np.ndarray[Any, Any],
-    flip: np.ndarray[Any, Any],
-    size: tuple[int, ...],
-) -> np.ndarray[Any, Any]:
+def _cut_numpy(padded: Array, index: Array, down: Array, right: Array, flip: Array, size: tuple[int, ...]) -> Array:
     windows = np.lib.stride_tricks.sliding_window_view(padded, size[:2], axis=(2, 3))  # [N, C, down, right, H, W]
-    out: np.ndarray[Any, Any] = windows[index, :, down, right]
+    out: Array = windows[index, :, down, right]
     out[flip] = out[flip, :, :, ::-1]
     return out
 

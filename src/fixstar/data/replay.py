@@ -127,11 +127,9 @@ class ReplayMemory:
     ) -> np.ndarray[Any, Any]:
         rng = np.random.default_rng(seed)
         rows: list[np.ndarray[Any, Any]] = []
-        for label, name in enumerate(images.classes):
-            if name not in new:
-                continue
-            mine = np.flatnonzero(images.labels == label)
-            if selection == "herding" and features is not None and len(mine):
+        for name in new:
+            mine = np.flatnonzero(images.labels == images.classes.index(name))
+            if selection == "herding" and features is not None:
                 mine = mine[herding(features(images.take(mine)), self.per_class)]
             else:
                 mine = rng.permutation(mine)[: self.per_class]

@@ -36,9 +36,9 @@ class MemoryGallery(Gallery):
         self._next = 0
         self._lock = threading.RLock()
 
-    def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None:
+    def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         with self._lock:
-            check_new_version(space.name, [known.name for known in self.versions()], copied)
+            check_new_version(space.name, [known.name for known in self.versions()])
             self._open().add_version(space, projection)
 
     def versions(self) -> list[VersionSpace]:

@@ -714,11 +714,11 @@ class PostgresGallery(Gallery):
         self._bridges = Bridges(self.projection)
         self._known: dict[str, _Version] = {}
 
-    def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None:
+    def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         with self._pool.transaction(WRITE) as db:
             _lock_writing(db)
             known = _all_versions(db)
-            check_new_version(space.name, known, copied)
+            check_new_version(space.name, known)
             blob = None if projection is None else projection.astype("<f4").tobytes()
             db.execute(
                 "INSERT INTO versions (number, name, width, full_width, projection) VALUES (%s, %s, %s, %s, %s)",

@@ -601,10 +601,10 @@ class QdrantGallery(Gallery):
             if not read_only:
                 _finish_moves(opened)
 
-    def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None:
+    def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         """Only one process at a time should do this."""
         with self._writing() as server:
-            check_new_version(space.name, server.versions(), copied)
+            check_new_version(space.name, server.versions())
             server.create_version(space, projection)
 
     def versions(self) -> list[VersionSpace]:

@@ -371,9 +371,9 @@ class SqliteGallery(Gallery):
         self._keeper = IndexKeeper(matrices.exact, lambda: matrices.position, beside, index_above, self.read_only)
         self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
 
-    def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None:
+    def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         with self._writing() as db:
-            check_new_version(space.name, [name for (name,) in db.execute("SELECT name FROM versions")], copied)
+            check_new_version(space.name, [name for (name,) in db.execute("SELECT name FROM versions")])
             blob = None if projection is None else projection.astype("<f4").tobytes()
             db.execute(
                 "INSERT INTO versions (name, width, full_width, projection, created) VALUES (?, ?, ?, ?, ?)",

@@ -143,24 +143,23 @@ class Gallery(ABC):
     in which the items were last written. Ids are compared and sorted by code point, payloads are JSON.
     """
 
-    def create_version(self, name: str, width: int, projection: Vectors | None = None, copied: bool = False) -> None:
+    def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
         """Add a version whose vectors have ``width`` components; short forms where ``projection`` is given.
 
-        A name has letters and digits of any script and . _ - + : @ only. A name ``copied`` from another gallery is
-        not checked.
+        A name has letters and digits of any script and . _ - + : @ only.
         """
         checked_ids([name])
         if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
             raise GalleryError(f"the width of a version is its number of components, at least 1; got {width!r}")
         if projection is None:
-            self._create_version(VersionSpace(name, int(width), int(width)), None, copied)
+            self._create_version(VersionSpace(name, int(width), int(width)), None)
             return
         matrix = np.ascontiguousarray(projection, dtype=np.float32)
         if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
             raise GalleryError(f"a projection is a matrix [d, m] of finite numbers, got shape {matrix.shape}")
         if width != min(matrix.shape):
             raise GalleryError(f"short forms of a projection {matrix.shape} are {min(matrix.shape)} wide, got {width}")
-        self._create_version(VersionSpace(name, int(width), len(matrix)), matrix, copied)
+        self._create_version(VersionSpace(name, int(width), len(matrix)), matrix)
 
     @abstractmethod
     def versions(self) -> list[VersionSpace]:
@@ -267,7 +266,7 @@ class Gallery(ABC):
         self.close()
 
     @abstractmethod
-    def _create_version(self, space: VersionSpace, projection: Floats | None, copied: bool) -> None: ...
+    def _create_version(self, space: VersionSpace, projection: Floats | None) -> None: ...
 
     @abstractmethod
     def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None: ...
@@ -468,18 +467,12 @@ def _payload_text(item: str, payload: Any) -> str:
     return text
 
 
-def check_new_version(name: str, known: Iterable[str], copied: bool) -> None:
-    """Refuse the name of a version to be created if it exists, or is not one that commands and addresses can hold.
-
-    NAME@v2 may extend a name that exists; a ``copied`` name stays as it is.
-    """
-    names = list(known)
-    if name in names:
+def check_new_version(name: str, known: Iterable[str]) -> None:
+    """Refuse the name of a version to be created if it exists, or if commands and addresses cannot hold it."""
+    if name in known:
         raise GalleryError(f"the gallery already has a version {name!r}; versions never change, choose a new name")
-    stem, at, rest = name.rpartition("@")
-    new = rest if at and stem in names else name
-    allowed = all(character in _NAME_MARKS or unicodedata.category(character)[0] in "LMN" for character in new)
-    if not copied and (new[:1] in ("-", ".") or not allowed):
+    allowed = all(character in _NAME_MARKS or unicodedata.category(character)[0] in "LMN" for character in name)
+    if name[:1] in ("-", ".") or not allowed:
         raise GalleryError(
             f"a version cannot be called {name!r}: a name has letters, digits and {' '.join(_NAME_MARKS)} only, and "
             "does not start with - or . (names appear in commands and addresses). Use a name such as old-system"

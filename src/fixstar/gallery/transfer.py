@@ -30,7 +30,7 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
     """
     copied = 0
     for space in source.versions():
-        _make_version(target, space.name, space.width, source.projection(space.name), copied=True)
+        _make_version(target, space.name, space.width, source.projection(space.name))
         items = source.iterate(space.name)
         while batch := list(islice(items, BATCH)):
             vectors = np.stack([item.vector for item in batch])
@@ -139,9 +139,9 @@ def _refuse_held(gallery: Gallery, version: str, source: VectorSource) -> None:
         )
 
 
-def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | None, copied: bool = False) -> None:
+def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | None) -> None:
     """Create a version, or check that the one of this name is the same."""
-    if made_or_same(gallery, name, width, projection, copied):
+    if made_or_same(gallery, name, width, projection):
         return
     other, kept = gallery.space(name).width, gallery.projection(name)
     difference = "both hold short forms of the same width, under different projections: another model made them"
@@ -158,14 +158,14 @@ def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | 
     )
 
 
-def made_or_same(gallery: Gallery, name: str, width: int, projection: Floats | None, copied: bool = False) -> bool:
+def made_or_same(gallery: Gallery, name: str, width: int, projection: Floats | None) -> bool:
     """Create a version unless it exists; returns whether it has this width and projection.
 
     Others may create it at the same time: that is not an error.
     """
     if all(space.name != name for space in gallery.versions()):
         try:
-            gallery.create_version(name, width, projection, copied)
+            gallery.create_version(name, width, projection)
             return True
         except GalleryError:
             if all(space.name != name for space in gallery.versions()):

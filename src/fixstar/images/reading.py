@@ -254,7 +254,6 @@ def decode_ahead(
     preprocessing: Preprocessing,
     workers: int | None = None,
     ahead: int | None = None,
-    max_pixels: int = MAX_PIXELS,
 ) -> Generator[Pixels | ImageError, None, None]:
     """Every image in order, decoded by ``workers`` threads, at most ``ahead`` images in advance.
 
@@ -268,7 +267,7 @@ def decode_ahead(
 
     def read(position: int) -> Pixels | ImageError:
         try:
-            return read_pixels(sources[position], preprocessing, max_pixels, position=position)
+            return read_pixels(sources[position], preprocessing, position=position)
         except ImageError as error:
             return ImageError(error.name, error.reason, position)  # without its traceback
 
