@@ -121,8 +121,20 @@ def test_the_first_version_is_a_second_teacher_from_the_third_on() -> None:
     assert [set(seen) for seen in counts] == [{False}, {False}, {True}]
 
 
+def test_upgrades_take_smaller_steps_the_fewer_classes_they_bring() -> None:
+    method = create_method("polaris", rate=0.4, fade=0.5)
+    stream = class_stream(digits(), 4, 1)  # 4 classes, then 1 over 4, then 1 over 5
+    versions = lifelong(stream, method, SETTINGS, progress=False)
+    rates = [version.log[0].learning_rate for version in versions]
+    assert rates == pytest.approx([0.05, 0.05 * 0.4 * 0.5, 0.05 * 0.4 * 0.2**0.5])
+    more = Upgrade(encoder(0), FrozenEncoder(encoder(1)), digits(), ("0", "1"), ())  # more classes than before: no more
+    assert method.objective(more).learning_rate == pytest.approx(0.4)
+
+
 def test_wrong_weights_are_refused() -> None:
     with pytest.raises(InputError, match="hold >= 0"):
         create_method("polaris", hold=-1.0)
     with pytest.raises(InputError, match="rho > 0"):
         create_method("polaris", rho=0.0)
+    with pytest.raises(InputError, match="rate > 0"):
+        create_method("polaris", rate=0.0)

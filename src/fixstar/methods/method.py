@@ -87,19 +87,20 @@ class Stage:
 class Objective:
     """The loss of one version. ``module`` is trained along with the encoder and then dropped.
 
-    ``then`` are stages after the main one; ``finish`` is called after the last. All state must be in the encoder and in
-    ``module``, where a checkpoint finds it.
+    ``learning_rate`` is a factor on the recipe's for the main stage. ``then`` are stages after it; ``finish`` is called
+    after the last. All state must be in the encoder and in ``module``, where a checkpoint finds it.
     """
 
     terms: Callable[[Step], Terms]
     module: nn.Module | None = None
     then: tuple[Stage, ...] = ()
     finish: Callable[[], None] | None = None
+    learning_rate: float = 1.0
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The main stage and those after it."""
-        return (Stage(self.terms), *self.then)
+        return (Stage(self.terms, learning_rate=self.learning_rate), *self.then)
 
 
 @dataclass(frozen=True)

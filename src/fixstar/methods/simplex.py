@@ -106,7 +106,14 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
     )
 
 
-def polaris(hold: float = 20.0, contrast: float = 2.0, rho: float = 5.0, rotated: bool = True) -> Method:
+def polaris(
+    hold: float = 20.0,
+    contrast: float = 2.0,
+    rho: float = 5.0,
+    rotated: bool = True,
+    rate: float = 0.3,
+    fade: float = 0.5,
+) -> Method:
     """Polaris, our own: every image stays where the past put it, while the simplex makes room for the new.
 
     CE + ``hold`` (1 - cos to the past) + ``contrast`` search contrast, all over the whole batch:
@@ -116,12 +123,15 @@ def polaris(hold: float = 20.0, contrast: float = 2.0, rho: float = 5.0, rotated
     - The contrast runs in the direction of a search (``losses.search_contrast``): a new query must find its old vector.
     - Each image comes twice, the second time ``rotated`` by 90, 180 or 270 degrees. Rotated images are classes of their
       own, in slots reserved for the future. The model learns more from the same images; nothing of it is deployed.
+    - Upgrades take small steps: ``rate`` times the learning rate, and smaller ones still for an upgrade of few classes
+      (n) over many old ones (o): times (n / o)^``fade``, where n < o. Large steps lose more than the images can teach.
 
     A large capacity belongs to it (10,000): see docs/methods.md for why, and for what each part adds.
     """
-    if not (hold >= 0 and contrast >= 0 and rho > 0):
+    if not (hold >= 0 and contrast >= 0 and rho > 0 and rate > 0 and fade >= 0):
         raise InputError(
-            f"polaris needs hold >= 0, contrast >= 0 and rho > 0, got hold={hold}, contrast={contrast}, rho={rho}"
+            "polaris needs hold >= 0, contrast >= 0, rho > 0, rate > 0 and fade >= 0, "
+            f"got hold={hold}, contrast={contrast}, rho={rho}, rate={rate}, fade={fade}"
         )
 
     def begin(upgrade: Upgrade) -> Objective:
@@ -143,7 +153,7 @@ def polaris(hold: float = 20.0, contrast: float = 2.0, rho: float = 5.0, rotated
                 found["contrast"] = contrast * search_contrast(across, step.new.cosines(step.new), targets, rho)
             return found
 
-        return Objective(terms)
+        return Objective(terms, learning_rate=_upgrade_rate(upgrade, rate, fade))
 
     return Method(
         "polaris",
@@ -151,11 +161,19 @@ def polaris(hold: float = 20.0, contrast: float = 2.0, rho: float = 5.0, rotated
         "ours; after HOC and CL2R",
         begin=begin,
         needs=frozenset({"old model", "replay"}),
-        options={"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated},
+        options={"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated, "rate": rate, "fade": fade},
         views=2 if rotated else 1,
         rotated=rotated,
         first=True,
     )
+
+
+def _upgrade_rate(upgrade: Upgrade, rate: float, fade: float) -> float:
+    """The share of the learning rate that an upgrade trains at; the first version trains at all of it."""
+    if upgrade.teacher is None:
+        return 1.0
+    taught = len(upgrade.images.classes) / max(len(upgrade.old_classes), 1)
+    return rate * float(min(taught, 1.0) ** fade)
 
 
 def rotated_slots(encoder: Encoder) -> Tensor:
