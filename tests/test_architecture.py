@@ -208,8 +208,8 @@ def test_exported_names_exist_and_packages_state_them() -> None:
 EXPORTED = {
     "fixstar": ["Encoder", "__version__"],
     "fixstar.geometry": [
-        *("bridge", "carry", "full_form", "short_basis", "short_factors", "short_form"),
-        *("simplex_constants", "simplex_logits", "simplex_prototypes", "unit"),
+        *("blended", "bridge", "carry", "full_form", "short_basis", "short_factors", "short_form"),
+        *("simplex_constants", "simplex_logits", "simplex_prototypes", "slerp", "unit"),
     ],
     "fixstar.polytopes": [
         *("cube_dimension", "cube_logits", "cube_prototypes", "orthoplex_logits", "orthoplex_prototypes"),

@@ -24,7 +24,7 @@ from fixstar.data import from_arrays
 from fixstar.models import Encoder
 from fixstar.service.client import Client
 from fixstar.service.keys import Keys
-from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace import Check, Move, Workspace, catalogue
 from fixstar.workspace.backfill.orders import ORDERS
 from fixstar.workspace.backfill.planning import AUTO
 from fixstar.workspace.checks import CheckedCell, last_check, save_check
@@ -103,7 +103,7 @@ def test_a_retired_version_is_told_and_not_used(http: TestClient, space: Workspa
     http.post("/v1/backfill", json={"budget": "all", "order": "random"})
     ended(http, http.get("/v1/jobs").json()[0])
     (space.path / "state" / "deployment.json").unlink()  # else a rollback leads to v1
-    space.rollout._first = "v2"
+    space.rollout._start = Move("v2", "deploy", "")
     space.retire("v1")
     assert [(one["name"], one["retired"]) for one in http.get("/v1/versions").json()] == [("v1", True), ("v2", False)]
     assert http.get("/v1/versions/v1").json()["slots"]["hat"] == 1

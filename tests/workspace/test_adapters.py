@@ -13,7 +13,7 @@ from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.geometry import unit
 from fixstar.workspace.adapters import fitting
 from fixstar.workspace.adapters.fitting import ADAPTERS, Pairs, best_adapter, fit_adapter, gcv_penalty, moments
-from fixstar.workspace.adapters.maps import VectorAdapter, slerp
+from fixstar.workspace.adapters.maps import VectorAdapter
 
 Array = NDArray[np.float64]
 
@@ -156,15 +156,6 @@ def test_slerp_runs_from_procrustes_to_ridge() -> None:
     middle = fit_adapter("slerp", X, Y, t=0.5)(X)
     np.testing.assert_allclose(middle, unit(ends[0] + ends[1]), atol=1e-5)
     assert 0 <= fit_adapter("slerp", X, Y).about["t"] <= 1
-
-
-def test_slerp_by_angles() -> None:
-    p = np.array([[1.0, 0.0]])
-    for degrees in (1e-7, 10.0, 90.0, 170.0):
-        turn = np.deg2rad(degrees)
-        q = np.array([[np.cos(turn), np.sin(turn)]])
-        for t in (0.0, 0.25, 1.0):
-            np.testing.assert_allclose(slerp(p, q, t), [[np.cos(t * turn), np.sin(t * turn)]], atol=1e-12)
 
 
 def test_adapted_vectors_are_unit_float32_whatever_the_batch() -> None:

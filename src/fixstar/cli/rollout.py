@@ -8,21 +8,21 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fixstar.cli.app import AsJson, Confidence, Device, Tolerance, WorkspacePath, app
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_table, print_wrapped
-from fixstar.errors import NextStep
+from fixstar.errors import InputError, NextStep
 
 if TYPE_CHECKING:
     from fixstar.workspace import Adapted, Backfilled, Check
     from fixstar.workspace.backfill.planning import PlannedBackfill
     from fixstar.workspace.backfill.prediction import PredictedCurve
 
-__all__ = ["adapt", "backfill", "check", "deploy", "operator_name", "rollback", "shown_shares"]
+__all__ = ["adapt", "backfill", "check", "deploy", "operator_name", "print_blend", "rollback", "shown_shares"]
 
 EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
 LOST_SHOWN = 5  # lost queries that are named
@@ -46,6 +46,13 @@ def check(
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
+    blend: Annotated[
+        float | None,
+        typer.Option(
+            help="Judge queries by two models at this alpha, from 0 (old query) to 1 (new query).",
+            show_default="half of the queries choose it",
+        ),
+    ] = None,
     device: Device = "auto",
     report: Annotated[bool, typer.Option(help="Write a report with pictures into the workspace.")] = True,
     history: Annotated[bool, typer.Option("--history", help="List all checks of the version; test nothing.")] = False,
@@ -64,7 +71,7 @@ def check(
         return
     images = None if data is None else open_images(data, split)
     with Workspace(workspace, device) as space:
-        found = space.check(version, images, confidence, tolerance, seed, report, progress=not as_json)
+        found = space.check(version, images, confidence, tolerance, seed, report, not as_json, blend)
     if as_json:
         print_json(found.to_json())
     else:
@@ -106,6 +113,7 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
 
 def _print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
     _print_cells(found)
+    _print_blends(found)
     for reason in found.reasons:
         print_wrapped(reason, "- ")
     for note in found.notes:
@@ -156,26 +164,58 @@ def _print_cells(found: Check) -> None:
     )
 
 
+def _print_blends(found: Check) -> None:
+    """The queries by two models, if the new version's alone do not pass."""
+    from fixstar.evaluation.report import percent, points
+
+    if found.outcome == "pass" or not found.blends:
+        return
+    numbers = ("alpha\ntried", "its own\nqueries", "blended", "difference", "from", "to", "alpha\nwith auto")
+    rows = [
+        (
+            *(blend.version, f"{blend.tried:g}", percent(blend.self_test), percent(blend.cross_test)),
+            *(points(value) for value in (blend.difference, blend.low, blend.high)),
+            *(f"{blend.alpha:g}", blend.verdict),
+        )
+        for blend in found.blends
+    ]
+    print_table(("gallery", *numbers, "verdict"), rows, right=numbers)
+    print_wrapped(
+        f"Queries by two models, {found.version}'s blended with the gallery's own; alpha 0 is the old query alone. "
+        f"{found.blends[0].queries:,} queries judge an alpha that the others chose"
+    )
+
+
 @app.command(
     epilog='Examples:  fixstar deploy v2 -w shop   |   fixstar deploy v2 -w shop --force "agreed with search team"'
+    "   |   fixstar deploy v2 --blend auto -w shop"
 )
 def deploy(
     version: Annotated[str, typer.Argument(help="The version to deploy.")],
     workspace: WorkspacePath = Path(),
     force: Annotated[str | None, typer.Option(help="Deploy without a passed check, for this reason.")] = None,
+    blend: Annotated[
+        str,
+        typer.Option(
+            help="Blend queries for old vectors with the old model's: auto (what the check shows to lose nothing), an "
+            "alpha from 0 (old query) to 1 (new query), or off. One more forward pass per old model."
+        ),
+    ] = "off",
     as_json: AsJson = False,
 ) -> None:
     """Let queries and new items use a version. Old vectors stay and are searched; takes a moment at any size."""
     from fixstar.workspace import Workspace
 
     with Workspace(workspace, "cpu") as space:
-        move, counts = space.deploy(version, force, by=operator_name()), space.gallery.count()
+        move = space.deploy(version, force, by=operator_name(), blend=_parsed_blend(blend))
+        counts = space.gallery.count()
         unreached = space.unreachable_vectors(version)
     if as_json:
         print_json({**asdict(move), "unreached": unreached})
         return
     old = sum(count for name, count in counts.items() if name != version and name not in unreached)
     print(f"{version} is deployed. {old:,} vectors of older versions stay and are searched with its queries")
+    print_blend(move.blend, version)
     _print_unreached(unreached, version)
     steps = NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")
     print(*next_lines(steps, workspace), sep="\n")
@@ -199,10 +239,27 @@ def rollback(
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
         return
-    print(f"{move.version} is deployed again, {left} no longer")
+    print(f"{move.version} is deployed again" + (f", {left} no longer" if left != move.version else ""))
+    print_blend(move.blend, move.version)
     for name, count in unchecked.items():
         print(f"{count:,} vectors were made by {name}; {move.version}'s queries search them too, unchecked")
     _print_unreached(unreached, move.version)
+
+
+def _parsed_blend(text: str) -> float | Literal["auto"] | None:
+    if text in ("auto", "off"):
+        return "auto" if text == "auto" else None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"blend is auto, off, or a number from 0 to 1; got {text!r}") from None
+
+
+def print_blend(blend: Mapping[str, float], version: str) -> None:
+    """Whose vectors are searched with queries by two models, and what that costs."""
+    for name, alpha in blend.items():
+        how = f"{version}'s and {name}'s queries blended, alpha {alpha:g}" if alpha else f"{name}'s queries alone"
+        print(f"vectors of {name} are searched with {how}: one more forward pass per query")
 
 
 def _print_unreached(unreached: Mapping[str, int], version: str) -> None:

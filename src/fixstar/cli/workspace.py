@@ -14,6 +14,7 @@ import typer
 
 from fixstar.cli.app import AsJson, Device, WorkspacePath, app
 from fixstar.cli.output import print_json, print_table
+from fixstar.cli.rollout import print_blend
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
@@ -314,5 +315,6 @@ def _print_status(space: Workspace, state: Status) -> None:
     for name, versions in state.adapters.items():
         if state.vectors.get(name):
             print(f"vectors of {name} are searched through an adapter by queries of: {', '.join(versions) or 'none'}")
+    print_blend({name: alpha for name, alpha in state.blend.items() if state.vectors.get(name)}, state.deployed or "")
     if state.training:
         print(_unfinished(state.training))

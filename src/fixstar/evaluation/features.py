@@ -155,6 +155,12 @@ def carried_queries(
     return [query.carry(queries, gallery, shared_components=shared_components) for gallery in galleries]
 
 
+def blended_queries(old: VersionFeatures, new: VersionFeatures, alpha: float) -> Floats:
+    """Queries by two models, slerp(old(x), new(x), alpha), in the space in which ``old`` is stored: [N, s]."""
+    own = geometry.unit(np.asarray(old.queries).astype(np.float32, copy=False))
+    return geometry.blended(own, carried_queries(new, [old])[0], alpha)
+
+
 def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[VersionFeatures]]:
     """After each version, all versions so far with their galleries as they are then stored.
 

@@ -94,6 +94,7 @@ def calibrated_search(
     queries: Vectors,
     calibrations: Mapping[str, Calibration],
     request: SearchRequest | None = None,
+    own: Mapping[str, Vectors] | None = None,
     **options: Unpack[SearchOptions],
 ) -> list[list[Hit]]:
     """The k items of each query that are most likely of its class; the score is that probability.
@@ -101,12 +102,14 @@ def calibrated_search(
     ``calibrations`` has one entry for each version to be searched, fitted on queries of ``version`` against it. Items
     of versions without one are not found: no probability of theirs is known. Each version searched gives its k nearest,
     so none that belongs among the best is missing; versions are searched in the order
-    given: an item that moves from one to a later one meanwhile is found, once.
+    given: an item that moves from one to a later one meanwhile is found, once. ``own`` are other vectors of the same
+    queries, in the space of the version that they search: blended ones, or those that an adapter makes.
     """
     if not calibrations:
         raise InputError("calibrations is empty, so no version would be searched; fit one with fit_calibration")
     wanted = SearchRequest.of(request, **options)
-    found = {name: gallery.search(version, queries, wanted, versions=[name]) for name in calibrations}
+    asked = {name: (name, own[name]) if own and name in own else (version, queries) for name in calibrations}
+    found = {name: gallery.search(*asked[name], wanted, versions=[name]) for name in calibrations}
     return [_merged([hits[i] for hits in found.values()], calibrations, wanted.k) for i in range(len(queries))]
 
 

@@ -97,13 +97,15 @@ class SearchResult(NamedTuple):
     """The hits of each query, best first, and the version that embedded the queries.
 
     Scores are cosines; if ``calibrated``, probabilities that query and item show the same class. ``left_out`` are
-    versions with vectors that these queries cannot reach: no adapter connects their models.
+    versions with vectors that these queries cannot reach: no adapter connects their models. ``blend`` says whose
+    vectors were searched with queries by two models: alpha by version, 0 for that version's queries alone.
     """
 
     version: str
     hits: list[list[Hit]]
     left_out: tuple[str, ...] = ()
     calibrated: bool = False
+    blend: Mapping[str, float] = {}
 
 
 class Item(NamedTuple):

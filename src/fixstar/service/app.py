@@ -158,6 +158,7 @@ def status(context: Shared, caller: Reader) -> Status:
         versions=seen.versions,
         retired=seen.retired,
         vectors=seen.vectors,
+        blend=dict(seen.blend),
         items=sum(seen.vectors.values()),
         jobs_running=sum(not job.has_ended for job in context.jobs.all()),
         caller=StatusCaller(name=caller.name, role=caller.role),

@@ -28,12 +28,13 @@ from fixstar.service.intake import Intake
 from fixstar.service.monitoring import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
-from fixstar.workspace import Workspace
+from fixstar.workspace import Move, Workspace
 from fixstar.workspace.items import LocalEmbedder
 
 __all__ = ["QueryBatcher"]
 
 Result = TypeVar("Result")
+_Vectors = dict[str, NDArray[np.float32]]  # by the version that made them
 
 
 @dataclass(frozen=True)
@@ -131,29 +132,37 @@ class QueryBatcher:
             self._batches.release()
             return
         try:
-            version, rows = await _in(self._embedding, functools.partial(self._vectors, batch))
+            move, rows = await _in(self._embedding, functools.partial(self._vectors, batch))
         except BaseException as error:
             self._batches.release()
             self._fail(batch, error)
             if not isinstance(error, Exception):
                 raise
             return
-        self._spawn(self._search(batch, version, rows))
+        self._spawn(self._search(batch, move, rows))
 
-    def _vectors(self, batch: Sequence[_Query]) -> tuple[str, list[NDArray[np.float32] | Exception]]:
-        """The deployed version, and what it makes of each query: a vector, or why there is none."""
-        version, encoder = self._encoder()
-        read = [_pixels(query, encoder.preprocessing) for query in batch]
-        good = [pixels for pixels in read if not isinstance(pixels, Exception)]
-        made = iter(_embedded(encoder, good))
+    def _vectors(self, batch: Sequence[_Query]) -> tuple[Move, list[_Vectors | Exception]]:
+        """What is deployed, and what its models make of each query: a vector each, or why there is none."""
+        serving = self._workspace.serving
+        move, models = serving.asking()
         self._metrics.batch_size.observe(len(batch))
-        self._metrics.embedded.labels(version, "query").inc(len(good))
-        return version, [one if isinstance(one, Exception) else next(made) for one in read]
+        rows: list[_Vectors | Exception] = [{} for _ in batch]
+        for name in models:
+            encoder = serving.encoder(name)
+            read = [_pixels(query, encoder.preprocessing) for query in batch]
+            good = [pixels for pixels in read if not isinstance(pixels, Exception)]
+            made = iter(_embedded(encoder, good))
+            self._metrics.embedded.labels(name, "query").inc(len(good))
+            for number, pixels in enumerate(read):
+                vector, row = pixels if isinstance(pixels, Exception) else next(made), rows[number]
+                if isinstance(row, dict):
+                    rows[number] = vector if isinstance(vector, Exception) else {**row, name: vector}
+        return move, rows
 
-    async def _search(self, batch: list[_Query], version: str, rows: list[NDArray[np.float32] | Exception]) -> None:
+    async def _search(self, batch: list[_Query], move: Move, rows: list[_Vectors | Exception]) -> None:
         """Search with the vectors of a batch, in as few calls as possible."""
         try:
-            ready: list[tuple[_Query, NDArray[np.float32]]] = []
+            ready: list[tuple[_Query, _Vectors]] = []
             for query, row in zip(batch, rows, strict=True):
                 if isinstance(row, Exception):
                     query.finish(row)
@@ -163,7 +172,8 @@ class QueryBatcher:
             for _, group in groupby(ready, key=lambda pair: pair[0].group()):
                 together = list(group)
                 queries = [query for query, _ in together]
-                await self._answer(queries, version, np.stack([row for _, row in together]))
+                vectors = {name: np.stack([row[name] for _, row in together]) for name in together[0][1]}
+                await self._answer(queries, move, vectors)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -171,10 +181,10 @@ class QueryBatcher:
         finally:
             self._batches.release()
 
-    async def _answer(self, queries: list[_Query], version: str, vectors: NDArray[np.float32]) -> None:
+    async def _answer(self, queries: list[_Query], move: Move, vectors: _Vectors) -> None:
         serving = self._workspace.serving
         try:
-            ask = functools.partial(serving.search_vectors, version, vectors, queries[0].request)
+            ask = functools.partial(serving.search_queries, move, vectors, queries[0].request)
             answer = await _in(self._searching, ask)
         except Exception as error:
             self._fail(queries, error)

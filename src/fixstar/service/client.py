@@ -221,12 +221,15 @@ class Client:
         found = self._ask("GET", f"/v1/versions/{quote(version, safe='')}/checks")
         return [Check.model_validate(one) for one in found]
 
-    def deploy(self, version: str, force: str | None = None, deployed: str | None = None) -> Deployment:
+    def deploy(
+        self, version: str, force: str | None = None, deployed: str | None = None, blend: float | str = "off"
+    ) -> Deployment:
         """Let queries and new items use a version; ``force`` is a reason to do without a passed check.
 
         ``deployed`` is the version that you believe is deployed: where another one is, nothing is moved (409).
+        ``blend`` is "off", "auto", or an alpha: queries for old vectors by two models.
         """
-        wanted = {"version": version, "force": force, "deployed": deployed}
+        wanted = {"version": version, "force": force, "deployed": deployed, "blend": blend}
         return Deployment.model_validate(self._ask("POST", "/v1/deploy", json=wanted))
 
     def rollback(self, deployed: str | None = None, to: str | None = None) -> Rollback:

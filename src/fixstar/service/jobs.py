@@ -262,7 +262,7 @@ def _bad_image(image: ImageError, before: int, batch: Sequence[Mapping[str, Any]
 def _check(space: Workspace, running: RunningJob) -> Result:
     """Check a version against all live vectors, on the images held out at training. The check is saved beside it."""
     wanted = running.job().parameters
-    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"])
+    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"], wanted["blend"])
 
     def embed(queries: ImageSet, gallery: ImageSet, names: Sequence[str]) -> list[VersionFeatures]:
         features: list[VersionFeatures] = []
@@ -275,8 +275,9 @@ def _check(space: Workspace, running: RunningJob) -> Result:
                 features += space.features(queries, gallery, [name], space.device, progress=False)
         return features
 
-    searched = space.versions_to_check(wanted["version"])
-    check = check_version(space.registry, wanted["version"], searched, embed, None, rules)
+    version = wanted["version"]
+    searched, adapters = space.versions_to_check(version), space.serving.adapters_of(version)
+    check = check_version(space.registry, version, searched, embed, None, rules, adapters=adapters)
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
     steps = [to_step(step) for step in check.next_steps]
     return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons), "next_steps": steps}

@@ -100,9 +100,9 @@ _HINTS = {  # for the library's errors
 }
 REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, path, fields of the body
     "backfill": ("POST", "/v1/backfill", ("budget", "order", "rate", "deployed", "anyway")),
-    "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed")),
+    "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed", "blend")),
     "delete-items": ("POST", "/v1/items/delete", ("ids",)),
-    "deploy": ("POST", "/v1/deploy", ("version", "force", "deployed")),
+    "deploy": ("POST", "/v1/deploy", ("version", "force", "deployed", "blend")),
     "rollback": ("POST", "/v1/rollback", ("deployed", "to")),
     "status": ("GET", "/v1/status", ()),
 }

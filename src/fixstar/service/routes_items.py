@@ -95,7 +95,7 @@ async def search(
 
 @router.post("/search/vector", tags=["search"], dependencies=READ, responses=problem_responses(404))
 def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
-    """The items nearest to a vector."""
+    """The items nearest to a vector. It is a query of one model and is never blended: for that send the image."""
     began = time.perf_counter()
     space = context.workspace
     version = space.deployed() if query.version is None else query.version
@@ -143,6 +143,7 @@ def _search_response(found: SearchResult, began: float) -> SearchResponse:
         hits=tuple(Hit(score=hit.score, **_item_fields(hit.id, hit.version, hit.payload)) for hit in found.hits[0]),
         calibrated=found.calibrated,
         left_out=found.left_out,
+        blend=dict(found.blend),
         milliseconds=round(1000 * (time.perf_counter() - began), 3),
     )
 

@@ -279,10 +279,11 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     space = context.workspace
     _existing(space, wanted.version)
     space.rollout.require_deployed(wanted.deployed)
-    if wanted.version == space.deployed():
+    if wanted.version == space.deployed() and wanted.blend == "off" and not space.rollout.current_move().blend:
         seen = f"{wanted.version} answers queries"
         raise Problem("already-deployed", seen, "there is nothing to do; see /v1/status")
-    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed)
+    blend = None if wanted.blend == "off" else wanted.blend
+    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, blend)
     _record(space, move)
     return Deployment(**_move_fields(move), unreached=_unreached(space, move.version))
 

@@ -129,13 +129,15 @@ class SearchResponse(_Response):
     """Results, best first, and the version that made the query's vector.
 
     Scores are cosines; where ``calibrated``, probabilities that query and item are of one class. ``left_out`` are
-    versions whose vectors this query cannot be compared with.
+    versions whose vectors this query cannot be compared with. ``blend`` says whose vectors were searched with queries
+    by two models: alpha by version.
     """
 
     version: str
     hits: tuple[Hit, ...]
     calibrated: bool = False
     left_out: tuple[str, ...] = ()
+    blend: dict[str, float] = {}
     milliseconds: float
 
 
@@ -244,6 +246,24 @@ class CheckedCell(_Response):
     positive_flips: int
 
 
+class Blend(_Response):
+    """Queries by two models on the gallery of ``version``, at alpha ``tried``. ``queries`` are those that judged it.
+
+    ``alpha`` is what a deployment with ``"blend": "auto"`` uses; 0 is the query of ``version`` alone.
+    """
+
+    version: str
+    alpha: float
+    tried: float
+    self_test: float
+    cross_test: float
+    difference: float
+    low: float
+    high: float
+    verdict: str
+    queries: int
+
+
 class Check(_Response):
     """What the gate found out about a version, why, what to do next, and on which images."""
 
@@ -253,6 +273,7 @@ class Check(_Response):
     notes: tuple[str, ...]
     next_steps: tuple[NextStepBody, ...]
     cells: tuple[CheckedCell, ...]
+    blends: tuple[Blend, ...]
     self_test: float | None
     queries: int
     gallery: int
@@ -329,11 +350,15 @@ class Compatibility(_Response):
 
 
 class CheckRequest(_Request):
-    """The confidence of the gate, and how much of the old self-test may be lost: fractions."""
+    """The confidence of the gate, and how much of the old self-test may be lost: fractions.
+
+    ``blend`` is an alpha to judge for queries by two models, 0 (old) to 1 (new); by default half of the queries choose.
+    """
 
     confidence: float = Field(default=0.95, ge=0.5, le=0.999)
     tolerance: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0, lt=2**31)
+    blend: float | None = Field(default=None, ge=0, le=1)
 
 
 # --- deployment
@@ -344,12 +369,15 @@ VersionName = Annotated[str, Field(max_length=100)]
 class DeployRequest(_Request):
     """``force`` is a reason to deploy without a passed check; it is kept.
 
-    ``deployed`` is the version that you believe is deployed: if another one is, nothing changes (409).
+    ``deployed`` is the version that you believe is deployed: if another one is, nothing changes (409). ``blend``
+    searches old vectors with queries by two models: ``auto`` with what the check shows to lose nothing, or one alpha
+    from 0 (old query) to 1 (new query). It costs one more forward pass per old model.
     """
 
     version: VersionName
     force: str | None = Field(default=None, max_length=1000)
     deployed: VersionName | None = None
+    blend: Literal["auto", "off"] | Annotated[float, Field(ge=0, le=1)] = "off"
 
 
 class RollbackRequest(_Request):
@@ -360,13 +388,17 @@ class RollbackRequest(_Request):
 
 
 class Move(_Response):
-    """One change of the deployment. ``reason`` says why it was done without a passed check, where it was."""
+    """One change of the deployment. ``reason`` says why it was done without a passed check, where it was.
+
+    ``blend`` is alpha by gallery version that is searched with queries by two models.
+    """
 
     version: str
     kind: Literal["deploy", "rollback"]
     when: str
     reason: str | None
     by: str
+    blend: dict[str, float]
 
 
 class Deployment(Move):
@@ -516,7 +548,10 @@ class StatusCaller(_Response):
 
 
 class Status(_Response):
-    """The state of the workspace. ``vectors`` counts items by the version that made them."""
+    """The state of the workspace. ``vectors`` counts items by the version that made them.
+
+    ``blend`` is alpha by gallery version that is searched with queries by two models.
+    """
 
     name: str
     fixstar: str
@@ -525,6 +560,7 @@ class Status(_Response):
     versions: tuple[str, ...]
     retired: tuple[str, ...]
     vectors: dict[str, int]
+    blend: dict[str, float]
     items: int
     jobs_running: int
     caller: StatusCaller

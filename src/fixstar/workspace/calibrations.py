@@ -9,7 +9,7 @@ as many pairs of either kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,11 +42,16 @@ class Fold(NamedTuple):
 
 
 def fit_calibrations(
-    versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
+    versions: Sequence[VersionFeatures],
+    query_labels: Labels,
+    gallery_labels: Labels,
+    seed: int = 0,
+    searched_by: Mapping[str, Floats] | None = None,
 ) -> dict[str, Calibration]:
     """Queries of the last version against the vectors of each, by name; the same queries and classes for all.
 
-    Empty with fewer than ``LEAST`` pairs of a kind, or if the own class is no closer than others in one of the spaces:
+    ``searched_by`` are other queries [N, s] for some of the versions, such as blended ones, in the space of each. Empty
+    with fewer than ``LEAST`` pairs of a kind, or if the own class is no closer than others in one of the spaces:
     all versions are calibrated, or none.
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
@@ -57,7 +62,9 @@ def fit_calibrations(
         return {}
     same = np.arange(len(asked) + len(rows)) < len(asked)
     found = {}
-    for version, queries in zip(versions, carried_queries(versions[-1], versions), strict=True):
+    for version in versions:
+        other = (searched_by or {}).get(version.name)
+        queries = carried_queries(versions[-1], [version])[0] if other is None else other
         nearest = _nearest_of_classes(queries[asked], unit(np.asarray(version.gallery, np.float32))[order], starts)
         cosines = np.concatenate([nearest[np.arange(len(asked)), own], nearest[rows, others]])
         try:
@@ -85,7 +92,11 @@ def _nearest_of_classes(queries: Floats, gallery: Floats, starts: Indices) -> Fl
 
 
 def class_folds(
-    versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
+    versions: Sequence[VersionFeatures],
+    query_labels: Labels,
+    gallery_labels: Labels,
+    seed: int = 0,
+    searched_by: Mapping[str, Floats] | None = None,
 ) -> list[Fold]:
     """Two folds of the classes; the queries of each get what was fitted on the other. Empty if one cannot be fitted."""
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
@@ -95,7 +106,9 @@ def class_folds(
         rows, learnt = np.flatnonzero(np.isin(truth, tried)), np.flatnonzero(~np.isin(owners, tried))
         others = np.flatnonzero(~np.isin(truth, tried))
         parts = [_part(version, others, learnt) for version in versions]
-        fitted = fit_calibrations(parts, truth[others], owners[learnt], seed) if len(others) and len(learnt) else {}
+        asking = {name: queries[others] for name, queries in (searched_by or {}).items()}
+        labels = truth[others], owners[learnt]
+        fitted = fit_calibrations(parts, *labels, seed, asking) if len(others) and len(learnt) else {}
         if not fitted:
             return []
         folds.append(Fold(rows, fitted))
@@ -103,14 +116,18 @@ def class_folds(
 
 
 def calibrations_and_folds(
-    versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
+    versions: Sequence[VersionFeatures],
+    query_labels: Labels,
+    gallery_labels: Labels,
+    seed: int = 0,
+    searched_by: Mapping[str, Floats] | None = None,
 ) -> tuple[dict[str, Calibration], list[Fold]]:
     """Calibrations from all images, and folds to try such ones with. Both are empty without evidence for either.
 
     Calibrations that were not tried on other classes are not worth keeping.
     """
-    folds = class_folds(versions, query_labels, gallery_labels, seed)
-    fitted = fit_calibrations(versions, query_labels, gallery_labels, seed) if folds else {}
+    folds = class_folds(versions, query_labels, gallery_labels, seed, searched_by)
+    fitted = fit_calibrations(versions, query_labels, gallery_labels, seed, searched_by) if folds else {}
     return fitted, folds if fitted else []
 
 

@@ -28,6 +28,7 @@ from fixstar.evaluation import Thumbnails
 from fixstar.gallery import Calibration
 
 __all__ = [
+    "Blend",
     "Check",
     "CheckedCalibrations",
     "CheckedCell",
@@ -38,6 +39,7 @@ __all__ = [
     "delete_old_flips",
     "flip_picture",
     "is_weaker",
+    "judged_blend",
     "last_check",
     "outweighing_check",
     "require_passed_check",
@@ -87,13 +89,44 @@ class CheckedCell:
 
 
 @dataclass(frozen=True)
+class Blend:
+    """Queries by two models on the gallery of ``version``: slerp(its own query, the new version's, alpha).
+
+    ``tried`` is the alpha that is best on half of the queries, 0 if none above 0 is better. The other half, ``queries``
+    of them (all, if the alpha was given), judges it: the accuracy with the gallery's own queries (``self_test``) and
+    with blended ones (``cross_test``), the interval of the difference, and the verdict: "unchanged" if ``tried`` is 0,
+    "apart" if nothing connects the two models, so that 0 is the only choice.
+
+    ``alpha`` is what may be deployed: ``tried`` if that is shown to be compatible, else 1 if the new version's queries
+    alone are, else 0: the gallery's own queries alone, which find what they find now.
+    """
+
+    version: str
+    alpha: float
+    tried: float
+    self_test: float
+    cross_test: float
+    low: float
+    high: float
+    verdict: str
+    queries: int
+
+    @property
+    def difference(self) -> float:
+        """What queries blended with ``tried`` gain on that gallery; a loss is negative."""
+        return self.cross_test - self.self_test
+
+
+@dataclass(frozen=True)
 class Check:
     """The verdict on one version. ``reasons`` is the evidence in sentences, ``notes`` what else is worth knowing.
 
     ``next_steps`` says what to do about it. ``report`` is the page with the curves, ``pictures`` the images of lost
     queries, as paths within the workspace. ``self_test`` is the version's own accuracy, None if not measured.
     ``calibrations`` holds slope and offset by gallery version: they turn the cosines between its queries and that
-    version's vectors into probabilities.
+    version's vectors into probabilities. ``blends`` are queries by two models, one for each gallery whose model is
+    here; ``blend_calibrations`` are the calibrations with their ``alpha``. The outcome is that of the new queries
+    alone.
     """
 
     version: str
@@ -112,6 +145,8 @@ class Check:
     pictures: str | None = None
     calibrations: dict[str, tuple[float, float]] = field(default_factory=dict)
     next_steps: tuple[NextStep, ...] = ()
+    blends: tuple[Blend, ...] = ()
+    blend_calibrations: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -141,7 +176,9 @@ class Check:
         parts["cells"] = tuple(
             CheckedCell(**{**cell, "lost": tuple(map(_lost_answer, cell["lost"]))}) for cell in content["cells"]
         )
-        parts["calibrations"] = {name: _calibration(*pair) for name, pair in content["calibrations"].items()}
+        parts["blends"] = tuple(Blend(**blend) for blend in content["blends"])
+        for fitted in ("calibrations", "blend_calibrations"):
+            parts[fitted] = {name: _calibration(*pair) for name, pair in content[fitted].items()}
         parts["next_steps"] = tuple(map(NextStep.from_json, content["next_steps"]))
         return cls(**{**content, **parts})
 
@@ -272,6 +309,43 @@ def require_passed_check(check: Check | None, version: str, searched: Iterable[s
     if unseen := [name for name in searched if name != version and name not in check.against]:
         raise GateError(f"{version} was checked before vectors of {', '.join(unseen)} were searchable", again, force)
     return check
+
+
+def judged_blend(
+    check: Check | None, version: str, searched: Iterable[str], wanted: float | Literal["auto"]
+) -> dict[str, float]:
+    """Alpha by gallery version, if the check allows to deploy ``version`` with such queries; else ``GateError``.
+
+    ``wanted`` is "auto" for what the check chose, which loses nothing beyond its confidence, or one alpha for all: then
+    that alpha must be the one that was judged. An alpha of 0 is the old query alone and needs no evidence.
+    """
+    auto = NextStep(
+        "deploy", {"version": version, "blend": "auto"}, "the alpha that the check chose, or the old queries"
+    )
+    force = NextStep("deploy", {"version": version, "blend": wanted, "force": ...}, "deploy anyway, with a reason")
+    if check is None:
+        raise GateError(f"{version} was never checked", NextStep("check", {"version": version}), force)
+    known = {blend.version for blend in check.blends}
+    if unseen := [name for name in searched if name != version and name not in known]:
+        raise GateError(
+            f"the check of {version} has not tried blended queries on vectors of {', '.join(unseen)}: they are newer "
+            "than the check, or their model is not here",
+            NextStep("check", {"version": version}),
+            force,
+        )
+    if wanted == "auto":
+        return {blend.version: blend.alpha for blend in check.blends}
+    for blend in check.blends:
+        judged = "apart" if blend.verdict == "apart" else blend.verdict if blend.tried == wanted else "not judged"
+        if wanted and judged not in ("compatible", "apart"):
+            raise GateError(
+                f"queries blended with {blend.version}'s at alpha {wanted:g} were not shown to find as much as before "
+                f"among vectors of {blend.version}: {judged}. The check tried alpha {blend.tried:g}: {blend.verdict}",
+                NextStep("check", {"version": version, "blend": wanted}, "judge this alpha"),
+                auto,
+                force,
+            )
+    return {blend.version: 0.0 if blend.verdict == "apart" else wanted for blend in check.blends}
 
 
 def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Which version answers queries: one pointer, moved at once, with the history of its moves.
+"""Which version answers queries, and which older ones help it: one pointer, moved at once, with its history.
 
 state/deployment.json    the moves, oldest first; the last one says what is deployed
 """
@@ -6,12 +6,12 @@ state/deployment.json    the moves, oldest first; the last one says what is depl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fixstar.durable import WatchedFile, exclusive, replace_json
 from fixstar.errors import DeploymentMovedError, GateError, InputError, ModelError
@@ -26,13 +26,20 @@ _WAIT = 10.0  # seconds for another process that moves the pointer
 
 @dataclass(frozen=True)
 class Move:
-    """One move of the pointer. ``reason`` is why it was moved without a passed check, if so; ``by`` who moved it."""
+    """One move of the pointer. ``reason`` is why it was moved without a passed check, if so; ``by`` who moved it.
+
+    ``blend`` is alpha by gallery version: queries for its vectors are slerp(its own query, the deployed version's,
+    alpha). Others are searched with the deployed version's queries alone. ``calibrations`` are slope and offset by
+    gallery version for such queries; empty if the check had none.
+    """
 
     version: str
     kind: Kind
     when: str
     reason: str | None = None
     by: str = ""
+    blend: Mapping[str, float] = field(default_factory=dict)
+    calibrations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Rollout:
@@ -44,28 +51,42 @@ class Rollout:
     def __init__(self, path: Path, first: str = "v1") -> None:
         self._path, self._directory = path, path / "state"
         self._file = self._directory / "deployment.json"
-        self._first = first
+        self._start = Move(first, "deploy", "")
         self._moves: WatchedFile[tuple[Move, ...]] = WatchedFile(self._file, _parse, ())
 
     def current(self) -> str:
         """The version that is deployed."""
         return self._deployed(self.history())
 
+    def current_move(self) -> Move:
+        """The version that is deployed, and what queries are blended with: the last move."""
+        moves = self.history()
+        return moves[-1] if moves else self._start
+
     def history(self) -> tuple[Move, ...]:
         """All moves, oldest first."""
         return self._moves.content()
 
-    def deploy(self, version: str, reason: str | None = None, by: str = "", deployed: str | None = None) -> Move:
-        """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters."""
+    def deploy(
+        self,
+        version: str,
+        reason: str | None = None,
+        by: str = "",
+        deployed: str | None = None,
+        blend: Mapping[str, float] | None = None,
+        calibrations: Mapping[str, tuple[float, float]] | None = None,
+    ) -> Move:
+        """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters; see ``Move``."""
         with self._locked():
             moves = self.history()
             self._require_deployed(deployed, moves)
-            return self._append(moves, version, "deploy", reason, by)
+            move = Move(version, "deploy", "", reason, by, dict(blend or {}), dict(calibrations or {}))
+            return self._append(moves, move)
 
     def rollback(
         self, reason: str | None = None, by: str = "", deployed: str | None = None, to: str | None = None
     ) -> Move:
-        """Move the pointer back to where it stood before the last deployment that was not rolled back.
+        """Move the pointer back to where it stood before the last deployment that was not rolled back, blend included.
 
         ``deployed`` is where it must stand now, ``to`` where it must land, if that matters: else it is not moved.
         """
@@ -73,11 +94,12 @@ class Rollout:
             moves = self.history()
             self._require_deployed(deployed, moves)
             previous = self._previous(moves)
-            if to not in (None, previous):
+            if to not in (None, previous.version):
+                left = self._stack(moves)[-1].version
                 raise DeploymentMovedError(
-                    f"a rollback from {self._stack(moves)[-1]} leads to {previous}, not to {to}; nothing was moved"
+                    f"a rollback from {left} leads to {previous.version}, not to {to}; nothing was moved"
                 )
-            return self._append(moves, previous, "rollback", reason, by)
+            return self._append(moves, replace(previous, kind="rollback", reason=reason, by=by))
 
     def require_deployed(self, version: str | None) -> None:
         """Refuse if another version is deployed than the one named; None is any."""
@@ -97,38 +119,38 @@ class Rollout:
 
     def require_previous(self) -> str:
         """Where a rollback would lead, or an error that says why there is nothing to go back to."""
-        return self._previous(self.history())
+        return self._previous(self.history()).version
 
     def _deployed(self, moves: tuple[Move, ...]) -> str:
-        return moves[-1].version if moves else self._first
+        return moves[-1].version if moves else self._start.version
 
     def _require_deployed(self, version: str | None, moves: tuple[Move, ...]) -> None:
         if version not in (None, now := self._deployed(moves)):
             raise DeploymentMovedError(f"{now} is deployed now, not {version}; nothing was moved")
 
-    def _previous(self, moves: tuple[Move, ...]) -> str:
-        stack = self._stack(moves)
-        if len(stack) < 2:
-            raise InputError(f"{stack[-1]} is the first version that was deployed; there is nothing to roll back to")
-        if stack[-2] in Registry(self._path).retired():
+    def _previous(self, moves: tuple[Move, ...]) -> Move:
+        *earlier, last = self._stack(moves)
+        if not earlier:
+            raise InputError(f"{last.version} is the first version that was deployed; there is nothing to roll back to")
+        if (found := earlier[-1]).version in Registry(self._path).retired():
             raise InputError(
-                f"{stack[-2]}, which was deployed before {stack[-1]}, was retired: its weights are gone, so there is "
-                "nothing to roll back to; deploy the version you want instead"
+                f"{found.version}, which was deployed before {last.version}, was retired: its weights are gone, so "
+                "there is nothing to roll back to; deploy the version you want instead"
             )
-        return stack[-2]
+        return found
 
-    def _stack(self, moves: tuple[Move, ...]) -> list[str]:
+    def _stack(self, moves: tuple[Move, ...]) -> list[Move]:
         """The deployments that were not rolled back, the current one last."""
-        stack = [self._first]
+        stack = [self._start]
         for move in moves:
             if move.kind == "rollback":
                 stack.pop()
             else:
-                stack.append(move.version)
+                stack.append(move)
         return stack
 
-    def _append(self, moves: tuple[Move, ...], version: str, kind: Kind, reason: str | None, by: str) -> Move:
-        move = Move(version, kind, datetime.now(UTC).isoformat(timespec="milliseconds"), reason, by)
+    def _append(self, moves: tuple[Move, ...], move: Move) -> Move:
+        move = replace(move, when=datetime.now(UTC).isoformat(timespec="milliseconds"))
         replace_json(self._file, {"format": "fixstar-deployment", "moves": [asdict(m) for m in (*moves, move)]})
         return move
 
@@ -146,9 +168,17 @@ class Rollout:
 
 def _parse(file: Path) -> tuple[Move, ...]:
     try:
-        return tuple(Move(**move) for move in json.loads(file.read_text(encoding="utf-8"))["moves"])
-    except (ValueError, KeyError, TypeError) as error:
+        return tuple(map(_parse_move, json.loads(file.read_text(encoding="utf-8"))["moves"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
+
+
+def _parse_move(content: dict[str, Any]) -> Move:
+    blend = {name: float(alpha) for name, alpha in content["blend"].items()}
+    fitted = {name: (float(slope), float(offset)) for name, (slope, offset) in content["calibrations"].items()}
+    if wrong := [alpha for alpha in blend.values() if not 0 <= alpha < 1]:
+        raise ValueError(f"a blend of {wrong[0]}")
+    return Move(**{**content, "blend": blend, "calibrations": fitted})
 
 
 def checked_reason(force: str | None, what: str) -> str | None:

@@ -9,24 +9,39 @@ confidence asked for: each of m cells gets an m-th of the error (Bonferroni). Th
     misses evidence     otherwise; the check then says how much more is needed.
 
 Calibrations, which let a search merge hits of several versions, are fitted on the way; no verdict depends on them.
+
+**Queries by two models**, slerp(old(x), new(x), alpha), are tried too, on every gallery whose model is here. Half of
+the queries of each class choose alpha, the other half judges it by the same rule, so the choice among alphas needs no
+correction. The verdicts on blended queries are a family of their own: all of them hold together with the confidence
+asked for. Together with those on the new queries alone the error may be twice as large: take the confidence higher if
+that matters. Where blended queries are not shown to be compatible, alpha is 0: the old query alone finds what it finds
+now, and nothing is left to chance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fixstar.errors import InputError, NextStep
-from fixstar.evaluation import Difference, Flips, Report, cross_test, flips, lost_queries, paired_bootstrap
+from fixstar.evaluation import Difference, Report, cross_test, flips, lost_queries, paired_bootstrap
 from fixstar.evaluation.evidence import needed_resamples
+from fixstar.evaluation.features import carried_queries
 from fixstar.evaluation.report import percent, points
+from fixstar.evaluation.search import searcher
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
+from fixstar.geometry import blended, unit
 from fixstar.images import Preprocessing
+from fixstar.workspace.adapters.maps import VectorAdapter
 from fixstar.workspace.calibrations import LEAST, Fold, calibrations_and_folds, search_curve
 from fixstar.workspace.checks import (
+    Blend,
     Check,
     CheckedCell,
     LostAnswer,
@@ -44,6 +59,7 @@ if TYPE_CHECKING:
     from fixstar.evaluation import CrossTest, VersionFeatures
 
 __all__ = [
+    "ALPHAS",
     "GateRules",
     "achievable_tolerance",
     "cell_sentence",
@@ -54,9 +70,15 @@ __all__ = [
     "run_check",
 ]
 
+Floats = NDArray[np.floating[Any]]
+Labels = NDArray[np.integer[Any]]
+Hits = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 Features = Callable[["ImageSet", "ImageSet", Sequence[str]], "Sequence[VersionFeatures]"]
 """The vectors that the named versions make of query and of gallery images."""
 
+ALPHAS = tuple(number / 10 for number in range(11))
+"""The shares of the way from the old query to the new one that are tried."""
 LISTED = 20  # lost queries listed per cell
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
 _MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of a gallery that are re-embedded
@@ -69,12 +91,14 @@ _POINT = 0.01
 class GateRules:
     """The confidence of the verdict, and how much of the old self-test may be lost: fractions.
 
-    ``seed`` divides the images into gallery and queries and draws the resamples.
+    ``seed`` divides the images into gallery and queries and draws the resamples. ``blend`` is an alpha for queries by
+    two models, which all queries then judge; by default half of them choose one.
     """
 
     confidence: float = 0.95
     tolerance: float = 0.0
     seed: int = 0
+    blend: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -83,6 +107,8 @@ class GateRules:
             raise InputError(f"tolerance is a fraction from 0 to 1, such as 0.01 for a point; got {self.tolerance:g}")
         if self.seed < 0:
             raise InputError(f"seed is a number from 0 on, got {self.seed}")
+        if self.blend is not None and not 0 <= self.blend <= 1:
+            raise InputError(f"blend is a share from 0 (old queries) to 1 (new queries); got {self.blend:g}")
 
     def shared(self, cells: int) -> float:
         """The confidence of each of several intervals that are to hold together (Bonferroni)."""
@@ -105,10 +131,13 @@ def check_version(
     images: ImageSet | None = None,
     rules: GateRules | None = None,
     report: bool = True,
+    adapters: Mapping[str, VectorAdapter] | None = None,
 ) -> Check:
     """Check a version against those whose vectors it would search; keep the verdict and the report.
 
     Without ``images``, those are used that were held out at training and that none of these versions has learnt.
+    ``adapters`` bring its queries to other versions' vectors. They were checked when they were fitted; here blended
+    queries are tried through them.
     """
     rules = rules or GateRules()
     known, card = registry.names(), registry.card(registry.checked(version))
@@ -123,10 +152,11 @@ def check_version(
         check = _without_images(version, [*older, *foreign], len(images or ()), learnt_by, rules)
     else:
         images = searchable(images, preprocessing, "skip")
-        trial = trial_of_images(lambda q, g: features(q, g, [*older, version]), images, seed=rules.seed)
-        trial, isolated = _comparable(trial)
+        models = [name for name in known if name in (adapters or {})] + [*older, version]
+        trial = trial_of_images(lambda q, g: features(q, g, models), images, seed=rules.seed)
+        trial, apart = _comparable(trial, adapters)
         tested = cross_test(*trial.images, "image")
-        check, folds = _judge_all(trial, tested, isolated, foreign, rules)
+        check, folds = _judge_all(trial, tested, apart, foreign, rules, adapters)
         check = _with_image_notes(
             check, source == "held out" and card["about"].get("validation") is not None, learnt_by
         )
@@ -146,28 +176,38 @@ def check_version(
     return check
 
 
-def run_check(trial: Trial, rules: GateRules | None = None, foreign: Sequence[str] = ()) -> Check:
+def run_check(
+    trial: Trial,
+    rules: GateRules | None = None,
+    foreign: Sequence[str] = (),
+    adapters: Mapping[str, VectorAdapter] | None = None,
+) -> Check:
     """The verdict on the last version of a trial against all others.
 
     ``foreign`` names versions whose vectors are searched too, but whose model is not here to be measured.
     """
-    trial, isolated = _comparable(trial)
-    return _judge_all(trial, cross_test(*trial.images, "image"), isolated, foreign, rules or GateRules())[0]
+    trial, apart = _comparable(trial, adapters)
+    tested = cross_test(*trial.images, "image")
+    return _judge_all(trial, tested, apart, foreign, rules or GateRules(), adapters)[0]
 
 
-def _comparable(trial: Trial) -> tuple[Trial, list[str]]:
-    """The trial with the versions that the newest one's vectors can be compared with, and the names of the others.
+def _comparable(trial: Trial, adapters: Mapping[str, VectorAdapter] | None) -> tuple[Trial, list[VersionFeatures]]:
+    """The trial with the versions that the newest one's queries search directly, and the others.
 
     A gallery is searched as it is stored: without the adapter by which a version would move old vectors.
     """
     versions = [replace(version, adapt=None) for version in trial.versions]
-    comparable = [version for version in versions if versions[-1].comparable_with(version)]
-    names = {version.name for version in comparable}
-    return replace(trial, versions=comparable), [one.name for one in versions if one.name not in names]
+    direct = [one for one in versions if versions[-1].comparable_with(one) and one.name not in (adapters or {})]
+    return replace(trial, versions=direct), [one for one in versions if one not in direct]
 
 
 def _judge_all(
-    trial: Trial, tested: CrossTest, isolated: Sequence[str], foreign: Sequence[str], rules: GateRules
+    trial: Trial,
+    tested: CrossTest,
+    apart: Sequence[VersionFeatures],
+    foreign: Sequence[str],
+    rules: GateRules,
+    adapters: Mapping[str, VectorAdapter] | None,
 ) -> tuple[Check, list[Fold]]:
     """The check, and the folds that its calibrations were tried on."""
     version, cells, findings = tested.names[-1], list[CheckedCell](), list[_Finding]()
@@ -180,7 +220,8 @@ def _judge_all(
             "incompatible",
             f"vectors of {version} and of {name} have different widths: its queries cannot search {name}'s gallery",
         )
-        for name in isolated
+        for name in (one.name for one in apart)
+        if name not in (adapters or {})
     ]
     findings += [_foreign_finding(version, name) for name in foreign]
     outcome = _outcome([finding.verdict for finding in findings])
@@ -195,6 +236,14 @@ def _judge_all(
             "images help"
         )
         steps.append(NextStep("check", {"version": version, "data": ...}, "more labelled images, for calibrations"))
+    blends, searched_by = _blends(trial, apart, cells, rules, adapters or {})
+    blend_calibrations = (
+        calibrations_and_folds([*apart, *trial.versions], *trial.images[1:], rules.seed, searched_by)[0]
+        if searched_by
+        else {}
+    )
+    if outcome != "pass" and blends and not foreign:
+        steps.append(_blend_step(version, blends))
     check = Check(
         version,
         outcome,
@@ -208,6 +257,8 @@ def _judge_all(
         notes=tuple(notes),
         calibrations={name: (one.slope, one.offset) for name, one in calibrations.items()},
         next_steps=_distinct(steps),
+        blends=tuple(blends),
+        blend_calibrations={name: (one.slope, one.offset) for name, one in blend_calibrations.items()},
     )
     return check, folds
 
@@ -226,7 +277,7 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
     """The newest version's queries on gallery k: what is kept of it, and the difference with its verdict."""
     newest = len(tested.names) - 1
     found = flips(tested.hits[k, k], tested.hits[newest, k], trial.query_labels)
-    judged = _judged(tested, k, found, rules)
+    judged = _judged(tested.hits[newest, k], tested.hits[k, k], rules.shared(newest), rules)
     queries, gallery = trial.query_labels, trial.gallery_labels
     lost = lost_queries(found, queries, trial.versions[k], trial.versions[newest], shown=LISTED)
 
@@ -248,20 +299,19 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
     return cell, judged
 
 
-def _judged(tested: CrossTest, k: int, found: Flips, rules: GateRules) -> Difference:
-    """The difference on gallery k with its interval, and the verdict by the tolerance.
+def _judged(after: Hits, before: Hits, confidence: float, rules: GateRules) -> Difference:
+    """The difference between two searches of the same queries [N], its interval, and the verdict by the tolerance.
 
     If few queries differ, the bootstrap sees too little. The interval is then at least that of the flips alone: the
     exact one of a rare event (Clopper and Pearson, 1934).
     """
-    newest = len(tested.names) - 1
-    each = rules.shared(newest)
-    outcomes = tested.hits[newest, k], tested.hits[k, k]
-    measured = paired_bootstrap(*outcomes, confidence=each, resamples=needed_resamples(each), seed=rules.seed)
+    resamples = needed_resamples(confidence)
+    measured = paired_bootstrap(after, before, confidence=confidence, resamples=resamples, seed=rules.seed)
     low, high = measured.low, measured.high
-    if measured.differing < least_differing(each):
-        low = min(low, -_highest_rate(len(found.negative), found.queries, each))
-        high = max(high, _highest_rate(len(found.positive), found.queries, each))
+    if measured.differing < least_differing(confidence):
+        lost, won = (int(np.count_nonzero(one & ~other)) for one, other in ((before, after), (after, before)))
+        low = min(low, -_highest_rate(lost, len(before), confidence))
+        high = max(high, _highest_rate(won, len(before), confidence))
     if low > -rules.tolerance:
         return replace(measured, low=low, high=high, verdict="compatible")
     return replace(measured, low=low, high=high, verdict="incompatible" if high <= -rules.tolerance else "not decided")
@@ -275,6 +325,101 @@ def _highest_rate(seen: int, of: int, confidence: float) -> float:
         this_rarely = math.fsum(math.comb(of, i) * rate**i * (1 - rate) ** (of - i) for i in range(seen + 1))
         low, high = (rate, high) if this_rarely > (1 - confidence) / 2 else (low, rate)
     return high
+
+
+# --- queries by two models
+
+
+def _blends(
+    trial: Trial,
+    apart: Sequence[VersionFeatures],
+    cells: Sequence[CheckedCell],
+    rules: GateRules,
+    adapters: Mapping[str, VectorAdapter],
+) -> tuple[list[Blend], dict[str, Floats]]:
+    """Blended queries on every older gallery, and the queries [N, s] by gallery where the new ones alone do not search.
+
+    Vectors ``apart`` are searched through an adapter, or by their own model's queries alone.
+    """
+    *older, newest = trial.versions
+    labels = trial.query_labels
+    choosing, judging = _halves(labels, rules.seed)
+    if rules.blend is not None:
+        judging = np.arange(len(labels))
+    asked = []
+    for old in (*apart, *older):
+        own = unit(np.asarray(old.queries, np.float32))
+        adapter = adapters.get(old.name)
+        by_new = adapter(newest.queries) if adapter else carried_queries(newest, [old])[0] if old in older else None
+        find, tried = searcher("image", old.gallery, trial.gallery_labels), rules.blend
+        if by_new is None or not len(judging):
+            tried = 0.0
+        elif tried is None:
+            pair, truth = (own[choosing], by_new[choosing]), labels[choosing]
+            found = [find(blended(*pair, alpha), truth).mean() for alpha in ALPHAS]
+            tried = ALPHAS[int(np.argmax(found))]  # of equal ones the closest to the old query
+        asked.append(_Asked(old.name, own, by_new, find, tried))
+    passed = {cell.version for cell in cells if cell.verdict == "compatible"}
+    confidence = rules.shared(sum(one.tried > 0 for one in asked))
+    blends = [_blend(one, judging, labels, one.name in passed, confidence, rules) for one in asked]
+    names = {one.name for one in apart}
+    searched_by = {
+        one.name: one.at(blend.alpha)
+        for one, blend in zip(asked, blends, strict=True)
+        if blend.alpha < 1 or one.name in names
+    }
+    return blends, searched_by
+
+
+class _Asked(NamedTuple):
+    """An older gallery, its own and the new version's queries in its space, and the best alpha of the choosing half."""
+
+    name: str
+    own: Floats
+    by_new: Floats | None
+    find: Callable[[Floats, Labels], Hits]
+    tried: float
+
+    def at(self, alpha: float) -> Floats:
+        """The blended queries [N, s]."""
+        return self.own if self.by_new is None else blended(self.own, self.by_new, alpha)
+
+
+def _halves(labels: Labels, seed: int) -> tuple[Indices, Indices]:
+    """Rows of queries, half of each class each; the second has one less where the number is odd."""
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return np.sort(by_class[::2]), np.sort(by_class[1::2])
+
+
+def _blend(asked: _Asked, judging: Indices, labels: Labels, passed: bool, confidence: float, rules: GateRules) -> Blend:
+    """The verdict on the alpha that was chosen; ``passed`` says that the new queries alone are compatible."""
+    own, alpha = asked.find(asked.own, labels), asked.tried
+    if not alpha:
+        accuracy, verdict = float(own.mean()), "apart" if asked.by_new is None else "unchanged"
+        return Blend(asked.name, float(passed), 0.0, accuracy, accuracy, 0.0, 0.0, verdict, len(labels))
+    before, after = own[judging], asked.find(asked.at(alpha)[judging], labels[judging])
+    judged = _judged(after, before, confidence, rules)
+    return Blend(
+        asked.name,
+        alpha if judged.verdict == "compatible" else float(passed),
+        alpha,
+        float(before.mean()),
+        float(after.mean()),
+        judged.low,
+        judged.high,
+        judged.verdict,
+        len(judging),
+    )
+
+
+def _blend_step(version: str, blends: Sequence[Blend]) -> NextStep:
+    """A deployment with blended queries, which finds no less than now."""
+    shown = [f"{blend.alpha:g} with {blend.version}'s" for blend in blends if 0 < blend.alpha < 1]
+    kept = [blend.version for blend in blends if not blend.alpha]
+    parts = [f"queries by two models, alpha {', '.join(shown)}"] if shown else []
+    parts += [f"vectors of {' and '.join(kept)} keep the old queries"] if kept else []
+    return NextStep("deploy", {"version": version, "blend": "auto"}, "; ".join(parts))
 
 
 # --- how much evidence would decide

@@ -3,6 +3,10 @@
 Every result belongs to one version, the one that was deployed when the search began. Hits among vectors of several
 versions are merged by probability if the version's last check has calibrations for all of them, else by cosine. What a
 version's queries can search is answered by ``reachability``.
+
+A deployment may **blend** queries for an older version's vectors with that version's own: slerp(old(x), new(x), alpha).
+That takes the image, and one more forward pass for each such version, as long as it has vectors and weights. A vector
+that a client sends, or a stored one, is a query of one model and is not blended.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -31,11 +35,14 @@ from fixstar.gallery import (
     Vectors,
     calibrated_search,
 )
+from fixstar.gallery.ranking import Bridges
+from fixstar.geometry import blended
 from fixstar.images import ImageSource, Preprocessing, read_pixels
 from fixstar.models import Encoder
+from fixstar.workspace.adapters.maps import VectorAdapter
 from fixstar.workspace.adapters.registry import AdapterRegistry
 from fixstar.workspace.checks import CheckedCalibrations
-from fixstar.workspace.deployment import Rollout
+from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder, ensure_version
 from fixstar.workspace.reachability import Reach, Reachability
 from fixstar.workspace.registry import Registry
@@ -63,6 +70,7 @@ class Serving:
         self.reachability = Reachability(registry, self.adapters, gallery)
         self._device, self._keep, self._usage = device, keep, usage
         self._checked = CheckedCalibrations(self.path)
+        self._bridges = Bridges(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._lock, self._loading = threading.Lock(), threading.Lock()
 
@@ -75,6 +83,12 @@ class Serving:
         """The versions with vectors in the gallery, and the deployed one."""
         found = [name for name, count in self.gallery.count().items() if count]
         return list(dict.fromkeys([*found, self.deployed()]))
+
+    def adapters_of(self, version: str) -> dict[str, VectorAdapter]:
+        """The adapters by which a version's queries search stored vectors, by the version that made these."""
+        counts = self.gallery.count()
+        live = (name for name in self.reachability.of(version).adapted if counts.get(name))
+        return {name: found for name in live if (found := self.adapters.find(name, version)) is not None}
 
     def encoder(self, version: str) -> Encoder:
         """A version's encoder, loaded the first time; the gallery then has room for its vectors.
@@ -90,7 +104,7 @@ class Serving:
             ensure_version(self.gallery, version, encoder)
             with self._lock:
                 self._encoders[version] = encoder
-                while len(self._encoders) > self._keep:
+                while len(self._encoders) > max(self._keep, 1 + len(self.rollout.current_move().blend)):
                     self._encoders.popitem(last=False)
             return encoder
 
@@ -110,9 +124,31 @@ class Serving:
     def search(
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
-        """The nearest items of each image; see ``search_vectors``."""
-        version = self.rollout.current()
-        return self.search_vectors(version, self.embed(version, images), request, **options)
+        """The nearest items of each image; see ``search_vectors``. Queries are blended as deployed."""
+        move, models = self.asking()
+        return self.search_queries(move, {name: self.embed(name, images) for name in models}, request, **options)
+
+    def asking(self) -> tuple[Move, list[str]]:
+        """What is deployed now, and the versions that must embed each query: the deployed one first.
+
+        The others are those that it is blended with, while they have vectors and weights.
+        """
+        move = self.rollout.current_move()
+        counts = self.gallery.count() if move.blend else {}
+        live = (name for name in move.blend if counts.get(name) and self.registry.directory(name).is_dir())
+        return move, [move.version, *live]
+
+    def search_queries(
+        self,
+        move: Move,
+        vectors: Mapping[str, Vectors],
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> SearchResult:
+        """The nearest items of queries, as all versions of ``asking`` embedded them, [N, width] each."""
+        return self._counted(
+            self._search(move.version, vectors[move.version], SearchRequest.of(request, **options), move, vectors)
+        )
 
     def search_vectors(
         self, version: str, vectors: Vectors, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
@@ -147,45 +183,71 @@ class Serving:
 
     def _calibrations(self, version: str, reach: Reach) -> dict[str, Calibration]:
         known = self._checked.of(version)
-        if len(known) < 2:
+        if len(known) < 2 or any(self.gallery.count().get(name) for name in reach.adapted):
             return {}
+        return self._usable(known, reach.direct)
+
+    def _usable(self, known: Mapping[str, Calibration], searched: Sequence[str]) -> dict[str, Calibration]:
+        """Calibrations of the versions that are searched; empty if one with vectors lacks one, or only one has any."""
         counts = self.gallery.count()
-        live = {name for name in reach.direct if counts.get(name)}
-        if len(live) < 2 or not live <= known.keys() or any(counts.get(name) for name in reach.adapted):
+        live = {name for name in searched if counts.get(name)}
+        if len(live) < 2 or not live <= known.keys():
             return {}
         deployed = self.rollout.current()
-        usable = (name for name in reach.direct if name in known)
+        usable = (name for name in searched if name in known)
         return {name: known[name] for name in sorted(usable, key=lambda name: name == deployed)}
 
-    def _search(self, version: str, vectors: Vectors, request: SearchRequest) -> SearchResult:
-        reach = self.reachability.of(version)
+    def _search(
+        self,
+        version: str,
+        vectors: Vectors,
+        request: SearchRequest,
+        move: Move | None = None,
+        by_models: Mapping[str, Vectors] | None = None,
+    ) -> SearchResult:
+        """Search with one version's vectors; those of ``by_models`` are blended in as a deployment says."""
+        reach, blend = self.reachability.of(version), dict[str, float]()
+        if move is not None and by_models is not None:
+            blend = {name: move.blend[name] for name in by_models if name != version}
         if request.versions is not None:
             reach = reach.among(request.versions)
-        calibrations = self._calibrations(version, reach) if request.calibrate else {}
+            blend = {name: alpha for name, alpha in blend.items() if name in request.versions}
+        direct = [name for name in reach.direct if name not in blend]
+        own = {}  # vectors of the same queries in the space of the version that they search
+        for name in dict.fromkeys([*reach.adapted, *blend]):
+            carried = self._carried(version, vectors, name, reach)
+            if name in blend and by_models is not None:
+                own[name] = by_models[name] if carried is None else blended(by_models[name], carried, blend[name])
+            elif carried is not None:
+                own[name] = carried
+        calibrations: dict[str, Calibration] = {}
+        if request.calibrate and move is not None and blend:
+            fitted = {name: Calibration(*pair) for name, pair in move.calibrations.items()}
+            calibrations = self._usable(fitted, [*own, *direct])
+        elif request.calibrate:
+            calibrations = self._calibrations(version, reach)
         if calibrations:
-            hits = calibrated_search(self.gallery, version, vectors, calibrations, request)
-        elif reach.adapted:
-            hits = self._search_adapted(reach, version, vectors, request)
+            hits = calibrated_search(self.gallery, version, vectors, calibrations, request, own)
+        elif own:
+            parts = [self.gallery.search(name, made, request, versions=[name]) for name, made in own.items()]
+            parts.append(self.gallery.search(version, vectors, request, versions=direct))
+            hits = _merged_by_cosine(parts, request.k)
         else:
             among = reach.direct if reach.unreachable or request.versions is not None else None
             hits = self.gallery.search(version, vectors, request, versions=among)
         counts = self.gallery.count() if reach.unreachable else {}
-        left_out = tuple(name for name in reach.unreachable if counts.get(name))
-        return SearchResult(version, hits, left_out, calibrated=bool(calibrations))
+        left_out = tuple(name for name in reach.unreachable if counts.get(name) and name not in own)
+        return SearchResult(version, hits, left_out, bool(calibrations), blend)
 
-    def _search_adapted(self, reach: Reach, version: str, vectors: Vectors, request: SearchRequest) -> list[list[Hit]]:
-        """Search isolated versions with the queries that their adapters make, then the others."""
-        parts = [
-            self.gallery.search(name, adapter(vectors), request, versions=[name])
-            for name in reach.adapted
-            if len(vectors) and (adapter := self.adapters.find(name, version)) is not None
-        ]
-        parts.append(self.gallery.search(version, vectors, request, versions=reach.direct))
-        merged = []
-        for found in zip(*parts, strict=True):
-            last = {hit.id: hit for hit in chain(*found)}  # of an item that moved meanwhile, what was found last
-            merged.append(sorted(last.values(), key=lambda hit: -hit.score)[: request.k])
-        return merged
+    def _carried(self, version: str, vectors: Vectors, to: str, reach: Reach) -> Vectors | None:
+        """Queries of a version in the space of another, directly or by an adapter; None if nothing connects them."""
+        if to in reach.adapted:
+            adapter = self.adapters.find(to, version)
+            return None if adapter is None else adapter(vectors)
+        if to not in reach.direct:
+            return None
+        narrow = np.asarray(vectors, np.float32)
+        return self._bridges.carried(narrow, self.gallery.space(version), self.gallery.space(to))
 
     def _require_connected(self, item: str, version: str) -> None:
         """Refuse a stored vector as a query if it and those of the deployed version cannot be compared."""
@@ -215,6 +277,15 @@ class Serving:
         self.gallery.close()
         if self._usage is not None:
             self._usage.flush()
+
+
+def _merged_by_cosine(parts: Sequence[list[list[Hit]]], k: int) -> list[list[Hit]]:
+    """The k best of several searches of the same queries."""
+    merged = []
+    for found in zip(*parts, strict=True):
+        last = {hit.id: hit for hit in chain(*found)}  # of an item that moved meanwhile, what was found last
+        merged.append(sorted(last.values(), key=lambda hit: -hit.score)[:k])
+    return merged
 
 
 # --- how often items are found

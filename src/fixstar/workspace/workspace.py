@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError
@@ -29,7 +29,14 @@ from fixstar.workspace.backfill.planning import (
     plan_backfill,
 )
 from fixstar.workspace.backfill.run import Backfilled
-from fixstar.workspace.checks import Check, check_history, last_check, require_passed_check, strongest_check
+from fixstar.workspace.checks import (
+    Check,
+    check_history,
+    judged_blend,
+    last_check,
+    require_passed_check,
+    strongest_check,
+)
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
 from fixstar.workspace.gate import GateRules, check_version
@@ -49,7 +56,8 @@ __all__ = ["Status", "Workspace"]
 class Status:
     """The state of a workspace: ``vectors`` counts items by the version that made them.
 
-    ``adapters`` says for each isolated gallery version which versions' queries search it through an adapter.
+    ``adapters`` says for each isolated gallery version which versions' queries search it through an adapter. ``blend``
+    is alpha by gallery version whose vectors are searched with queries by two models.
     """
 
     path: str
@@ -62,6 +70,7 @@ class Status:
     checks: Mapping[str, str]
     training: str | None
     adapters: Mapping[str, list[str]]
+    blend: Mapping[str, float]
 
 
 class Workspace:
@@ -186,6 +195,8 @@ class Workspace:
             reasons.append("the next upgrade starts from it. It can go once there is a newer version")
         if count := self.gallery.count().get(name):
             reasons.append(f"{count:,} vectors of {name} live in the gallery")
+            if name in self.rollout.current_move().blend:
+                reasons[-1] += f", and queries for them are blended with {name}'s, which takes its weights"
             if int(deployed[1:]) >= int(name[1:]):
                 note = "once a newer version is deployed" if deployed == name else "re-embed them"
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
@@ -255,9 +266,14 @@ class Workspace:
         return [name for name in self.serving.live() if name not in adapted]
 
     def unreachable_vectors(self, version: str) -> dict[str, int]:
-        """How many vectors queries of a version cannot search, by the version that made them."""
-        counts = self.gallery.count()
-        return {name: counts[name] for name in self.serving.reachability.of(version).unreachable if counts.get(name)}
+        """How many vectors queries of a version cannot search, by the version that made them.
+
+        Those that the deployed version leaves to their own model's queries are searched.
+        """
+        counts, move = self.gallery.count(), self.rollout.current_move()
+        helped = move.blend if version == move.version else {}
+        unreachable = self.serving.reachability.of(version).unreachable
+        return {name: counts[name] for name in unreachable if counts.get(name) and name not in helped}
 
     def unchecked_vectors(self, version: str) -> dict[str, int]:
         """How many vectors queries of a version search directly without a check, by the version that made them."""
@@ -286,45 +302,94 @@ class Workspace:
         seed: int = 0,
         report: bool = True,
         progress: bool = True,
+        blend: float | None = None,
     ) -> Check:
         """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
-        By default with those held out at training. See ``fixstar.workspace.gate``. Every check is kept, and the
-        strongest counts.
+        By default with those held out at training. ``blend`` is an alpha to judge for queries by two models; without
+        one the check chooses. See ``fixstar.workspace.gate``. Every check is kept, and the strongest counts.
         """
-        rules = GateRules(confidence, tolerance, seed)
+        rules = GateRules(confidence, tolerance, seed, blend)
         embed = partial(self.features, device=self.device, progress=progress)
         chosen = version or self.newest()
-        return check_version(self.registry, chosen, self.versions_to_check(chosen), embed, images, rules, report)
+        searched, adapters = self.versions_to_check(chosen), self.serving.adapters_of(chosen)
+        return check_version(self.registry, chosen, searched, embed, images, rules, report, adapters)
 
-    def deploy(self, version: str, force: str | None = None, by: str = "", deployed: str | None = None) -> Move:
+    def deploy(
+        self,
+        version: str,
+        force: str | None = None,
+        by: str = "",
+        deployed: str | None = None,
+        blend: float | Literal["auto"] | None = None,
+    ) -> Move:
         """Let queries and new items use a version. Requires a passed check, or ``force``: a reason to do without.
 
         Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries. If
         ``deployed`` is given and another version is deployed now, nothing is moved: ``DeploymentMovedError``.
+
+        ``blend`` lets the models of old vectors help to search these: queries are slerp(old(x), new(x), alpha), one
+        more forward pass for each. "auto" takes for every gallery version the alpha that the check shows to lose
+        nothing, else the old query alone, so it never needs ``force`` where all models are here. A number is one alpha
+        for all.
         """
         self.registry.checked(version)
         self.rollout.require_deployed(deployed)
         force = checked_reason(force, "a deployment")
-        if version == self.deployed():
+        alphas, calibrations = self._blend(version, blend, force)
+        if (version, alphas) == (self.deployed(), self.rollout.current_move().blend):
             raise InputError(f"{version} is deployed already")
         if force is None:
-            self._require_adapters(version)
-            searched = [name for name in self.versions_to_check(version) if name != version]
-            require_passed_check(strongest_check(self.check_history(version), searched), version, searched)
+            self._require_adapters(version, alphas)
+            if blend is None:
+                require_passed_check(*self._strongest(version))
+        for name in alphas:
+            self.serving.encoder(name)
         encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
         if encoder.adapter is not None:
             raise GateError(
                 f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
                 "deploy a version that was trained without one"
             )
-        return self.rollout.deploy(version, force, by, deployed)
+        return self.rollout.deploy(version, force, by, deployed, alphas, calibrations)
 
-    def _require_adapters(self, version: str) -> None:
+    def _strongest(self, version: str) -> tuple[Check | None, str, list[str]]:
+        """The check that counts for a deployment of a version, the version, and those whose vectors it would search."""
+        searched = [name for name in self.versions_to_check(version) if name != version]
+        return strongest_check(self.check_history(version), searched), version, searched
+
+    def _blend(
+        self, version: str, blend: float | Literal["auto"] | None, force: str | None
+    ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+        """Alpha by gallery version, without those that the new queries search alone, and calibrations for that."""
+        if blend is None:
+            return {}, {}
+        if blend != "auto" and (isinstance(blend, bool) or not 0 <= blend <= 1):
+            raise InputError(f"blend is auto, or a share from 0 (old queries) to 1 (new queries); got {blend!r}")
+        self.serving.encoder(version)  # only now the gallery knows what its queries can be compared with
+        check, _, searched = self._strongest(version)
+        if force is None:
+            alphas = judged_blend(check, version, searched, blend)
+        elif blend == "auto":
+            if check is None:
+                raise InputError(
+                    f"{version} was never checked, so there is no alpha to choose; check it, or give an alpha",
+                    NextStep("check", {"version": version}),
+                )
+            alphas = {one.version: one.alpha for one in check.blends}
+        else:
+            reach = self.serving.reachability.of(version)
+            models = [name for name in self.serving.live() if name != version and name in self.versions()]
+            alphas = {name: 0.0 if name in reach.unreachable else float(blend) for name in models}
+        judged = {} if check is None else {one.version: one.alpha for one in check.blends}
+        fitted = check.blend_calibrations if check is not None and alphas == judged else {}
+        return {name: alpha for name, alpha in alphas.items() if alpha < 1}, fitted
+
+    def _require_adapters(self, version: str, blend: Mapping[str, float]) -> None:
         """Refuse a version whose queries would lose vectors that other versions' queries reach through an adapter."""
         isolated = self.adapters.isolated()
         for name, count in self.unreachable_vectors(version).items():
-            if name in isolated:
+            if name in isolated and name not in blend:
                 raise GateError(
                     f"{count:,} vectors of {name} are reached only through an adapter, and there is none for "
                     f"{version}: its queries would not find them",
@@ -378,6 +443,7 @@ class Workspace:
             {name: check.outcome for name in names if (check := last_check(self.path, name)) is not None},
             f"v{number}" if (self.path / f"checkpoint-v{number}.safetensors").exists() else None,
             reached,
+            self.rollout.current_move().blend if names else {},
         )
 
     # --- evaluation

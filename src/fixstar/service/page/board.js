@@ -25,14 +25,14 @@ export function hideBoard() {
 
 const actions = {
   check: (version, rules) => acted(() => runCheck(version, rules)),
-  deploy: (version) => acted(() => deploy(version, now, backfilling, refresh)),
+  deploy: (version, blend) => acted(() => deploy(version, now, backfilling, refresh, blend)),
   rollBack: () => acted(() => rollBack(now, refresh)),
 };
 
 onStep({
   backfill: askBackfill,
   check: ({ version, ...rules }) => actions.check(version, rules),
-  deploy: ({ version }) => actions.deploy(known.find(({ name }) => name === version)),
+  deploy: ({ version, blend }) => actions.deploy(known.find(({ name }) => name === version), blend),
   rollback: actions.rollBack,
 });
 
@@ -128,6 +128,7 @@ function showOverview(status, actions) {
       { class: "answering" },
       el("p", { class: "note" }, "Queries are answered by"),
       el("p", { class: "deployed" }, status.deployed ? badge(status.deployed) : "no version yet"),
+      ...blended(status.blend, status.deployed).map((words) => el("p", { class: "note" }, words)),
       status.previous && el("p", { class: "note" }, "before: ", badge(status.previous)),
       status.previous && may("admin") && el("button", { type: "button", id: "roll-back", data: { focus: "roll-back" }, on: { click: actions.rollBack } }, `Roll back to ${status.previous} …`),
     ),
@@ -153,6 +154,7 @@ function showDeployments(moves) {
       "li",
       {},
       el("div", { class: "job" }, el("strong", {}, move.kind === "rollback" ? "rolled back to" : "deployed"), badge(move.version), el("span", { class: "note" }, [when(move.when), move.by && `by ${move.by}`].filter(Boolean).join(" "))),
+      ...blended(move.blend, move.version).map((words) => el("p", { class: "note" }, words)),
       move.reason && el("p", { class: "wrap forced" }, el("span", { class: "note" }, "against its check: "), move.reason),
     ),
   );
@@ -174,7 +176,8 @@ async function runCheck(version, rules = {}) {
 }
 
 /** Words where it was done, null where the visitor thought better of it; `moved` runs where others were faster. */
-async function deploy({ name, check, unreached }, status, backfilling, moved) {
+async function deploy({ name, check, unreached }, status, backfilling, moved, blend = "off") {
+  if (blend === "auto") return deployBlended(name, status, backfilling, moved);
   const passed = check === "pass";
   const says = [
     `Queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
@@ -189,6 +192,29 @@ async function deploy({ name, check, unreached }, status, backfilling, moved) {
   const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.type === REFUSED ? forced : null) };
   const done = await confirm(passed ? plain : forced);
   return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");
+}
+
+/** Old vectors are searched with the alphas that the check shows to lose nothing, else with their own model's queries. */
+async function deployBlended(name, status, backfilling, moved) {
+  const { blends } = await call(versionPath(name, "/check"));
+  const alphas = Object.fromEntries(blends.filter(({ alpha }) => alpha < 1).map(({ version, alpha }) => [version, alpha]));
+  const done = await confirm({
+    title: `Deploy ${name} with queries by two models?`,
+    says: [
+      `New images and queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
+      ...blended(alphas, name),
+      ...(backfilling ? [ENDS] : []),
+      "You can roll back at any time.",
+    ],
+    verb: `Deploy ${name} blended`,
+    act: () => move("/v1/deploy", { version: name, deployed: status.deployed, blend: "auto" }, moved),
+  });
+  return done && [`${done.version} is deployed.`, ...blended(done.blend, done.version)].join(" ");
+}
+
+/** Whose vectors are searched with queries by two models, and what that costs. */
+function blended(alphas, version) {
+  return Object.entries(alphas).map(([name, alpha]) => `Vectors of ${name} are searched with ${alpha ? `queries by ${name} and ${version} blended, alpha ${alpha}` : `queries by ${name} alone`}: one more forward pass per query.`);
 }
 
 /** Asks the service what a rollback would do now, says that, and lets it happen only so. */

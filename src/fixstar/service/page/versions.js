@@ -62,6 +62,7 @@ function card(version, actions) {
         { class: "buttons" },
         el("button", { type: "button", data: focus("check"), on: { click: () => actions.check(name) } }, check ? "Check again" : "Run check"),
         !deployed && el("button", { type: "button", class: check === "pass" ? "primary" : "", data: focus("deploy"), on: { click: () => actions.deploy(version) } }, "Deploy …"),
+        !deployed && check && check !== "pass" && el("button", { type: "button", data: focus("blend"), on: { click: () => actions.deploy(version, "auto") } }, "Deploy blended …"),
       ),
   );
 }
@@ -97,10 +98,13 @@ function evidence(check) {
   const cells = (check.cells ?? []).map((cell) =>
     el("li", {}, verdictMark(cell.verdict), ` on vectors of ${cell.version}: ${percent(cell.cross_test)}, own queries ${percent(cell.self_test)} (${points(cell.cross_test - cell.self_test)} points, ${points(cell.low)} to ${points(cell.high)}); ${plural(cell.negative_flips, "negative flip")}, ${count(cell.positive_flips)} positive`),
   );
+  const blends = (check.blends ?? []).map((blend) =>
+    el("li", {}, `blended with queries by ${blend.version}, alpha ${blend.tried}: ${percent(blend.cross_test)}, own queries ${percent(blend.self_test)} (${points(blend.low)} to ${points(blend.high)} points; ${blend.verdict})`),
+  );
   return [
     el("ul", {}, sentences.map((sentence) => el("li", {}, sentence))),
     stepsView(check.next_steps) ?? "",
-    el("ul", {}, cells),
+    el("ul", {}, cells, blends),
     el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, images(check), check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
   ];
 }

@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import nearest
-from fixstar.geometry import unit
-from fixstar.workspace.adapters.maps import VectorAdapter, slerp
+from fixstar.geometry import slerp, unit
+from fixstar.workspace.adapters.maps import VectorAdapter
 
 __all__ = [
     "ADAPTERS",

@@ -7,8 +7,7 @@ An adapter maps unit vectors x of one space, [N, a], to unit vectors of another,
     perceptron  unit(x W + c + relu(x A + e) B)                   A [a, h], e [h], B [h, b]: the residual
     slerp       slerp(unit(x R), unit(x W + c), t)                R [a, b] semi-orthogonal
 
-slerp(p, q, t) = (sin((1 - t) w) p + sin(t w) q) / sin(w), with w the angle between p and q: from p at t = 0 to q at
-t = 1 along the great circle. On disk it is one safetensors file with a card and a checksum in its header.
+On disk it is one safetensors file with a card and a checksum in its header.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.durable import replace_file
 from fixstar.errors import FixstarError, InputError, ModelError, UnknownNameError
-from fixstar.geometry import unit
+from fixstar.geometry import slerp, unit
 
-__all__ = ["APPLIED", "MAPS", "Applied", "VectorAdapter", "load_adapter", "save_adapter", "slerp"]
+__all__ = ["APPLIED", "MAPS", "Applied", "VectorAdapter", "load_adapter", "save_adapter"]
 
 Floats = NDArray[np.floating[Any]]
 Weights = Mapping[str, Floats]
@@ -38,21 +37,6 @@ APPLIED = ("queries", "stored")
 """What an adapter can be applied to."""
 _BLOCK = 8192  # rows at a time
 _FORMAT = {"format": "fixstar-adapter", "format_version": 1}
-
-
-def slerp(p: Floats, q: Floats, t: float) -> Floats:
-    """Unit vectors [N, b] a share ``t`` of the way from p to q, along the great circle.
-
-    >>> slerp(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), 1 / 3).round(3).tolist()
-    [[0.866, 0.5]]
-    """
-    half = np.linalg.norm(p - q, axis=1, keepdims=True) / 2
-    angle = 2 * np.arcsin(np.minimum(half, 1))  # arccos loses half of the digits at small angles
-    near = np.sin(angle) < 1e-6  # equal, where both formulas agree; or opposite, where every way is as short
-    safe = np.where(near, 1.0, angle)
-    mixed = (np.sin((1 - t) * safe) * p + np.sin(t * safe) * q) / np.sin(safe)
-    blended: Floats = unit(np.where(near, (1 - t) * p + t * q, mixed))
-    return blended
 
 
 def _affine(w: Weights, x: Floats) -> Floats:

@@ -360,8 +360,8 @@ class _Measurement:
         self._next = (int(self._position / total * _MEASUREMENTS) + 1) / _MEASUREMENTS
         target, gallery = self._plan.target, self._serving.gallery
         reach, counts = self._serving.reachability.of(target), gallery.count()
-        if any(counts.get(name) for name in reach.adapted):
-            return  # searches find these through an adapter, which this measurement does not use
+        if any(counts.get(name) for name in reach.adapted) or len(self._serving.asking()[1]) > 1:
+            return  # searches find these through an adapter or by two models, which this measurement does not use
         calibrations = self._serving.calibrations(target)
         accuracy = gallery_accuracy(gallery, target, self._queries, calibrations, reach.direct)
         if accuracy is not None:
@@ -450,6 +450,7 @@ def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: 
     old = max(planned, key=lambda name: planned[name], default=None)
     counts, reach, check = serving.gallery.count(), serving.reachability.of(target), last_check(serving.path, target)
     adapted = [name for name in reach.adapted if counts.get(name)]
+    blended = serving.asking()[1][1:]
     searched = {target, *(name for name in reach.direct if counts.get(name))}
     calibrated = not adapted and check is not None and searched <= check.calibrations.keys()
     why = None
@@ -457,6 +458,8 @@ def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: 
         why = "searches find none of the vectors that it replaces, so nothing is predicted"
     elif old in adapted:
         why = f"vectors of {old} are reached through an adapter, so nothing is predicted"
+    elif old in blended:
+        why = f"vectors of {old} are searched with queries by two models, so nothing is predicted"
     elif old not in serving.registry.names():
         why = f"the weights of {old} are not here, so nothing is predicted"
     return Replaced(old, share, calibrated, why)
