@@ -93,10 +93,11 @@ def remove_leftovers(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(directory: Path, wait: float = 0.0) -> Iterator[None]:
+def exclusive(directory: Path, wait: float = 0.0, busy: Exception | None = None) -> Iterator[None]:
     """Hold a directory as its only writer; released however the process ends.
 
-    ``BlockingIOError`` if another process, or another thread of this one, still holds it after ``wait`` seconds.
+    ``busy`` is raised if another process, or another thread of this one, still holds it after ``wait`` seconds;
+    ``BlockingIOError`` by default.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / _LOCK).open("w") as lock:
@@ -110,8 +111,8 @@ def exclusive(directory: Path, wait: float = 0.0) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except BlockingIOError as error:
                 if time.monotonic() >= end:
-                    raise
+                    raise busy or error from None
                 time.sleep(0.01)
         yield

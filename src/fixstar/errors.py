@@ -46,28 +46,22 @@ __all__ = [
 
 
 ACTIONS = frozenset(
-    {
-        "adapt",
-        "backfill",
-        "check",
-        "delete-items",
-        "deploy",
-        "evaluate",
-        "grow",
-        "import-vectors",
-        "index",
-        "init",
-        "install",
-        "prune-images",
-        "repeat",
-        "retire",
-        "rollback",
-        "status",
-        "train",
-        "upgrade",
-        "use-gallery",
+    (
+        *(
+            "adapt",
+            "backfill",
+            "check",
+            "delete-items",
+            "deploy",
+            "evaluate",
+            "grow",
+            "import-vectors",
+            "index",
+            "init",
+        ),
+        *("install", "prune-images", "repeat", "retire", "rollback", "status", "train", "upgrade", "use-gallery"),
         "verify-gallery",
-    }
+    )
 )
 Argument = str | int | float | bool | EllipsisType
 
@@ -142,13 +136,10 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", *next_steps: NextStep) -> None:
         known = sorted(known)
-        if not known:
-            super().__init__(f"unknown {kind} {name!r}: there is none yet{hint and '. ' + hint}", *next_steps)
-            return
         close = difflib.get_close_matches(name, known, n=1)
         guess = f"; did you mean {close[0]!r}?" if close else "."
-        found = f"unknown {kind} {name!r}{guess} Known: {', '.join(known)}{hint and '. ' + hint}"
-        super().__init__(found, *next_steps)
+        there = f"{guess} Known: {', '.join(known)}" if known else ": there is none yet"
+        super().__init__(f"unknown {kind} {name!r}{there}{hint and '. ' + hint}", *next_steps)
 
 
 class DeploymentMovedError(InputError):
@@ -204,9 +195,7 @@ class DamagedItemError(GalleryError):
             f"{item!r} of version {version!r}: {reason}. Delete it and store it again, or restore the gallery",
             NextStep("delete-items", {"id": item}),
         )
-        self.item = item
-        self.version = version
-        self.reason = reason
+        self.item, self.version, self.reason = item, version, reason
 
 
 class GalleryUnavailableError(GalleryError):

@@ -56,11 +56,14 @@ def test_the_workspace_of_a_command_line() -> None:
     assert typed_workspace(["check", "v2"]) is None
 
 
+PROGRAM = typer.main.get_command(app)
+
+
 def parse(command: str) -> dict[str, Any]:
     """Parse a command with the real command line, without running it; a usage error is raised."""
     program, *words = shlex.split(command)
     assert program == "fixstar"
-    parser: Any = typer.main.get_command(app)
+    parser: Any = PROGRAM
     while hasattr(parser, "commands"):
         parser = parser.commands[words.pop(0)]
     return dict(parser.make_context(parser.name, words).params)

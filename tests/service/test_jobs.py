@@ -15,7 +15,7 @@ import pytest
 from service_clients import picture
 from shops import passed, pictures, shop
 
-from fixstar.errors import FixstarError, InputError
+from fixstar.errors import InputError
 from fixstar.service import jobs
 from fixstar.service.jobs import Job, JobFiles, Jobs
 from fixstar.service.problems import Problem
@@ -450,11 +450,4 @@ def test_a_backfill_for_a_version_that_is_no_longer_deployed_writes_nothing(upgr
     stopped = ended(work, work.submit("backfill", WANTED))
     assert (stopped.state, stopped.message) == ("cancelled", "v1 is deployed now: nothing is re-embedded with v2")
     assert upgraded.gallery.count() == {"v1": 9, "v2": 0}
-    work.stop()
-
-
-def test_an_unknown_kind_is_refused(space: Workspace) -> None:
-    work = running(space)
-    with pytest.raises(FixstarError, match="index, check, backfill"):
-        work.submit("train", {})  # type: ignore[arg-type]
     work.stop()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 from service_clients import ADDRESS, client, picture
 from shops import shop
-from typer.testing import CliRunner
+from typed import typed
 
-from fixstar.cli import app
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.service.app import create_app
 from fixstar.service.keys import Caller, Keys
@@ -172,28 +169,22 @@ def test_every_operation_asks_for_a_key(tmp_path: Path) -> None:
                     assert http.request(method, path.replace("{", "").replace("}", "")).status_code == 401, path
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fixstar", "keys", *words], capture_output=True, text=True, check=False
-    )
-
-
 def test_the_command_line_adds_lists_and_removes(tmp_path: Path) -> None:
     space = shop(tmp_path / "shop", versions=1)
-    added = run("add", "page", "--role", "read", "--days", "30", "-w", str(space.path))
-    assert Keys(space.path).who(added.stdout.strip()) == Caller("page", "read")
-    listed = run("list", "-w", str(space.path), "--json")
-    assert [key["name"] for key in json.loads(listed.stdout)] == ["page"]
-    assert "hash" not in listed.stdout
+    added = typed("keys", "add", "page", "--role", "read", "--days", "30", "-w", space.path)
+    assert Keys(space.path).who(added.out.strip()) == Caller("page", "read")
+    listed = typed("keys", "list", "-w", space.path, "--json")
+    assert [key["name"] for key in listed.json] == ["page"]
+    assert "hash" not in listed.out
     expires = str((datetime.now(UTC) + timedelta(days=30)).date())
-    assert json.loads(listed.stdout)[0]["expires"].startswith(expires)
+    assert listed.json[0]["expires"].startswith(expires)
     Keys(space.path).add("ci", "write")
-    page, ci = CliRunner().invoke(app, ["keys", "list", "-w", str(space.path)]).stdout.splitlines()
+    page, ci = typed("keys", "list", "-w", space.path).out.splitlines()
     assert f"expires at {expires}" in page
     assert ci.endswith("does not expire")
     Keys(space.path).remove("ci")
-    assert run("remove", "page", "-w", str(space.path)).returncode == 0
+    assert typed("keys", "remove", "page", "-w", space.path).code == 0
     assert Keys(space.path).all() == ()
-    refused = run("add", "x", "--role", "boss", "-w", str(space.path))
-    assert refused.returncode == 1
-    assert "admin, read, write" in refused.stderr
+    refused = typed("keys", "add", "x", "--role", "boss", "-w", space.path)
+    assert refused.code == 1
+    assert "admin, read, write" in refused.err

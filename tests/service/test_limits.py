@@ -13,7 +13,7 @@ from shops import shop
 from starlette.types import Message, Receive, Scope, Send
 
 from fixstar.service.keys import Keys
-from fixstar.service.limits import BodyLimit, RateLimit, TokenBuckets
+from fixstar.service.limits import Admission, BodyLimit, TokenBuckets
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
@@ -203,8 +203,9 @@ def test_who_is_not_known_is_told_so_before_the_body_is_read(space: Workspace, k
         sent.append(message)
 
     for path, status in (("/v1/items", 401), ("/v1/items/async", 401), ("/v1/openapi.json", 200), ("/v1/docs", 200)):
-        scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": headers, "client": ("127.0.0.1", 5)}
-        limit = RateLimit(_answers, ServiceSettings(), Keys(space.path))
+        own = [(b"host", b"localhost"), *headers]
+        scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": own, "client": ("127.0.0.1", 5)}
+        limit = Admission(_answers, ServiceSettings(), Keys(space.path))
         sent.clear()
         asyncio.run(limit(scope, receive, send))
         assert sent[0]["status"] == status

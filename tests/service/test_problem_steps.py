@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,20 @@ def kinds(of: type[FixstarError]) -> list[type[FixstarError]]:
 
 def test_every_error_type_is_a_problem() -> None:
     assert {kind.type for kind in kinds(FixstarError)} <= PROBLEMS.keys()
+
+
+def test_every_problem_type_can_be_looked_up(tmp_path: Path) -> None:
+    with client(shop(tmp_path / "shop", versions=1)) as http:
+        listed = http.get("/v1/docs").text
+        for name, (status, title, remedy) in PROBLEMS.items():
+            page = http.get(f"/problems/{name}")
+            assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+            shown = html.unescape(page.text)
+            assert all(word in shown for word in (str(status), title, remedy)), name
+            assert f'href="/problems/{name}"' in listed
+        refused = http.get("/v1/item?id=none").json()
+        assert refused["title"] in http.get(refused["type"]).text  # the type of a problem is an address
+        assert http.get("/problems/no-such-thing").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_clients import picture
+from service_clients import client, picture
 from shops import shop
 from typer.testing import CliRunner
 
@@ -140,7 +140,7 @@ def test_other_machines_are_not_answered_without_keys(space: Workspace) -> None:
     with pytest.raises(InputError, match="fixstar keys add"):
         serve(space, ServiceSettings(host="0.0.0.0", port=0))
     token = Keys(space.path).add("a", "read")
-    with serving(space, "--host", "0.0.0.0") as (_, http):
+    with client(space, host="0.0.0.0") as http:
         assert http.get("/v1/items").status_code == 401
         assert http.get("/v1/items", headers={"Authorization": f"Bearer {token}"}).status_code == 200
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +22,18 @@ CLASSES = ("bag", "hat", "shoe")
 
 def shop(path: Path, versions: int = 2, capacity: int = 8) -> Workspace:
     """A workspace whose versions are one encoder, turned a little from version to version."""
-    space = Workspace.create(path, device="cpu")
     torch.manual_seed(0)
+    shutil.copytree(_template(versions, capacity), path, dirs_exist_ok=True)
+    return Workspace(path, device="cpu")
+
+
+@cache
+def _template(versions: int, capacity: int) -> Path:
+    """The same workspace, made once: copies of a directory cost next to nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="fixstar-shop-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "shop"
+    Workspace.create(path).close()
     encoder = Encoder.create("tiny", classes=list(CLASSES), capacity=capacity)
     for number in range(1, versions + 1):
         parent = f"v{number - 1}" if number > 1 else None
@@ -28,7 +42,7 @@ def shop(path: Path, versions: int = 2, capacity: int = 8) -> Workspace:
         with torch.no_grad():
             for parameter in encoder.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
-    return space
+    return path
 
 
 def pictures(folder: Path, per_class: int = 3) -> Path:

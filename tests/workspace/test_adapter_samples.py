@@ -68,4 +68,4 @@ def test_an_empty_label_is_none(space: Workspace, tmp_path: Path) -> None:
     payloads = [{"label": ""}, {"label": "hat"}, {"label": "shoe"}]
     space.gallery.upsert("old", ["1", "2", "3"], np.eye(5)[:3], payloads)
     space.gallery.upsert("v1", ["4", "5", "6"], np.eye(width)[:3], payloads)
-    np.testing.assert_allclose(class_pairs(space.serving, "old", "v1", 10, 0).Y, np.eye(5)[1:3])
+    np.testing.assert_allclose(class_pairs(space.serving, "old", "v1", 10, 0).old, np.eye(5)[1:3])

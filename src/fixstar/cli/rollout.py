@@ -404,7 +404,7 @@ def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
 
 
 def _backfill_json(planned: PlannedBackfill, done: Backfilled | None, picture: Path | None) -> dict[str, Any]:
-    plan, predicted = planned.plan, planned.predicted
+    plan = planned.plan
     return {
         "version": plan.target,
         "order": plan.order,
@@ -412,14 +412,7 @@ def _backfill_json(planned: PlannedBackfill, done: Backfilled | None, picture: P
         "planned": len(plan.ids),
         "old": plan.old,
         "without_image": plan.without_image,
-        "predicted": predicted
-        and {
-            "shares": predicted.planned.shares.tolist(),
-            "planned": predicted.planned.accuracy.tolist(),
-            "random": predicted.random.accuracy.tolist(),
-            "self_tests": predicted.self_tests,
-            "calibrated": predicted.calibrated,
-        },
+        "predicted": planned.predicted and planned.predicted.to_json(),
         "unpredicted": planned.unpredicted,
         "done": done
         and {

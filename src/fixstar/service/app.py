@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import logging
+import mimetypes
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import escape
-from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,26 +19,19 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.staticfiles import StaticFiles
 
 from fixstar import __version__
 from fixstar.errors import FixstarError, GalleryUnavailableError
 from fixstar.service import routes_items, routes_versions
-from fixstar.service.batching import QueryBatcher
+from fixstar.service.batching import QueryBatcher, deployed_encoder
 from fixstar.service.context import READ, Context, Reader, Shared
 from fixstar.service.intake import Intake
 from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys
-from fixstar.service.limits import (
-    BodyLimit,
-    RateLimit,
-    SameOrigin,
-    SecurityHeaders,
-    WellFormed,
-    known_parameters,
-    operation,
-)
+from fixstar.service.limits import Admission, BodyLimit, SecurityHeaders, WellFormed, known_parameters, operation
 from fixstar.service.monitoring import CONTENT_TYPE, Metrics, RequestMonitor
-from fixstar.service.problems import Problem, is_disk_full, problem_response
+from fixstar.service.problems import PROBLEMS, Problem, is_disk_full, problem_response
 from fixstar.service.schemas import Health, NothingAdded, ProblemBody, Ready, Status, StatusCaller, problem_responses
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -90,8 +82,7 @@ def create_app(
         middleware=[
             Middleware(SecurityHeaders),
             Middleware(RequestMonitor, metrics=metrics, documented=documented, access=settings.access_log),
-            Middleware(SameOrigin, settings=settings),
-            Middleware(RateLimit, settings=settings, keys=keys),
+            Middleware(Admission, settings=settings, keys=keys),
             Middleware(BodyLimit, settings=settings),
             Middleware(WellFormed),
         ],
@@ -121,14 +112,12 @@ async def healthz() -> Health:
 def readyz(context: Shared) -> Ready:
     """Whether the gallery opens and the deployed version loads, and whether there is room to store images."""
     try:
-        version = context.workspace.deployed()
-        context.workspace.serving.encoder(version)
+        version, _ = deployed_encoder(context.workspace)
         context.workspace.gallery.count()
         room = shutil.disk_usage(context.workspace.path).free
     except (FixstarError, OSError) as error:
         _log.warning("not ready: %s", error)  # not sent: the caller has shown no key
-        hint = "the log of the service says why"
-        raise Problem("not-ready", "a search would fail now", hint, headers={"Retry-After": "5"}) from error
+        raise Problem("not-ready", "a search would fail now", headers={"Retry-After": "5"}) from error
     return Ready(version=version, writes=room >= context.settings.upload_bytes)
 
 
@@ -230,16 +219,15 @@ def _disk_problem(error: OSError) -> Problem:
 def _framework_problem(method: str, path: str, error: HTTPException) -> Problem:
     status, seen, headers = error.status_code, str(error.detail), error.headers
     if status == 404:
-        return Problem("not-found", f"no operation has the path {path!r:.200}", "see /v1/docs", headers=headers)
+        return Problem("not-found", f"no operation has the path {path!r:.200}", headers=headers)
     if status == 405:
         allowed = (headers or {}).get("Allow") or (headers or {}).get("allow") or "other methods"
-        seen = f"{method:.20} {path!r:.200}: this address takes {allowed}"
-        return Problem("wrong-method", seen, "see /v1/docs", headers=headers)
+        return Problem("wrong-method", f"{method:.20} {path!r:.200}: this address takes {allowed}", headers=headers)
     if status == 400:
         kind, hint = next(meaning for begin, meaning in _FORM_ERRORS if seen.startswith(begin))
         return Problem(kind, seen, hint, headers=headers)
     kind = "bug" if status >= 500 else "invalid-request"
-    return Problem(kind, seen, "see /v1/docs", status=status, headers=headers)
+    return Problem(kind, seen, status=status, headers=headers)
 
 
 # --- the OpenAPI document, and a page made from it
@@ -253,20 +241,23 @@ _SECURITY = {
 }
 
 
+_DOCUMENT: dict[str, Any] = {}  # made once: it is the same for every workspace
+
+
 def _add_documents(app: FastAPI) -> None:
     """Let the application describe itself at /v1/openapi.json, and for people at /v1/docs."""
 
     def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
+        if not _DOCUMENT:
             plain = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            app.openapi_schema = _completed(plain)
-        return app.openapi_schema
+            _DOCUMENT.update(_completed(plain))
+        return _DOCUMENT
 
     app.openapi = document  # type: ignore[method-assign]
 
     @app.get("/v1/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(_docs_page(document()))
+        return _docs_page(document())
 
 
 def _completed(document: dict[str, Any]) -> dict[str, Any]:
@@ -293,23 +284,36 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _docs_page(document: dict[str, Any]) -> str:
-    """All operations on one plain page: no script, nothing from elsewhere."""
-    rows = [
+def _docs_page(document: dict[str, Any]) -> HTMLResponse:
+    """All operations and all problems on one plain page."""
+    operations = [
         f"<tr><td><code>{method.upper()}</code></td><td><code>{escape(path)}</code></td>"
         f"<td>{escape(one.get('description') or one.get('summary', ''))}</td>"
         f"<td>{escape(_inputs(one))}</td></tr>"
         for path, operations in document["paths"].items()
         for method, one in operations.items()
     ]
-    title = escape(f"{document['info']['title']} {document['info']['version']}")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>'
-        f"<h1>{title}</h1><p>{escape(document['info'].get('description', ''))} "
+    problems = [
+        f'<tr><td>{kind.status}</td><td><a href="/problems/{name}">/problems/{name}</a></td>'
+        f"<td>{escape(kind.title)}</td><td>{escape(kind.remedy)}</td></tr>"
+        for name, kind in PROBLEMS.items()
+    ]
+    about = document["info"]
+    return _html_page(
+        f"{about['title']} {about['version']}",
+        f"<p>{escape(about.get('description', ''))} "
         'In full: <a href="/v1/openapi.json">openapi.json</a>.</p><table>'
-        "<thead><tr><th></th><th>address</th><th>what it does</th><th>takes</th></tr>"
-        f"</thead><tbody>{''.join(rows)}</tbody></table></body></html>"
+        "<thead><tr><th></th><th>address</th><th>what it does</th><th>takes</th></tr></thead>"
+        f"<tbody>{''.join(operations)}</tbody></table><h2>Problems</h2><table>"
+        "<thead><tr><th>status</th><th>type</th><th>title</th><th>what to do</th></tr></thead>"
+        f"<tbody>{''.join(problems)}</tbody></table>",
     )
+
+
+def _html_page(title: str, body: str) -> HTMLResponse:
+    """A plain page: no script, nothing from elsewhere."""
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
+    return HTMLResponse(f"{head}<body><h1>{escape(title)}</h1>{body}</body></html>")
 
 
 def _inputs(one: dict[str, Any]) -> str:
@@ -319,49 +323,21 @@ def _inputs(one: dict[str, Any]) -> str:
 
 # --- the page: files of this package, served as they are; no build step, nothing from elsewhere
 
-_TYPES: Final = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-
-class _Asset(NamedTuple):
-    content: bytes
-    media_type: str
-    etag: str
-
 
 def _add_page(app: FastAPI) -> None:
-    """Serve the page at / and its files under /static. Only names that the package has can be asked for."""
-    assets = _assets()
+    """Serve the page at /, its files under /static, and what a problem's type means under /problems."""
+    mimetypes.add_type("text/javascript", ".js")  # systems differ
+    files = StaticFiles(packages=[("fixstar.service", "page")])
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
-        return _asset_response(request, assets["index.html"])
+        return await files.get_response("index.html", request.scope)
 
-    @app.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
-    async def static(request: Request, name: str) -> Response:
-        if name not in assets:
-            raise Problem("not-found", f"the page has no file {name!r}", "the page is at /")
-        return _asset_response(request, assets[name])
+    @app.get("/problems/{name}", include_in_schema=False)
+    async def problem_type(name: str) -> HTMLResponse:
+        if name not in PROBLEMS:
+            raise Problem("not-found", f"no problem has the type {name!r:.200}", "the types are listed at /v1/docs")
+        status, title, remedy = PROBLEMS[name]
+        return _html_page(title, f"<p>HTTP {status}. What to do: {escape(remedy)}.</p>")
 
-
-def _assets() -> dict[str, _Asset]:
-    """All files, read once: they are small, and a new release comes with a restart."""
-    found = {}
-    for file in (files("fixstar.service") / "page").iterdir():
-        media_type = _TYPES.get(file.name.rpartition(".")[2])
-        if media_type is not None and file.is_file():
-            content = file.read_bytes()
-            found[file.name] = _Asset(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:24]}"')
-    return found
-
-
-def _asset_response(request: Request, asset: _Asset) -> Response:
-    """The file, or 304. Browsers keep it but ask each time, so that no two releases are mixed."""
-    headers = {"ETag": asset.etag, "Cache-Control": "no-cache"}
-    if asset.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(asset.content, media_type=asset.media_type, headers=headers)
+    app.mount("/static", files)

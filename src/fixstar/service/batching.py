@@ -31,7 +31,7 @@ from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Move, Workspace
 from fixstar.workspace.items import LocalEmbedder
 
-__all__ = ["QueryBatcher"]
+__all__ = ["QueryBatcher", "deployed_encoder"]
 
 Result = TypeVar("Result")
 _Vectors = dict[str, NDArray[np.float32]]  # by the version that made them
@@ -99,7 +99,7 @@ class QueryBatcher:
             raise _busy(f"{self._inside} queries are waiting already")
         self._inside += 1
         try:
-            read = await self._intake.read(data, lambda: self._encoder()[1].preprocessing)
+            read = await self._intake.read(data, lambda: deployed_encoder(self._workspace)[1].preprocessing)
             answer: asyncio.Future[SearchResult] = asyncio.get_running_loop().create_future()
             self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, wanted, answer))
             return await answer
@@ -107,16 +107,21 @@ class QueryBatcher:
             self._inside -= 1
 
     async def _collect(self) -> None:
-        """Make batches until cancelled."""
+        """Make batches and embed them, until cancelled; another task searches with the vectors of each."""
         while True:
             await self._batches.acquire()
             batch: list[_Query] = []
             try:
                 await self._fill(batch)
+                batch = [query for query in batch if not query.answer.done()]
+                move, rows = await _in(self._embedding, functools.partial(self._vectors, batch))
             except BaseException as error:
+                self._batches.release()
                 self._fail(batch, error)
-                raise
-            await self._embed([query for query in batch if not query.answer.done()])
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                self._spawn(self._search(batch, move, rows))
 
     async def _fill(self, batch: list[_Query]) -> None:
         """Wait for a first query, then a moment for others."""
@@ -126,26 +131,12 @@ class QueryBatcher:
                 while len(batch) < self._settings.batch:
                     batch.append(await self._queue.get())
 
-    async def _embed(self, batch: list[_Query]) -> None:
-        """Make the vectors of a batch, and leave the search to another task."""
-        if not batch:
-            self._batches.release()
-            return
-        try:
-            move, rows = await _in(self._embedding, functools.partial(self._vectors, batch))
-        except BaseException as error:
-            self._batches.release()
-            self._fail(batch, error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        self._spawn(self._search(batch, move, rows))
-
     def _vectors(self, batch: Sequence[_Query]) -> tuple[Move, list[_Vectors | Exception]]:
         """What is deployed, and what its models make of each query: a vector each, or why there is none."""
         serving = self._workspace.serving
         move, models = serving.asking()
-        self._metrics.batch_size.observe(len(batch))
+        if batch:
+            self._metrics.batch_size.observe(len(batch))
         rows: list[_Vectors | Exception] = [{} for _ in batch]
         for name in models:
             encoder = serving.encoder(name)
@@ -181,20 +172,15 @@ class QueryBatcher:
         finally:
             self._batches.release()
 
-    async def _answer(self, queries: list[_Query], move: Move, vectors: _Vectors) -> None:
-        serving = self._workspace.serving
+    async def _answer(self, queries: Sequence[_Query], move: Move, vectors: _Vectors) -> None:
+        search = functools.partial(self._workspace.serving.search_queries, move, vectors, queries[0].request)
         try:
-            ask = functools.partial(serving.search_queries, move, vectors, queries[0].request)
-            answer = await _in(self._searching, ask)
+            answer = await _in(self._searching, search)
         except Exception as error:
             self._fail(queries, error)
             return
         for query, hits in zip(queries, answer.hits, strict=True):
             query.finish(answer._replace(hits=[hits]))
-
-    def _encoder(self) -> tuple[str, Encoder]:
-        version = self._workspace.deployed()
-        return version, self._workspace.serving.encoder(version)
 
     def _fail(self, queries: Sequence[_Query], error: BaseException) -> None:
         for query in queries:
@@ -204,6 +190,12 @@ class QueryBatcher:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def deployed_encoder(workspace: Workspace) -> tuple[str, Encoder]:
+    """The deployed version, and its encoder."""
+    version = workspace.deployed()
+    return version, workspace.serving.encoder(version)
 
 
 def _pixels(query: _Query, preprocessing: Preprocessing) -> Pixels | Exception:
@@ -231,7 +223,7 @@ def _embedded(encoder: Encoder, pixels: Sequence[Pixels]) -> list[NDArray[np.flo
 
 
 def _busy(detail: str) -> Problem:
-    return Problem("busy", detail, "try again in a second", headers={"Retry-After": "1"})
+    return Problem("busy", detail, headers={"Retry-After": "1"})
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from fixstar.errors import ACTIONS, FixstarError, InputError, MissingExtraError, NextStep
@@ -24,6 +24,7 @@ try:
         Added,
         BadImage,
         Check,
+        Deleted,
         Deployment,
         Item,
         ItemPage,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     Picture = str | Path | bytes | Image.Image
 
 __all__ = ["Client", "ImagesLeftOutError", "ServiceError"]
+
+Answer = TypeVar("Answer")
 
 _RETRIED = (429, 503)
 _PAGE = 500
@@ -120,9 +123,8 @@ class Client:
     ) -> SearchResponse:
         """The items nearest to an image: a path, the bytes of a file, or a PIL image."""
         files = {"image": (_file_name(image), _content(image))}
-        return SearchResponse.model_validate(
-            self._ask("POST", "/v1/search", again=True, files=files, params=_options(k, where, exact))
-        )
+        params = _options(k, where, exact)
+        return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
 
     def search_vector(
         self,
@@ -138,15 +140,13 @@ class Client:
         """
         numbers = [float(number) for number in vector]
         query = {"vector": numbers, "version": version, "k": k, "where": where, "exact": exact}
-        return SearchResponse.model_validate(self._ask("POST", "/v1/search/vector", again=True, json=query))
+        return self._ask(SearchResponse, "POST", "/v1/search/vector", again=True, json=query)
 
     def similar(
         self, item: str, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True
     ) -> SearchResponse:
         """The items nearest to a stored one."""
-        return SearchResponse.model_validate(
-            self._ask("GET", "/v1/item/similar", params={"id": item, **_options(k, where, exact)})
-        )
+        return self._ask(SearchResponse, "GET", "/v1/item/similar", params={"id": item, **_options(k, where, exact)})
 
     # --- items
 
@@ -161,8 +161,7 @@ class Client:
         ``ImagesLeftOutError`` where some cannot be used: the others are stored. With ``leave_out`` those are named in
         the answer's ``bad`` instead; where none at all can be used it is an error in any case.
         """
-        answer = self._ask("POST", "/v1/items", again=isinstance(images, Mapping), **_upload(images, payloads))
-        added = Added.model_validate(answer)
+        added = self._ask(Added, "POST", "/v1/items", isinstance(images, Mapping), **_upload(images, payloads))
         if added.bad and not leave_out:
             raise ImagesLeftOutError(added.added, added.bad)
         return added
@@ -173,12 +172,11 @@ class Client:
         payloads: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]] | None = None,
     ) -> Job:
         """Hand over images to be stored by a job; they are safe when this returns, and found when the job is done."""
-        upload = _upload(images, payloads)
-        return Job.model_validate(self._ask("POST", "/v1/items/async", again=isinstance(images, Mapping), **upload))
+        return self._ask(Job, "POST", "/v1/items/async", isinstance(images, Mapping), **_upload(images, payloads))
 
     def item(self, item: str) -> Item:
         """One item."""
-        return Item.model_validate(self._ask("GET", "/v1/item", params={"id": item}))
+        return self._ask(Item, "GET", "/v1/item", params={"id": item})
 
     def items(
         self, version: str | None = None, after: str | None = None, where: Mapping[str, Any] | None = None
@@ -188,7 +186,7 @@ class Client:
         while True:
             wanted = {"version": version, "after": after, "limit": _PAGE, "where": filtered}
             params = {name: one for name, one in wanted.items() if one is not None}
-            page = ItemPage.model_validate(self._ask("GET", "/v1/items", params=params))
+            page = self._ask(ItemPage, "GET", "/v1/items", params=params)
             yield from page.items
             after = page.next
             if after is None:
@@ -196,30 +194,29 @@ class Client:
 
     def delete(self, *items: str) -> int:
         """Delete items, all at once; how many there were."""
-        return int(self._ask("POST", "/v1/items/delete", again=True, json={"ids": list(items)})["deleted"])
+        return self._ask(Deleted, "POST", "/v1/items/delete", again=True, json={"ids": list(items)}).deleted
 
     # --- versions
 
     def status(self) -> Status:
         """The state of the workspace."""
-        return Status.model_validate(self._ask("GET", "/v1/status"))
+        return self._ask(Status, "GET", "/v1/status")
 
     def versions(self) -> list[Version]:
         """All versions, oldest first."""
-        return [Version.model_validate(one) for one in self._ask("GET", "/v1/versions")]
+        return self._ask(list[Version], "GET", "/v1/versions")
 
     def check(self, version: str, **rules: float) -> Job:
         """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions."""
-        return Job.model_validate(self._ask("POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules))
+        return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules)
 
     def last_check(self, version: str) -> Check:
         """What the gate last found out about a version, with the most evidence."""
-        return Check.model_validate(self._ask("GET", f"/v1/versions/{quote(version, safe='')}/check"))
+        return self._ask(Check, "GET", f"/v1/versions/{quote(version, safe='')}/check")
 
     def checks(self, version: str) -> list[Check]:
         """All checks of a version, oldest first."""
-        found = self._ask("GET", f"/v1/versions/{quote(version, safe='')}/checks")
-        return [Check.model_validate(one) for one in found]
+        return self._ask(list[Check], "GET", f"/v1/versions/{quote(version, safe='')}/checks")
 
     def deploy(
         self, version: str, force: str | None = None, deployed: str | None = None, blend: float | str = "off"
@@ -230,11 +227,11 @@ class Client:
         ``blend`` is "off", "auto", or an alpha: queries for old vectors by two models.
         """
         wanted = {"version": version, "force": force, "deployed": deployed, "blend": blend}
-        return Deployment.model_validate(self._ask("POST", "/v1/deploy", json=wanted))
+        return self._ask(Deployment, "POST", "/v1/deploy", json=wanted)
 
     def rollback(self, deployed: str | None = None, to: str | None = None) -> Rollback:
         """Back to the version deployed before; from ``deployed`` and to ``to``, where given, or not at all (409)."""
-        return Rollback.model_validate(self._ask("POST", "/v1/rollback", json={"deployed": deployed, "to": to}))
+        return self._ask(Rollback, "POST", "/v1/rollback", json={"deployed": deployed, "to": to})
 
     def backfill(
         self, budget: str = "10%", order: str = "auto", rate: float | None = None, anyway: bool = False
@@ -244,17 +241,17 @@ class Client:
         The job fails if that is predicted to lower the accuracy, unless ``anyway``.
         """
         wanted = {"budget": budget, "order": order, "rate": rate, "anyway": anyway}
-        return Job.model_validate(self._ask("POST", "/v1/backfill", json=wanted))
+        return self._ask(Job, "POST", "/v1/backfill", json=wanted)
 
     # --- jobs
 
     def job(self, job: str | Job) -> Job:
         """A job as it is now."""
-        return Job.model_validate(self._ask("GET", f"/v1/jobs/{_job_name(job)}"))
+        return self._ask(Job, "GET", f"/v1/jobs/{_job_name(job)}")
 
     def cancel(self, job: str | Job) -> Job:
         """End a job after its current batch."""
-        return Job.model_validate(self._ask("POST", f"/v1/jobs/{_job_name(job)}/cancel", again=True))
+        return self._ask(Job, "POST", f"/v1/jobs/{_job_name(job)}/cancel", again=True)
 
     def wait(self, job: str | Job, timeout: float | None = None, every: float = 0.5) -> Job:
         """The job once it is done. ``ServiceError`` where it failed or was cancelled, or takes longer than allowed."""
@@ -273,11 +270,12 @@ class Client:
 
     # --- the wire
 
-    def _ask(self, method: str, path: str, again: bool | None = None, **content: Any) -> Any:
-        """The JSON of an answer. ``again`` says whether the call may be repeated; GETs may."""
+    def _ask(self, kind: type[Answer], method: str, path: str, again: bool = False, **content: Any) -> Answer:
+        """The answer. ``again`` says that the call may be repeated, as GETs always may."""
         import httpx
+        from pydantic import TypeAdapter
 
-        tries = 1 + (self._retries if (method == "GET" if again is None else again) else 0)
+        tries = 1 + (self._retries if again or method == "GET" else 0)
         end = time.monotonic() + self._patience
         while True:
             try:
@@ -288,7 +286,7 @@ class Client:
             tries -= 1
             pause = _pause(answer)
             if answer.status_code not in _RETRIED or not tries or time.monotonic() + pause > end:
-                return _answered(answer)
+                return TypeAdapter(kind).validate_python(_answered(answer))
             time.sleep(pause)
 
     def close(self) -> None:

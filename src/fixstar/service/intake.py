@@ -12,9 +12,9 @@ import hashlib
 import io
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -25,7 +25,7 @@ from fixstar.errors import ImageError
 from fixstar.gallery import Item
 from fixstar.images import Pixels, Preprocessing, read_pixels
 from fixstar.service.problems import Problem
-from fixstar.service.settings import SMALLER_IMAGE, ServiceSettings
+from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
 __all__ = [
@@ -33,12 +33,10 @@ __all__ = [
     "DecodedImage",
     "Intake",
     "Picture",
-    "PictureCache",
     "check_image",
     "image_kind",
     "read_upload",
     "thumbnail",
-    "unusable",
 ]
 
 _MAGIC: Final = (
@@ -52,12 +50,10 @@ _MAGIC: Final = (
 )
 _SUFFIX: Final = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "TIFF": ".tiff", "WEBP": ".webp"}
 
-_KINDS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
-
 THUMBNAIL_SIZES = (64, 128, 256, 512, 1024)  # longer sides; few, so that the cache is hit
 _THUMBNAIL_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")  # what indexing reads
 _ORIENTATION, _SIDEWAYS = 0x0112, range(5, 9)  # the EXIF tag, and its values for an image that lies on its side
-_CACHE_BYTES = 64 << 20
+_CACHED = 256  # thumbnails in memory: 10 KB each as the page asks for them, 300 KB at most
 _AT_ONCE = threading.BoundedSemaphore(4)  # a large image takes hundreds of megabytes while it is read
 
 Result = TypeVar("Result")
@@ -84,27 +80,27 @@ def check_image(data: bytes, settings: ServiceSettings) -> str:
         raise _too_large(len(data), settings)
     kind = image_kind(data)
     if kind is None:
-        seen = "the file is empty" if not data else f"its first bytes are not those of a {_KINDS} file"
-        raise Problem("unknown-format", seen, f"send {_KINDS}")
+        seen = "its first bytes are not those of a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+        raise Problem("unknown-format", seen if data else "the file is empty")
     try:
         with Image.open(io.BytesIO(data), formats=(kind,)) as image:
             width, height = image.size
     except Exception as error:  # a decoder fed foreign bytes raises anything
-        raise unusable(f"its header is damaged, or claims too much ({type(error).__name__})") from error
+        raise Problem(
+            "unreadable-image", f"its header is damaged, or claims too much ({type(error).__name__})"
+        ) from error
     if not 0 < width * height <= settings.pixels:
         seen = f"{width} x {height} pixels; 1 to {settings.pixels:,} are allowed. It was not decoded"
-        raise unusable(seen, "scale it down; the operator may allow more megapixels with: fixstar serve --pixels")
+        raise Problem(
+            "unreadable-image",
+            seen,
+            "scale it down; the operator may allow more megapixels with: fixstar serve --pixels",
+        )
     return _SUFFIX[kind]
 
 
 def _too_large(size: int, settings: ServiceSettings) -> Problem:
-    seen = f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed"
-    return Problem("image-too-large", seen, SMALLER_IMAGE)
-
-
-def unusable(detail: str, hint: str = "open it in an image editor and save it again") -> Problem:
-    """The answer to an image of an allowed format that still cannot be used."""
-    return Problem("unreadable-image", detail, hint)
+    return Problem("image-too-large", f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed")
 
 
 class DecodedImage(NamedTuple):
@@ -137,7 +133,7 @@ class Intake:
             try:
                 return DecodedImage(read_pixels(data, wanted, self._settings.pixels), wanted, suffix)
             except ImageError as error:
-                raise unusable(error.reason) from error
+                raise Problem("unreadable-image", error.reason) from error
 
         return await self._in_time(work)
 
@@ -150,7 +146,9 @@ class Intake:
             async with asyncio.timeout(self._settings.decode_seconds):
                 return await asyncio.shield(running)
         except TimeoutError:
-            raise unusable(f"decoding it took more than {self._settings.decode_seconds:g} s") from None
+            raise Problem(
+                "unreadable-image", f"decoding it took more than {self._settings.decode_seconds:g} s"
+            ) from None
 
     def _leave(self, running: asyncio.Future[Result]) -> None:
         self._free.release()
@@ -179,52 +177,24 @@ class Picture(NamedTuple):
     etag: str
 
 
-class PictureCache:
-    """The most recently used pictures."""
-
-    def __init__(self, most: int = _CACHE_BYTES) -> None:
-        self._most, self._size = most, 0
-        self._pictures: OrderedDict[str, Picture] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, etag: str) -> Picture | None:
-        """A picture, if it is still here."""
-        with self._lock:
-            if etag in self._pictures:
-                self._pictures.move_to_end(etag)
-            return self._pictures.get(etag)
-
-    def put(self, picture: Picture) -> None:
-        """Keep a picture; the least recently used ones make room."""
-        with self._lock:
-            if picture.etag not in self._pictures:
-                self._size += len(picture.content)
-            self._pictures[picture.etag] = picture
-            while self._size > self._most and self._pictures:
-                self._size -= len(self._pictures.popitem(last=False)[1].content)
-
-
-_CACHE = PictureCache()
-
-
 def thumbnail(workspace: Workspace, item: Item, size: int) -> Picture:
     """An item's picture with its longer side at the next of ``THUMBNAIL_SIZES``, or smaller where the image is."""
-    side = next(one for one in THUMBNAIL_SIZES if one >= size)
     path = workspace.images.find(item)
-    if path is None:
-        raise _gone("its image is not known here, or gone")
     try:
-        seen = path.stat()
+        seen = None if path is None else path.stat()
     except OSError:
-        raise _gone("its image is gone") from None
-    key = f"{path}|{seen.st_size}|{seen.st_mtime_ns}|{side}"
+        seen = None
+    if path is None or seen is None:
+        raise Problem("unknown-picture", "its image is not known here, or gone")
+    return _thumbnail(path, seen.st_size, seen.st_mtime_ns, next(one for one in THUMBNAIL_SIZES if one >= size))
+
+
+@lru_cache(maxsize=_CACHED)
+def _thumbnail(path: Path, bytes_: int, modified: int, side: int) -> Picture:
+    key = f"{path}|{bytes_}|{modified}|{side}"
     etag = f'"{hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=12).hexdigest()}"'
-    picture = _CACHE.get(etag)
-    if picture is None:
-        with _AT_ONCE:
-            picture = Picture(_drawn(path, side), etag)
-        _CACHE.put(picture)
-    return picture
+    with _AT_ONCE:
+        return Picture(_drawn(path, side), etag)
 
 
 def _drawn(path: Path, side: int) -> bytes:
@@ -235,7 +205,8 @@ def _drawn(path: Path, side: int) -> bytes:
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
         pixels = read_pixels(path, Preprocessing(size=size, mean=(0, 0, 0), std=(1, 1, 1), fit="squash"))
     except (ImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise _gone(f"its image cannot be read any more ({type(error).__name__})") from error
+        seen = f"its image cannot be read any more ({type(error).__name__})"
+        raise Problem("unknown-picture", seen) from error
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
@@ -250,7 +221,3 @@ def _upright_size(path: Path) -> tuple[int, int]:
         except Exception:  # damaged metadata does not make the picture unreadable
             turned = False
     return (height, width) if turned else (width, height)
-
-
-def _gone(detail: str) -> Problem:
-    return Problem("unknown-picture", detail, "store the item again with its image")

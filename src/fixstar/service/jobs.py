@@ -46,6 +46,7 @@ ATTEMPTS = 5  # times that the process may die under a job before it is abandone
 BATCH = 64  # images that an index job stores at a time
 
 _FORMAT = {"format": "fixstar-job", "format_version": 1}
+_REEMBEDDING = "re-embedding with {target}, order: {order}, budget: {budget}"
 _NAMED = 100  # items that a result names
 _COUNTED = ("done", "done before", "deleted", "rewritten")  # of a plan's items
 _log = logging.getLogger("fixstar.service")
@@ -93,7 +94,7 @@ class Job:
         elif kind == "check":
             total, message = None, f"checking {parameters['version']}"
         else:
-            total, message = None, _backfill_message(parameters["target"], parameters["order"], parameters["budget"])
+            total, message = None, _REEMBEDDING.format(**parameters)
         when = datetime.now(UTC)
         name = f"{when:%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
         created = when.isoformat(timespec="milliseconds")
@@ -168,7 +169,7 @@ def _read_job(path: Path) -> Job:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _log.error("%s is damaged (%s); what it asked for was not finished, ask for it again", path, error)
     when = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
-    problem = Problem("damaged-job", "what it asked for may not have been done", "ask for it again").body()
+    problem = Problem("damaged-job", "what it asked for may not have been done").body()
     message = "its file is damaged"
     return Job(path.stem, "unknown", state="failed", message=message, error=problem, created=when, ended=when)
 
@@ -181,7 +182,7 @@ class StoppedError(Exception):
 
     def __init__(self, message: str, result: Result | None = None) -> None:
         super().__init__(message)
-        self.message, self.result = message, result
+        self.result = result
 
 
 class RunningJob:
@@ -285,13 +286,6 @@ def _check(space: Workspace, running: RunningJob) -> Result:
 
 def _backfill(space: Workspace, running: RunningJob) -> Result:
     """Re-embed older items with the version that was deployed when the job was asked for, or not at all."""
-    try:
-        return _run_backfill(space, running)
-    except DeploymentMovedError as error:
-        raise StoppedError(str(error), running.job().result) from error
-
-
-def _run_backfill(space: Workspace, running: RunningJob) -> Result:
     wanted = running.job().parameters
     options = BackfillOptions(
         wanted["budget"],
@@ -307,7 +301,7 @@ def _run_backfill(space: Workspace, running: RunningJob) -> Result:
         return {**known, **counts, **_kept_items(files.kept(finished)), "left": 0, "stopped": None}
     planned = space.plan_backfill(options, predict="predicted" not in known)
     if "predicted" not in known:
-        known["predicted"] = _prediction(planned)
+        known["predicted"] = planned.predicted and planned.predicted.to_json()
     plan = planned.plan
     known |= {"version": plan.target, "planned": len(plan.ids), "old": plan.old, "without_image": plan.without_image}
     if planned.loses and plan.ids and not options.anyway:
@@ -321,7 +315,7 @@ def _run_backfill(space: Workspace, running: RunningJob) -> Result:
         result=known,
         total=len(plan.ids),
         done=0,
-        message=_backfill_message(plan.target, plan.order, plan.budget),
+        message=_REEMBEDDING.format(**vars(plan)),
     )
     done, started = 0, time.monotonic()
 
@@ -344,10 +338,6 @@ def _run_backfill(space: Workspace, running: RunningJob) -> Result:
     if result["stopped"]:
         raise StoppedError(result["stopped"], result)
     return result
-
-
-def _backfill_message(target: str, order: str, budget: str) -> str:
-    return f"re-embedding with {target}, order: {order}, budget: {budget}"
 
 
 def _loses(planned: PlannedBackfill) -> Problem:
@@ -374,19 +364,6 @@ def _counts(files: PlanFiles, plan: BackfillPlan, before: Mapping[str, int]) -> 
     """What became of the job's items. The counts are saved with the plan's cursor, so that a kill loses none."""
     counts = files.counts(plan)
     return {name.replace(" ", "_"): max(0, counts.get(name, 0) - before[name]) for name in _COUNTED}
-
-
-def _prediction(planned: PlannedBackfill) -> Result | None:
-    curve = planned.predicted
-    if curve is None:
-        return None
-    return {
-        "order": curve.order,
-        "shares": curve.planned.shares.tolist(),
-        "planned": curve.planned.accuracy.tolist(),
-        "random": curve.random.accuracy.tolist(),
-        "self_tests": list(curve.self_tests),
-    }
 
 
 def _kept_items(items: Sequence[KeptItem]) -> Result:
@@ -417,12 +394,8 @@ class Jobs:
         """Become the only process that runs the jobs of this workspace, or refuse. ``start`` does it too."""
         if self._is_locked:
             return
-        try:
-            self._lock.enter_context(exclusive(self._files.directory))
-        except BlockingIOError:
-            raise InputError(
-                f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
-            ) from None
+        seen = f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
+        self._lock.enter_context(exclusive(self._files.directory, busy=InputError(seen)))
         self._is_locked = True
 
     def start(self) -> None:
@@ -462,20 +435,18 @@ class Jobs:
         """Refuse as ``submit`` would at this moment: before images are kept for a job that would be refused."""
         with self._changed:
             if self._stopping:
-                raise Problem("stopping", "no new jobs", "try again", headers={"Retry-After": "10"})
+                raise Problem("stopping", "no new jobs", headers={"Retry-After": "10"})
             active = [job for job in self._jobs.values() if job.kind == kind and not job.has_ended]
             if kind == "index":
                 if len(active) >= WAITING:
-                    seen = f"{len(active)} index jobs are waiting"
-                    raise Problem("too-many-jobs", seen, "try again when some are done", headers={"Retry-After": "30"})
+                    waiting = f"{len(active)} index jobs are waiting"
+                    raise Problem("too-many-jobs", waiting, headers={"Retry-After": "30"})
             elif active:
                 seen = f"{kind} job {active[0].id} is {active[0].state}: {active[0].message}"
                 raise Problem("already-running", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
 
     def submit(self, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
         """Accept a job asked for by ``by``; it is on disk when this returns. Refused while another one blocks it."""
-        if kind not in KINDS:
-            raise InputError(f"a job is one of {', '.join(KINDS)}; got {kind!r}")
         job = Job.new(kind, parameters, by)
         with self._changed:
             self.require_room(kind)
@@ -504,7 +475,7 @@ class Jobs:
         """A job by its id."""
         with self._changed:
             if name not in self._jobs:
-                raise Problem("unknown-job", f"no job {name!r:.80}", "see /v1/jobs")
+                raise Problem("unknown-job", f"no job {name!r:.80}")
             return self._jobs[name]
 
     def all(self) -> list[Job]:
@@ -531,8 +502,7 @@ class Jobs:
         if job.cancelling:
             self._end(job, state="cancelled", message="cancelled")
         elif job.attempts >= ATTEMPTS:
-            seen = f"the service ended {job.attempts} times while it ran"
-            self._fail(job.id, Problem("job-abandoned", seen, "see the log, then ask for it again"))
+            self._fail(job.id, Problem("job-abandoned", f"the service ended {job.attempts} times while it ran"))
         else:
             self._jobs[job.id] = replace(job, state="queued")
 
@@ -567,7 +537,9 @@ class Jobs:
         try:
             result = WORK[job.kind](self._workspace, RunningJob(self, job.id))
         except StoppedError as error:
-            self._leave(job.id, error)
+            self._leave(job.id, str(error), error.result)
+        except DeploymentMovedError as error:
+            self._leave(job.id, str(error))
         except Exception as error:
             if self._stopping:  # the gallery may have been closed under it
                 _log.warning("job %s broke off while the service stopped: %s", job.id, error)
@@ -576,15 +548,15 @@ class Jobs:
         else:
             self._end(self.get(job.id), state="done", result=result)
 
-    def _leave(self, name: str, error: StoppedError) -> None:
+    def _leave(self, name: str, message: str, result: Result | None = None) -> None:
         """It ended early: for good, or until the next start."""
         with self._changed:
             job = self.get(name)
-            result = job.result if error.result is None else error.result
+            result = job.result if result is None else result
             if self._stopping and not job.cancelling:
                 self._keep(replace(job, result=result, attempts=0))
             else:
-                self._end(job, state="cancelled", result=result, message=error.message)
+                self._end(job, state="cancelled", result=result, message=message)
 
     def _fail(self, name: str, error: Exception) -> None:
         problem = Problem.of(error, f"job {name}")

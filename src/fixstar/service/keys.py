@@ -16,8 +16,8 @@ import hmac
 import ipaddress
 import json
 import secrets
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,13 +123,9 @@ class Keys:
         key = self.find(token)
         return None if key is None or key.has_expired else Caller(key.name, key.role)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with exclusive(self._directory, wait=_WAIT):
-                yield
-        except BlockingIOError:
-            raise InputError(f"another process has been changing {self._directory} for {_WAIT:.0f} s") from None
+    def _locked(self) -> AbstractContextManager[None]:
+        busy = InputError(f"another process has been changing {self._directory} for {_WAIT:.0f} s")
+        return exclusive(self._directory, _WAIT, busy)
 
     def _write(self, keys: tuple[Key, ...]) -> None:
         stored = [{name: value for name, value in asdict(key).items() if value is not None} for key in keys]
@@ -184,8 +180,7 @@ def missing_key(headers: Mapping[str, str], keys: Keys) -> Problem:
         seen = f"the key of {key.name!r} expired at {key.expires}"
     else:
         seen = "this key is not known here, or was removed"
-    hint = "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read"
-    return Problem("no-key", seen, hint, headers={"WWW-Authenticate": 'Bearer realm="fixstar"'})
+    return Problem("no-key", seen, headers={"WWW-Authenticate": 'Bearer realm="fixstar"'})
 
 
 def _presented_key(headers: Mapping[str, str]) -> str | None:

@@ -27,16 +27,15 @@ from fixstar.errors import GalleryError
 from fixstar.gallery.filters import filter_key, payload_test
 from fixstar.gallery.store import Where
 from fixstar.service.keys import Keys, identify, missing_key
-from fixstar.service.problems import Problem, problem_response
-from fixstar.service.settings import LOOPBACK, SMALLER_IMAGE, ServiceSettings
+from fixstar.service.problems import PROBLEMS, Problem, problem_response
+from fixstar.service.settings import LOOPBACK, ServiceSettings
 from fixstar.workspace.items import IMAGE, STAMP
 
 __all__ = [
     "HIDDEN_FIELDS",
+    "Admission",
     "BodyLimit",
     "FormRoute",
-    "RateLimit",
-    "SameOrigin",
     "SecurityHeaders",
     "TokenBuckets",
     "WellFormed",
@@ -76,9 +75,6 @@ _FORM = "multipart/form-data"
 _FILTERS = 'write a filter such as {"label": "shoes"}, {"price": {"lt": 50}} or {"sold": {"exists": false}}'
 
 
-# --- browsers
-
-
 class SecurityHeaders:
     """Headers that keep browsers from doing what nobody asked for."""
 
@@ -96,59 +92,13 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-                if scope["path"].startswith("/v1"):
-                    headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("Cache-Control", "no-store" if scope["path"].startswith("/v1") else "no-cache")
             await send(message)
 
         await self._app(scope, receive, with_headers)
 
 
-class SameOrigin:
-    """Refuses what another site's page makes a browser send, and foreign names that point at this machine."""
-
-    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
-        self._app, self._settings = app, settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 403 or 421."""
-        if scope["type"] == "http" and (problem := self._objection(scope["method"], Headers(scope=scope))):
-            await problem_response(problem)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _objection(self, method: str, headers: Headers) -> Problem | None:
-        host = headers.get("host", "")
-        if self._settings.loopback and _hostname(host) not in (*LOOPBACK, self._settings.host, *self._settings.names):
-            known = ", ".join(("localhost", *self._settings.names))
-            seen = f"the request is for {host!r}; this service answers to {known}"
-            hint = "call it by http://localhost, with its port; the operator can add names: fixstar serve --name"
-            return Problem("wrong-host", seen, hint)
-        if method in _SAFE:
-            return None
-        site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-        if site not in ("same-origin", "none") or (origin is not None and not self._is_own(origin, host)):
-            seen = f"a page of {origin or 'another site'} sent this request"
-            return Problem("cross-site", seen, "use the page of this service, or a program")
-        return None
-
-    def _is_own(self, origin: str, host: str) -> bool:
-        """Whether a page is one of this service: of the host asked, or of a name that a proxy has for it."""
-        try:
-            site = urlsplit(origin)
-        except ValueError:
-            return False
-        return site.netloc == host or site.hostname in self._settings.names
-
-
-def _hostname(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-# --- rate
+# --- who is answered
 
 
 class TokenBuckets:
@@ -178,10 +128,11 @@ class TokenBuckets:
             del self._filled[caller]
 
 
-class RateLimit:
-    """Answers 429 to callers that ask faster than allowed: by key where it is valid, else by address.
+class Admission:
+    """Decides by a request's headers alone whether its body is read, and answers 401, 403, 421 or 429 if not.
 
-    And 401 to callers without a valid key: FastAPI would read their whole body first.
+    Refused are foreign names that point at this machine, what another site's page makes a browser send, callers that
+    ask faster than allowed (by key where it is valid, else by address), and callers without a valid key.
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys) -> None:
@@ -189,17 +140,33 @@ class RateLimit:
         self._buckets = TokenBuckets(settings.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or say when to retry, or that a key is needed."""
-        if scope["type"] == "http" and (problem := self._objection(scope)):
-            await problem_response(problem)(scope, receive, send)
-            return
+        """Pass on, or refuse."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if problem := self._foreign(scope["method"], headers) or self._unwelcome(scope, headers):
+                await problem_response(problem)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    def _objection(self, scope: Scope) -> Problem | None:
+    def _foreign(self, method: str, headers: Headers) -> Problem | None:
+        """The answer to a request for another host, or from another site's page."""
+        host, names = headers.get("host", ""), self._settings.names
+        if self._settings.loopback and _site(f"//{host}")[1] not in (*LOOPBACK, self._settings.host, *names):
+            known = ", ".join(("localhost", *names))
+            return Problem("wrong-host", f"the request is for {host!r}; this service answers to {known}")
+        if method in _SAFE:
+            return None
+        origin = headers.get("origin")
+        own = origin is None or _site(origin)[0] == host or _site(origin)[1] in names  # names: a proxy has them for it
+        if headers.get("sec-fetch-site", "none") in ("same-origin", "none") and own:
+            return None
+        return Problem("cross-site", f"a page of {origin or 'another site'} sent this request")
+
+    def _unwelcome(self, scope: Scope, headers: Headers) -> Problem | None:
+        """The answer to a caller that asks too often, or has no key."""
         path: str = scope["path"]
         if path in _UNLIMITED or not path.startswith(("/v1", "/metrics")):
             return None
-        headers = Headers(scope=scope)
         caller = identify(scope, headers, self._keys, self._settings)
         name = f"address {address(scope)}" if caller is None else f"key {caller.name}"
         cost = _THUMBNAIL_COST if path == "/v1/item/image" or path.endswith(".png") else 1.0
@@ -214,6 +181,15 @@ class RateLimit:
         if caller is None and path.startswith("/v1/") and path not in _OPEN:
             return missing_key(headers, self._keys)
         return None
+
+
+def _site(url: str) -> tuple[str | None, str | None]:
+    """Host with port, and host name, of a URL; None if it is not one."""
+    try:
+        site = urlsplit(url)
+        return site.netloc, site.hostname
+    except ValueError:
+        return None, None
 
 
 def address(scope: Scope) -> str:
@@ -249,12 +225,11 @@ class BodyLimit:
         beside = f"{_BESIDE_IMAGES:,} bytes beside"
         if path in _ONE_IMAGE:
             seen = f"this takes one image of up to {self._settings.upload_bytes:,} bytes, and {beside} it"
-            return Problem("too-large", seen, SMALLER_IMAGE)
+            return Problem("too-large", seen, PROBLEMS["image-too-large"].remedy)
         if path in _IMAGES:
             seen = f"one request takes images of up to {self._settings.request_bytes:,} bytes in all, and {beside} them"
             return Problem("too-large", seen, "send fewer images per request, or smaller ones")
-        seen = f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image"
-        return Problem("too-large", seen, "send it in several requests")
+        return Problem("too-large", f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the body while it comes in."""
@@ -275,8 +250,7 @@ class BodyLimit:
                 async with asyncio.timeout(None if whole else self._idle):
                     message = await receive()
             except TimeoutError:
-                stopped = f"nothing came for {self._idle:.0f} s"
-                problem = Problem("stalled", stopped, "send it again, without a pause")
+                problem = Problem("stalled", f"nothing came for {self._idle:.0f} s")
                 raise _RefusedError from None
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)

@@ -27,7 +27,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _REFUSED = {401: "no key, or one that is not valid", 429: "more requests than allowed"}
-_UNDOCUMENTED = ("/", "/static/{name}", "/v1/docs", "/v1/openapi.json")
+_UNDOCUMENTED = ("/", "/problems/{name}", "/static/{name}", "/v1/docs", "/v1/openapi.json")
 _MAX_KEYS = 1000  # distinguished by a LogThrottle in one interval; those beyond share a line
 
 _access = logging.getLogger("fixstar.access")

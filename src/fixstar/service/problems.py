@@ -1,7 +1,8 @@
 """Every error as problem+json (RFC 9457): what happened, and what to do about it.
 
-``type`` is the relative URI ``/problems/NAME``, stable, for programs; ``PROBLEMS`` lists the names. ``next_steps`` are
-remedies as data: an action with its arguments, and the request that performs it where HTTP can.
+``type`` is the relative URI ``/problems/NAME``, stable, for programs; the service explains it there. ``PROBLEMS`` lists
+the names. ``next_steps`` are remedies as data: an action with its arguments, and the request that performs it where
+HTTP can.
 
 Errors that fixstar raises on purpose become 4xx with their message. Where the gallery or the workspace itself fails,
 the message names files and servers: it is logged for the operator and not sent. Anything else is a bug: 500, logged
@@ -13,7 +14,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from fixstar.errors import FixstarError, NextStep
@@ -26,7 +27,7 @@ __all__ = [
     "PROBLEMS",
     "REQUESTS",
     "Problem",
-    "disk_full",
+    "ProblemType",
     "is_disk_full",
     "problem_response",
     "to_step",
@@ -34,70 +35,89 @@ __all__ = [
 
 _log = logging.getLogger("fixstar.service")
 
-_SEE_LOG = "the log of the service says why"
 _HIDDEN = "details are in the log: they name files or servers"
 
-PROBLEMS: dict[str, tuple[int, str]] = {
+
+class ProblemType(NamedTuple):
+    """A kind of problem: its HTTP status, its title, and what to do about it unless the problem says more."""
+
+    status: int
+    title: str
+    remedy: str
+
+
+_SEE_DOCS = "see /v1/docs"
+_SEE_LOG = "the log of the service says why"
+_RETRY = "try again in a moment"
+
+_TYPES: dict[str, tuple[int, str, str]] = {
     # the library's errors, by their type
-    "invalid-input": (400, "The request cannot be carried out"),
-    "gallery": (400, "The gallery cannot do that"),
-    "unknown-name": (404, "There is nothing of that name"),
-    "not-compatible": (409, "Not shown to be compatible"),
-    "deployment-moved": (409, "The deployment has moved"),
-    "unreadable-image": (422, "The image cannot be used"),
-    "unusable-data": (422, "The data cannot be used"),
-    "missing-extra": (501, "Not installed here"),
-    "damaged-item": (500, "A stored item is damaged"),
-    "unusable-model": (500, "The workspace cannot do that"),
-    "unusable-checkpoint": (500, "The workspace cannot do that"),
-    "error": (500, "The workspace cannot do that"),
-    "gallery-unavailable": (503, "The gallery is not available now"),
+    "invalid-input": (400, "The request cannot be carried out", "change what detail names; see /v1/docs"),
+    "gallery": (400, "The gallery cannot do that", "change what detail names; see /v1/docs"),
+    "unknown-name": (404, "There is nothing of that name", "use one of the names in detail"),
+    "not-compatible": (409, "Not shown to be compatible", "see next_steps, or leave it as it is"),
+    "deployment-moved": (409, "The deployment has moved", "see GET /v1/status or /v1/rollback, then decide again"),
+    "unreadable-image": (422, "The image cannot be used", "open it in an image editor and save it again"),
+    "unusable-data": (422, "The data cannot be used", "the operator can repair what detail names"),
+    "missing-extra": (501, "Not installed here", "the operator can install what detail names"),
+    "damaged-item": (500, "A stored item is damaged", "the operator can find it by verifying the gallery"),
+    "unusable-model": (500, "The workspace cannot do that", _SEE_LOG),
+    "unusable-checkpoint": (500, "The workspace cannot do that", _SEE_LOG),
+    "error": (500, "The workspace cannot do that", _SEE_LOG),
+    "gallery-unavailable": (503, "The gallery is not available now", f"try again; {_SEE_LOG}"),
     # the service's own
-    "unreadable-form": (400, "The form cannot be read"),
-    "no-key": (401, "A valid key is needed"),
-    "not-allowed": (403, "Your key may not do that"),
-    "cross-site": (403, "Not from another site"),
-    "not-found": (404, "There is nothing at this address"),
-    "not-checked": (404, "Not checked yet"),
-    "unknown-item": (404, "There is no such item"),
-    "unknown-job": (404, "There is no such job"),
-    "unknown-picture": (404, "There is no such picture"),
-    "unknown-version": (404, "There is no such version"),
-    "wrong-method": (405, "Method not allowed"),
-    "stalled": (408, "The request stopped coming"),
-    "already-deployed": (409, "It is deployed already"),
-    "already-running": (409, "Such a job is already under way"),
-    "backfill-loses": (409, "Predicted to lower the accuracy"),
-    "no-rollback": (409, "There is nothing to roll back to"),
-    "retired-version": (409, "The version was retired"),
-    "too-large": (413, "Too large"),
-    "image-too-large": (413, "The image is too large"),
-    "unknown-format": (415, "Not an image of a known format"),
-    "wrong-host": (421, "Not this host"),
-    "invalid-request": (422, "The request is not as documented"),
-    "no-usable-image": (422, "No image can be used"),
-    "too-many-results": (422, "Too many results"),
-    "wrong-vector": (422, "The vector does not fit"),
-    "too-many-jobs": (429, "Too many jobs"),
-    "too-many-requests": (429, "Too many requests"),
-    "bug": (500, "Something is wrong in the service"),
-    "damaged-job": (500, "The job's file is damaged"),
-    "job-abandoned": (500, "The job was abandoned"),
-    "busy": (503, "Too busy"),
-    "not-ready": (503, "Not ready"),
-    "stopping": (503, "The service is stopping"),
-    "disk-full": (507, "The disk is full"),
+    "unreadable-form": (400, "The form cannot be read", "send multipart/form-data as curl -F does"),
+    "no-key": (
+        401,
+        "A valid key is needed",
+        "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read",
+    ),
+    "not-allowed": (403, "Your key may not do that", "ask the operator for a key with the role it needs"),
+    "cross-site": (403, "Not from another site", "use the page of this service, or a program"),
+    "not-found": (404, "There is nothing at this address", _SEE_DOCS),
+    "not-checked": (404, "Not checked yet", "run a check: POST /v1/versions/NAME/check"),
+    "unknown-item": (404, "There is no such item", "see /v1/items"),
+    "unknown-job": (404, "There is no such job", "see /v1/jobs"),
+    "unknown-picture": (404, "There is no such picture", "store the item again with its image"),
+    "unknown-version": (404, "There is no such version", "use one of those that there are; see /v1/versions"),
+    "wrong-method": (405, "Method not allowed", _SEE_DOCS),
+    "stalled": (408, "The request stopped coming", "send it again, without a pause"),
+    "already-deployed": (409, "It is deployed already", "there is nothing to do; see /v1/status"),
+    "already-running": (409, "Such a job is already under way", "wait for it, or cancel it"),
+    "backfill-loses": (
+        409,
+        "Predicted to lower the accuracy",
+        'leave everything as it is, or send "anyway": true to do it nevertheless',
+    ),
+    "no-rollback": (409, "There is nothing to roll back to", "name the version you want: POST /v1/deploy"),
+    "retired-version": (409, "The version was retired", "use one that still has its weights"),
+    "too-large": (413, "Too large", "send it in several requests"),
+    "image-too-large": (
+        413,
+        "The image is too large",
+        "send a smaller version; the operator may allow more megabytes with: fixstar serve --upload",
+    ),
+    "unknown-format": (415, "Not an image of a known format", "send JPEG, PNG, WebP, GIF, BMP or TIFF"),
+    "wrong-host": (
+        421,
+        "Not this host",
+        "call it by http://localhost, with its port; the operator can add names: fixstar serve --name",
+    ),
+    "invalid-request": (422, "The request is not as documented", _SEE_DOCS),
+    "no-usable-image": (422, "No image can be used", "see bad for what to do about each"),
+    "too-many-results": (422, "Too many results", "ask for fewer; to list all items: GET /v1/items"),
+    "wrong-vector": (422, "The vector does not fit", "send the short form of a vector of that version"),
+    "too-many-jobs": (429, "Too many jobs", "try again when some are done"),
+    "too-many-requests": (429, "Too many requests", "wait as long as Retry-After says"),
+    "bug": (500, "Something is wrong in the service", "the operator finds it in the log"),
+    "damaged-job": (500, "The job's file is damaged", "ask for it again"),
+    "job-abandoned": (500, "The job was abandoned", "see the log, then ask for it again"),
+    "busy": (503, "Too busy", _RETRY),
+    "not-ready": (503, "Not ready", _SEE_LOG),
+    "stopping": (503, "The service is stopping", _RETRY),
+    "disk-full": (507, "The disk is full", "the operator has to make room; try again after that"),
 }
-_HINTS = {  # for the library's errors
-    "unknown-name": "use one of the names in detail",
-    "not-compatible": "see next_steps, or leave it as it is",
-    "deployment-moved": "see GET /v1/status or /v1/rollback, then decide again",
-    "unreadable-image": "open it in an image editor and save it again",
-    "unusable-data": "the operator can repair what detail names",
-    "missing-extra": "the operator can install what detail names",
-    "damaged-item": "the operator can find it by verifying the gallery",
-    "gallery-unavailable": f"try again; {_SEE_LOG}",
-}
+PROBLEMS = {name: ProblemType(*row) for name, row in _TYPES.items()}
 REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, path, fields of the body
     "backfill": ("POST", "/v1/backfill", ("budget", "order", "rate", "deployed", "anyway")),
     "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed", "blend")),
@@ -107,22 +127,10 @@ REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, pat
     "status": ("GET", "/v1/status", ()),
 }
 OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine, or files there
-    {
-        "adapt",
-        "evaluate",
-        "grow",
-        "import-vectors",
-        "index",
-        "init",
-        "install",
-        "prune-images",
-        "repeat",
-        "retire",
-        "train",
-        "upgrade",
-        "use-gallery",
-        "verify-gallery",
-    }
+    (
+        *("adapt", "evaluate", "grow", "import-vectors", "index", "init", "install", "prune-images", "repeat"),
+        *("retire", "train", "upgrade", "use-gallery", "verify-gallery"),
+    )
 )
 
 
@@ -163,26 +171,24 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
         self,
         kind: str,
         detail: str,
-        hint: str,
+        hint: str = "",
         *next_steps: NextStep,
         status: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
-        known, self.title = PROBLEMS[kind]
-        self.kind, self.detail, self.hint, self.next_steps = kind, detail, hint, next_steps
-        self.status = known if status is None else status
+        known = PROBLEMS[kind]
+        self.kind, self.title, self.detail, self.hint = kind, known.title, detail, hint or known.remedy
+        self.next_steps, self.headers = next_steps, dict(headers or {})
+        self.status = known.status if status is None else status
         self.more: dict[str, Any] = {}
-        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON document."""
+        """The JSON document. Lone surrogates quoted from a request are replaced: no response can carry them."""
+        words = {"type": f"/problems/{self.kind}", "title": self.title, "detail": self.detail, "hint": self.hint}
         return {
-            "type": f"/problems/{self.kind}",
-            "title": self.title,
+            **{name: text.encode("utf-8", "replace").decode() for name, text in words.items()},
             "status": self.status,
-            "detail": self.detail,
-            "hint": self.hint,
             "next_steps": [to_step(step) for step in self.next_steps],
             **self.more,
         }
@@ -197,17 +203,18 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
         if isinstance(error, Problem):
             return error
         if is_disk_full(error):
-            return disk_full(error)
+            _log.error("the disk is full: %s", error)  # no Retry-After: retrying does not help
+            seen = "there is no room left to store anything; what was stored before is safe, and searches still work"
+            return cls("disk-full", seen)
         if not isinstance(error, FixstarError):
             _log.error("%s failed", source, exc_info=error)
-            return cls("bug", _HIDDEN, "the operator finds it in the log")
+            return cls("bug", _HIDDEN)
         kind = error.type if error.type in PROBLEMS else "error"
-        status, title = PROBLEMS[kind]
+        status, title, _ = PROBLEMS[kind]
         if status not in (500, 503):
-            hint = _HINTS.get(kind, "change what detail names; see /v1/docs")
-            return cls(kind, str(error), hint, *error.next_steps)
+            return cls(kind, str(error), "", *error.next_steps)
         _log.error("%s: %s", title, error)
-        return cls(kind, _HIDDEN, _HINTS.get(kind, _SEE_LOG), headers={"Retry-After": "5"} if status == 503 else None)
+        return cls(kind, _HIDDEN, headers={"Retry-After": "5"} if status == 503 else None)
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -221,19 +228,8 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def disk_full(error: BaseException) -> Problem:
-    """The answer where the disk is full. No Retry-After: retrying does not help."""
-    _log.error("the disk is full: %s", error)
-    seen = "there is no room left to store anything; what was stored before is safe, and searches still work"
-    return Problem("disk-full", seen, "the operator has to make room; try again after that")
-
-
 def problem_response(problem: Problem) -> JSONResponse:
-    """The HTTP response. Lone surrogates quoted from a request are replaced: no response can carry them."""
+    """The HTTP response."""
     from fastapi.responses import JSONResponse
 
-    body = {
-        key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-        for key, value in problem.body().items()
-    }
-    return JSONResponse(body, problem.status, problem.headers, media_type="application/problem+json")
+    return JSONResponse(problem.body(), problem.status, problem.headers, media_type="application/problem+json")

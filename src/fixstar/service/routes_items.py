@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 from urllib.parse import quote_plus
 
 import numpy as np
@@ -21,10 +21,10 @@ from fixstar.gallery import Item as StoredItem
 from fixstar.gallery.filters import payload_test
 from fixstar.gallery.store import Payload, Vectors, Where, checked_ids
 from fixstar.geometry import unit
-from fixstar.images import Pixels
 from fixstar.models import Encoder
+from fixstar.service.batching import deployed_encoder
 from fixstar.service.context import READ, WRITE, Context, Shared, Writer
-from fixstar.service.intake import THUMBNAIL_SIZES, read_upload, thumbnail, unusable
+from fixstar.service.intake import THUMBNAIL_SIZES, read_upload, thumbnail
 from fixstar.service.limits import HIDDEN_FIELDS, FormRoute, check_filter, parse_filter, parse_json
 from fixstar.service.problems import Problem
 from fixstar.service.schemas import (
@@ -50,7 +50,6 @@ __all__ = ["item_page", "router"]
 router = APIRouter(prefix="/v1", route_class=FormRoute)
 
 SCANNED = 5000  # items that a filter is compared with for one page, at most
-_LONG = 1 << 16  # characters of JSON; longer ones are parsed in a thread, so that others are answered meanwhile
 _MAX_ID = 1024
 _MAX_FILE_NAME = 255
 _EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
@@ -110,8 +109,7 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
         raise Problem("wrong-vector", seen, hint)
     largest = float(np.abs(vector).max())
     if not largest:
-        seen = "all its numbers are 0, so it has no direction"
-        raise Problem("wrong-vector", seen, "send one with a number that is not 0")
+        raise Problem("wrong-vector", "all its numbers are 0", "send one with a number that is not 0")
     if query.where is not None:
         check_filter(query.where)
     row = unit(vector[None] / largest)  # scaled first: squares of very large or small numbers overflow
@@ -133,7 +131,7 @@ def similar(
 def _count(context: Context, k: int) -> int:
     if k > context.settings.results:
         seen = f"k={k}; up to {context.settings.results} are allowed"
-        raise Problem("too-many-results", seen, "ask for fewer; to list all items: GET /v1/items")
+        raise Problem("too-many-results", seen)
     return k
 
 
@@ -260,61 +258,10 @@ def _find_item(context: Context, name: str) -> StoredItem:
 
 
 def _absent(name: str) -> Problem:
-    return Problem("unknown-item", f"the gallery has no item {name!r}", "see /v1/items")
+    return Problem("unknown-item", f"the gallery has no item {name!r}")
 
 
 # --- adding images
-
-
-@router.put("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415))
-async def put_item(
-    context: Shared,
-    item_id: ItemId,
-    image: Image,
-    payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
-) -> Item:
-    """Store one item, replacing the one that had this id."""
-
-    def plan() -> list[_Upload]:
-        content = {} if payload is None else parse_json("payload", payload)
-        return _plan_uploads([image], [content], [item_id], 1)
-
-    [upload] = await _planned(plan, payload)
-    stored = await _add_images(context, [upload])
-    if stored.rejected:
-        raise stored.rejected[0][1]
-    return Item(**_item_fields(item_id, stored.version, stored.payloads[item_id]))  # another may have written since
-
-
-@router.post(
-    "/items", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415, 422, body=NothingAdded)
-)
-async def add_items(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> Added:
-    """Embed and store images with the deployed version before the answer. Those that cannot be used are named.
-
-    If none can be used the answer is a problem, which names them too.
-    """
-    uploads = await _planned_list(images, payloads, ids, context.settings.images_at_once)
-    stored = await _add_images(context, uploads)
-    bad = tuple(
-        BadImage(id=upload.id, index=upload.index, file=upload.name, reason=problem.sentence())
-        for upload, problem in stored.rejected
-    )
-    if bad and not stored.payloads:
-        raise _nothing_added(stored.rejected, bad)
-    return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
-
-
-@router.post("/items/async", tags=["items"], status_code=202, responses=problem_responses(413, 415))
-async def add_items_later(
-    context: Shared, caller: Writer, images: Images, payloads: Payloads = None, ids: Ids = None
-) -> Job:
-    """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
-    uploads = await _planned_list(images, payloads, ids, context.settings.images_a_job)
-    await run_in_threadpool(context.jobs.require_room, "index")
-    kept = await _keep_images(context, uploads)
-    job = await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, caller.name)
-    return Job.model_validate(job)
 
 
 @dataclass(frozen=True)
@@ -331,14 +278,12 @@ class _Upload:
         """The file name that was sent, as a label for people; it never becomes a path."""
         return self.file.filename and self.file.filename.encode("utf-8", "replace").decode()[:_MAX_FILE_NAME]
 
-    @property
-    def title(self) -> str:
-        """Which of the images that came together, for people."""
-        return f"image {self.index}" + (f" ({self.name})" if self.name else "")
+    def bad(self, reason: str) -> BadImage:
+        """The image as one that cannot be used."""
+        return BadImage(id=self.id, index=self.index, file=self.name, reason=reason)
 
 
-@dataclass(frozen=True)
-class _Stored:
+class _Stored(NamedTuple):
     """What was stored by which version, payloads by id, and what was not, with why."""
 
     version: str
@@ -346,15 +291,55 @@ class _Stored:
     rejected: list[tuple[_Upload, Problem]]
 
 
-async def _planned_list(images: list[UploadFile], payloads: str | None, ids: str | None, most: int) -> list[_Upload]:
+@router.put("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415))
+async def put_item(
+    context: Shared,
+    item_id: ItemId,
+    image: Image,
+    payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
+) -> Item:
+    """Store one item, replacing the one that had this id."""
+
     def plan() -> list[_Upload]:
-        return _plan_uploads(images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
+        content = {} if payload is None else parse_json("payload", payload)
+        return _plan_uploads([image], [content], [item_id], 1)
 
-    return await _planned(plan, payloads, ids)
+    stored = await _add_images(context, await run_in_threadpool(plan))
+    if stored.rejected:
+        raise stored.rejected[0][1]
+    return Item(**_item_fields(item_id, stored.version, stored.payloads[item_id]))  # another may have written since
 
 
-async def _planned(plan: Callable[[], list[_Upload]], *texts: str | None) -> list[_Upload]:
-    return plan() if sum(len(text or "") for text in texts) < _LONG else await run_in_threadpool(plan)
+@router.post(
+    "/items", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415, 422, body=NothingAdded)
+)
+async def add_items(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> Added:
+    """Embed and store images with the deployed version before the answer. Those that cannot be used are named.
+
+    If none can be used the answer is a problem, which names them too.
+    """
+    uploads = await run_in_threadpool(_plan_list, images, payloads, ids, context.settings.images_at_once)
+    stored = await _add_images(context, uploads)
+    bad = tuple(upload.bad(problem.sentence()) for upload, problem in stored.rejected)
+    if bad and not stored.payloads:
+        raise _nothing_added([problem for _, problem in stored.rejected], bad)
+    return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
+
+
+@router.post("/items/async", tags=["items"], status_code=202, responses=problem_responses(413, 415))
+async def add_items_later(
+    context: Shared, caller: Writer, images: Images, payloads: Payloads = None, ids: Ids = None
+) -> Job:
+    """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
+    uploads = await run_in_threadpool(_plan_list, images, payloads, ids, context.settings.images_a_job)
+    await run_in_threadpool(context.jobs.require_room, "index")
+    kept = await _keep_images(context, uploads)
+    job = await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, caller.name)
+    return Job.model_validate(job)
+
+
+def _plan_list(images: list[UploadFile], payloads: str | None, ids: str | None, most: int) -> list[_Upload]:
+    return _plan_uploads(images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
 
 
 def _parsed_list(name: str, text: str | None) -> list[Any] | None:
@@ -371,9 +356,8 @@ def _plan_uploads(
 ) -> list[_Upload]:
     """Match images, payloads and ids; refuse what does not fit before anything is stored."""
     if len(images) > most:
-        raise _invalid(
-            f"{len(images)} images; up to {most} may come at once", "send several requests, or /v1/items/async"
-        )
+        seen = f"{len(images)} images; up to {most} may come at once"
+        raise _invalid(seen, "send several requests, or /v1/items/async")
     for name, given in (("payloads", payloads), ("ids", ids)):
         if given is not None and len(given) != len(images):
             seen = f"{len(given)} {name} for {len(images)} images; one per image is needed"
@@ -409,55 +393,41 @@ def _invalid(detail: str, hint: str) -> Problem:
 async def _add_images(context: Context, uploads: Sequence[_Upload]) -> _Stored:
     """Embed and store images with the deployed version; on disk when it returns. Bad ones are left out."""
     space = context.workspace
-
-    def deployed() -> tuple[str, Encoder]:
-        version = space.deployed()
-        return version, space.serving.encoder(version)
-
-    version, encoder = await run_in_threadpool(deployed)
+    version, encoder = await run_in_threadpool(deployed_encoder, space)
     decoded = await asyncio.gather(*(_decoded(context, upload, encoder) for upload in uploads))
-    pairs = list(zip(uploads, decoded, strict=True))
-    problems = {upload.id: one for upload, one in pairs if isinstance(one, Problem)}
 
     def write(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
         with context.jobs.overtaking(ids):
             space.gallery.upsert(version, ids, vectors, payloads)
 
     def store() -> _Stored:
-        items = [
-            CatalogueItem(upload.id, one[0], {**upload.payload, **one[1]})
-            for upload, one in pairs
-            if not isinstance(one, Problem)
-        ]
+        items = [one for one in decoded if isinstance(one, CatalogueItem)]
+        problems = {upload.id: one for upload, one in zip(uploads, decoded, strict=True) if isinstance(one, Problem)}
         done = index_items(space.gallery, version, LocalEmbedder(encoder), items, again=True, store=write)
         context.metrics.embedded.labels(version, "item").inc(done.added)
-        problems.update({one.name: unusable(one.reason) for one in done.bad})
+        problems.update({one.name: Problem("unreadable-image", one.reason) for one in done.bad})
         payloads = {item.id: dict(item.payload) for item in items if item.id not in problems}
         return _Stored(version, payloads, [(one, problems[one.id]) for one in uploads if one.id in problems])
 
     return await run_in_threadpool(store)
 
 
-async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> tuple[Pixels, dict[str, Any]] | Problem:
-    """An image as the model takes it, and the payload fields that name the file where it is kept."""
+async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> CatalogueItem | Problem:
+    """An image as the model takes it, with a payload that names the file where it is kept."""
     try:
         data = await read_upload(upload.file, context.settings)
         decoded = await context.intake.read(data, lambda: encoder.preprocessing)
     except Problem as problem:
         return problem
-    return decoded.pixels, dict(await run_in_threadpool(context.workspace.images.keep, data, decoded.suffix))
+    kept = await run_in_threadpool(context.workspace.images.keep, data, decoded.suffix)
+    return CatalogueItem(upload.id, decoded.pixels, {**upload.payload, **kept})
 
 
-def _nothing_added(rejected: Sequence[tuple[_Upload, Problem]], bad: Sequence[BadImage]) -> Problem:
+def _nothing_added(problems: Sequence[Problem], bad: Sequence[BadImage]) -> Problem:
     """The answer where no image could be used: the status that they all share, else 422."""
-    (upload, first), statuses = rejected[0], {problem.status for _, problem in rejected}
-    alike = len(statuses) == 1
-    problem = Problem(
-        "no-usable-image",
-        f"nothing was stored, of {len(bad)} sent; {upload.title}: {first.detail}",
-        first.hint if alike else "see bad for what to do about each",
-        status=first.status if alike else 422,
-    )
+    first, alike = problems[0], len({problem.status for problem in problems}) == 1
+    seen = f"nothing was stored, of {len(bad)} sent; {bad[0].title}: {first.detail}"
+    problem = Problem("no-usable-image", seen, first.hint if alike else "", status=first.status if alike else None)
     problem.more = {"bad": [one.model_dump() for one in bad]}
     return problem
 
@@ -469,7 +439,7 @@ async def _keep_images(context: Context, uploads: Sequence[_Upload]) -> list[dic
         try:
             suffixes.append(await context.intake.check(await read_upload(upload.file, context.settings)))
         except Problem as problem:
-            problem.detail = f"{upload.title}: {problem.detail}; nothing was stored"
+            problem.detail = f"{upload.bad('').title}: {problem.detail}; nothing was stored"
             raise
     items = []
     for upload, suffix in zip(uploads, suffixes, strict=True):

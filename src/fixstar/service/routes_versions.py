@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -42,7 +40,7 @@ from fixstar.service.schemas import (
 from fixstar.workspace import Check as SavedCheck
 from fixstar.workspace import Move as SavedMove
 from fixstar.workspace import Workspace
-from fixstar.workspace.backfill.run import BackfillPlan, PlanFiles
+from fixstar.workspace.backfill.run import PlanFiles
 from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, check_history, flip_picture, last_check
 
 __all__ = ["router"]
@@ -280,12 +278,11 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     _existing(space, wanted.version)
     space.rollout.require_deployed(wanted.deployed)
     if wanted.version == space.deployed() and wanted.blend == "off" and not space.rollout.current_move().blend:
-        seen = f"{wanted.version} answers queries"
-        raise Problem("already-deployed", seen, "there is nothing to do; see /v1/status")
+        raise Problem("already-deployed", f"{wanted.version} answers queries")
     blend = None if wanted.blend == "off" else wanted.blend
     move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, blend)
     _record(space, move)
-    return Deployment(**_move_fields(move), unreached=_unreached(space, move.version))
+    return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
 
 
 @router.post("/rollback", tags=["lifecycle"], responses=problem_responses(409))
@@ -299,10 +296,10 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
     move = space.rollback(caller.name, wanted.deployed, wanted.to)
     _record(space, move)
     return Rollback(
-        **_move_fields(move),
+        **vars(move),
         left=space.rollout.left_by(move),
         unchecked=space.unchecked_vectors(move.version),
-        unreached=_unreached(space, move.version),
+        unreached=space.unreachable_vectors(move.version),
         cancelled=_ended_by(job, move.version),
     )
 
@@ -316,7 +313,7 @@ def rollback_preview(context: Shared) -> RollbackPreview:
         deployed=space.deployed(),
         to=to,
         unchecked=space.unchecked_vectors(to),
-        unreached=_unreached(space, to),
+        unreached=space.unreachable_vectors(to),
         cancelled=_ended_by(_active_backfill(context), to),
     )
 
@@ -331,27 +328,18 @@ def deployments(
 
 def _previous(space: Workspace) -> str:
     """Where a rollback leads."""
-    hint = "name the version you want: POST /v1/deploy"
     if not space.versions():
-        raise Problem("no-rollback", "there is no version yet", hint)
+        raise Problem("no-rollback", "there is no version yet")
     try:
         return space.rollout.require_previous()
     except InputError as error:
-        raise Problem("no-rollback", str(error), hint) from error
+        raise Problem("no-rollback", str(error)) from error
 
 
 def _record(space: Workspace, move: SavedMove) -> None:
     left = space.rollout.left_by(move)
     forced = f", forced: {move.reason!r}" if move.reason else ""
     _audit.info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, forced)
-
-
-def _move_fields(move: SavedMove) -> dict[str, Any]:
-    return Move.model_validate(move).model_dump()
-
-
-def _unreached(space: Workspace, version: str) -> dict[str, int]:
-    return space.unreachable_vectors(version)
 
 
 def _active_backfill(context: Context) -> work.Job | None:
@@ -395,32 +383,15 @@ def backfill(context: Shared) -> BackfillState:
         "measured": result.get("measured", ()),
     }
     files = PlanFiles(space.path)
-    if (found := _plan(space.path, _stamp(files))) is not None:
-        plan, count = found
-        state |= {name: getattr(plan, name) for name in ("order", "budget", "old", "when")}
-        state |= {"version": plan.target, "planned": count}
-        state |= {"position": files.position(plan), "kept": len(files.kept(plan))}
+    if (plan := files.plan(with_ids=False)) is not None:
+        state |= {name: getattr(plan, name) for name in ("order", "budget", "old", "planned", "when")}
+        state |= {"version": plan.target, "position": files.position(plan), "kept": len(files.kept(plan))}
     if space.versions() and _active_backfill(context) is None:
         outlook = Outlook.model_validate(space.backfill_outlook())
         state["outlook"] = outlook
         if result.get("version") == outlook.version and result.get("done") and result.get("seconds"):
             state["images_a_second"] = result["done"] / result["seconds"]
     return BackfillState(**state)
-
-
-def _stamp(files: PlanFiles) -> tuple[int, int, int] | None:
-    try:
-        seen = (files.directory / "plan.jsonl").stat()
-    except OSError:
-        return None
-    return seen.st_ino, seen.st_mtime_ns, seen.st_size
-
-
-@lru_cache(maxsize=4)
-def _plan(workspace: Path, stamp: tuple[int, int, int] | None) -> tuple[BackfillPlan, int] | None:
-    """The plan without its ids, which may be millions, and their number; read again when its file changes."""
-    plan = None if stamp is None else PlanFiles(workspace).plan()
-    return None if plan is None else (replace(plan, ids=()), len(plan.ids))
 
 
 @router.get("/history", tags=["lifecycle"], dependencies=READ)

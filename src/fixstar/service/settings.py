@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from fixstar.errors import InputError
 
-__all__ = ["LOOPBACK", "SMALLER_IMAGE", "ServiceSettings"]
+__all__ = ["LOOPBACK", "ServiceSettings"]
 
-SMALLER_IMAGE = "send a smaller version; the operator may allow more megabytes with: fixstar serve --upload"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -84,15 +83,9 @@ class AdapterRegistry:
     def _write(self, entries: list[AdapterEntry]) -> None:
         replace_json(self._file, {"format": "fixstar-adapters", "in_use": [entry._asdict() for entry in entries]})
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with exclusive(self._directory, wait=_WAIT):
-                yield
-        except BlockingIOError:
-            raise InputError(
-                f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
-            ) from None
+    def _locked(self) -> AbstractContextManager[None]:
+        seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
+        return exclusive(self._directory, _WAIT, InputError(seen))
 
 
 def _parse(file: Path) -> tuple[AdapterEntry, ...]:

@@ -26,7 +26,7 @@ from fixstar.gallery import Gallery, Item
 from fixstar.gallery.transfer import made_or_same
 from fixstar.geometry import short_basis, unit
 from fixstar.progress import Advance, progress_bar
-from fixstar.workspace.adapters.fitting import ADAPTERS, ClassPairs, Ranked, best_adapter, fit_adapter, paired_by_class
+from fixstar.workspace.adapters.fitting import ADAPTERS, Ranked, best_adapter, fit_adapter, paired_by_class
 from fixstar.workspace.adapters.maps import APPLIED, Applied, VectorAdapter
 from fixstar.workspace.checks import Check, save_check
 from fixstar.workspace.deployment import checked_reason
@@ -41,7 +41,6 @@ __all__ = [
     "adapt",
     "adapt_gallery",
     "adapter_cross_test",
-    "check_adapter",
     "class_pairs",
     "pairs_from_file",
 ]
@@ -140,7 +139,7 @@ def adapt(serving: Serving, version: str, options: AdaptOptions, progress: bool 
         adapter.kind,
         options.applied,
         evidence.fitted_on,
-        len(evidence.pairs) if isinstance(evidence.pairs, PairedVectors) else len(evidence.pairs.X),
+        len(evidence.pairs),
         tuple((one.adapter.kind, one.held_out.top1, one.held_out.mean_cosine) for one in ranked),
         check,
         passed or force is not None,
@@ -164,18 +163,16 @@ def _move_stored(serving: Serving, done: Adapted, adapter: VectorAdapter, progre
 
 
 def _fit(
-    pairs: PairedVectors | ClassPairs, version: str, queries_by: str, options: AdaptOptions
+    pairs: PairedVectors, version: str, queries_by: str, options: AdaptOptions
 ) -> tuple[tuple[Ranked, ...], VectorAdapter]:
     """The adapter, with the comparison that its kind was chosen by."""
-    ends = (queries_by, version) if options.applied == "queries" else (version, queries_by)
-    known: dict[str, Any] = {"seed": options.rules.seed, "source": ends[0], "target": ends[1]}
-    if isinstance(pairs, ClassPairs):
-        new, old, known["weights"] = pairs.X, pairs.Y, pairs.weights
-    else:
-        new, old = pairs.new, pairs.old
-        classes, codes = pairs.coded()
-        known["groups"] = codes if len(classes) >= _ENOUGH_CLASSES and (codes >= 0).all() else None
-    X, Y = (new, old) if options.applied == "queries" else (old, new)
+    (X, source), (Y, target) = (pairs.new, queries_by), (pairs.old, version)
+    if options.applied == "stored":
+        (X, source), (Y, target) = (Y, target), (X, source)
+    classes, codes = pairs.coded()
+    groups = codes if len(classes) >= _ENOUGH_CLASSES and (codes >= 0).all() else None
+    known: dict[str, Any] = {"weights": pairs.weights, "groups": groups, "seed": options.rules.seed}
+    known |= {"source": source, "target": target}
     if options.kind is not None:
         return (), fit_adapter(options.kind, X, Y, **known)
     compared = best_adapter(X, Y, **known)
@@ -189,16 +186,18 @@ def _fit(
 class PairedVectors:
     """Vectors that both models made of the same images, ``old`` [N, b] and ``new`` [N, a], with labels [N].
 
-    The label of an image whose class is unknown is None.
+    The label of an image whose class is unknown is None. ``weights`` [N] say how much a pair counts, if not all alike.
     """
 
     old: NDArray[np.float32]
     new: NDArray[np.float32]
     labels: Sequence[str | None]
+    weights: NDArray[np.float64] | None = None
 
     def take(self, rows: NDArray[Any]) -> PairedVectors:
         """Some of them."""
-        return PairedVectors(self.old[rows], self.new[rows], [self.labels[row] for row in rows.tolist()])
+        weights = None if self.weights is None else self.weights[rows]
+        return PairedVectors(self.old[rows], self.new[rows], [self.labels[row] for row in rows.tolist()], weights)
 
     def __len__(self) -> int:
         return len(self.old)
@@ -231,7 +230,7 @@ class _Evidence(NamedTuple):
     """
 
     fitted_on: str
-    pairs: PairedVectors | ClassPairs
+    pairs: PairedVectors
     held_out: PairedVectors | None
     step: NextStep
     more: str = ""
@@ -261,7 +260,7 @@ def _evidence(serving: Serving, version: str, queries_by: str, options: AdaptOpt
         more, step = _larger_sample(of, options, larger) or (all_used, with_pairs)
         return _divided(drawn, "items of the gallery", options, step, more)
     pairs = class_pairs(serving, version, queries_by, options.sample, seed)
-    fitted_on = f"the means of {len(pairs.classes):,} classes: no image of {version}'s items can be found"
+    fitted_on = f"the means of {len(pairs):,} classes: no image of {version}'s items can be found"
     missing = "Class means alone are not enough: the check needs the same images by both models"
     return _Evidence(fitted_on, pairs, None, with_pairs, missing=missing)
 
@@ -305,8 +304,8 @@ def _gallery_sample(
     return both.take(np.flatnonzero(~np.isnan(both.new).any(axis=1))), of
 
 
-def class_pairs(serving: Serving, version: str, queries_by: str, most: int, seed: int) -> ClassPairs:
-    """Class means of two gallery versions that have no image in common, by the labels of their items."""
+def class_pairs(serving: Serving, version: str, queries_by: str, most: int, seed: int) -> PairedVectors:
+    """Weighted class means of two gallery versions that have no image in common, by the labels of their items."""
     new, old = (
         _draw(serving.gallery, name, lambda item: _label(item) is not None, most, seed)[0]
         for name in (queries_by, version)
@@ -323,7 +322,8 @@ def class_pairs(serving: Serving, version: str, queries_by: str, most: int, seed
     sides = ((new, queries_by), (old, version))
     vectors = [_stacked(items, _width(serving.gallery, name)) for items, name in sides]
     labels = [[number[str(_label(item))] for item in items] for items, _ in sides]
-    return paired_by_class(vectors[0], labels[0], vectors[1], labels[1])
+    means = paired_by_class(vectors[0], labels[0], vectors[1], labels[1])
+    return PairedVectors(means.Y, means.X, [None] * len(means.classes), means.weights)
 
 
 def _draw(
@@ -425,13 +425,23 @@ def _as_stored(rows: NDArray[np.float32], where: str, gallery: Gallery, version:
 def _checked(
     path: Path, adapter: VectorAdapter, evidence: _Evidence, version: str, queries_by: str, options: AdaptOptions
 ) -> Check:
-    """The gate's verdict, kept in checks/adapter-VERSION.json."""
-    ends = (version, queries_by)
-    if evidence.held_out is None:
-        check = _without_evidence(*ends, evidence.missing, options.rules, evidence.step)
+    """The gate's verdict on queries by ``queries_by`` over vectors of ``version``; in checks/adapter-VERSION.json too.
+
+    Passes, refuses or says what evidence is missing, as ``fixstar.workspace.gate`` does: by paired bootstrap against
+    what the old system's own queries find among its own vectors.
+    """
+    held_out, rules = evidence.held_out, options.rules
+    known = None if held_out is None else held_out.searchable()
+    if known is not None and len(known):
+        check = _measured(adapter, evidence, known, version, queries_by, options)
     else:
-        applied, step = options.applied, evidence.step
-        check = check_adapter(adapter, evidence.held_out, *ends, applied, options.rules, evidence.more, step)
+        seen = evidence.missing if held_out is None else f"{len(held_out):,} were held out, no two of one class"
+        reason = (
+            f"nothing shows what {queries_by}'s queries find among vectors of {version} through this adapter: that "
+            f"takes labelled items with an image, or with vectors by both models, that it was not fitted on. {seen}"
+        )
+        rest = (None, 0, 0, rules.confidence, rules.tolerance)
+        check = Check(queries_by, "missing evidence", (reason,), (), *rest, next_steps=(evidence.step,))
     about = {"adapter": adapter.kind, "applied": options.applied, "fitted_on": evidence.fitted_on}
     forced = options.force if check.outcome != "pass" else None
     check = replace(check, data={**about, "forced": forced}, when=datetime.now(UTC).isoformat(timespec="seconds"))
@@ -439,65 +449,44 @@ def _checked(
     return check
 
 
-def check_adapter(
+def _measured(
     adapter: VectorAdapter,
-    held_out: PairedVectors,
+    evidence: _Evidence,
+    known: PairedVectors,
     version: str,
     queries_by: str,
-    applied: Applied,
-    rules: GateRules,
-    more: str = "Check it with more labelled items",
-    step: NextStep | None = None,
+    options: AdaptOptions,
 ) -> Check:
-    """The verdict on queries by ``queries_by`` over vectors of ``version``, with the adapter between.
-
-    Passes, refuses or says what evidence is missing, as ``fixstar.workspace.gate`` does: by paired bootstrap against
-    what the old system's own queries find among its own vectors. ``more`` and ``step`` say how to get more evidence.
-    """
-    step = step or NextStep("adapt", {"version": version, "queries_by": queries_by})
-    known = held_out.searchable()
-    if not len(known):
-        seen = f"{len(held_out):,} were held out, no two of one class"
-        return _without_evidence(version, queries_by, seen, rules, step)
-    classes, labels = known.coded()
+    """The verdict on labelled images that the adapter was not fitted on, at least two of each class."""
+    rules, (classes, labels) = options.rules, known.coded()
     split = gallery_query_split(labels, seed=rules.seed)
     old = VersionFeatures(version, known.old[split.queries], known.old[split.gallery])
     new = VersionFeatures(queries_by, known.new[split.queries], known.new[split.gallery])
-    query_labels, gallery_labels = labels[split.queries], labels[split.gallery]
-    tested = adapter_cross_test(adapter, old, new, query_labels, gallery_labels, applied)
-    if applied == "queries":  # both in the space where they are compared, to name the answers that are lost
+    truth = labels[split.queries], labels[split.gallery]
+    tested = adapter_cross_test(adapter, old, new, *truth, options.applied)
+    if options.applied == "queries":  # both in the space where they are compared, to name the answers that are lost
         new = replace(new, queries=adapter(new.queries), gallery=adapter(new.gallery))
     else:
         old = replace(old, queries=adapter(old.queries), gallery=adapter(old.gallery))
-    trial = Trial([old, new], query_labels, gallery_labels, dict(enumerate(classes)), facts={})
+    trial = Trial([old, new], *truth, dict(enumerate(classes)), facts={})
     cell, judged = evaluate_cell(trial, tested, 0, rules)
     reason, steps = cell_sentence(queries_by, cell, rules.confidence, 1, rules.tolerance), list[NextStep]()
     if judged.verdict == "not decided":
         limits = rules.confidence, rules.tolerance
-        told, steps = missing_evidence(judged, len(query_labels), *limits, step, "labelled items")
-        reason = ". ".join([reason, *told, more])
+        told, steps = missing_evidence(judged, len(truth[0]), *limits, evidence.step, "labelled items")
+        reason = ". ".join([reason, *told, evidence.more])
     return Check(
         queries_by,
         OUTCOMES[judged.verdict],
         (reason,),
         (cell,),
         float(tested.matrix[1, 1]),
-        len(query_labels),
-        len(gallery_labels),
+        len(truth[0]),
+        len(truth[1]),
         rules.confidence,
         rules.tolerance,
         next_steps=tuple(steps),
     )
-
-
-def _without_evidence(version: str, queries_by: str, seen: str, rules: GateRules, step: NextStep) -> Check:
-    """The verdict if nothing can be measured; ``seen`` says why."""
-    reason = (
-        f"nothing shows what {queries_by}'s queries find among vectors of {version} through this adapter: that takes "
-        f"labelled items with an image, or with vectors by both models, that it was not fitted on. {seen}"
-    )
-    rest = (None, 0, 0, rules.confidence, rules.tolerance)
-    return Check(queries_by, "missing evidence", (reason,), (), *rest, next_steps=(step,))
 
 
 def adapter_cross_test(

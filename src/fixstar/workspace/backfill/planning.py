@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from fixstar.data.image_set import ImageSet
-from fixstar.durable import exclusive
 from fixstar.errors import DeploymentMovedError, GateError, InputError, NextStep, UnknownNameError
 from fixstar.evaluation import gallery_query_split
 from fixstar.progress import Advance
@@ -169,8 +168,7 @@ def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = Tr
     With ``predict``, also what it will bring, if labelled images tell. ``require_gain`` refuses one that would lose.
     """
     planner = _Planner(serving, options)
-    planned = planner.unfinished()
-    if planned is None:
+    if (planned := planner.unfinished()) is None:
         planned = planner.new()
         planner.save(planned.plan)
     return planner.with_prediction(planned) if predict else planned
@@ -270,13 +268,8 @@ class _Planner:
 
     def save(self, plan: BackfillPlan) -> None:
         """Put a plan in the place of the last one."""
-        try:
-            with exclusive(self._files.directory):
-                self._files.save(plan)
-        except BlockingIOError:
-            raise InputError(
-                f"another process is working on a backfill in {self._files.directory}; wait for it, or stop it first"
-            ) from None
+        with self._files.exclusive():
+            self._files.save(plan)
 
     def with_prediction(self, planned: PlannedBackfill) -> PlannedBackfill:
         """The plan with what it will bring, if labelled images tell."""

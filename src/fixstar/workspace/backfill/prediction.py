@@ -65,6 +65,17 @@ class PredictedCurve:
         planned, random = (np.interp(share, shares, curve.accuracy) for curve in (self.planned, self.random))
         return float(planned), float(random)
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON: accuracy in the planner's order and in random order over the share re-embedded."""
+        return {
+            "order": self.order,
+            "shares": self.planned.shares.tolist(),
+            "planned": self.planned.accuracy.tolist(),
+            "random": self.random.accuracy.tolist(),
+            "self_tests": list(self.self_tests),
+            "calibrated": self.calibrated,
+        }
+
     def loses(self, share: float) -> bool:
         """Whether the planner's order has a significantly lower accuracy at a share than at none.
 

@@ -20,7 +20,8 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -54,19 +55,21 @@ class KeptItem(NamedTuple):
 
 @dataclass(frozen=True)
 class BackfillPlan:
-    """What is re-embedded: ``ids`` in order, with the version ``target``. ``old`` items had older vectors then.
+    """What is re-embedded: ``planned`` items, ``ids`` in order, with the version ``target``.
 
-    ``without_image`` of them were skipped when their turn came: no image of theirs could be found.
+    ``old`` items had older vectors then. ``without_image`` of them were skipped when their turn came: no image of
+    theirs could be found.
     """
 
     target: str
     order: str
     budget: str
     old: int
-    ids: tuple[str, ...]
+    planned: int
     token: str
     when: str
-    without_image: int = 0
+    without_image: int
+    ids: tuple[str, ...] = ()
 
     @classmethod
     def made(
@@ -74,7 +77,7 @@ class BackfillPlan:
     ) -> BackfillPlan:
         """A new plan."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(target, order, budget, old, tuple(ids), uuid.uuid4().hex, now, without_image)
+        return cls(target, order, budget, old, len(ids), uuid.uuid4().hex, now, without_image, tuple(ids))
 
 
 def budget_items(budget: str, total: int) -> int:
@@ -102,23 +105,27 @@ class PlanFiles:
             self.directory / name for name in ("plan.jsonl", "cursor.json", "kept.jsonl")
         )
 
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Held by the one process that plans or runs a backfill."""
+        seen = f"another process is working on a backfill in {self.directory}; wait for it, or stop it first"
+        return exclusive(self.directory, busy=InputError(seen))
+
     def save(self, plan: BackfillPlan) -> None:
         """Put a plan in the place of the last one, whose cursor and list no longer count."""
-        head = {"format": "fixstar-backfill", **asdict(plan)}
-        head.pop("ids")
-        lines = [json.dumps(head, ensure_ascii=False), *(json.dumps(name, ensure_ascii=False) for name in plan.ids)]
-        text = "\n".join(lines) + "\n"
+        head = {"format": "fixstar-backfill", **vars(plan)}
+        ids = head.pop("ids")
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (head, *ids))
         replace_file(self._plan, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
 
-    def plan(self) -> BackfillPlan | None:
-        """The plan on disk, if there is one."""
+    def plan(self, with_ids: bool = True) -> BackfillPlan | None:
+        """The plan on disk, if there is one. Without its ids, which may be millions, it takes a moment."""
         if not self._plan.is_file():
             return None
         try:
             with self._plan.open(encoding="utf-8", newline="\n") as lines:
                 head = json.loads(next(lines))
                 head.pop("format")
-                return BackfillPlan(**head, ids=tuple(json.loads(line) for line in lines))
+                return BackfillPlan(**head, ids=tuple(json.loads(line) for line in lines) if with_ids else ())
         except (ValueError, KeyError, TypeError, StopIteration) as error:
             raise CheckpointError(
                 f"{self._plan} is damaged ({error}); delete it and plan again: what was re-embedded stays"
@@ -244,14 +251,9 @@ def run_backfill(
     plan was made.
     """
     started = time.monotonic()
-    try:
-        with exclusive(files.directory):
-            work = _Work(gallery, images, files, plan, deployed, newer, Pace(rate), stop, progress)
-            work.run(embedder)
-    except BlockingIOError:
-        raise InputError(
-            f"another process is working on the backfill in {files.directory}; wait for it, or stop it first"
-        ) from None
+    with files.exclusive():
+        work = _Work(gallery, images, files, plan, deployed, newer, Pace(rate), stop, progress)
+        work.run(embedder)
     counts = work.counts
     return Backfilled(
         version=plan.target,
@@ -268,35 +270,32 @@ def run_backfill(
     )
 
 
+@dataclass
 class _Work:
-    """One call: where it stands in the plan, what it counted, and why it stopped."""
+    """One call: how far it is in the plan, what it counted, and why it stopped."""
 
-    def __init__(
-        self,
-        gallery: Gallery,
-        images: ImageStore,
-        files: PlanFiles,
-        plan: BackfillPlan,
-        deployed: Callable[[], str],
-        newer: Callable[[], Collection[str]],
-        pace: Pace,
-        stop: Stop,
-        progress: Advance | None,
-    ) -> None:
-        self._gallery, self._images, self._files, self._plan = gallery, images, files, plan
-        self._deployed, self._newer = deployed, newer
-        self._pace, self._stop, self._progress = pace, stop, progress
+    gallery: Gallery
+    images: ImageStore
+    files: PlanFiles
+    plan: BackfillPlan
+    deployed: Callable[[], str]
+    newer: Callable[[], Collection[str]]
+    pace: Pace
+    stop: Stop
+    progress: Advance | None
+    counts: Counter[str] = field(default_factory=Counter)
+    stopped: str | None = None
+
+    def __post_init__(self) -> None:
         self._waiting: deque[_Batch] = deque()
-        self.counts: Counter[str] = Counter()
-        self.stopped: str | None = None
-        self.position, self._before = files.position(plan), Counter(files.counts(plan))
+        self.position, self._before = self.files.position(self.plan), Counter(self.files.counts(self.plan))
         self._advance(self.position)
 
     def run(self, embedder: Embedder) -> None:
         for answer in embedder(self._batches()):
             self._pass_empty()
             batch = self._waiting.popleft()
-            if self._deployed() != self._plan.target:
+            if self.deployed() != self.plan.target:
                 self.stopped = self._reason()
                 return
             self._store(batch.items, answer)
@@ -304,50 +303,50 @@ class _Work:
         self._pass_empty()
 
     def _batches(self) -> Iterator[Sequence[ImageSource]]:
-        ids, end = iter(self._plan.ids[self.position :]), self.position
-        while names := list(islice(ids, self._pace.batch)):
+        ids, end = iter(self.plan.ids[self.position :]), self.position
+        while names := list(islice(ids, self.pace.batch)):
             if (reason := self._reason()) is not None:
                 self.stopped = reason
                 return
             end += len(names)
             items, sources = self._to_embed(names)
-            self._pace.wait(len(items), lambda: self._reason() is not None)
+            self.pace.wait(len(items), lambda: self._reason() is not None)
             self._waiting.append(_Batch(items, end))
             if sources:
                 yield sources
 
     def _reason(self) -> str | None:
         """Why to stop, if so."""
-        if (now := self._deployed()) != self._plan.target:
-            return f"{now} is deployed now: nothing more is re-embedded with {self._plan.target}"
-        return "stopped on request; repeat it to resume" if self._stop() else None
+        if (now := self.deployed()) != self.plan.target:
+            return f"{now} is deployed now: nothing more is re-embedded with {self.plan.target}"
+        return "stopped on request; repeat it to resume" if self.stop() else None
 
     def _to_embed(self, names: list[str]) -> tuple[list[Item], list[ImageSource]]:
         """Of the next ids, the items that still hold an old vector and have an image, and their images."""
-        known = self._gallery.get(names)
+        known = self.gallery.get(names)
         self.counts["deleted"] += len(names) - len(known)
-        self.counts["done before"] += sum(item.version == self._plan.target for item in known.values())
-        newer = set(self._newer())
+        self.counts["done before"] += sum(item.version == self.plan.target for item in known.values())
+        newer = set(self.newer())
         self.counts["rewritten"] += sum(item.version in newer for item in known.values())
-        old = [item for item in known.values() if item.version not in {self._plan.target, *newer}]
-        found = {item.id: self._images.find(item) for item in old}
-        self._files.keep(self._plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
+        old = [item for item in known.values() if item.version not in {self.plan.target, *newer}]
+        found = {item.id: self.images.find(item) for item in old}
+        self.files.keep(self.plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
         there = [(item, path) for item in old if (path := found[item.id]) is not None]
         return [item for item, _ in there], [path for _, path in there]
 
     def _store(self, items: list[Item], answer: Embedded) -> None:
-        self._files.keep(self._plan, [KeptItem(items[bad.index].id, bad.reason) for bad in answer.bad])
+        self.files.keep(self.plan, [KeptItem(items[bad.index].id, bad.reason) for bad in answer.bad])
         good = np.flatnonzero(~np.isnan(answer.vectors).any(axis=1)).tolist()
         chosen = [items[row] for row in good]
-        done = set(self._gallery.replace_vectors(self._plan.target, chosen, answer.vectors[good]) if chosen else [])
+        done = set(self.gallery.replace_vectors(self.plan.target, chosen, answer.vectors[good]) if chosen else [])
         others = [item.id for item in chosen if item.id not in done]
-        there = self._gallery.get(others) if others else {}
+        there = self.gallery.get(others) if others else {}
         self.counts["done"] += len(done)
         self.counts["rewritten"] += len(there)
         self.counts["deleted"] += len(others) - len(there)
 
     def _arrive(self, batch: _Batch) -> None:
-        self._files.move(self._plan, batch.end, self._before + self.counts)
+        self.files.move(self.plan, batch.end, self._before + self.counts)
         self._advance(batch.end - self.position)
         self.position = batch.end
 
@@ -357,5 +356,5 @@ class _Work:
             self._arrive(self._waiting.popleft())
 
     def _advance(self, count: int) -> None:
-        if self._progress is not None:
-            self._progress(count)
+        if self.progress is not None:
+            self.progress(count)
