@@ -26,25 +26,6 @@ from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any, ClassVar
 
-__all__ = [
-    "ACTIONS",
-    "CheckpointError",
-    "DamagedItemError",
-    "DataError",
-    "DeploymentMovedError",
-    "FixstarError",
-    "GalleryError",
-    "GalleryUnavailableError",
-    "GateError",
-    "ImageError",
-    "InputError",
-    "MissingExtraError",
-    "ModelError",
-    "NextStep",
-    "UnknownNameError",
-]
-
-
 ACTIONS = frozenset(
     (
         *(

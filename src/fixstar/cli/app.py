@@ -19,22 +19,6 @@ from typer.core import TyperGroup
 from fixstar.cli.next_steps import next_lines, typed_workspace
 from fixstar.errors import FixstarError, InputError
 
-__all__ = [
-    "EX_USAGE",
-    "AsJson",
-    "BadImages",
-    "Confidence",
-    "Device",
-    "Tolerance",
-    "Verbs",
-    "WorkspacePath",
-    "app",
-    "key_value",
-    "main",
-    "process_rank",
-    "rank_zero_output",
-]
-
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 BadImages = Annotated[str, typer.Option("--bad-images", help="Images that cannot be read: refuse or skip.")]

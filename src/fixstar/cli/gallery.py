@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from fixstar.gallery import Gallery
     from fixstar.workspace import Workspace
 
-__all__ = [
-    "build_index",
-    "delete",
-    "export_vectors",
-    "gallery_app",
-    "import_vectors",
-    "move",
-    "prune_images",
-    "stats",
-    "use",
-    "verify",
-]
-
 OWN_NAME = re.compile(r"v[0-9]+")  # what a workspace calls its versions
 _BATCH = 1024
 _NAMED = 20  # unknown ids in a message

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from fixstar.errors import NextStep
 
-__all__ = ["COMMANDS", "command_of", "next_lines", "typed_workspace"]
-
 
 class Command(NamedTuple):
     """How an action is typed: its verb, which arguments are positional, and options not called like the argument."""

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["Cell", "column_blocks", "print_json", "print_list", "print_table", "print_wrapped"]
-
 Cell = str | tuple[str, str]  # text, or text and its rich style
 _GAP = 2  # spaces between columns
 

@@ -15,8 +15,6 @@ from fixstar.errors import MissingExtraError
 if TYPE_CHECKING:
     from fixstar.service.keys import Key, Keys, Role
 
-__all__ = ["add_key", "keys", "list_keys", "remove_key", "serve"]
-
 
 @app.command(
     epilog="Examples:  fixstar serve -w shop   |   fixstar serve -w shop --port 0   |   "

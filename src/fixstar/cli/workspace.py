@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fixstar.workspace import CatalogueItem, Indexed, Status, Workspace
     from fixstar.workspace.items import Embedder
 
-__all__ = ["demo", "index", "init", "parse_where", "search", "status"]
-
 
 @app.command(epilog="Examples:  fixstar demo   |   fixstar demo --out pictures --seed 1 --json")
 def demo(

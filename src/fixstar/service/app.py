@@ -36,8 +36,6 @@ from fixstar.service.schemas import Health, NothingAdded, ProblemBody, Ready, St
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
-__all__ = ["create_app"]
-
 STOP = 20.0  # seconds for jobs to reach a point where they can resume later
 _log = logging.getLogger("fixstar.service")
 

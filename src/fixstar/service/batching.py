@@ -31,8 +31,6 @@ from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Move, Workspace
 from fixstar.workspace.items import LocalEmbedder
 
-__all__ = ["QueryBatcher", "deployed_encoder"]
-
 Result = TypeVar("Result")
 _Vectors = dict[str, NDArray[np.float32]]  # by the version that made them
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     Picture = str | Path | bytes | Image.Image
 
-__all__ = ["Client", "ImagesLeftOutError", "ServiceError"]
-
 Answer = TypeVar("Answer")
 
 _RETRIED = (429, 503)

@@ -17,8 +17,6 @@ from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
-__all__ = ["READ", "WRITE", "Admin", "Context", "Reader", "Shared", "Writer", "needs"]
-
 
 @dataclass(frozen=True)
 class Context:

@@ -28,17 +28,6 @@ from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
-__all__ = [
-    "THUMBNAIL_SIZES",
-    "DecodedImage",
-    "Intake",
-    "Picture",
-    "check_image",
-    "image_kind",
-    "read_upload",
-    "thumbnail",
-]
-
 _MAGIC: Final = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.evaluation import VersionFeatures
 
-__all__ = ["History", "Job", "JobFiles", "JobState", "Jobs", "Kind", "RunningJob", "Sample", "StoppedError"]
-
 Kind = Literal["index", "check", "backfill"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -28,8 +28,6 @@ from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 
-__all__ = ["CALLER", "ROLES", "Caller", "Key", "Keys", "Role", "identify", "missing_key"]
-
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
 CALLER = "fixstar.caller"  # in the request's scope

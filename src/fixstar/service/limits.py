@@ -31,22 +31,6 @@ from fixstar.service.problems import PROBLEMS, Problem, problem_response
 from fixstar.service.settings import LOOPBACK, ServiceSettings
 from fixstar.workspace.items import IMAGE, STAMP
 
-__all__ = [
-    "HIDDEN_FIELDS",
-    "Admission",
-    "BodyLimit",
-    "FormRoute",
-    "SecurityHeaders",
-    "TokenBuckets",
-    "WellFormed",
-    "address",
-    "check_filter",
-    "known_parameters",
-    "operation",
-    "parse_filter",
-    "parse_json",
-]
-
 HIDDEN_FIELDS = (IMAGE, STAMP)  # of payloads: they name files of this machine
 
 _CSP = (

@@ -19,8 +19,6 @@ from fixstar.service.keys import CALLER
 from fixstar.service.limits import address
 from fixstar.service.problems import Problem, problem_response
 
-__all__ = ["LogThrottle", "Metrics", "RequestMonitor"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -22,17 +22,6 @@ from fixstar.errors import FixstarError, NextStep
 if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
 
-__all__ = [
-    "OPERATOR_ONLY",
-    "PROBLEMS",
-    "REQUESTS",
-    "Problem",
-    "ProblemType",
-    "is_disk_full",
-    "problem_response",
-    "to_step",
-]
-
 _log = logging.getLogger("fixstar.service")
 
 _HIDDEN = "details are in the log: they name files or servers"

@@ -45,8 +45,6 @@ from fixstar.service.schemas import (
 from fixstar.workspace import CatalogueItem
 from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, index_items
 
-__all__ = ["item_page", "router"]
-
 router = APIRouter(prefix="/v1", route_class=FormRoute)
 
 SCANNED = 5000  # items that a filter is compared with for one page, at most

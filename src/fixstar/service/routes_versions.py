@@ -43,8 +43,6 @@ from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.run import PlanFiles
 from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, check_history, flip_picture, last_check
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1")
 
 Name = Annotated[str, InPath(max_length=100, description="The version, such as v2.")]

@@ -13,50 +13,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from fixstar.service.keys import Role
 
-__all__ = [
-    "MAX_RESULTS",
-    "Added",
-    "BackfillRequest",
-    "BackfillState",
-    "BadImage",
-    "Check",
-    "CheckRequest",
-    "CheckedCell",
-    "Compatibility",
-    "Deleted",
-    "DeployRequest",
-    "Deployment",
-    "Flip",
-    "FlipImage",
-    "Health",
-    "Hit",
-    "IdList",
-    "Item",
-    "ItemPage",
-    "Job",
-    "MatrixCell",
-    "MeasuredPoint",
-    "Move",
-    "NextStepBody",
-    "NothingAdded",
-    "Outlook",
-    "Prediction",
-    "ProblemBody",
-    "Ready",
-    "RequestBody",
-    "Rollback",
-    "RollbackPreview",
-    "RollbackRequest",
-    "Sample",
-    "SearchResponse",
-    "Status",
-    "StatusCaller",
-    "VectorQuery",
-    "Version",
-    "VersionCard",
-    "problem_responses",
-]
-
 MAX_RESULTS = 100  # an operator may allow fewer
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 

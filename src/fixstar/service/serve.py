@@ -27,8 +27,6 @@ from fixstar.service.monitoring import LogThrottle
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
-__all__ = ["accepted_at_once", "max_connections", "serve"]
-
 _FINISH = 30  # seconds that requests under way have to finish
 _MAX_CONNECTIONS = 10_000  # however many files may be open
 _MIN_CONNECTIONS = 8

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from fixstar.errors import InputError
 
-__all__ = ["LOOPBACK", "ServiceSettings"]
-
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port")

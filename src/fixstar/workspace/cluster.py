@@ -22,8 +22,6 @@ from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
 from fixstar.workspace.items import Embedded, LocalEmbedder
 
-__all__ = ["RayEmbedder"]
-
 RETRIES = 2  # workers that may die on a batch before it counts as the cause
 _AHEAD = 2  # batches in progress per worker
 

@@ -20,8 +20,6 @@ from fixstar.errors import GalleryUnavailableError, InputError, NextStep
 from fixstar.gallery import Gallery, open_gallery
 from fixstar.gallery.addresses import has_secret, without_secret
 
-__all__ = ["create_mark", "gallery_url", "open_workspace_gallery", "read_mark", "refuse_secret", "set_gallery"]
-
 MARK = {"format": "fixstar-workspace", "format_version": 1}
 GALLERY = "gallery.db"
 

@@ -31,23 +31,6 @@ from fixstar.images import ImageSource
 from fixstar.models import Encoder
 from fixstar.progress import Advance
 
-__all__ = [
-    "IMAGE",
-    "LABEL",
-    "STAMP",
-    "CatalogueItem",
-    "Embedded",
-    "Embedder",
-    "ImageStore",
-    "Indexed",
-    "LocalEmbedder",
-    "Store",
-    "catalogue",
-    "ensure_version",
-    "index_items",
-    "labelled_items",
-]
-
 IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")

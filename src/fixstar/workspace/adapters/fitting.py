@@ -25,23 +25,6 @@ from fixstar.evaluation import nearest
 from fixstar.geometry import slerp, unit
 from fixstar.workspace.adapters.maps import VectorAdapter
 
-__all__ = [
-    "ADAPTERS",
-    "AdapterKind",
-    "Agreement",
-    "ClassPairs",
-    "Comparison",
-    "Fitted",
-    "Pairs",
-    "Ranked",
-    "agreement",
-    "best_adapter",
-    "fit_adapter",
-    "gcv_penalty",
-    "moments",
-    "paired_by_class",
-]
-
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Matrix = NDArray[np.float64]

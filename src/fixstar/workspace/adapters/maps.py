@@ -27,8 +27,6 @@ from fixstar.durable import replace_file
 from fixstar.errors import FixstarError, InputError, ModelError, UnknownNameError
 from fixstar.geometry import slerp, unit
 
-__all__ = ["APPLIED", "MAPS", "Applied", "VectorAdapter", "load_adapter", "save_adapter"]
-
 Floats = NDArray[np.floating[Any]]
 Weights = Mapping[str, Floats]
 Applied = Literal["queries", "stored"]

@@ -17,8 +17,6 @@ from fixstar.durable import WatchedFile, exclusive, replace_json
 from fixstar.errors import InputError, ModelError
 from fixstar.workspace.adapters.maps import Applied, VectorAdapter, load_adapter, save_adapter
 
-__all__ = ["AdapterEntry", "AdapterRegistry"]
-
 _WAIT = 10.0  # seconds for another process that writes here
 
 

@@ -34,17 +34,6 @@ from fixstar.workspace.gate import OUTCOMES, GateRules, cell_sentence, evaluate_
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
 from fixstar.workspace.search import Serving
 
-__all__ = [
-    "AdaptOptions",
-    "Adapted",
-    "PairedVectors",
-    "adapt",
-    "adapt_gallery",
-    "adapter_cross_test",
-    "class_pairs",
-    "pairs_from_file",
-]
-
 Labels = NDArray[np.integer[Any]]
 
 _BATCH = 1024  # stored vectors at a time

@@ -36,19 +36,6 @@ from fixstar.gallery import Gallery
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.workspace.items import LABEL, ImageStore
 
-__all__ = [
-    "BLIND",
-    "ORDERS",
-    "TRIED",
-    "LabelledQueries",
-    "OldItems",
-    "certainty",
-    "expected_gain",
-    "old_items",
-    "planned_order",
-    "with_images",
-]
-
 ORDERS = ("gain", "classes", "certain", "uncertain", "queried", "oldest", "random")
 TRIED = ("gain", "classes", "certain")
 BLIND = ("queried", "oldest", "random")  # orders that do not look at vectors

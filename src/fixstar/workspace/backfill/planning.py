@@ -35,22 +35,6 @@ from fixstar.workspace.items import Embedder, ImageStore, LocalEmbedder
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Serving, Usage
 
-__all__ = [
-    "AUTO",
-    "BackfillOptions",
-    "BackfillOutlook",
-    "PlannedBackfill",
-    "Replaced",
-    "backfill",
-    "backfill_outlook",
-    "expected_replaced",
-    "labelled_images",
-    "newer_versions",
-    "plan_backfill",
-    "require_gain",
-    "require_target",
-]
-
 AUTO = "auto"
 LOOKED_AT = 5000  # items whose images are looked for, at most: a gallery may hold millions
 _MEASUREMENTS = 4  # along the way, after the first

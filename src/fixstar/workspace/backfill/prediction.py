@@ -31,8 +31,6 @@ from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned
 from fixstar.workspace.calibrations import class_folds, search_curve
 from fixstar.workspace.items import LABEL
 
-__all__ = ["SHARES", "MeasuredPoint", "PredictedCurve", "draw_curves", "gallery_accuracy", "predicted_curve"]
-
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 _LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # share and number of lost queries that always count as a loss
 

@@ -37,8 +37,6 @@ from fixstar.progress import Advance
 from fixstar.workspace.backfill.prediction import MeasuredPoint
 from fixstar.workspace.items import Embedded, Embedder, ImageStore
 
-__all__ = ["BUDGETS", "BackfillPlan", "Backfilled", "KeptItem", "Pace", "PlanFiles", "budget_items", "run_backfill"]
-
 BUDGETS = (
     'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), or "all"'
 )
