@@ -22,28 +22,27 @@ CLASSES = ("bag", "hat", "shoe")
 
 def shop(path: Path, versions: int = 2, capacity: int = 8) -> Workspace:
     """A workspace whose versions are one encoder, turned a little from version to version."""
-    shutil.copytree(_template(versions, capacity), path, dirs_exist_ok=True)
+    space = Workspace.create(path, device="cpu")
+    shutil.copytree(_versions(versions, capacity), path / "versions")
     torch.manual_seed(1)  # another encoder that a test makes is another model
-    return Workspace(path, device="cpu")
+    return space
 
 
 @cache
-def _template(versions: int, capacity: int) -> Path:
-    """The same workspace, made once: copies of a directory cost next to nothing."""
+def _versions(count: int, capacity: int) -> Path:
+    """The versions, made once: copies of a directory cost next to nothing."""
     folder = Path(tempfile.mkdtemp(prefix="fixstar-shop-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / "shop"
-    Workspace.create(path).close()
     torch.manual_seed(0)
     encoder = Encoder.create("tiny", classes=list(CLASSES), capacity=capacity)
-    for number in range(1, versions + 1):
+    for number in range(1, count + 1):
         parent = f"v{number - 1}" if number > 1 else None
         encoder.about = {"version": f"v{number}", "parent": parent, "method": {"name": "hoc", "options": {}}}
-        encoder.save(path / "versions" / f"v{number}")
+        encoder.save(folder / f"v{number}")
         with torch.no_grad():
             for parameter in encoder.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
-    return path
+    return folder
 
 
 def pictures(folder: Path, per_class: int = 3) -> Path:
