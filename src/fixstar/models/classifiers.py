@@ -147,8 +147,8 @@ class ProxyClassifier(_Trainable):
 class FixedClassifier(Classifier, ABC):
     """``capacity`` fixed prototypes of length ``scale`` at the corners of a regular polytope (CoReS, section 4.1).
 
-    No parameters and no matrix: ``fixstar.geometry`` and ``fixstar.polytopes`` give the logits in closed form. Outputs
-    without a class stay in the denominator of the softmax (eq. 9): they keep room for the future.
+    There are no parameters and no matrix: the logits have a closed form. Outputs without a class stay in the
+    denominator of the softmax (eq. 9): they keep room for the future.
     """
 
     fixed = True
@@ -165,12 +165,17 @@ class FixedClassifier(Classifier, ABC):
 
     @staticmethod
     @abstractmethod
-    def width(capacity: int) -> int:
+    def width(K: int, /) -> int:
         """d, the number of features for that many classes."""
 
+    @staticmethod
     @abstractmethod
-    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
+    def prototype_logits(z: Tensor, K: int, scale: float, /) -> Tensor:
         """[B, d] -> [B, K]."""
+
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """[B, d] -> [B, K]."""
+        return self.prototype_logits(z, self.outputs, self.scale)
 
     def grown(self, outputs: int) -> Classifier:
         """Itself while the capacity suffices: a polytope never changes."""
@@ -192,6 +197,8 @@ class SimplexClassifier(FixedClassifier):
     """
 
     kind = "simplex"
+    width = staticmethod(lambda capacity: capacity - 1)
+    prototype_logits = staticmethod(simplex_logits)
 
     def __init__(self, capacity: int, scale: float = 1.0, added: Sequence[int] = ()) -> None:
         super().__init__(capacity, scale)
@@ -205,15 +212,10 @@ class SimplexClassifier(FixedClassifier):
         if self.added:
             self.options["added"] = list(self.added)
 
-    @staticmethod
-    def width(capacity: int) -> int:
-        """K - 1."""
-        return capacity - 1
-
-    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
         """[B, d] -> [B, K]: the logits of all simplices side by side."""
         if not self.added:
-            return simplex_logits(z, self.outputs, self.scale)
+            return super().forward(z, targets)
         shares = zip(torch.split(z, list(self.parts), dim=-1), self.capacities, strict=True)
         return torch.cat([simplex_logits(share, K, self.scale) for share, K in shares], dim=-1)
 
@@ -231,30 +233,16 @@ class OrthoplexClassifier(FixedClassifier):
     """The d-Orthoplex: the axes and their opposites, d = ceil(K/2). The first d classes are orthogonal."""
 
     kind = "orthoplex"
-
-    @staticmethod
-    def width(capacity: int) -> int:
-        """ceil(K/2)."""
-        return math.ceil(capacity / 2)
-
-    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """[B, ceil(K/2)] -> [B, K]; an odd capacity leaves out the last prototype."""
-        return orthoplex_logits(z, self.scale)[..., : self.outputs]
+    width = staticmethod(lambda capacity: math.ceil(capacity / 2))
+    prototype_logits = staticmethod(lambda z, K, scale: orthoplex_logits(z, scale)[..., :K])  # odd K: without the last
 
 
 class CubeClassifier(FixedClassifier):
     """The d-Cube: the first K vertices, d = ceil(log2 K); short features, at the price of near neighbours."""
 
     kind = "cube"
-
-    @staticmethod
-    def width(capacity: int) -> int:
-        """ceil(log2 K)."""
-        return cube_dimension(capacity)
-
-    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """[B, ceil(log2 K)] -> [B, K]."""
-        return cube_logits(z, self.outputs, self.scale)
+    width = staticmethod(cube_dimension)
+    prototype_logits = staticmethod(cube_logits)
 
 
 class PolygonClassifier(FixedClassifier):
@@ -262,15 +250,8 @@ class PolygonClassifier(FixedClassifier):
 
     kind = "polygon"
     smallest = 3
-
-    @staticmethod
-    def width(capacity: int) -> int:  # noqa: ARG004
-        """2 for any K."""
-        return 2
-
-    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """[B, 2] -> [B, K]."""
-        return polygon_logits(z, self.outputs, self.scale)
+    width = staticmethod(lambda _: 2)
+    prototype_logits = staticmethod(polygon_logits)
 
 
 CLASSIFIERS: dict[str, type[Classifier]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -157,24 +158,19 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """What a run's result depends on, for comparison after a restart. The device is left out: a run may move."""
-        content = {key: value for key, value in asdict(self).items() if key not in ("device", "preprocessing")}
-        content["recipe"]["milestones"] = list(self.recipe.milestones)
-        if grown := content.pop("grown"):  # left out if there is none
-            content["grown"] = list(grown)
-        content["preprocessing"] = None if self.preprocessing is None else self.preprocessing.to_json()
-        return content
+        content: dict[str, Any] = {**asdict(self), "preprocessing": self.preprocessing and self.preprocessing.to_json()}
+        del content["device"]
+        plain: dict[str, Any] = json.loads(json.dumps(content))  # lists for tuples
+        return plain
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:
         """Settings as ``to_json`` wrote them."""
-        recipe = {**content["recipe"], "milestones": tuple(content["recipe"]["milestones"])}
-        shape = content["preprocessing"]
-        return cls(
-            **{
-                **content,
-                "recipe": Recipe(**recipe),
-                "augmentation": Augmentation(**content["augmentation"]),
-                "preprocessing": None if shape is None else Preprocessing.from_json(shape),
-                "grown": tuple(content.get("grown", ())),
-            }
-        )
+        recipe, shape = content["recipe"], content["preprocessing"]
+        parts = {
+            "recipe": Recipe(**{**recipe, "milestones": tuple(recipe["milestones"])}),
+            "augmentation": Augmentation(**content["augmentation"]),
+            "preprocessing": None if shape is None else Preprocessing.from_json(shape),
+            "grown": tuple(content["grown"]),
+        }
+        return cls(**{**content, **parts})

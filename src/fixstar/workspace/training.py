@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -185,7 +184,7 @@ def _is_done(
 
     Unreadable images may have been refused at first and skipped later.
     """
-    way, last, now = about["method"], dict(about["settings"]), json.loads(json.dumps(settings.to_json()))
+    way, last, now = about["method"], dict(about["settings"]), settings.to_json()
     last["bad_images"] = now["bad_images"]
     return (
         about.get("parent") is not None

@@ -62,27 +62,22 @@ def he_init(module: nn.Module) -> None:
 
 def cifar_inputs(channels: int = 3) -> Preprocessing:
     """32x32, CIFAR-100 statistics."""
-    mean, std = _for_channels(_CIFAR100, channels)
-    return Preprocessing(size=(32, 32), channels=channels, mean=mean, std=std)
+    return _inputs((32, 32), channels, _CIFAR100)
 
 
 def imagenet_inputs(size: tuple[int, int] = (224, 224), channels: int = 3) -> Preprocessing:
     """ImageNet statistics; the central 224 of a shorter side of 256, as ImageNet models are evaluated."""
-    mean, std = _for_channels(_IMAGENET, channels)
-    return Preprocessing(size=size, channels=channels, mean=mean, std=std, crop_fraction=0.875)
+    return _inputs(size, channels, _IMAGENET, crop_fraction=0.875)
 
 
 def mnist_inputs(channels: int = 1) -> Preprocessing:
     """28x28, MNIST statistics."""
-    mean, std = _for_channels(_MNIST, channels)
-    return Preprocessing(size=(28, 28), channels=channels, mean=mean, std=std)
+    return _inputs((28, 28), channels, _MNIST)
 
 
-def _for_channels(statistics: Statistics, channels: int) -> Statistics:
-    """The statistics, or their average for every channel where the dataset has another number of channels."""
+def _inputs(size: tuple[int, int], channels: int, statistics: Statistics, **options: Any) -> Preprocessing:
+    """With the statistics, or their average for every channel if the dataset has another number of channels."""
     if isinstance(channels, bool) or channels not in (1, 3):
         raise InputError(f"a backbone takes images of 1 (grey) or 3 (RGB) channels, got {channels!r}")
-    mean, std = statistics
-    if len(mean) == channels:
-        return mean, std
-    return (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels
+    mean, std = (v if len(v) == channels else (sum(v) / len(v),) * channels for v in statistics)
+    return Preprocessing(size=size, channels=channels, mean=mean, std=std, **options)

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fixstar.errors import InputError, MissingExtraError, ModelError
+from fixstar.errors import FixstarError, InputError, MissingExtraError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.images.preprocessing import Interpolation
 from fixstar.models.backbones.base import Backbone, imagenet_inputs
@@ -48,13 +48,12 @@ def hf_backbone(
 
     ``source`` is a folder written by ``save_pretrained``, a name on the Hugging Face hub, or an architecture
     (``"dinov2"``, ``"convnext"``, ...: the ``model_type`` of a config), which ``config`` changes from its defaults.
-    Folders and hub names bring their weights unless ``pretrained=False``. Architectures start from random weights; one
-    without a ``config`` warns about that unless ``pretrained=False``.
+    Folders and hub names come with their weights unless ``pretrained=False``. An architecture starts from random
+    weights, with a warning unless it has a ``config`` or ``pretrained=False``.
 
     ``pooling="auto"`` takes the model's own pooled output, else its CLS token, else the mean over patches or pixels.
-    ``preprocessing`` (``Preprocessing.to_json``) replaces what the model's ``preprocessor_config.json`` says.
-
-    The backbone keeps its whole config as an option, so that it can be rebuilt without the folder or the network.
+    ``preprocessing`` (``Preprocessing.to_json``) replaces that of the model's ``preprocessor_config.json``. The
+    backbone keeps its whole config as an option, so it can be rebuilt without the folder or the network.
     """
     if pooling not in get_args(Pooling):
         raise InputError(f"unknown pooling {pooling!r}; allowed: {', '.join(get_args(Pooling))}")
@@ -113,15 +112,24 @@ class HFBackbone(Backbone):
         """The output for one black image: shows the shape of features, and whether the model runs at all."""
         shape = (1, self.preprocessing.channels, *self.preprocessing.size)
         device = next(self.model.parameters()).device
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                output = self.model(pixel_values=torch.zeros(shape, device=device))
-        except Exception as error:  # a model may raise anything
-            raise ModelError(f"{self.name} cannot run on an image of shape {shape[1:]}: {error}") from error
+        explained = _explained(ModelError, f"{self.name} cannot run on an image of shape {shape[1:]}")
+        with explained, torch.inference_mode(False), torch.enable_grad():
+            output = self.model(pixel_values=torch.zeros(shape, device=device))
         hidden = getattr(output, "last_hidden_state", None)
         if not isinstance(hidden, Tensor) or hidden.ndim not in (3, 4):
             raise ModelError(f"{self.name} gives no image features; choose a model such as hf:dinov2 or hf:convnext")
         return output
+
+
+@contextmanager
+def _explained(kind: type[FixstarError], what: str) -> Iterator[None]:
+    """Inside, any error of transformers becomes one of ours; each architecture raises its own."""
+    try:
+        yield
+    except FixstarError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {error}") from error
 
 
 def _choose_pooling(pooling: Pooling, model: nn.Module, output: Any, trained_pooler: bool) -> str:
@@ -259,24 +267,15 @@ def _bare_config(transformers: Any, source: str, config: dict[str, Any]) -> Any:
         )
     if source in known and source != model_type:
         raise InputError(f"hf:{source} and model_type {model_type!r} of its config contradict each other")
-    try:
+    with _explained(InputError, f"the config of hf:{model_type} is wrong"):
         if "transformers_version" not in values:  # written by hand: an unknown key is a typo
             default = known[model_type]
-            unknown = sorted(set(values) - set(default().to_dict()) - set(default.attribute_map))
-            if unknown:
+            if unknown := sorted(set(values) - set(default().to_dict()) - set(default.attribute_map)):
                 raise InputError(
                     f"unknown key {', '.join(unknown)} in the config of hf:{model_type}; see {default.__name__}"
                 )
         result = transformers.AutoConfig.for_model(model_type, **values)
-    except InputError:
-        raise
-    except Exception as error:  # each architecture checks its config in its own way
-        raise InputError(f"the config of hf:{model_type} is wrong: {error}") from error
     return _as_encoder(transformers, result)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def _guess(transformers: Any, name: str) -> str:
@@ -286,8 +285,7 @@ def _guess(transformers: Any, name: str) -> str:
 
 def _as_encoder(transformers: Any, config: Any) -> Any:
     """The config, checked and changed: the model takes only images and is deterministic."""
-    mapping = transformers.MODEL_MAPPING
-    model = mapping.get(type(config), None)
+    model = transformers.MODEL_MAPPING.get(type(config), None)
     model = model[0] if isinstance(model, tuple) else model
     if getattr(model, "main_input_name", None) != "pixel_values":
         hint = "choose a vision model, such as hf:dinov2 or hf:convnext"
@@ -301,19 +299,15 @@ def _as_encoder(transformers: Any, config: Any) -> Any:
 
 
 def _from_config(transformers: Any, config: Any) -> Any:
-    try:
+    with _explained(ModelError, f"hf:{config.model_type} cannot be built from its config"):
         return transformers.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"hf:{config.model_type} cannot be built from its config: {error}") from error
 
 
 def _from_folder(transformers: Any, folder: Path, weights: bool) -> Loaded:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a model of transformers: config.json is missing (save_pretrained writes it)")
-    try:
+    with _explained(ModelError, f"{folder / 'config.json'} is unusable"):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"{folder / 'config.json'} is unusable: {error}") from error
     config = _as_encoder(transformers, config)
     if not weights:
         return Loaded(_from_config(transformers, config), config, folder)
@@ -322,18 +316,11 @@ def _from_folder(transformers: Any, folder: Path, weights: bool) -> Loaded:
             f"{folder} has no weights as safetensors, the only supported format: convert them with "
             "AutoModel.from_pretrained(...).save_pretrained(...), or pass pretrained=False for random ones"
         )
-    try:
+    safe = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
+    with _explained(ModelError, f"the weights in {folder} cannot be loaded"):
         model, report = transformers.AutoModel.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
+            folder, config=config, dtype=torch.float32, output_loading_info=True, **safe
         )
-    except Exception as error:
-        raise ModelError(f"the weights in {folder} cannot be loaded: {error}") from error
     return Loaded(model, config, folder, frozenset(report["missing_keys"]))
 
 
@@ -365,8 +352,9 @@ def _hub_folder(transformers: Any, name: str, weights: bool) -> Path:
     except Exception as error:
         if cached and usable:
             return cached
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise ModelError(
-            f"hf:{name} is not a folder here, and the Hugging Face hub did not provide it ({_first_line(error)}). On a "
+            f"hf:{name} is not a folder here, and the Hugging Face hub did not provide it ({reason}). On a "
             f"machine with network access: hf download {name} --local-dir FOLDER; then copy it here and use hf:FOLDER"
             f"{_guess(transformers, name)}"
         ) from error
