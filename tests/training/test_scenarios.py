@@ -167,7 +167,7 @@ class Spy:
         encoder = self.runs[run].encoder
         owners = {slot: name for name, slot in encoder.slots.by_class.items()}
         lane = next(lane for lane in self.runs[run].batches._sources if lane.replay == replay)
-        padded = lane.pixels._padded.numpy()[:, :, 1:-1, 1:-1]  # type: ignore[attr-defined]
+        padded = lane.pixels.padded.numpy()[:, :, 1:-1, 1:-1]  # type: ignore[attr-defined]
         return [(image.tobytes(), owners[int(t)]) for image, t in zip(padded, lane.targets, strict=True)]
 
 
