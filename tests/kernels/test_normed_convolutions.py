@@ -16,8 +16,8 @@ from fixstar.models.fused import _BACKWARD, _FORWARD, WEIGHTS, FusedCifarResNet,
 pytestmark = needs_triton
 
 # depth, images, height, width, channels of the images, whether the last block ends with a ReLU
-CASES = [(8, 3, 8, 8, 3, True), (8, 2, 4, 8, 1, False)]
-ON_A_GPU = [(32, 100, 32, 32, 3, True), (20, 37, 28, 32, 1, False)]
+CASES = [(8, 2, 8, 8, 3, True)]
+ON_A_GPU = [(8, 2, 4, 8, 1, False), (32, 100, 32, 32, 3, True), (20, 37, 28, 32, 1, False)]
 
 
 def network(depth: int, channels: int, final_relu: bool) -> CifarResNet:

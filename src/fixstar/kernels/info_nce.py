@@ -2,7 +2,7 @@
 
 With s_ij = rho cos(old_i, new_j) the loss of anchor i is log sum_{j counted} exp(s_ij) - s_ii. The first kernel holds
 all s_ij of a few anchors at once and keeps w_ij = d loss_i / d s_ij. (One that made the products too was slower: a few
-anchors a program leave most of a GPU idle.) By the unit vector of new_j the gradient is
+anchors per program leave most of a GPU idle.) By the unit vector of new_j the gradient is
 g_j = rho sum_i w_ij old_i / |old_i|, and by new_j itself (g_j - unit_j (unit_j . g_j)) / |new_j|, where unit_j . g_j =
 sum_i w_ij s_ij is known without a second pass over the features. ``fixstar.losses.info_nce`` has it in plain torch.
 """
@@ -21,7 +21,7 @@ from fixstar.kernels import AVAILABLE
 __all__ = ["fused_info_nce", "suits"]
 
 _MOST = 256  # images: all similarities of an anchor are in the registers of one program
-_ROWS = 4  # anchors of a program
+_ROWS = 4  # anchors per program
 _TILE, _BLOCK = 16, 64  # rows per program (the fewest that a matrix product takes), and anchors summed at a time
 _WARPS = 8
 _SHORTEST = 1e-12  # functional.normalize divides a shorter feature by this

@@ -1,12 +1,12 @@
 """3x3 convolutions together with the batch norms around them, forward and backward, channels last, for a GPU.
 
 A training step of a narrow network is hundreds of small kernels that wait for each other. Here a convolution also
-gathers the statistics of its output, and its gradient those that the batch norm below it needs: between two of them
-lie one kernel with a program a channel and one pass over pixels. (Normalising while loading would save that pass, but
-every pixel is loaded nine times: on an H200 it took longer.)
+computes the statistics of its output, and its gradient computes those that the batch norm below it needs. Between two
+convolutions there is one kernel with one program per channel, and one pass over pixels. (Normalising while loading
+would save that pass, but every pixel is loaded nine times: on an H200 it took longer.)
 
-Every tensor is [pixels, channels]; a batch norm makes y * gain + shift of a raw output y. Its gradient is
-affine in what comes from above, g, and in y: dy = a g + b y + c, per channel. Imported only where Triton is.
+Every tensor is [pixels, channels]. A batch norm makes y * gain + shift of a raw output y. Its gradient is affine in
+what comes from above, g, and in y: dy = a g + b y + c, per channel. Imported only where Triton is.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def forward(  # type: ignore[no-untyped-def]
     x, w, y, parts, total, programs, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     STRIDE: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, LANES: tl.constexpr, PRODUCT: tl.constexpr,
 ):  # fmt: skip
-    """y = conv(x), and of each program's pixels the mean and the sum of squares around it, a channel.
+    """y = conv(x); also, per program and channel, the mean of its pixels and the sum of squares around it.
 
-    Taken by one tap at a time or by a row of three, whose pixels lie side by side (a fourth lane stays empty).
+    One tap at a time, or a row of three, whose pixels are adjacent (a fourth lane stays empty).
     """
     OH: tl.constexpr = H // STRIDE
     OW: tl.constexpr = W // STRIDE
