@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Advance", "progress_bar"]
+__all__ = ["Advance", "progress_bar", "silent"]
 
 
 class Advance(Protocol):
@@ -16,7 +16,7 @@ class Advance(Protocol):
         """Report ``count`` more units done."""
 
 
-def _silent(count: int = 1, note: str | None = None) -> None:
+def silent(count: int = 1, note: str | None = None) -> None:
     """Advance a bar that is not shown."""
 
 
@@ -24,7 +24,7 @@ def _silent(count: int = 1, note: str | None = None) -> None:
 def progress_bar(description: str, total: int, unit: str = "it", show: bool = True) -> Iterator[Advance]:
     """A bar with rate and time left; yields the function that moves it on. Silent with ``show=False``."""
     if not show:
-        yield _silent
+        yield silent
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

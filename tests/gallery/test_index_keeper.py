@@ -18,7 +18,7 @@ import pytest
 from test_hnsw import WIDTH, clustered, graph, names
 
 from fixstar.errors import GalleryError
-from fixstar.gallery import SqliteGallery, index_keeper, measured_recall
+from fixstar.gallery import SqliteGallery, hnsw, measured_recall
 from fixstar.gallery.hnsw import HnswIndex, build_hnsw, index_path
 
 COUNT = 1300
@@ -53,7 +53,7 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.let_go = threading.Event(), threading.Event()
-        monkeypatch.setattr(index_keeper, "build_hnsw", self.build)
+        monkeypatch.setattr(hnsw, "build_hnsw", self.build)
 
     def build(self, rows: Any, keep_going: Callable[[], bool], *arguments: Any, **options: Any) -> HnswIndex | None:
         self.begun.set()
@@ -161,13 +161,13 @@ def test_closing_stops_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 UNFINISHED = """
 import sys, time
-from fixstar.gallery import SqliteGallery, index_keeper
-build = index_keeper.build_hnsw
+from fixstar.gallery import SqliteGallery, hnsw
+build = hnsw.build_hnsw
 def build_until_told_to_stop(rows, keep_going, **options):
     while keep_going():
         time.sleep(0.005)
     return build(rows, keep_going, **options)
-index_keeper.build_hnsw = build_until_told_to_stop
+hnsw.build_hnsw = build_until_told_to_stop
 gallery = SqliteGallery(sys.argv[1], index_above=10)
 gallery.search("v1", next(gallery.iterate()).vector[None], exact=False)
 print("building", gallery._keeper._thread.is_alive())
@@ -290,7 +290,7 @@ def test_one_version_that_cannot_be_indexed_leaves_the_others_theirs(
             raise RuntimeError("this one is odd")
         return build(rows, *arguments, **options)
 
-    monkeypatch.setattr(index_keeper, "build_hnsw", broken)
+    monkeypatch.setattr(hnsw, "build_hnsw", broken)
     with filled(tmp_path / "g.db", 1100) as gallery:
         gallery.create_version("v2", WIDTH)
         gallery.upsert("v2", names(2000, 3500), clustered(1500, 4))
@@ -299,7 +299,7 @@ def test_one_version_that_cannot_be_indexed_leaves_the_others_theirs(
         gallery.upsert("v1", ["new"], clustered(1, 9))
         assert look(gallery) == [("v2", 1500)]
         assert tried == [1100, 1500]  # what failed is not tried again and again
-        monkeypatch.setattr(index_keeper, "build_hnsw", build)
+        monkeypatch.setattr(hnsw, "build_hnsw", build)
         assert [state.items for state in gallery.build_index("v1")] == [1101]
         gallery.upsert("v1", names(5000, 6100), clustered(1100, 7))
         assert look(gallery) == [("v1", 2201), ("v2", 1500)]

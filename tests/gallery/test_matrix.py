@@ -10,8 +10,7 @@ import pytest
 from test_gallery_contract import vectors
 
 from fixstar.gallery import MemoryGallery, matrix
-from fixstar.gallery.exact import ExactSearch
-from fixstar.gallery.matrix import Draft, Rows
+from fixstar.gallery.matrix import Draft, ExactSearch, Rows
 
 Content = dict[int, tuple[str, str, tuple[float, ...]]]  # number -> id, payload, vector
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownNameError
 from fixstar.images import Preprocessing, decode_ahead, read_pixels
+from fixstar.progress import Advance, silent
 
 __all__ = ["ImageSet", "Loaded", "concatenate", "from_arrays"]
 
 _SHOWN = 10  # unreadable images that an error lists by name
 _HASHED = 4096  # images hashed at a time
 
-Progress = Callable[[int, int], None]
-"""Called with the images done and the images in all."""
+Bad = Literal["refuse", "skip"]
 
 
 class Loaded(NamedTuple):
@@ -91,12 +91,7 @@ class ImageSet:
         kept = self.take(labels >= 0)
         return ImageSet(kept.images, labels[labels >= 0], tuple(names), self.name)
 
-    def load(
-        self,
-        preprocessing: Preprocessing,
-        bad: Literal["refuse", "skip"] = "refuse",
-        progress: Progress | None = None,
-    ) -> Loaded:
+    def load(self, preprocessing: Preprocessing, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
         """All images decoded into one array at the preprocessing's size.
 
         All images are tried first. Then ``bad="refuse"`` raises an error that lists the unreadable ones;
@@ -108,20 +103,14 @@ class ImageSet:
             raise DataError(f"image set{self.name and ' ' + self.name}: there are no images to load")
         shape = (len(self), *preprocessing.size, preprocessing.channels)
         if isinstance(self.images, np.ndarray) and self.images.shape == shape:
-            if progress:
-                progress(len(self), len(self))
+            progress(len(self))
             return Loaded(self, ())
         pixels = _allocate(shape)
         unreadable = self._decode(preprocessing, bad, progress, pixels)
         labels = np.delete(self.labels, [image.index for image in unreadable])
         return Loaded(ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable)
 
-    def readable(
-        self,
-        preprocessing: Preprocessing,
-        bad: Literal["refuse", "skip"] = "refuse",
-        progress: Progress | None = None,
-    ) -> Loaded:
+    def readable(self, preprocessing: Preprocessing, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
         """The images that can be read, not kept in memory: ``load`` for sets that do not fit there."""
         if self.resident:
             return Loaded(self, ())
@@ -131,11 +120,7 @@ class ImageSet:
         return Loaded(self.take(kept), unreadable)
 
     def _decode(
-        self,
-        preprocessing: Preprocessing,
-        bad: str,
-        progress: Progress | None,
-        out: npt.NDArray[np.uint8] | None = None,
+        self, preprocessing: Preprocessing, bad: str, progress: Advance, out: npt.NDArray[np.uint8] | None = None
     ) -> tuple[ImageError, ...]:
         """Decodes every image, into ``out`` one after the other, and returns the errors of the others."""
         unreadable: list[ImageError] = []
@@ -145,8 +130,7 @@ class ImageSet:
                     unreadable.append(result)
                 elif out is not None:
                     out[position - len(unreadable)] = result
-                if progress:
-                    progress(position + 1, len(self))
+                progress()
         if unreadable and (bad == "refuse" or len(unreadable) == len(self)):
             raise _unreadable(unreadable, len(self))
         return tuple(unreadable)

@@ -199,7 +199,7 @@ def pixel_source(
     fits = needed <= (resident_budget(device) if budget is None else budget)
     look = images.load if fits else images.readable
     with progress_bar("reading images", len(images), "images", show_progress and not images.resident) as advance:
-        loaded: Loaded = look(preprocessing, bad, lambda done, total: advance())  # noqa: ARG005
+        loaded: Loaded = look(preprocessing, bad, advance)
     for image in loaded.bad:
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
     if fits:

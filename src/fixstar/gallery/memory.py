@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.exact import ExactSearch
-from fixstar.gallery.matrix import Draft, parsed
+from fixstar.gallery.matrix import Draft, ExactSearch, parsed
 from fixstar.gallery.store import (
     Floats,
     Gallery,

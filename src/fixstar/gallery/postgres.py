@@ -311,14 +311,14 @@ def _check_server(db: Database, address: PostgresAddress, create: bool) -> None:
     encoding = db.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise GalleryError(f"the database of {address.shown} is encoded as {encoding}; a gallery needs one in UTF8")
-    if _extension(db) is None:
-        if create:
-            _install(db, address)
-        if _extension(db) is None:
-            raise GalleryError(
-                f"the database of {address.shown} has no pgvector; ask its owner to run: CREATE EXTENSION vector"
-            )
-    if (found := _extension(db) or "") and tuple(map(int, found.split(".")[:2])) < _OLDEST:
+    if not (found := _extension(db)) and create:
+        _install(db, address)
+        found = _extension(db)
+    if not found:
+        raise GalleryError(
+            f"the database of {address.shown} has no pgvector; ask its owner to run: CREATE EXTENSION vector"
+        )
+    if tuple(map(int, found.split(".")[:2])) < _OLDEST:
         raise GalleryError(
             f"the database of {address.shown} has pgvector {found}, a gallery needs 0.8 or newer; update it, then run: "
             "ALTER EXTENSION vector UPDATE"
@@ -527,12 +527,17 @@ def _is_plain(value: Any) -> bool:
     return value is None
 
 
-class _Request(NamedTuple):
-    """What is searched in one version: its number and width, the queries [N, width], and the filter."""
+class _Version(NamedTuple):
+    """A version, and the number that its table of vectors has."""
 
-    version: str
     number: int
-    width: int
+    space: VersionSpace
+
+
+class _Request(NamedTuple):
+    """What is searched in one version: the queries [N, width] in its space, and the filter."""
+
+    version: _Version
     queries: NDArray[np.float64]
     k: int
     narrowing: Narrowing
@@ -548,7 +553,7 @@ def _nearest(db: Database, request: _Request) -> list[Candidate]:
     while pending:
         if approximate and limit > _EF_SEARCH:
             db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(min(limit, _EF_MOST)),))
-        block = max(1, min(_QUERIES, _NUMBERS // (limit * request.width)))
+        block = max(1, min(_QUERIES, _NUMBERS // (limit * request.version.space.width)))
         incomplete: list[int] = []
         for start in range(0, len(pending), block):
             for query, here in _ask(db, request, pending[start : start + block], limit, approximate).items():
@@ -566,20 +571,21 @@ def _ask(
     db: Database, request: _Request, places: list[int], limit: int, approximate: bool
 ) -> dict[int, list[Candidate] | None]:
     """The candidates of some queries; None if a vector outside the answer may be among the k nearest."""
-    text = candidates_query(request.number, request.width, len(places), limit, request.narrowing.text, approximate)
+    number, space = request.version
+    text = candidates_query(number, space.width, len(places), limit, request.narrowing.text, approximate)
     values = [*map(vector_text, request.queries[places].astype(np.float32)), *request.narrowing.values]
     rows = db.execute(text, values, binary=True).fetchall()
     query = np.array([places[row[0]] for row in rows], np.intp)
-    vectors = _read_vectors([row[5] for row in rows], request.width)
+    vectors = _read_vectors([row[5] for row in rows], space.width)
     cosines = exact_cosines(vectors, request.queries, query, np.arange(len(rows))).tolist()
     found: dict[int, list[Candidate]] = {place: [] for place in places}
     returned, floor = Counter(query.tolist()), dict.fromkeys(places, np.inf)  # the server's lowest score
-    for (place, number, distance, name, payload, _), cosine in zip(rows, cosines, strict=True):
+    for (place, row, distance, name, payload, _), cosine in zip(rows, cosines, strict=True):
         q = places[place]
         floor[q] = min(floor[q], -distance)
         if request.test is None or request.test(parsed(payload)):
-            found[q].append(Candidate(q, name, request.version, cosine, number, payload))
-    rounding = 4e-6 * max(1.0, request.width**0.5 / 8)  # of a dot product in float32, with a margin
+            found[q].append(Candidate(q, name, space.name, cosine, row, payload))
+    rounding = 4e-6 * max(1.0, space.width**0.5 / 8)  # of a dot product in float32, with a margin
 
     def is_complete(q: int) -> bool:
         best = sorted((one.score for one in found[q]), reverse=True)[: request.k]
@@ -627,13 +633,6 @@ def _build(connect: Callable[[], Database], number: int, width: int) -> None:
         for row in db.execute(_INDEXES).fetchall():
             if row[0] == number and not row[4].endswith(name):
                 db.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {row[4]}")
-
-
-class _Version(NamedTuple):
-    """A version, and the number that its table of vectors has."""
-
-    number: int
-    space: VersionSpace
 
 
 def _lock_writing(db: Database, more: int = 0) -> int:
@@ -782,9 +781,8 @@ class PostgresGallery(Gallery):
                     continue  # a version was added since: its bridge is made while nothing is held on the server
                 indexed = set() if request.exact else {row[0] for row in db.execute(_INDEXES) if row[5]}
                 found: list[Candidate] = []
-                for (number, space), here in zip(targets, carried, strict=True):
-                    one = _Request(space.name, number, space.width, here, k, narrowed, test, number in indexed)
-                    found += _nearest(db, one)
+                for target, here in zip(targets, carried, strict=True):
+                    found += _nearest(db, _Request(target, here, k, narrowed, test, target.number in indexed))
             return best_hits(found, len(unit_queries), k, lambda one: parsed(one.source))
 
     def _version(self, name: str) -> _Version:

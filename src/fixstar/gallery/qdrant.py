@@ -517,15 +517,13 @@ def _remove(server: QdrantServer, versions: dict[str, StoredVersion], places: Pl
             server.remove(version, list(gone), list(gone.values()))
 
 
-def _newest(
-    server: QdrantServer, versions: dict[str, StoredVersion], names: Sequence[str]
-) -> dict[str, tuple[str, Any]]:
+def _newest(server: QdrantServer, names: Sequence[str]) -> dict[str, tuple[str, Any]]:
     """By id: the version and the point that was written last, damaged ones included.
 
     A point that has lost its item's id is found too: its own id is made from it.
     """
     found: dict[str, tuple[str, Any]] = {}
-    for version in versions.values():
+    for version in server.versions().values():
         for start in range(0, len(names), _PAGE):
             asked = {point_id(name): name for name in names[start : start + _PAGE]}
             for point in server.retrieve(version.collection, list(asked), ["id", "written", "text"], vectors=True):
@@ -535,20 +533,17 @@ def _newest(
     return found
 
 
-def _listed(
-    server: QdrantServer, versions: Iterable[StoredVersion], after: str | None
-) -> tuple[dict[str, str], list[str]]:
+def _listed(server: QdrantServer, versions: Iterable[StoredVersion], after: str) -> tuple[dict[str, str], list[str]]:
     """Points that have lost their item's id, by version; and all ids behind ``after``, sorted, these included."""
     lost: dict[str, str] = {}
     names: set[str] = set()
     for version in versions:
         for point in server.scroll(version.collection, None, ["id"]):
-            name = known_name(point)
-            if name is None:
+            if (name := known_name(point)) is None:
                 lost[str(point.id)] = version.space.name
             else:
                 names.add(name)
-    return lost, sorted(name for name in names | lost.keys() if name > (after or ""))
+    return lost, sorted(name for name in names | lost.keys() if name > after)
 
 
 def _set_threshold(server: QdrantServer, version: StoredVersion, kilobytes: int) -> None:
@@ -675,7 +670,7 @@ class QdrantGallery(Gallery):
 
     def _get(self, names: list[str]) -> dict[str, Item]:
         with self._asking() as server:
-            found = _newest(server, server.versions(), list(dict.fromkeys(names)))
+            found = _newest(server, list(dict.fromkeys(names)))
         return {name: as_item(name, *found[name]) for name in names if name in found}
 
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
@@ -744,7 +739,7 @@ class QdrantGallery(Gallery):
         for start in range(0, len(names), _PAGE):
             page = names[start : start + _PAGE]
             with self._asking() as server:
-                found = _newest(server, server.versions(), [name for name in page if name not in lost])
+                found = _newest(server, [name for name in page if name not in lost])
             for name in page:  # a damaged one does not keep those before it from being read
                 if name in lost:
                     raise lost_name(name, lost[name])

@@ -30,9 +30,8 @@ from urllib.parse import quote
 import numpy as np
 
 from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError
-from fixstar.gallery.exact import ExactSearch
-from fixstar.gallery.index_keeper import IndexKeeper
-from fixstar.gallery.matrix import Draft, Numbers
+from fixstar.gallery.hnsw import IndexKeeper
+from fixstar.gallery.matrix import Draft, ExactSearch, Numbers
 from fixstar.gallery.store import (
     Floats,
     Gallery,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep
 from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts, unit_rows
 from fixstar.gallery.vector_files import ParquetFile, VectorFile, VectorSource, write_parquet, write_vector_file
-from fixstar.progress import Advance
+from fixstar.progress import Advance, silent
 
 __all__ = ["copy_gallery", "export_version", "import_version", "made_or_same", "open_vectors"]
 
@@ -28,7 +28,7 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
 
     Equal scores come in the order of ids afterwards, because that is the order of copying.
     """
-    copied = 0
+    copied, advance = 0, progress or silent
     for space in source.versions():
         _make_version(target, space.name, space.width, source.projection(space.name))
         items = source.iterate(space.name)
@@ -36,8 +36,7 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
             vectors = np.stack([item.vector for item in batch])
             target.upsert(space.name, [item.id for item in batch], vectors, [item.payload for item in batch])
             copied += len(batch)
-            if progress is not None:
-                progress(len(batch))
+            advance(len(batch))
     with suppress(GalleryUnavailableError):  # everything is stored, even if others still use the log
         target.flush()
     return copied
@@ -51,7 +50,7 @@ def export_version(
     ``origin`` says what made the vectors; FILE.parquet and FILE.npz keep it.
     """
     width = gallery.space(version).width
-    items = _counted(gallery.iterate(version), progress)
+    items = _counted(gallery.iterate(version), progress or silent)
     write = write_parquet if Path(path).suffix == _PARQUET else write_vector_file
     return write(Path(path), width, items, gallery.projection(version), origin)
 
@@ -77,12 +76,11 @@ def import_version(
     if not take_over:
         _refuse_held(gallery, version, opened)
     _make_version(gallery, version, opened.width, opened.projection)
-    stored = 0
+    stored, advance = 0, progress or silent
     for ids, vectors, payloads in opened.blocks(BATCH):
         gallery.upsert(version, ids, unit_rows(vectors, _lengths(vectors)), payloads)
         stored += len(ids)
-        if progress is not None:
-            progress(len(ids))
+        advance(len(ids))
     with suppress(GalleryUnavailableError):  # likewise
         gallery.flush()
     return stored
@@ -175,8 +173,7 @@ def made_or_same(gallery: Gallery, name: str, width: int, projection: Floats | N
     return gallery.space(name).width == width and same
 
 
-def _counted(items: Iterable[Item], progress: Advance | None) -> Iterator[Item]:
+def _counted(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
     for item in items:
         yield item
-        if progress is not None:
-            progress(1)
+        advance()
