@@ -53,6 +53,7 @@ from fixstar.data.glyphs import SCRIPTS, glyph_pixels
 from fixstar.durable import replace_json
 from fixstar.errors import DataError, FixstarError, InputError, UnknownNameError
 from fixstar.evaluation.search import templates
+from fixstar.geometry import slerp
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models.backbones import create_backbone
@@ -232,31 +233,19 @@ def upgrade(case: Case, images: Images, way: Way, seed: int, device: str) -> tup
     return vectors, {"gate": gate, "seconds": np.diff(times).round(1).tolist()}
 
 
-def blend_weights(old: Floats, new: Floats, alpha: float) -> tuple[Floats, Floats]:
-    """[N, 1] twice: slerp(old, new, alpha) = first * old + second * new, for unit rows [N, d]."""
-    angle = np.arccos(np.clip((old * new).sum(axis=1, keepdims=True), -1, 1))
-    parallel = np.sin(angle) < 1e-4
-    sine = np.where(parallel, 1, np.sin(angle))
-    first = np.where(parallel, 1 - alpha, np.sin((1 - alpha) * angle) / sine)
-    second = np.where(parallel, alpha, np.sin(alpha * angle) / sine)
-    return first.astype(np.float32), second.astype(np.float32)
-
-
 def measure(old: Vectors, new: Vectors, query_labels: Labels, gallery_labels: Labels) -> Record:
     """Top-1 accuracy of every kind of query, by protocol; ``blends`` has one for each of ``ALPHAS``."""
-    weights = [blend_weights(old.queries, new.queries, alpha) for alpha in ALPHAS]
     found: Record = {}
     for protocol in PROTOCOLS:
         before, after, labels = old.gallery, new.gallery, gallery_labels
         if protocol == "template":
             (before, labels), (after, _) = templates(before, labels), templates(after, labels)
 
-        def accuracy(cosines: Floats, labels: Labels = labels) -> float:
+        def accuracy(cosines: NDArray[Any], labels: Labels = labels) -> float:
             return round(float(np.mean(labels[cosines.argmax(axis=1)] == query_labels)), 5)
 
-        by_old, by_new = old.queries @ before.T, new.queries @ before.T
-        v1, cross = accuracy(by_old), accuracy(by_new)
-        blends = [accuracy(first * by_old + second * by_new) for first, second in weights]
+        v1, cross = accuracy(old.queries @ before.T), accuracy(new.queries @ before.T)
+        blends = [accuracy(slerp(old.queries, new.queries, alpha) @ before.T) for alpha in ALPHAS]
         half = blends[ALPHAS.index(0.5)]
         figures = (v1, cross, accuracy(new.queries @ after.T), half, max(blends), cross - v1, half - v1)
         found[protocol] = {**dict(zip(KINDS, figures, strict=True)), "blends": blends}

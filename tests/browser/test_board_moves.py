@@ -15,7 +15,8 @@ from real_service import serving
 from shops import set_apart
 from waiting import until
 
-from fixstar.workspace import Workspace
+from fixstar.workspace import Check, Workspace
+from fixstar.workspace.checks import Blend, CheckedCell, save_check
 
 Visit = Callable[..., Any]
 DIALOG = "#confirm[open]"
@@ -229,3 +230,33 @@ def test_an_emptied_gallery_is_drawn_as_empty(shop: Path, tmp_path: Path, visit:
         assert "%\xa0now" not in page.locator("#history").inner_text().replace(" ", "\xa0")
         assert "The gallery is empty: there is nothing to re-embed." in page.locator("#backfill").inner_text()
         assert "NaN" not in page.locator("#history").inner_html()
+
+
+def test_a_refused_version_is_deployed_with_queries_by_two_models(shop: Path, tmp_path: Path, visit: Visit) -> None:
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    blend = Blend("v1", 0.4, 0.4, 0.5, 0.55, 0.01, 0.09, "compatible", 500)
+    cell = CheckedCell("v1", 0.5, 0.4, -0.2, -0.1, "incompatible", 40, 12, 2)
+    save_check(copy, Check("v3", "refuse", ("it loses",), (cell,), 0.7, 10_000, 1000, 0.95, 0.0, blends=(blend,)))
+    with serving(copy) as address:
+        page = visit(address, "#versions")
+        card = page.locator("article[aria-label='Version v3']")
+        card.locator("summary").click()
+        assert (
+            "blended with queries by v1, alpha 0.4: 55.0"
+            in card.locator(".evidence li", has_text="blended").inner_text()
+        )
+        card.locator("button", has_text="Deploy blended").click()
+        said = words(page)
+        told_cost = "Vectors of v1 are searched with queries by v1 and v3 blended, alpha 0.4: one more forward pass"
+        assert "Deploy v3 with queries by two models?" in said
+        assert told_cost in said
+        press(page, "Deploy v3 blended")
+        until(page, "document.querySelector('#announce').textContent.startsWith('v3 is deployed.')")
+        assert told(address, "status")["blend"] == {"v1": 0.4}
+        assert told_cost in page.locator("#overview").inner_text()
+        assert told_cost in page.locator("#deployments").inner_text()
+        page.locator("#roll-back").click()
+        press(page, "Roll back to v1")
+        until(page, "!document.querySelector('#overview').textContent.includes('blended')")
+        assert told(address, "status")["blend"] == {}

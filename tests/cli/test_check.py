@@ -125,6 +125,17 @@ def test_a_loss_is_refused_with_a_report(space: Path, shop: Path) -> None:
     assert Image.open(space / "checks" / "v3" / "matrix.png").format == "PNG"
     with pytest.raises(FixstarError, match="refuse"):
         fixstar("deploy", "v3", "-w", space)
+    (blend,) = kept["blends"]
+    assert "Queries by two models" in shown
+    assert f"{blend['queries']:,} queries judge an alpha that the others chose" in shown
+    assert f"fixstar deploy v3 --blend auto -w {space}" in shown
+    assert numbers["tables"][-1]["rows"] == {
+        f"v3 with v1, alpha {blend['tried']:g}: {blend['verdict']}": [blend["self_test"], blend["cross_test"]]
+    }
+    given = answer("v3", "-w", space, "--data", shop / "more", "--blend", "0.5", "--no-report", code=2)
+    assert (given["blends"][0]["tried"], given["blends"][0]["queries"]) == (0.5, 60)
+    moved = json.loads(fixstar("deploy", "v3", "-w", space, "--blend", "auto", "--json"))
+    assert moved["blend"] == {blend["version"]: given["blends"][0]["alpha"]}
 
 
 def test_a_check_with_fewer_images_is_kept_beside_the_stronger_one(space: Path, shop: Path) -> None:

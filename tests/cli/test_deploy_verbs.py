@@ -12,7 +12,8 @@ from shops import indexed_shop, passed, set_apart
 from typed import typed
 
 from fixstar.models import Encoder
-from fixstar.workspace import Workspace
+from fixstar.workspace import Check, Workspace
+from fixstar.workspace.checks import Blend, CheckedCell, save_check
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +253,30 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     gone = typed("deploy", "v2", "-w", path)
     assert gone.code == 1
     assert "v2 was retired" in gone.err
+
+
+def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, photos: Path) -> None:
+    blend = Blend("v1", 0.4, 0.4, 0.5, 0.55, 0.01, 0.09, "compatible", 50)
+    cell = CheckedCell("v1", 0.5, 0.4, -0.2, -0.1, "incompatible", 40, 12, 2)
+    save_check(path, Check("v2", "refuse", ("it loses",), (cell,), 0.7, 200, 100, 0.95, 0.0, blends=(blend,)))
+    assert typed("deploy", "v2", "-w", path).code == 1
+    refused = typed("deploy", "v2", "--blend", "0.3", "-w", path)
+    assert refused.code == 1
+    assert f"fixstar check v2 --blend 0.3 -w {path}" in refused.err
+    assert f"fixstar deploy v2 --blend auto -w {path}" in refused.err
+    assert "blend is auto, off, or a number" in typed("deploy", "v2", "--blend", "half", "-w", path).err
+    moved = typed("deploy", "v2", "--blend", "auto", "-w", path)
+    assert moved.code == 0, moved.err
+    told = "vectors of v1 are searched with v2's and v1's queries blended, alpha 0.4: one more forward pass per query"
+    assert told in moved.out
+    assert told in typed("status", "-w", path).out
+    assert typed("status", "-w", path, "--json").json["blend"] == {"v1": 0.4}
+    found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", path, "--json").json
+    assert (found["version"], found["blend"]) == ("v2", {"v1": 0.4})
+    off = typed("deploy", "v2", "--force", "too slow", "-w", path, "--json").json
+    assert (off["version"], off["blend"]) == ("v2", {})
+    back = typed("rollback", "-w", path)
+    assert back.out.startswith("v2 is deployed again\n" + told)
+    assert "v1 is deployed again, v2 no longer" in typed("rollback", "-w", path).out
+    alone = typed("deploy", "v2", "--blend", "0", "-w", path)
+    assert "vectors of v1 are searched with v1's queries alone" in alone.out

@@ -196,6 +196,37 @@ def test_the_backfill_curve_agrees_with_a_slow_loop(protocol: str) -> None:
     assert curve.accuracy[2] == matrix[1, 1]
 
 
+def test_old_vectors_may_be_searched_with_queries_by_two_models() -> None:
+    (old, old_full), (new, new_full) = make(2, 40, 12), make(3, 40, 8)
+    order = np.random.default_rng(4).permutation(len(GALLERY_LABELS))
+    shares, scores = [0.0, 0.5, 1.0], {"v2": (4.0, -1.0), "v3": (3.0, -2.0)}
+    curve = backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, blend=0.4, scores=scores)
+    Q = geometry.short_basis(old.projection)
+    assert Q is not None
+    both = geometry.slerp(old_full.queries, new_full.queries, 0.4) @ Q @ Q.T  # what the old space can hold
+    expected = []
+    for share in shares:
+        renewed = set(order[: round(share * len(order))].tolist())
+        right = 0
+        for row, label in enumerate(QUERY_LABELS):
+            values = []
+            for item in range(len(GALLERY_LABELS)):
+                name, asked, stored = (
+                    ("v3", new_full.queries[row], new_full.gallery[item])
+                    if item in renewed
+                    else ("v2", both[row] / np.linalg.norm(both[row]), old_full.gallery[item])
+                )
+                values.append(scores[name][0] * float(asked @ stored) + scores[name][1])
+            right += GALLERY_LABELS[int(np.argmax(values))] == label
+        expected.append(right / len(QUERY_LABELS))
+    np.testing.assert_allclose(curve.accuracy, expected)
+    plain = backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, scores=scores)
+    assert curve.accuracy[0] != plain.accuracy[0]
+    assert curve.accuracy[-1] == plain.accuracy[-1]
+    with pytest.raises(InputError, match="for protocol 'image' only"):
+        backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, blend=0.4, protocol="template")
+
+
 def test_whole_classes_are_backfilled_at_once() -> None:
     old, new = make(1, 15, 6)[0], make(2, 15, 9)[0]
     shares = np.linspace(0, 1, 9)

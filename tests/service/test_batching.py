@@ -78,6 +78,25 @@ def test_many_at_once_are_few_calls_with_the_answers_of_one_by_one(space: Worksp
         assert np.allclose([hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5)
 
 
+def test_all_models_of_a_deployment_embed_a_batch_once_each(space: Workspace, sizes: list[int]) -> None:
+    space.deploy("v2", force="test", blend=0.4)
+    images = [picture(i) for i in range(12)]
+
+    async def together(batcher: QueryBatcher) -> Any:
+        asked = [batcher.search(data, k=1 + i % 2) for i, data in enumerate(images)]
+        return await asyncio.gather(*asked, batcher.search(picture(9)[:-30]), return_exceptions=True)
+
+    *found, bad = run(space, together, batch=16, batch_wait=0.3)
+    assert isinstance(bad, Problem)
+    assert sum(sizes) == 24  # twelve by v2, twelve by v1
+    assert sizes[::2] == sizes[1::2]
+    for number, (data, one) in enumerate(zip(images, found, strict=True)):
+        truth = space.search([data], k=1 + number % 2)
+        assert (one.version, one.blend) == ("v2", {"v1": 0.4})
+        assert [hit.id for hit in one.hits[0]] == [hit.id for hit in truth.hits[0]]
+        assert np.allclose([hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5)
+
+
 def test_one_bad_image_or_filter_fails_alone(space: Workspace) -> None:
     async def together(batcher: QueryBatcher) -> Any:
         asked = [batcher.search(picture(i), k=2, where=None, exact=True) for i in range(6)]

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from service_clients import client, ended
+from service_clients import client, ended, picture
 from shops import passed, pictures, set_apart, shop
 
-from fixstar.workspace import Workspace, catalogue
+from fixstar.errors import NextStep
+from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.backfill.planning import backfill_outlook
+from fixstar.workspace.checks import Blend, CheckedCell, save_check
 
 
 @pytest.fixture
@@ -64,6 +66,37 @@ def test_a_deployment_and_a_backfill_for_another_state_are_refused(http: TestCli
     back = {"version": "v2", "deployed": "v3", "force": "test"}
     assert http.post("/v1/deploy", json=back).json()["version"] == "v2"
     assert space.deployed() == "v2"
+
+
+def test_queries_by_two_models_over_http(http: TestClient, space: Workspace) -> None:
+    judged = (0.4, 0.5, 0.55, 0.01, 0.09, "compatible", 50)
+    blends = Blend("v1", 0.4, *judged), Blend("v3", 0.4, *judged)  # no vector of v3 is stored
+    cells = tuple(CheckedCell(one.version, 0.5, 0.4, -0.2, -0.1, "incompatible", 40, 12, 2) for one in blends)
+    numbers = (cells, 0.7, 500, 100, 0.95, 0.0)
+    step = NextStep("deploy", {"version": "v2", "blend": "auto"})
+    save_check(space.path, Check("v2", "refuse", ("it loses",), *numbers, blends=blends, next_steps=(step,)))
+    shown = http.get("/v1/versions/v2/check").json()
+    assert (shown["blends"][0]["alpha"], shown["blends"][0]["difference"]) == (0.4, pytest.approx(0.05))
+    request = shown["next_steps"][0]["request"]
+    assert request["body"] == {"version": "v2", "blend": "auto"}
+    assert http.post("/v1/deploy", json={"version": "v2"}).status_code == 409
+    assert http.post("/v1/deploy", json={"version": "v2", "blend": 0.3}).status_code == 409
+    for wrong in (1.5, "half", -1):
+        assert http.post("/v1/deploy", json={"version": "v2", "blend": wrong}).status_code == 422
+    moved = http.request(request["method"], request["path"], json=request["body"]).json()
+    assert (moved["version"], moved["blend"]) == ("v2", {"v1": 0.4, "v3": 0.4})
+    assert http.get("/v1/status").json()["blend"] == {"v1": 0.4}
+    assert http.get("/v1/deployments").json()[0]["blend"] == {"v1": 0.4, "v3": 0.4}
+    assert http.post("/v1/deploy", json=request["body"]).status_code == 400  # nothing would change
+    found = http.post("/v1/search", files={"image": picture(1)}).json()
+    assert (found["version"], found["blend"]) == ("v2", {"v1": 0.4})
+    vector = space.serving.embed("v2", [picture(1)])[0].tolist()
+    assert http.post("/v1/search/vector", json={"vector": vector}).json()["blend"] == {}
+    off = http.post("/v1/deploy", json={"version": "v2", "force": "too slow"}).json()
+    assert (off["version"], off["blend"]) == ("v2", {})
+    assert http.post("/v1/rollback").json()["blend"] == {"v1": 0.4, "v3": 0.4}
+    assert http.post("/v1/rollback").json()["version"] == "v3"
+    assert http.get("/v1/status").json()["blend"] == {}
 
 
 def test_a_rollback_says_what_it_leaves_unchecked_and_which_backfill_ends(http: TestClient, space: Workspace) -> None:

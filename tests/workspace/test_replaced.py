@@ -130,3 +130,25 @@ def test_too_few_labelled_images_are_told_as_too_few(tmp_path: Path) -> None:
     shown = typed("backfill", "--plan-only", "--data", pictures(tmp_path / "few", 2), "-w", tmp_path / "shop")
     assert shown.code == 0
     assert "unknown: it takes three labelled images of each of two classes, and there are fewer" in shown.out
+
+
+def test_a_backfill_is_predicted_with_queries_as_they_are_blended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def curve(*_: Any, **ways: Any) -> Any:
+        seen.append(ways)
+        return predicted(lost=0)
+
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", curve)
+    with Workspace(indexed_shop(tmp_path, PER_CLASS), "cpu") as space:
+        calibrated(space)
+        space.deploy("v2", force="test", blend=0.4)
+        space.plan_backfill(BackfillOptions("3", "random", data=open_images(tmp_path / "photos")))
+        assert {(ways["blend"], ways["calibrate"]) for ways in seen} == {(0.4, False)}  # none fitted for such queries
+        space.rollback()
+        seen.clear()
+        space.deploy("v2", force="test")
+        space.plan_backfill(BackfillOptions("3", "random", data=open_images(tmp_path / "photos")))
+        assert {(ways["blend"], ways["calibrate"]) for ways in seen} == {(1.0, True)}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fixstar.methods import Method
 
     Evidence = Mapping[tuple[int, int], Difference]
+    Blended = Mapping[str, tuple[CrossTest, Evidence]]  # by gallery
 
 PICTURES = (".pdf", ".png", ".svg")
 
@@ -61,6 +62,10 @@ def evaluate(
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of each verdict, between 0 and 1.")] = 0.95,
     by_class: Annotated[bool, typer.Option("--by-class", help="Bootstrap over classes, not single queries.")] = False,
+    blend: Annotated[
+        float | None,
+        typer.Option(help="Also measure queries by two models, the newest with each older one, at this alpha."),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write report.html, pictures and report.json here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")] = None,
     split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
@@ -105,14 +110,19 @@ def evaluate(
     evidence: Evidence = {}
     if len(result.names) > 1:
         evidence = verdicts(result, confidence=confidence, resamples=resamples, clusters=clusters)
+    blended = [] if blend is None else given.blended(blend, protocol)
+    both = {
+        test.names[0]: (test, verdicts(test, confidence=confidence, resamples=resamples, clusters=clusters))
+        for test in blended
+    }
     if picture is not None:
         compatibility_heat_map(result.matrix, list(result.names), f"by {protocol}", picture, evidence)
     if report is not None:
-        given.report(result, confidence, by_class).write(report)
+        given.report(result, confidence, by_class, blended=blended).write(report)
     if as_json:
-        print_json(_evaluation_json(result, evidence, confidence, by_class))
+        print_json(_evaluation_json(result, evidence, confidence, by_class, both))
     else:
-        _print_evaluation(result, evidence, confidence)
+        _print_evaluation(result, evidence, confidence, both)
         if report is not None:
             print(f"Report: {report / 'report.html'}")
 
@@ -225,7 +235,9 @@ def _named_files(word: str) -> tuple[str, str]:
     return name, files
 
 
-def _evaluation_json(result: CrossTest, evidence: Evidence, confidence: float, by_class: bool) -> dict[str, Any]:
+def _evaluation_json(
+    result: CrossTest, evidence: Evidence, confidence: float, by_class: bool, blended: Blended
+) -> dict[str, Any]:
     from fixstar.evaluation import cell_evidence
     from fixstar.evaluation.report import evidence_numbers, lower_triangle
 
@@ -239,10 +251,12 @@ def _evaluation_json(result: CrossTest, evidence: Evidence, confidence: float, b
         found |= result.summary()
         found |= {"confidence": confidence, "by_class": by_class, "evidence": cell_evidence(evidence)._asdict()}
         found["cells"] = evidence_numbers(result, evidence)
+    if blended:
+        found["blended"] = [cell for test, judged in blended.values() for cell in evidence_numbers(test, judged)]
     return found
 
 
-def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float) -> None:
+def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float, blended: Blended) -> None:
     from fixstar.evaluation import cell_evidence, compatible_cells
     from fixstar.evaluation.report import MARKS, verdict_sentences
 
@@ -253,7 +267,11 @@ def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float) 
         return f"{result.matrix[t, k]:.1%} {MARKS[verdict]}".rstrip() if k <= t else "", styles[verdict]
 
     count = len(result.names)
-    rows = [(name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)]
+    rows: list[tuple[Cell, ...]] = [(name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)]
+    for gallery, (test, judged) in blended.items():
+        verdict = judged[1, 0].verdict
+        shown: Cell = f"{test.matrix[1, 0]:.1%} {MARKS[verdict]}".rstrip(), styles[verdict]
+        rows.append((test.names[1], *(shown if name == gallery else "" for name in result.names)))
     print_table(("queries by", *(f"gallery {name}" for name in result.names)), rows)
     if not evidence:
         return

@@ -208,14 +208,14 @@ def deploy(
 
     with Workspace(workspace, "cpu") as space:
         move = space.deploy(version, force, by=operator_name(), blend=_parsed_blend(blend))
-        counts = space.gallery.count()
+        counts, blended = space.gallery.count(), space.status().blend
         unreached = space.unreachable_vectors(version)
     if as_json:
         print_json({**asdict(move), "unreached": unreached})
         return
     old = sum(count for name, count in counts.items() if name != version and name not in unreached)
     print(f"{version} is deployed. {old:,} vectors of older versions stay and are searched with its queries")
-    print_blend(move.blend, version)
+    print_blend(blended, version)
     _print_unreached(unreached, version)
     steps = NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")
     print(*next_lines(steps, workspace), sep="\n")
@@ -235,12 +235,12 @@ def rollback(
     with Workspace(workspace, "cpu") as space:
         move = space.rollback(by=operator_name(), to=to)
         left, unchecked = space.rollout.left_by(move), space.unchecked_vectors(move.version)
-        unreached = space.unreachable_vectors(move.version)
+        unreached, blended = space.unreachable_vectors(move.version), space.status().blend
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
         return
     print(f"{move.version} is deployed again" + (f", {left} no longer" if left != move.version else ""))
-    print_blend(move.blend, move.version)
+    print_blend(blended, move.version)
     for name, count in unchecked.items():
         print(f"{count:,} vectors were made by {name}; {move.version}'s queries search them too, unchecked")
     _print_unreached(unreached, move.version)

@@ -209,8 +209,8 @@ def search(
         trained = answer.version in space.versions()
     if as_json:
         rows = [_hits_json(name, hits) for name, hits in zip(names, answer.hits, strict=True)]
-        left_out = list(answer.left_out)
-        print_json({"version": answer.version, "calibrated": answer.calibrated, "queries": rows, "left_out": left_out})
+        told = {"version": answer.version, "calibrated": answer.calibrated, "blend": dict(answer.blend)}
+        print_json({**told, "queries": rows, "left_out": list(answer.left_out)})
     else:
         _print_hits(names, answer)
     for name in answer.left_out:
@@ -313,6 +313,6 @@ def _print_status(space: Workspace, state: Status) -> None:
     for name, versions in state.adapters.items():
         if state.vectors.get(name):
             print(f"vectors of {name} are searched through an adapter by queries of: {', '.join(versions) or 'none'}")
-    print_blend({name: alpha for name, alpha in state.blend.items() if state.vectors.get(name)}, state.deployed or "")
+    print_blend(state.blend, state.deployed or "")
     if state.training:
         print(_unfinished(state.training))

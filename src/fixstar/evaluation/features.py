@@ -155,10 +155,15 @@ def carried_queries(
     return [query.carry(queries, gallery, shared_components=shared_components) for gallery in galleries]
 
 
-def blended_queries(old: VersionFeatures, new: VersionFeatures, alpha: float) -> Floats:
-    """Queries by two models, slerp(old(x), new(x), alpha), in the space in which ``old`` is stored: [N, s]."""
+def blended_version(old: VersionFeatures, new: VersionFeatures, alpha: float) -> VersionFeatures:
+    """Queries by two models, slerp(old(x), new(x), alpha), as a version of their own over ``old``'s gallery."""
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha is a share from 0 (old queries) to 1 (new queries); got {alpha:g}")
     own = geometry.unit(np.asarray(old.queries).astype(np.float32, copy=False))
-    return geometry.blended(own, carried_queries(new, [old])[0], alpha)
+    queries = geometry.blended(own, carried_queries(new, [old])[0], alpha)
+    return VersionFeatures(
+        f"{new.name} with {old.name} {alpha:g}", queries, old.gallery, old.projection, parts=old.parts
+    )
 
 
 def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[VersionFeatures]]:

@@ -24,7 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.evaluation.features import VersionFeatures, carried_queries, check_images, stored_galleries
+from fixstar.evaluation.features import (
+    VersionFeatures,
+    blended_version,
+    carried_queries,
+    check_images,
+    stored_galleries,
+)
 from fixstar.evaluation.search import BLOCK, PROTOCOLS, blocks, nearest
 
 Floats = NDArray[np.floating[Any]]
@@ -132,6 +138,7 @@ def backfill_curve(
     protocol: str = "image",
     shared_components: bool = False,
     scores: Scores | None = None,
+    blend: float = 1.0,
 ) -> BackfillCurve:
     """Accuracy while the gallery is re-embedded with the new version, queries by the new one.
 
@@ -139,11 +146,14 @@ def backfill_curve(
     "classes", whole classes in random order as in the figure, where shares count classes. The curve averages
     ``orders`` random orders; number i is drawn with seed + i.
 
-    By image search each vector, old and new, is compared once, whatever the number of shares.
+    By image search each vector, old and new, is compared once, whatever the number of shares. Then ``blend`` may be the
+    alpha of queries by two models for the old vectors.
     """
     shares = _checked_shares(shares)
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
+    if blend != 1 and protocol != "image":
+        raise InputError("queries by two models are for protocol 'image' only; a template mixes several versions")
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     check_images([old, new], truth, labels)
     ways: dict[str, Any] = {"shared_components": shared_components, "scores": scores}
@@ -151,7 +161,7 @@ def backfill_curve(
     for steps in _steps(order, labels, orders, seed):
         done = np.rint(shares * (steps.max() + 1)).astype(np.int64)  # steps completed at each share
         if protocol == "image":
-            found = _found_along(old, new, steps, np.unique(done), **ways)
+            found = _found_along(old, new, steps, np.unique(done), **ways, blend=blend)
             outcomes.append([np.equal(labels[found[count]], truth) for count in done.tolist()])
         else:
             mixtures = ((steps < count).astype(np.int64) for count in done)
@@ -169,6 +179,7 @@ def _found_along(
     stops: Indices,
     shared_components: bool,
     scores: Scores | None,
+    blend: float,
 ) -> dict[int, Indices]:
     """The nearest gallery image [N] at each stop, when all rows with ``steps`` below it are new.
 
@@ -177,6 +188,8 @@ def _found_along(
     """
     old = stored_galleries([old, new])[0]
     to_old, to_new = carried_queries(new, [old, new], shared_components=shared_components)
+    if blend != 1:
+        to_old = blended_version(old, new, blend).queries
     place = np.searchsorted(stops, steps, side="right")
     pieces = [np.flatnonzero(place == number) for number in range(len(stops) + 1)]
     by_new = accumulate((_nearest_of_rows(to_new, new, rows, scores) for rows in pieces[:-1]), _better_of)

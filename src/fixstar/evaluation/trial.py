@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError
-from fixstar.evaluation.cross_test import CrossTest, cross_test_cmc, cross_test_scores
+from fixstar.evaluation.cross_test import CrossTest, cross_test, cross_test_cmc, cross_test_scores
 from fixstar.evaluation.evidence import flips
-from fixstar.evaluation.features import VersionFeatures
+from fixstar.evaluation.features import VersionFeatures, blended_version
 from fixstar.evaluation.mixed import backfill_curve
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import PROTOCOLS
@@ -67,9 +67,31 @@ class Trial:
             return self.query_labels[np.isin(self.query_labels, self.gallery_labels)]
         return self.query_labels
 
-    def report(self, result: CrossTest, confidence: float = 0.95, by_class: bool = False, seed: int = 0) -> Report:
-        """The report of a cross-test, with details of the newest upgrade."""
+    def blended(self, alpha: float, protocol: str = "image") -> list[CrossTest]:
+        """Queries by two models, the newest with each older one, on that one's gallery: C[1, 0] of each."""
+        *older, newest = self.versions
+        labels = self.query_labels, self.gallery_labels
+        pairs = ([old, blended_version(old, newest, alpha)] for old in older)
+        return [cross_test(both, *labels, protocol, pairs=self.pairs) for both in pairs]
+
+    def report(
+        self,
+        result: CrossTest,
+        confidence: float = 0.95,
+        by_class: bool = False,
+        seed: int = 0,
+        blended: Sequence[CrossTest] = (),
+    ) -> Report:
+        """The report of a cross-test, with details of the newest upgrade, and of blended queries if there are any."""
         *older, newest = result.names
+        details = self._upgrade_details(result)
+        if blended:
+            columns = "the gallery's own queries", f"{newest}'s", "both blended"
+            tests = zip(blended, result.matrix[-1], strict=False)
+            rows = {
+                f"{test.names[1]}, on {test.names[0]}'s gallery": _blended_row(test, alone) for test, alone in tests
+            }
+            details["tables"] = [*details.get("tables", ()), RateTable("Queries by two models", columns, rows)]
         return Report(
             result,
             title=f"{newest} over " + (" and ".join(older) if len(older) < 3 else f"{len(older)} older versions"),
@@ -80,7 +102,7 @@ class Trial:
             seed=seed,
             thumbnails=self.thumbnails,
             facts=self.facts,
-            **self._upgrade_details(result),
+            **details,
         )
 
     def _upgrade_details(self, result: CrossTest) -> dict[str, Any]:
@@ -108,6 +130,10 @@ class Trial:
             "backfill": {"": curve},
             "tables": [RateTable("The class is among the nearest images", tuple(f"Rank-{k}" for k in RANKS), ranks)],
         }
+
+
+def _blended_row(test: CrossTest, alone: float) -> tuple[float, float, float]:
+    return float(test.matrix[0, 0]), float(alone), float(test.matrix[1, 0])
 
 
 def trial_of_images(

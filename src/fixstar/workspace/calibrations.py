@@ -142,10 +142,12 @@ def search_curve(
     rows: Indices | None = None,
     orders: int = 1,
     seed: int = 0,
+    blend: float = 1.0,
 ) -> BackfillCurve:
     """``backfill_curve`` of the queries in ``rows`` from the old version to the new one, merged as in a search.
 
-    Each query uses calibrations that have not seen its class. Without folds cosines decide, as in a search.
+    ``blend`` is the alpha of queries by two models for the old vectors. Each query uses calibrations that have not seen
+    its class. Without folds cosines decide, as in a search.
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     asked = np.arange(len(truth)) if rows is None else np.asarray(rows)
@@ -155,7 +157,7 @@ def search_curve(
         mine = np.intersect1d(part, asked)
         if len(mine):
             old, new = (_part(version, mine) for version in versions)
-            ways: dict[str, Any] = {"orders": orders, "seed": seed, "scores": scores}
+            ways: dict[str, Any] = {"orders": orders, "seed": seed, "scores": scores, "blend": blend}
             curve = backfill_curve(old, new, truth[mine], owners, shares, order, **ways)
             outcomes.append(np.asarray(curve.hits))
     hits = np.concatenate(outcomes, axis=2)  # fold by fold, and at every share the same queries

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError, NextStep
-from fixstar.evaluation import Difference, Report, cross_test, flips, lost_queries, paired_bootstrap
+from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
 from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.features import carried_queries
 from fixstar.evaluation.report import percent, points
@@ -669,6 +669,18 @@ def _report(trial: Trial, tested: CrossTest, check: Check, folds: Sequence[Fold]
     curve = search_curve((trial.versions[-2], trial.versions[-1]), *labels, SHARES, folds, orders=3)
     made.evidence[""] = {**made.evidence[""], **measured}
     made.backfill = {"": curve}
+    rows = {
+        f"{check.version} with {blend.version}, alpha {blend.tried:g}: {blend.verdict}": (
+            blend.self_test,
+            blend.cross_test,
+        )
+        for blend in check.blends
+    }
+    columns = "the gallery's own queries", "both blended"
+    made.tables = [
+        *made.tables,
+        RateTable("Queries by two models, on queries that did not choose alpha", columns, rows),
+    ]
     return made
 
 

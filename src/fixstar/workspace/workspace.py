@@ -57,7 +57,7 @@ class Status:
     """The state of a workspace: ``vectors`` counts items by the version that made them.
 
     ``adapters`` says for each isolated gallery version which versions' queries search it through an adapter. ``blend``
-    is alpha by gallery version whose vectors are searched with queries by two models.
+    is alpha by gallery version whose vectors are searched with queries by two models now.
     """
 
     path: str
@@ -428,6 +428,7 @@ class Workspace:
     def status(self) -> Status:
         """The state of everything."""
         names, number = self.registry.names(), self.registry.next_number()
+        move, models = self.serving.asking()
         reached: dict[str, list[str]] = {name: [] for name in sorted(self.adapters.isolated())}
         for name in names:
             for adapted in self.serving.reachability.of(name).adapted:
@@ -443,7 +444,7 @@ class Workspace:
             {name: check.outcome for name in names if (check := last_check(self.path, name)) is not None},
             f"v{number}" if (self.path / f"checkpoint-v{number}.safetensors").exists() else None,
             reached,
-            self.rollout.current_move().blend if names else {},
+            {name: move.blend[name] for name in models[1:]},
         )
 
     # --- evaluation

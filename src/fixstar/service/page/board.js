@@ -197,7 +197,7 @@ async function deploy({ name, check, unreached }, status, backfilling, moved, bl
 /** Old vectors are searched with the alphas that the check shows to lose nothing, else with their own model's queries. */
 async function deployBlended(name, status, backfilling, moved) {
   const { blends } = await call(versionPath(name, "/check"));
-  const alphas = Object.fromEntries(blends.filter(({ alpha }) => alpha < 1).map(({ version, alpha }) => [version, alpha]));
+  const alphas = Object.fromEntries(blends.filter(({ version, alpha }) => alpha < 1 && status.vectors[version]).map(({ version, alpha }) => [version, alpha]));
   const done = await confirm({
     title: `Deploy ${name} with queries by two models?`,
     says: [

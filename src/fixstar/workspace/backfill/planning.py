@@ -70,13 +70,15 @@ class Replaced(NamedTuple):
     """What a plan replaces. ``old`` is the version of most of these vectors, of those that searches find, or None.
 
     ``share`` is their share of all older vectors that searches find. ``calibrated`` says that searches will merge hits
-    of all versions by calibrations. ``unpredicted`` says why nothing can be predicted, if so.
+    of all versions by calibrations. ``unpredicted`` says why nothing can be predicted, if so. ``blend`` is the alpha of
+    queries by two models for ``old``'s vectors.
     """
 
     old: str | None
     share: float
     calibrated: bool
     unpredicted: str | None
+    blend: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,9 +294,8 @@ class _Planner:
             return None
         old, new = ((name, self._serving.encoder(name)) for name in (replaced.old, self._target))
         try:
-            return predicted_curve(
-                old, new, self._images, order, seed=self._options.seed, calibrate=replaced.calibrated
-            )
+            ways: dict[str, Any] = {"calibrate": replaced.calibrated, "blend": replaced.blend}
+            return predicted_curve(old, new, self._images, order, seed=self._options.seed, **ways)
         except InputError:  # too few images of a class
             return None
 
@@ -419,7 +420,7 @@ def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
 def _found_older(serving: Serving, target: str, counts: Mapping[str, int]) -> dict[str, int]:
     """How many older vectors of each version searches of ``target`` find, directly or through an adapter."""
     reach = serving.reachability.of(target)
-    found = {*reach.direct, *reach.adapted}
+    found = {*reach.direct, *reach.adapted, *serving.asking()[1]}
     return {name: count for name, count in _older(serving.registry, target, counts).items() if name in found}
 
 
@@ -427,16 +428,17 @@ def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: 
     old = max(planned, key=lambda name: planned[name], default=None)
     counts, reach, check = serving.gallery.count(), serving.reachability.of(target), last_check(serving.path, target)
     adapted = [name for name in reach.adapted if counts.get(name)]
-    blended = serving.asking()[1][1:]
-    searched = {target, *(name for name in reach.direct if counts.get(name))}
-    calibrated = not adapted and check is not None and searched <= check.calibrations.keys()
+    move, (_, *blended) = serving.asking()
+    searched = {target, *(name for name in reach.direct if counts.get(name)), *blended, *(adapted if blended else ())}
+    fitted = move.calibrations if blended else {} if adapted or check is None else check.calibrations
+    calibrated = searched <= fitted.keys()
     why = None
     if old is None:
         why = "searches find none of the vectors that it replaces, so nothing is predicted"
     elif old in adapted:
         why = f"vectors of {old} are reached through an adapter, so nothing is predicted"
-    elif old in blended:
-        why = f"vectors of {old} are searched with queries by two models, so nothing is predicted"
+    elif old in reach.unreachable:
+        why = f"vectors of {old} are searched by their own model's queries alone, so nothing is predicted"
     elif old not in serving.registry.names():
         why = f"the weights of {old} are not here, so nothing is predicted"
-    return Replaced(old, share, calibrated, why)
+    return Replaced(old, share, calibrated, why, move.blend[old] if old in blended else 1.0)

@@ -24,6 +24,7 @@ from fixstar.evaluation import (
     gallery_query_split,
     paired_bootstrap,
 )
+from fixstar.evaluation.features import blended_version
 from fixstar.gallery import Calibration, Gallery, calibrated_search
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.models import Encoder
@@ -102,12 +103,14 @@ def predicted_curve(
     random_orders: int = 5,
     seed: int = 0,
     calibrate: bool = False,
+    blend: float = 1.0,
 ) -> PredictedCurve:
     """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
 
     A third of each class is the gallery, a third the queries that the planner uses, a third those that measure: the
     planner must not know what it is measured with. Usage is not known here, so "queried" is random. With ``calibrate``
-    hits are merged as a search with calibrations does, if there are enough images to fit some.
+    hits are merged as a search with calibrations does, if there are enough images to fit some. ``blend`` is the alpha
+    of queries by two models for the old vectors.
     """
     from fixstar.training import version_features
 
@@ -117,8 +120,9 @@ def predicted_curve(
     queries = LabelledQueries(second.queries[split.gallery], names)
     rows = planned_order(order, _as_old_items(first, second, gallery), queries, seed)
     truth = asking.labels, gallery.labels
-    folds = class_folds([first, second], *truth, seed) if calibrate else []
-    measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed}
+    both = {} if blend == 1 else {first.name: blended_version(first, second, blend).queries}
+    folds = class_folds([first, second], *truth, seed, both) if calibrate else []
+    measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed, "blend": blend}
     planned = search_curve((first, second), *truth, shares, order=rows, **measured)
     random = search_curve((first, second), *truth, shares, orders=random_orders, **measured)
     judging = [replace(version, queries=version.queries[split.queries]) for version in (first, second)]
