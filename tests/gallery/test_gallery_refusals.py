@@ -64,6 +64,7 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
         (lambda g: g.create_version("v2", 3, np.full((9, 3), np.nan)), "finite"),
         (lambda g: g.upsert("v9", ["a"], vectors(1, 3)), r"no version 'v9' \(it has: v1\)"),
         (lambda g: g.search("v9", vectors(1, 3)), "no version 'v9'"),
+        (lambda g: g.search(["v1"], vectors(1, 3)), "no version"),
         (lambda g: g.search("v1", vectors(1, 3), versions=["v9"]), "no version 'v9'"),
         (lambda g: g.iterate("v9"), "no version 'v9'"),
         (lambda g: g.projection("v9"), r"no version 'v9' \(it has: v1[^)]*\)$"),

@@ -787,7 +787,7 @@ class PostgresGallery(Gallery):
 
     def _version(self, name: str) -> _Version:
         """A version as of the last look; versions are read again if this one is missing."""
-        if name not in self._known:
+        if not isinstance(name, str) or name not in self._known:
             with self._pool.transaction(READ) as db:
                 self._known = _all_versions(db)
         return known_version(self._known, name)
