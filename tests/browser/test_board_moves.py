@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from real_service import serving
 from shops import set_apart
 from waiting import until
 
+from fixstar.errors import NextStep
 from fixstar.workspace import Check, Workspace
-from fixstar.workspace.checks import Blend, CheckedCell, save_check
+from fixstar.workspace.checks import Blend, CheckedCell, last_check, save_check
 
 Visit = Callable[..., Any]
 DIALOG = "#confirm[open]"
@@ -260,3 +262,25 @@ def test_a_refused_version_is_deployed_with_queries_by_two_models(shop: Path, tm
         press(page, "Roll back to v1")
         until(page, "!document.querySelector('#overview').textContent.includes('blended')")
         assert told(address, "status")["blend"] == {}
+
+
+def test_next_steps_of_a_check_are_buttons_where_the_page_can_do_them(
+    upgraded: str, visit: Visit, tmp_path: Path
+) -> None:
+    found = last_check(tmp_path / "shop", "v4")
+    assert found is not None
+    steps = NextStep("check", {"version": "v4", "tolerance": 0.2}), NextStep("check", {"version": "v4", "data": ...})
+    save_check(tmp_path / "shop", replace(found, next_steps=steps))
+    page = visit(upgraded, "#versions")
+    card = page.locator("article[aria-label='Version v4']")
+    card.locator("summary", has_text="What the check found").click()
+    until(page, "document.querySelector('.steps button') !== null")
+    assert card.locator(".steps li").count() == 2
+    assert card.locator(".steps button").all_inner_texts() == ["Check v4 (tolerance 0.2)"]  # the other needs files
+    assert "the operator can do this" in card.locator(".steps li").last.inner_text()
+    with page.expect_request(lambda request: request.method == "POST") as sent:
+        card.locator(".steps button").click()
+    assert sent.value.url == f"{upgraded}/v1/versions/v4/check"
+    assert sent.value.post_data_json == {"tolerance": 0.2}
+    until(page, "document.querySelector('#announce').textContent.includes('The check of v4 was started.')")
+    wait_for_jobs(upgraded)

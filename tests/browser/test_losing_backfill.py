@@ -66,6 +66,12 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     assert page.locator("#backfill figure").is_visible()  # the curve that was predicted
     assert httpx.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 0
 
+    page.locator("#backfill .problem button", has_text="Backfill (anyway true)").click()  # a next step of the problem
+    says = page.wait_for_selector("#confirm[open]").inner_text()
+    assert "Searches are predicted to become worse by it" in says
+    assert page.locator("#confirm .steps").count() == 0  # a dialog is about one thing
+    page.keyboard.press("Escape")
+
     assert "anyway" not in start(page, budget="all")  # another plan, which nobody has predicted yet
     page.keyboard.press("Escape")
     says = start(page)

@@ -7,15 +7,13 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked import fork_fixstar
 from PIL import Image
 from typed import typed
 
@@ -63,16 +61,6 @@ def test_from_folders_of_images_to_a_measured_upgrade(shop: Path, tmp_path: Path
     assert f"{result['matrix'][1][1]:.1%}" in shown.out
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As many threads as the processes below: the same weights."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path) -> None:
     images = draw(tmp_path / "images", "abcd", per_class=30)
     for name in ("whole", "cut"):
@@ -80,12 +68,11 @@ def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path
     words: list[str | Path] = ["train", images, *TRAIN, "--epochs", "12"]
     assert typed(*words, "-w", tmp_path / "whole").code == 0
     checkpoint = tmp_path / "cut" / "checkpoint-v1.safetensors"
-    command = [sys.executable, "-m", "fixstar", *map(str, words), "-w", str(tmp_path / "cut")]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    while not checkpoint.exists() and process.poll() is None:
+    process = fork_fixstar(tmp_path / "out", tmp_path / "err", *words, "-w", tmp_path / "cut")
+    while not checkpoint.exists() and process.is_alive():
         time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert checkpoint.exists()
     assert not (tmp_path / "cut" / "versions").exists()
     resumed = typed(*words, "-w", tmp_path / "cut")
@@ -96,13 +83,15 @@ def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path
 
 def test_ctrl_c_says_how_to_resume(shop: Path, tmp_path: Path) -> None:
     images = draw(tmp_path / "images", "abcd", per_class=30)
-    command = [sys.executable, "-m", "fixstar", "train", str(images), "-w", str(shop), *TRAIN, "--epochs", "400"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    while not list(shop.glob("checkpoint*")) and process.poll() is None:
+    words: list[str | Path] = ["train", images, "-w", shop, *TRAIN, "--epochs", "400"]
+    process = fork_fixstar(tmp_path / "out", tmp_path / "err", *words)
+    while not list(shop.glob("checkpoint*")) and process.is_alive():
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    errors = (tmp_path / "err").read_text()
+    assert process.exitcode == 130
     assert "The same command resumes" in errors
     assert "Traceback" not in errors
     assert "120 images of 4 classes: a, b, c, d" in errors

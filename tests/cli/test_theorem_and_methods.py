@@ -13,6 +13,7 @@ from fixstar.errors import FixstarError
 from fixstar.methods import METHODS
 from fixstar.picture2d import PictureResult
 
+DRAW = "fixstar.evaluation.theorem.draw_theorem"  # matplotlib takes a second for each picture
 QUICK = ["theorem", "--dimensions", "10", "--samples", "400"]
 
 
@@ -32,6 +33,7 @@ def test_the_path_that_is_told_is_the_file_that_is_there(
     monkeypatch.chdir(tmp_path)
     assert f"Picture: {written}\n" in fixstar(*QUICK, "--out", out)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")] == [written]
+    monkeypatch.setattr(DRAW, lambda *_: None)
     assert json.loads(fixstar(*QUICK, "--out", out, "--json"))["picture"] == written
 
 
@@ -104,7 +106,8 @@ def test_no_minute_is_spent_on_a_picture_that_cannot_be_written(
     assert not drawn
 
 
-def test_classes_that_widen_do_not_meet_the_assumption(tmp_path: Path) -> None:
+def test_classes_that_widen_do_not_meet_the_assumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DRAW, lambda *_: None)
     words = [*QUICK, "--out", str(tmp_path / "x.png")]
     wider = fixstar(*words, "--new-angle", "60")
     assert "violated" in wider

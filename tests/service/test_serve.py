@@ -7,16 +7,16 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import httpx
 import pytest
+from forked import fork_fixstar
 from service_clients import client, picture
 from shops import shop
 from typer.testing import CliRunner
@@ -35,25 +35,22 @@ def space(tmp_path: Path) -> Workspace:
     return shop(tmp_path / "shop", versions=1)
 
 
-def started(space: Workspace, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fixstar", "serve", "-w", str(space.path), "--device", "cpu", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
 @contextmanager
-def serving(space: Workspace, *words: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    process = started(space, "--port", "0", "--rate", "1000000", *words)
+def serving(space: Workspace, *words: str) -> Iterator[tuple[ForkServerProcess, httpx.Client]]:
+    """The service as a process of its own; what it prints is in the files "out" and "err" beside the workspace."""
+    out, err = (space.path.with_name(name) for name in ("out", "err"))
+    options = ["--device", "cpu", "--port", "0", "--rate", "1000000", *words]
+    process = fork_fixstar(out, err, "serve", "-w", space.path, *options)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"http://\S+:\d+", line)
-        assert found, line + (process.communicate()[1] if process.poll() is not None else "")
-        with httpx.Client(base_url=found.group(), timeout=20) as http:
+        while not (found := re.search(r"http://\S+:\d+ ", out.read_text() if out.exists() else "")):
+            assert process.is_alive(), err.read_text()
+            time.sleep(0.01)
+        with httpx.Client(base_url=found.group().strip(), timeout=20) as http:
             yield process, http
     finally:
         process.kill()
-        process.communicate()
+        process.join()
+        out.unlink()
 
 
 def load(http: httpx.Client, stop: threading.Event, name: str, acknowledged: list[str], odd: list[object]) -> None:
@@ -71,7 +68,7 @@ def load(http: httpx.Client, stop: threading.Event, name: str, acknowledged: lis
 
 
 def under_load(
-    process: subprocess.Popen[str], http: httpx.Client, end: signal.Signals, job: str | None = None
+    process: ForkServerProcess, http: httpx.Client, end: signal.Signals, job: str | None = None
 ) -> tuple[list[str], list[object]]:
     """Four writers, and a signal in their midst: once a job is under way, or some items are stored."""
     stop, acknowledged, odd = threading.Event(), list[str](), list[object]()
@@ -79,10 +76,11 @@ def under_load(
     for writer in writers:
         writer.start()
     while http.get(job).json()["done"] == 0 if job else len(acknowledged) < 30:
-        assert process.poll() is None
+        assert process.is_alive()
         stop.wait(0.01)
-    process.send_signal(end)
-    process.wait(30)
+    assert process.pid is not None
+    os.kill(process.pid, end)
+    process.join(30)
     stop.set()
     for writer in writers:
         writer.join()
@@ -96,9 +94,8 @@ def test_it_starts_answers_and_ends_gracefully(space: Workspace) -> None:
         assert answer.json()["name"] == "shop"
         assert "server" not in answer.headers
         acknowledged, odd = under_load(process, http, signal.SIGTERM)
-        assert process.returncode == 0
-        assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
+        assert process.exitcode == 0
+        assert "Traceback" not in space.path.with_name("err").read_text()
     assert not odd  # what was begun was finished, what was not was not answered
     with Workspace(space.path) as again:
         assert len(again.gallery.get(acknowledged)) == len(acknowledged)
@@ -128,7 +125,7 @@ def test_after_a_kill_an_acknowledged_job_goes_on_to_its_end(space: Workspace) -
     assert 0 < left.done < len(ids)
     with serving(space) as (process, http):
         while (told := http.get(job).json())["state"] in ("queued", "running"):
-            assert process.poll() is None
+            assert process.is_alive()
             time.sleep(0.05)
         assert (told["state"], told["done"], told["result"]["bad_count"]) == ("done", len(ids), 0)
         assert http.get("/v1/status").json()["items"] >= len(ids) + len(acknowledged)

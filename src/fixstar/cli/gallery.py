@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fixstar.cli.app import AsJson, WorkspacePath, app
-from fixstar.cli.output import print_json
+from fixstar.cli.output import print_result
 from fixstar.errors import DamagedItemError, FixstarError, InputError
 
 if TYPE_CHECKING:
@@ -72,16 +72,14 @@ def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_
         }
         for space in spaces
     ]
-    if as_json:
-        print_json({"items": sum(counts.values()), "versions": rows})
-        return
-    print(f"{sum(counts.values()):,} items")
+    lines = [f"{sum(counts.values()):,} items"]
     for space in spaces:
         index = indexes.get(space.name)
         recall = "" if index is None or index.recall is None else f", recall {index.recall:.3f}"
         found = "exact search" if index is None else f"{index.kind} over {index.items:,}{recall}"
         short = f"{space.width} of {space.full_width}" if space.width != space.full_width else f"{space.width}"
-        print(f"  {space.name}: {counts[space.name]:,} vectors of {short} numbers, {found}")
+        lines.append(f"  {space.name}: {counts[space.name]:,} vectors of {short} numbers, {found}")
+    print_result(as_json, {"items": sum(counts.values()), "versions": rows}, *lines)
 
 
 @gallery_app.command(epilog="Example:  fixstar gallery verify -w shop")
@@ -91,10 +89,7 @@ def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as
 
     with _opened(workspace, gallery) as store:
         count, problems = sum(store.count().values()), verify_gallery(store)
-    if as_json:
-        print_json({"items": count, "problems": problems})
-    else:
-        print("\n".join(problems) or f"{count:,} items, no problems")
+    print_result(as_json, {"items": count, "problems": problems}, *(problems or [f"{count:,} items, no problems"]))
     raise typer.Exit(1 if problems else 0)
 
 
@@ -108,14 +103,12 @@ def build_index(
     """Rebuild the approximate index and wait for it. The vectors are not changed."""
     with _opened(workspace, gallery) as store:
         made = store.build_index(version)
-    if as_json:
-        print_json([state._asdict() for state in made])
-        return
+    lines = []
     for state in made:
         recall = "not measured" if state.recall is None else f"{state.recall:.3f}, measured with stored vectors"
-        print(f"{state.version}: {state.kind} over {state.items:,} vectors, recall@10 {recall}")
-    if not made:
-        print("nothing to index: this gallery always searches exactly, or is empty")
+        lines.append(f"{state.version}: {state.kind} over {state.items:,} vectors, recall@10 {recall}")
+    nothing = ["nothing to index: this gallery always searches exactly, or is empty"]
+    print_result(as_json, [state._asdict() for state in made], *(lines or nothing))
 
 
 @gallery_app.command(
@@ -144,13 +137,11 @@ def delete(
                 unknown += _unknown(store, batch)
             deleted += store.delete(batch)
         left = sum(store.count().values())
-    if as_json:
-        print_json({"deleted": deleted, "items": left, "unknown": unknown})
-        return
-    print(f"{deleted:,} items deleted; the gallery holds {left:,}")
+    lines = [f"{deleted:,} items deleted; the gallery holds {left:,}"]
     if unknown:
         more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
-        print(f"Not in the gallery: {', '.join(unknown[:_NAMED])}{more}")
+        lines.append(f"Not in the gallery: {', '.join(unknown[:_NAMED])}{more}")
+    print_result(as_json, {"deleted": deleted, "items": left, "unknown": unknown}, *lines)
 
 
 def _ids(store: Gallery, ids: list[str], version: str | None) -> Iterator[str]:
@@ -200,10 +191,7 @@ def export_vectors(
         progress_bar("exporting", store.count().get(version, 0), "items", show=not as_json) as advance,
     ):
         count = export_version(store, version, file, advance, None if gallery else _origin(workspace, version))
-    if as_json:
-        print_json({"version": version, "items": count, "file": str(file)})
-    else:
-        print(f"{count:,} items in {file}")
+    print_result(as_json, {"version": version, "items": count, "file": str(file)}, f"{count:,} items in {file}")
 
 
 @gallery_app.command(
@@ -238,10 +226,7 @@ def import_vectors(
             _require_own(workspace, name, file, vectors.origin)
         with progress_bar("importing", len(vectors.ids), "items", show=not as_json) as advance:
             count = import_version(store, name, vectors, advance, take_over=take_over)
-    if as_json:
-        print_json({"version": name, "items": count})
-    else:
-        print(f"{count:,} items stored as version {name}")
+    print_result(as_json, {"version": name, "items": count}, f"{count:,} items stored as version {name}")
 
 
 def _origin(workspace: Path, name: str) -> str | None:
@@ -307,13 +292,13 @@ def move(
             )
     if gallery is None:
         set_gallery(workspace, _kept(workspace, target))
-    if as_json:
-        print_json({"items": count, "from": without_secret(source), "to": without_secret(target)})
-        return
-    print(f"{count:,} items copied to {without_secret(target)}" + ("; the workspace now uses it" * (gallery is None)))
+    lines = [
+        f"{count:,} items copied to {without_secret(target)}" + ("; the workspace now uses it" * (gallery is None))
+    ]
     if gallery is None:
         back = shlex.join(["fixstar", "gallery", "use", without_secret(source), "-w", str(workspace)])
-        print(f"The old one stays as it is. To return to it: {back}")
+        lines.append(f"The old one stays as it is. To return to it: {back}")
+    print_result(as_json, {"items": count, "from": without_secret(source), "to": without_secret(target)}, *lines)
 
 
 @gallery_app.command(epilog="Example:  fixstar gallery use shop/gallery.db -w shop")
@@ -343,15 +328,13 @@ def use(
     if differences:
         _confirm(yes, f"{target} has {'; '.join(differences)}. Use it anyway? The other gallery stays as it is.")
     set_gallery(workspace, _kept(workspace, target))
-    if as_json:
-        comparison = {"vectors": there, "compared": not unreadable, "differences": differences}
-        print_json({"gallery": target, "before": without_secret(before), **comparison})
-        return
     counted = [f"{count:,} items of {name}" for name, count in there.items()]
-    print(f"the workspace now uses {target}: {', '.join(counted) or 'no items yet'}")
+    lines = [f"the workspace now uses {target}: {', '.join(counted) or 'no items yet'}"]
     if unreadable:
-        print(f"It could not be compared with the gallery used before: {unreadable}")
-        print("Items written only there are missing here until you return to it or index them again")
+        lines.append(f"It could not be compared with the gallery used before: {unreadable}")
+        lines.append("Items written only there are missing here until you return to it or index them again")
+    comparison = {"vectors": there, "compared": not unreadable, "differences": differences}
+    print_result(as_json, {"gallery": target, "before": without_secret(before), **comparison}, *lines)
 
 
 def _address(target: str) -> str:
@@ -437,10 +420,8 @@ def prune_images(
         images = len(unused)
         if not dry_run:
             images, size = space.images.prune(unused, before)
-    if as_json:
-        print_json({"images": images, "bytes": size, "deleted": not dry_run})
-        return
-    print(f"{images:,} unused images of {size / 1e6:,.1f} MB {'would be' if dry_run else 'were'} deleted")
+    told = f"{images:,} unused images of {size / 1e6:,.1f} MB {'would be' if dry_run else 'were'} deleted"
+    print_result(as_json, {"images": images, "bytes": size, "deleted": not dry_run}, told)
 
 
 def _names_in_use(space: Workspace) -> Iterator[str]:

@@ -22,6 +22,14 @@ def print_json(content: Any) -> None:
     sys.stdout.write("\n")
 
 
+def print_result(as_json: bool, content: Any, *lines: str) -> None:
+    """Print what a verb did: as JSON, or as lines for people."""
+    if as_json:
+        print_json(content)
+    else:
+        print(*lines, sep="\n")
+
+
 def print_wrapped(text: str, bullet: str = "", indent: str = "  ") -> None:
     """Print a sentence at the terminal's width, later lines indented; no word is broken."""
     width = shutil.get_terminal_size().columns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fixstar.cli.app import AsJson, Device, WorkspacePath, app
-from fixstar.cli.output import print_json
+from fixstar.cli.output import print_json, print_result
 from fixstar.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -91,13 +91,9 @@ def add_key(
 def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """List the keys, whose they are, and when they expire."""
     found = _keys(workspace).all()
-    if as_json:
-        print_json([{field: getattr(key, field) for field in ("name", "role", "created", "expires")} for key in found])
-        return
-    for key in found:
-        print(f"{key.name}: {key.role}, since {key.created}, {_expiry(key)}")
-    if not found:
-        print("no keys: only this machine may use the service")
+    content = [{field: getattr(key, field) for field in ("name", "role", "created", "expires")} for key in found]
+    lines = [f"{key.name}: {key.role}, since {key.created}, {_expiry(key)}" for key in found]
+    print_result(as_json, content, *(lines or ["no keys: only this machine may use the service"]))
 
 
 @keys.command("remove", epilog="Example:  fixstar keys remove page -w shop")

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from fixstar.durable import exclusive, remove_leftovers, replace_file, replace_json
+from fixstar.durable import exclusive, remove_leftovers, replace_json
 from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
 from fixstar.gallery.store import Payload, Vectors
 from fixstar.service.problems import Problem, to_step
@@ -62,10 +62,9 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One job. ``parameters`` are what it needs to resume after a restart.
+    """One job. ``parameters`` are what it needs to resume after a restart, ``by`` is who asked for it, if known.
 
-    ``cancelling`` says that it ends after the current batch; ``error`` is the body of a problem; ``attempts`` counts
-    starts that did not come to an end; ``by`` is who asked for it, if known.
+    ``error`` is the body of a problem; ``attempts`` counts starts that did not come to an end.
     """
 
     id: str
@@ -80,7 +79,7 @@ class Job:
     created: str = ""
     started: str | None = None
     ended: str | None = None
-    cancelling: bool = False
+    cancelling: bool = False  # it ends after the current batch
     attempts: int = 0
     by: str | None = None
 
@@ -213,10 +212,7 @@ class RunningJob:
 
 
 def _index(space: Workspace, running: RunningJob) -> Result:
-    """Embed images that the workspace keeps, with the version that is deployed when their batch comes.
-
-    Items that others wrote or deleted after the job was accepted stay as they are.
-    """
+    """Embed images that the workspace keeps, with the version that is deployed when their batch comes."""
     job = running.job()
     items: Sequence[Mapping[str, Any]] = job.parameters["items"]
     done, result = job.done, dict(job.result or {"added": 0, "overtaken": 0, "versions": {}, "bad": [], "bad_count": 0})
@@ -594,11 +590,11 @@ class Sample(NamedTuple):
 
 
 class History:
-    """Counts vectors by version every few seconds: state/history.jsonl, one line per change. Threads may share it."""
+    """Counts vectors by version every few seconds; state/history.json has a sample per change. Threads may share it."""
 
     def __init__(self, workspace: Workspace, interval: float = 5.0, most: int = 1000) -> None:
         self._workspace, self._interval, self._most = workspace, interval, most
-        self._path = workspace.path / "state" / "history.jsonl"
+        self._path = workspace.path / "state" / "history.json"
         self._lock = threading.Lock()
         self._samples: list[Sample] | None = None
         self._stopped = threading.Event()
@@ -630,14 +626,11 @@ class History:
             known = self._known()
             if (known[-1].vectors if known else {}) == vectors:
                 return
-            sample = Sample(_now(), vectors)
-            known.append(sample)
-            if len(known) > self._most:
-                self._samples = _thinned(known)
-                text = "".join(map(_line, self._samples))
-                replace_file(self._path, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
-            else:
-                _append(self._path, _line(sample))
+            known.append(Sample(_now(), vectors))
+            if len(known) > self._most:  # the distant past is kept more coarsely
+                half = len(known) // 2
+                known[:half] = known[:half:2]
+            replace_json(self._path, [sample._asdict() for sample in known])
 
     def _watch(self) -> None:
         while True:
@@ -651,38 +644,9 @@ class History:
 
     def _known(self) -> list[Sample]:
         if self._samples is None:
-            self._samples = _read_samples(self._path)[-self._most :]
+            try:
+                content = json.loads(self._path.read_text(encoding="utf-8"))
+                self._samples = [Sample(one["when"], dict(one["vectors"])) for one in content]
+            except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: only a picture is lost
+                self._samples = []
         return self._samples
-
-
-def _line(sample: Sample) -> str:
-    return json.dumps(sample._asdict(), ensure_ascii=False) + "\n"
-
-
-def _append(path: Path, line: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, 2)
-            torn = file.read(1) != b"\n"  # a kill cut the last line off: start a new one
-            line = "\n" + line if torn else line
-        file.write(line.encode())
-
-
-def _read_samples(path: Path) -> list[Sample]:
-    """All whole lines."""
-    found = []
-    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
-        try:
-            content = json.loads(line)
-            counts = {str(name): int(count) for name, count in content["vectors"].items()}
-            found.append(Sample(str(content["when"]), counts))
-        except (ValueError, KeyError, TypeError, AttributeError):  # empty, or cut off
-            continue
-    return found
-
-
-def _thinned(samples: list[Sample]) -> list[Sample]:
-    """Without every second sample of the older half: the distant past is kept more coarsely."""
-    half = len(samples) // 2
-    return samples[:half:2] + samples[half:]

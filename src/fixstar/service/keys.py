@@ -1,11 +1,7 @@
-"""API keys of a workspace and their holders: who is calling, and what they may do.
+"""API keys of a workspace: who is calling, and what they may do.
 
-Keys are kept hashed in state/keys.json. A key is 256 random bits, shown once. What is stored is a salted SHA-256 of it:
-nobody can guess 256 bits, so a slow hash would only slow the service down. The file is read again whenever it changes,
-so keys start and stop working at once.
-
-A request carries its key as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``. Where a workspace has no keys, callers
-on this machine may do everything, and nobody else anything. What a proxy forwards is not of this machine. Needs no web
+A key is 256 random bits, shown once. state/keys.json has its salted SHA-256: nobody can guess 256 bits, so a slow hash
+would only slow the service down. Without keys, local callers may do everything, and nobody else anything. Needs no web
 framework: the command line manages keys without one.
 """
 

@@ -292,8 +292,7 @@ class _FormRequest(Request):
 class WellFormed:
     """Answers 422 to an address that is not UTF-8, and to a body that claims to be JSON and is not.
 
-    Frameworks make the best of such text: two ids become one, or a number one that no store can hold. Placed after
-    ``BodyLimit``: a JSON body is small.
+    Frameworks guess: two ids become one, or a number one that no store can hold. After ``BodyLimit``: JSON is small.
     """
 
     def __init__(self, app: ASGIApp) -> None:

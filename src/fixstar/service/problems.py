@@ -1,12 +1,8 @@
 """Every error as problem+json (RFC 9457): what happened, and what to do about it.
 
-``type`` is the relative URI ``/problems/NAME``, stable, for programs; the service explains it there. ``PROBLEMS`` lists
-the names. ``next_steps`` are remedies as data: an action with its arguments, and the request that performs it where
-HTTP can.
-
-Errors that fixstar raises on purpose become 4xx with their message. Where the gallery or the workspace itself fails,
-the message names files and servers: it is logged for the operator and not sent. Anything else is a bug: 500, logged
-with its traceback. Needs no web framework until a response is made.
+Errors that fixstar raises on purpose become 4xx with their message. If the gallery or the workspace itself fails, the
+message names files and servers: it is logged for the operator and not sent. Anything else is a bug: 500, logged with
+its traceback. Needs no web framework until a response is made.
 """
 
 from __future__ import annotations

@@ -434,11 +434,10 @@ class MeasuredPoint(_Response):
 
 
 class Outlook(_Response):
-    """What a backfill to ``version``, the deployed one, could do: ``could`` vectors could be re-embedded by it.
+    """What a backfill to ``version`` could do: re-embed ``could`` vectors. A budget is a share of the ``older`` ones.
 
-    A budget is a share of the ``older`` ones. Vectors of ``newer`` versions are never replaced, and an item keeps its
-    vector where its image is missing: ``without_image`` of the ``looked_at`` first; where that is not all of the older
-    ones, ``could`` is an upper limit.
+    Vectors of ``newer`` versions are never replaced. ``without_image`` of the ``looked_at`` items have no image; if not
+    all older ones were looked at, ``could`` is an upper limit.
     """
 
     version: str

@@ -45,21 +45,15 @@ _ROUNDING = 0.01  # of a unit vector: how far a full feature, even in half preci
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How an adapter is fitted, checked and used.
+    """How an adapter is fitted, checked and used."""
 
-    ``queries_by`` is the version whose queries it serves, by default the deployed one; ``kind`` one of ``ADAPTERS``, by
-    default the best on held-out pairs. ``pairs`` is a file of vectors by both models; without it, up to ``sample``
-    images of the gallery are embedded. The share ``held_out`` of them is for the gate. ``force``, a reason, uses the
-    adapter without a passed check.
-    """
-
-    queries_by: str | None = None
-    kind: str | None = None
-    pairs: Path | None = None
+    queries_by: str | None = None  # the version whose queries it serves; by default the deployed one
+    kind: str | None = None  # one of ADAPTERS; by default the best on held-out pairs
+    pairs: Path | None = None  # a file of vectors by both models; by default images of the gallery are embedded
     applied: Applied = "queries"
-    force: str | None = None
-    sample: int = 8000
-    held_out: float = 0.4
+    force: str | None = None  # a reason to use it without a passed check
+    sample: int = 8000  # images to embed, at most
+    held_out: float = 0.4  # their share that is for the gate
     rules: GateRules = field(default_factory=GateRules)
 
     def __post_init__(self) -> None:
@@ -75,11 +69,7 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The result. ``in_use`` says whether searches go through the adapter now, or its vectors are stored.
-
-    ``fitted_on`` says what the pairs were, ``ranked`` how the kinds did on held-out pairs: top-1 and mean cosine.
-    ``moved`` counts vectors that were replaced, ``into`` names their version.
-    """
+    """The result."""
 
     version: str
     queries_by: str
@@ -87,12 +77,12 @@ class Adapted:
     applied: str
     fitted_on: str
     pairs: int
-    ranked: tuple[tuple[str, float, float], ...]
+    ranked: tuple[tuple[str, float, float], ...]  # kind, top-1 and mean cosine on held-out pairs
     check: Check | None
-    in_use: bool
+    in_use: bool  # searches go through the adapter now, or its vectors are stored
     forced: str | None = None
-    moved: int = 0
-    into: str | None = None
+    moved: int = 0  # vectors that were replaced
+    into: str | None = None  # the version of their new vectors
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -213,15 +203,12 @@ class PairedVectors:
 
 
 class _Evidence(NamedTuple):
-    """What to fit on, and what to check with; None if nothing can be measured: ``missing`` says why.
-
-    ``more`` says how to get more to check with, ``step`` is the action for it.
-    """
+    """What to fit on, and what to check with."""
 
     fitted_on: str
     pairs: PairedVectors
-    held_out: PairedVectors | None
-    step: NextStep
+    held_out: PairedVectors | None  # None if nothing can be measured; ``missing`` says why
+    step: NextStep  # how to get more to check with, which ``more`` says in words
     more: str = ""
     missing: str = ""
 

@@ -44,41 +44,28 @@ _TOO_FEW = "it takes three labelled images of each of two classes, and there are
 
 @dataclass(frozen=True)
 class BackfillOptions:
-    """What to re-embed, in which order, how fast and where.
+    """What to re-embed, in which order, how fast and where."""
 
-    ``budget`` is a share of the items with older vectors ("10%"), their number ("5000") or "all"; ``order`` one of
-    ``ORDERS``, or "auto": whichever does best at this budget on labelled images; ``rate`` the most items per second.
-    ``data`` are labelled images that no version was trained on; by default those that were held out at training.
-    ``cluster`` is the address of a Ray cluster, or "local". ``stop`` is asked between batches. ``target`` is the
-    version that must be deployed, if that matters: else nothing is done (``DeploymentMovedError``). ``anyway`` lets
-    ``backfill`` run a plan although it is predicted to lower the accuracy.
-    """
-
-    budget: str = "10%"
-    order: str = AUTO
-    rate: float | None = None
-    data: ImageSet | None = None
-    cluster: str | None = None
+    budget: str = "10%"  # a share of the items with older vectors, their number ("5000"), or "all"
+    order: str = AUTO  # one of ORDERS, or "auto": the one that does best at this budget on labelled images
+    rate: float | None = None  # items per second, at most
+    data: ImageSet | None = None  # labelled images that no version was trained on; by default those held out
+    cluster: str | None = None  # the address of a Ray cluster, or "local"
     workers: int | None = None
     seed: int = 0
-    stop: Callable[[], bool] = field(default=lambda: False, compare=False)
-    target: str | None = None
-    anyway: bool = False
+    stop: Callable[[], bool] = field(default=lambda: False, compare=False)  # asked between batches
+    target: str | None = None  # the version that must be deployed, or nothing is done (DeploymentMovedError)
+    anyway: bool = False  # run a plan although it is predicted to lower the accuracy
 
 
 class Replaced(NamedTuple):
-    """What a plan replaces. ``old`` is the version of most of these vectors, of those that searches find, or None.
+    """What a plan replaces, of the vectors that searches find."""
 
-    ``share`` is their share of all older vectors that searches find. ``calibrated`` says that searches will merge hits
-    of all versions by calibrations. ``unpredicted`` says why nothing can be predicted, if so. ``blend`` is the alpha of
-    queries by two models for ``old``'s vectors.
-    """
-
-    old: str | None
-    share: float
-    calibrated: bool
-    unpredicted: str | None
-    blend: float = 1.0
+    old: str | None  # the version of most of them
+    share: float  # of all older vectors that searches find
+    calibrated: bool  # searches will merge hits of all versions by calibrations
+    unpredicted: str | None  # why nothing can be predicted, if so
+    blend: float = 1.0  # the alpha of queries by two models for the vectors of ``old``
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,17 +352,13 @@ def _older(registry: Registry, target: str, counts: Mapping[str, int]) -> dict[s
 
 @dataclass(frozen=True)
 class BackfillOutlook:
-    """What a backfill to ``version`` finds: ``older`` vectors, which its budget is a share of, and ``newer`` ones.
-
-    Newer ones are never replaced. Of ``looked_at`` older items ``without_image`` have no image here, such as imported
-    ones: they keep their vectors.
-    """
+    """What a backfill to ``version`` finds."""
 
     version: str
-    older: int
-    newer: dict[str, int]
-    looked_at: int
-    without_image: int
+    older: int  # vectors that its budget is a share of
+    newer: dict[str, int]  # vectors that are never replaced
+    looked_at: int  # of the older items
+    without_image: int  # of these: they keep their vectors
 
     @property
     def could(self) -> int:

@@ -53,21 +53,17 @@ class KeptItem(NamedTuple):
 
 @dataclass(frozen=True)
 class BackfillPlan:
-    """What is re-embedded: ``planned`` items, ``ids`` in order, with the version ``target``.
-
-    ``old`` items had older vectors then. ``without_image`` of them were skipped when their turn came: no image of
-    theirs could be found.
-    """
+    """What is re-embedded with the version ``target``."""
 
     target: str
     order: str
     budget: str
-    old: int
+    old: int  # items that had older vectors then
     planned: int
     token: str
     when: str
-    without_image: int
-    ids: tuple[str, ...] = ()
+    without_image: int  # older items that were skipped: their image could not be found
+    ids: tuple[str, ...] = ()  # in the order of work
 
     @classmethod
     def made(
@@ -178,12 +174,7 @@ Stop = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Backfilled:
-    """What a call did: items re-embedded, and of the plan those done before, deleted or rewritten meanwhile.
-
-    ``kept`` keep their old vectors, over all calls; ``left`` still wait; ``stopped`` says why, if that is not zero.
-    ``measured`` is the accuracy along the way, if there were labels to measure it with. ``without_image`` items were
-    not planned because their images are gone: they keep their vectors too.
-    """
+    """What a call did: items re-embedded, and of the plan those done before, deleted or rewritten meanwhile."""
 
     version: str
     planned: int
@@ -191,12 +182,12 @@ class Backfilled:
     done_before: int
     deleted: int
     rewritten: int
-    kept: tuple[KeptItem, ...]
-    left: int
+    kept: tuple[KeptItem, ...]  # over all calls
+    left: int  # items that still wait; ``stopped`` says why, if there are any
     seconds: float
     stopped: str | None = None
-    measured: tuple[MeasuredPoint, ...] = ()
-    without_image: int = 0
+    measured: tuple[MeasuredPoint, ...] = ()  # the accuracy along the way, if there are labels
+    without_image: int = 0  # not planned because their images are gone: they keep their vectors too
 
 
 class Pace:
