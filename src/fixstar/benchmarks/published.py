@@ -154,19 +154,16 @@ def _row(paper: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> Row:
     columns = table["columns"]
     if unknown := sorted(set(entry["values"]) ^ set(columns)):
         raise InputError(f"{where}: values and columns differ in {', '.join(unknown)}")
-    pair = entry.get("pair")
     return Row(
-        paper=paper,
-        table=table["table"],
-        section=table["section"],
-        benchmark=entry["benchmark"],
-        method=entry["method"],
-        printed=entry["printed"],
-        values={name: _figure(value, columns[name]["unit"]) for name, value in entry["values"].items()},
-        pair=None if pair is None else (pair[0], pair[1]),
-        compatible=entry.get("compatible"),
-        uncertain=frozenset(entry.get("uncertain", ())),
-        note=entry.get("note", ""),
+        paper,
+        table["table"],
+        table["section"],
+        **{
+            **entry,
+            "values": {name: _figure(value, columns[name]["unit"]) for name, value in entry["values"].items()},
+            "pair": tuple(entry["pair"]) if entry.get("pair") else None,
+            "uncertain": frozenset(entry.get("uncertain", ())),
+        },
     )
 
 

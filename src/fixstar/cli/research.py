@@ -324,16 +324,9 @@ def methods(
 
 
 def _method_json(method: Method) -> dict[str, Any]:
-    return {
-        "name": method.name,
-        "summary": method.summary,
-        "scenario": method.scenario,
-        "classifier": method.classifier,
-        "needs": sorted(method.needs),
-        "cost": round(method.cost, 2),
-        "options": dict(method.options),
-        "source": method.source,
-    }
+    plain = {name: getattr(method, name) for name in ("name", "summary", "scenario", "classifier", "source")}
+    exact = {"needs": sorted(method.needs), "cost": round(method.cost, 2), "options": dict(method.options)}
+    return {**plain, **exact}
 
 
 @app.command(epilog="Example:  fixstar backbones --json")

@@ -361,12 +361,16 @@ class _Function(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def fused(backbone: nn.Module) -> Iterator[None]:
-    """Inside, calling ``backbone`` trains it by the fused kernels; it must suit them."""
-    assert isinstance(backbone, CifarResNet)
-    program, module = FusedCifarResNet(backbone), backbone
+def called_by(module: nn.Module, program: Any) -> Iterator[None]:
+    """Inside, calling ``module`` calls ``program``. Copies of the module made inside call the module itself."""
     module._compiled_call_impl = program
     try:
         yield
     finally:
         module._compiled_call_impl = None
+
+
+def fused(backbone: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Inside, calling ``backbone`` trains it by the fused kernels; it must suit them."""
+    assert isinstance(backbone, CifarResNet)
+    return called_by(backbone, FusedCifarResNet(backbone))

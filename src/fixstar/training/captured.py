@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from fixstar.models import Backbone
-from fixstar.models.fused import FusedCifarResNet, fused
+from fixstar.models.fused import FusedCifarResNet, called_by, fused
 from fixstar.training.checkpoint import lay_out_momentum
 from fixstar.training.run import Part, Training
 from fixstar.training.steps import Shown, update
@@ -156,9 +156,8 @@ def _without_batch_counts(modules: nn.Module) -> Iterator[None]:
             norm.num_batches_tracked = count
 
 
-@contextlib.contextmanager
-def compiled(backbone: Backbone) -> Iterator[None]:
-    """Inside, calling ``backbone`` runs its compiled program. Copies of it made inside are not compiled.
+def compiled(backbone: Backbone) -> contextlib.AbstractContextManager[None]:
+    """Inside, calling ``backbone`` runs its compiled program.
 
     A program is compiled once per process and used by every version: weights are its inputs, not part of it.
     """
@@ -166,12 +165,7 @@ def compiled(backbone: Backbone) -> Iterator[None]:
     if key not in _PROGRAMS:
         _PROGRAMS[key] = _program(copy.deepcopy(backbone))
     program, state = _PROGRAMS[key], {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
-    module: Any = backbone
-    module._compiled_call_impl = lambda images: program(state, images)
-    try:
-        yield
-    finally:
-        module._compiled_call_impl = None
+    return called_by(backbone, lambda images: program(state, images))
 
 
 def _program(template: Backbone) -> Callable[[dict[str, Tensor], Tensor], Tensor]:

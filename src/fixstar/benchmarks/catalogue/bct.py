@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fixstar.benchmarks.catalogue.entry import Ablations, Benchmark, MethodChoice, Tasks
@@ -11,6 +12,9 @@ from fixstar.training import Recipe
 
 _STATISTICS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _RECIPE = Recipe(epochs=16, milestones=(8, 12, 14), weight_decay=5e-4, batch_size=320)  # section 3.2
+_retrained = partial(
+    Benchmark, scenario="retraining", backbone="resnet101", recipe=_RECIPE, replay_per_class=0, orders=(1,)
+)
 _HEAD = {"head": "cosine-margin"}
 _METHODS = {
     **{name: MethodChoice(name) for name in ("itm", "l2", "lwf")},
@@ -45,24 +49,19 @@ _TABLES_3_AND_7: Ablations = {
 
 
 def _faces(name: str, title: str, tables: tuple[str, ...], tasks: Tasks, ablations: Ablations) -> Benchmark:
-    return Benchmark(
+    return _retrained(
         name=name,
         title=title,
         sources=tuple(f"BCT, table {table}" for table in tables),
         training="imdbface",
         evaluation="ijbc",
-        scenario="retraining",
         tasks=tasks,
         protocols=_CURVES,
-        backbone="resnet101",
         capacity=59_000,
         preprocessing=Preprocessing(size=(112, 112), **_STATISTICS),
-        recipe=_RECIPE,
         augmentation=Augmentation(crop_padding=14),
         methods=_METHODS,
-        replay_per_class=0,
         query_split="test",
-        orders=(1,),
         ablations=ablations,
         extra={"feature_dim": 128},
         note="Margin 0.4. Augmentation is misalignment and colour distortion; a crop stands in. Which people are "
@@ -85,24 +84,19 @@ BENCHMARKS: list[Benchmark] = [
         Tasks(class_shares=(0.25, 0.25, 0.5)),
         {},
     ),
-    Benchmark(
+    _retrained(
         name="market1501-bct/1",
         title="Market-1501, half of the data and then all, people searched across cameras",
         sources=("BCT, table 5",),
         training="market1501",
         evaluation="market1501",
-        scenario="retraining",
         tasks=Tasks(class_shares=(0.5, 0.5)),
         protocols=("mAP",),
-        backbone="resnet101",
         capacity=751,
         preprocessing=Preprocessing(size=(256, 128), fit="squash", **_STATISTICS),
-        recipe=_RECIPE,
         augmentation=Augmentation(crop_padding=10),
         methods={name: _METHODS[name] for name in ("itm", "bct")},
-        replay_per_class=0,
         query_split="query",
-        orders=(1,),
         note="Model and recipe follow another paper and are not stated: those of the faces stand in.",
     ),
 ]

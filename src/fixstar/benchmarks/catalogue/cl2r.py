@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fixstar.benchmarks.catalogue.entry import Benchmark, MethodChoice, Tasks
@@ -15,6 +16,10 @@ _STATISTICS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.2
 _INCREMENTAL = ("er", "lwf", "bic", "lucir", "fan", "bct-er", "bct", "cl2r-ub")
 _WORDS = {2: "two", 3: "three", 5: "five", 10: "ten"}
 _REST = "Classes beyond an even split come with the last task."
+
+
+_lifelong = partial(Benchmark, scenario="lifelong", query_split="test")
+_verified = partial(_lifelong, protocols=("verification", "verification-published"), pairs=(3000, 3000))
 
 
 def _methods(names: tuple[str, ...], base: float) -> dict[str, MethodChoice]:
@@ -41,77 +46,64 @@ def _table_9() -> dict[str, MethodChoice]:
 def _cifar(tasks: int) -> Benchmark:
     source = "CL2R, table 2" if tasks == 2 else "CL2R, table 3"
     methods = _methods((*_INCREMENTAL, "foster", "podnet"), 5.0)
-    return Benchmark(
+    return _verified(
         name=f"cifar100-10-verification/{tasks}",
         title=f"CIFAR-100 learnt in {_WORDS[tasks]} tasks, CIFAR-10 pairs verified",
         sources=(source, "CL2R, table 9") if tasks == 10 else (source,),
         training="cifar100",
         evaluation="cifar10",
-        scenario="lifelong",
         tasks=_even(100, tasks),
-        protocols=("verification", "verification-published"),
         backbone="resnet32",
         capacity=100,
         recipe=CIFAR_LIFELONG,
         methods=methods | _table_9() if tasks == 10 else methods,
-        query_split="test",
-        pairs=(3000, 3000),
         note=f"{_REST} The class order is not stated.",
     )
 
 
 def _tiny(tasks: int) -> Benchmark:
-    return Benchmark(
+    return _verified(
         name=f"tinyimagenet200-imagenet20/{tasks}",
         title=f"Tiny-ImageNet-200 learnt in {_WORDS[tasks]} tasks, pairs of 20 other ImageNet classes verified",
         sources=("CL2R, table 4" if tasks == 2 else "CL2R, table 5",),
         training="tinyimagenet200",
         evaluation="imagenet20",
-        scenario="lifelong",
         tasks=_even(200, tasks),
-        protocols=("verification", "verification-published"),
         backbone="resnet18",
         capacity=200,
         preprocessing=Preprocessing(size=(64, 64), **_STATISTICS),
         recipe=_IMAGENET,
         augmentation=Augmentation(crop_padding=8),
         methods=_methods(_INCREMENTAL, 5.0),
-        query_split="test",
-        pairs=(3000, 3000),
         note=f"{_REST} Augmentation, class order and the split that the pairs come from are not stated.",
     )
 
 
 def _imagenet(tasks: int) -> Benchmark:
-    return Benchmark(
+    return _verified(
         name=f"imagenet900-100/{tasks}",
         title=f"900 ImageNet classes learnt in {_WORDS[tasks]} tasks, pairs of the other 100 verified",
         sources=("CL2R, table 6",),
         training="imagenet900",
         evaluation="imagenet100",
-        scenario="lifelong",
         tasks=_even(900, tasks),
-        protocols=("verification", "verification-published"),
         backbone="resnet18",
         capacity=900,
         recipe=_IMAGENET,
         augmentation=Augmentation(crop_padding=28),
         methods=_methods(("bct-er",), 10.0),
-        query_split="test",
-        pairs=(3000, 3000),
         note="Which 100 classes, augmentation, class order and the split that the pairs come from are not stated.",
     )
 
 
 def _faces(tasks: int, evaluation: str) -> Benchmark:
     ijbc = evaluation == "ijbc"
-    return Benchmark(
+    return _lifelong(
         name=f"casia-{evaluation}/{tasks}",
         title=f"CASIA-WebFace learnt in {_WORDS[tasks]} tasks, {'IJB-C' if ijbc else 'LFW'} pairs verified",
         sources=("CL2R, table 8" if ijbc else "CL2R, table 7",),
         training="casia-webface",
         evaluation=evaluation,
-        scenario="lifelong",
         tasks=_even(10_575, tasks),
         protocols=("TAR@FAR=1e-1", "TAR@FAR=1e-2", "TAR@FAR=1e-4") if ijbc else ("verification",),
         backbone="resnet50",
@@ -120,7 +112,6 @@ def _faces(tasks: int, evaluation: str) -> Benchmark:
         recipe=_FACES,
         augmentation=Augmentation(crop_padding=14),
         methods=_methods(("bct-er",), 10.0),
-        query_split="test",
         note=f"{_REST} Augmentation and class order are not stated.",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fixstar.benchmarks.catalogue.entry import Benchmark, MethodChoice, Tasks
@@ -16,6 +17,9 @@ _SIZES = {1: (50, 50), 2: (33, 33, 34), 4: (20,) * 5, 9: (10,) * 10}
 _WORDS = {1: "one upgrade", 2: "two upgrades", 3: "three upgrades", 4: "four upgrades", 5: "five upgrades"}
 _WORDS |= {9: "nine upgrades"}
 _TWENTY = tuple(range(1, 21))
+
+
+_retrained = partial(Benchmark, scenario="retraining", replay_per_class=0, query_split="test", orders=(1,))
 
 
 def _methods(*names: str) -> dict[str, MethodChoice]:
@@ -93,21 +97,18 @@ def _ablations(upgrades: int) -> dict[str, Any]:
 
 def _cifar(upgrades: int) -> Benchmark:
     tables = {1: ("1", "11", "12"), 2: ("2", "11"), 4: ("11",), 9: ("7", "8", "9", "10", "11")}[upgrades]
-    return Benchmark(
+    return _retrained(
         name=f"cifar100-10-upgrades/{upgrades}",
         title=f"CIFAR-100 retrained from scratch with {_WORDS[upgrades]}, CIFAR-10 pairs verified",
         sources=tuple(f"CoReS, table {table}" for table in tables),
         training="cifar100",
         evaluation="cifar10",
-        scenario="retraining",
         tasks=Tasks(_SIZES[upgrades]),
         protocols=("verification", "verification-published"),
         backbone="senet18",
         capacity=100,
         recipe=CIFAR_CORES,
         methods=_ALL,
-        replay_per_class=0,
-        query_split="test",
         pairs=(3000, 3000),
         orders=(1, 2, 3),
         ablations=_ablations(upgrades),
@@ -118,13 +119,12 @@ def _cifar(upgrades: int) -> Benchmark:
 
 
 def _faces(upgrades: int) -> Benchmark:
-    return Benchmark(
+    return _retrained(
         name=f"casia-lfw-upgrades/{upgrades}",
         title=f"CASIA-WebFace retrained with {_WORDS[upgrades]}, LFW pairs verified",
         sources=("CoReS, table 3", "CoReS, section 5.2") if upgrades == 1 else ("CoReS, section 5.2",),
         training="casia-webface",
         evaluation="lfw",
-        scenario="retraining",
         tasks=_equal(upgrades),
         protocols=("verification",),
         backbone="resnet50",
@@ -133,21 +133,17 @@ def _faces(upgrades: int) -> Benchmark:
         recipe=_FACES,
         augmentation=Augmentation(crop_padding=14),
         methods=_ALL,
-        replay_per_class=0,
-        query_split="test",
-        orders=(1,),
         note="Augmentation is not stated.",
     )
 
 
 def _market(upgrades: int) -> Benchmark:
-    return Benchmark(
+    return _retrained(
         name=f"market1501/{upgrades}",
         title=f"Market-1501 with {_WORDS[upgrades]}, people searched across cameras",
         sources=("CoReS, table 4",),
         training="market1501",
         evaluation="market1501",
-        scenario="retraining",
         tasks=_equal(upgrades),
         protocols=("mAP",),
         backbone="resnet101",
@@ -157,22 +153,19 @@ def _market(upgrades: int) -> Benchmark:
         optimiser="adam",
         augmentation=Augmentation(crop_padding=10),
         methods=_ALL,
-        replay_per_class=0,
         query_split="query",
-        orders=(1,),
         extra={"pretrained_backbone": "ImageNet"},
         note="Input size, augmentation and weight decay are not stated.",
     )
 
 
 def _landmarks() -> Benchmark:
-    return Benchmark(
+    return _retrained(
         name="gldv2/1",
         title="Google landmarks with one upgrade, retrieval",
         sources=("CoReS, table 5",),
         training="gldv2",
         evaluation="gldv2",
-        scenario="retraining",
         tasks=_equal(1),
         protocols=("mAP@100",),
         backbone="resnet50",
@@ -181,23 +174,19 @@ def _landmarks() -> Benchmark:
         recipe=CIFAR_CORES,
         augmentation=Augmentation(crop_padding=32),
         methods=_methods("bct", "cores"),
-        replay_per_class=0,
-        query_split="test",
         gallery_split="index",
-        orders=(1,),
         note="The recipe is not stated: that of section 5.1 stands in. The paper keeps the 512 largest components of "
         "each feature; short forms need no such loss.",
     )
 
 
 def _met() -> Benchmark:
-    return Benchmark(
+    return _retrained(
         name="met/1",
         title="Exhibits of the Met with one upgrade, kNN classification of visitors' photographs",
         sources=("CoReS, table 6",),
         training="met",
         evaluation="met",
-        scenario="retraining",
         tasks=_equal(1),
         protocols=("kNN",),
         backbone="resnet50",
@@ -205,10 +194,7 @@ def _met() -> Benchmark:
         recipe=CIFAR_CORES,
         augmentation=Augmentation(crop_padding=28),
         methods={"bct": MethodChoice("bct"), "cores": MethodChoice("cores-contrastive")},
-        replay_per_class=0,
-        query_split="test",
         gallery_split="train",
-        orders=(1,),
         extra={"pretrained_backbone": "ImageNet"},
         note="The recipe is that of the Met dataset's own baseline and not stated: that of section 5.1 stands in.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fixstar.benchmarks.catalogue.entry import Ablations, Benchmark, MethodChoice, Replacement, Tasks
@@ -15,6 +16,10 @@ _PRETRAINING = Recipe(epochs=300, milestones=(), weight_decay=2e-4)  # table 5, 
 _FINE_TUNING = Recipe(epochs=70, learning_rate=0.001, milestones=(50, 64))  # table 5
 _FACES = Recipe(epochs=90, learning_rate=0.001, milestones=(), batch_size=320)  # table 5, AdamW, cosine annealing
 _DINO = "hf:facebook/dinov3-vitb16-pretrain-lvd1689m"
+
+
+_searched = partial(Benchmark, protocols=("template", "image"))
+_lifelong, _replacing = partial(_searched, scenario="lifelong"), partial(_searched, scenario="replacing")
 
 
 def _methods(lam: float, rho: float) -> dict[str, MethodChoice]:
@@ -40,15 +45,13 @@ _TABLE_8: Ablations = {
 
 
 def _cifar(tasks: int) -> Benchmark:
-    return Benchmark(
+    return _lifelong(
         name=f"cifar100-10/{tasks}",
         title=f"CIFAR-100 learnt in {tasks} tasks, CIFAR-10 searched",
         sources=("HOC, table 2", "HOC, table 8") if tasks == 16 else ("HOC, table 2",),
         training="cifar100",
         evaluation="cifar10",
-        scenario="lifelong",
         tasks=_steps(10, 90, tasks),
-        protocols=("template", "image"),
         backbone="resnet32",
         capacity=100,
         recipe=CIFAR_LIFELONG,
@@ -59,15 +62,13 @@ def _cifar(tasks: int) -> Benchmark:
 
 
 def _tiny(tasks: int) -> Benchmark:
-    return Benchmark(
+    return _lifelong(
         name=f"tinyimagenet200-20/{tasks}",
         title=f"Tiny-ImageNet-200 learnt in {tasks} tasks, 20 other ImageNet classes searched",
         sources=("HOC, table 3",),
         training="tinyimagenet200",
         evaluation="tinyimagenet20",
-        scenario="lifelong",
         tasks=_steps(50, 150, tasks),
-        protocols=("template", "image"),
         backbone="resnet18",
         capacity=200,
         preprocessing=Preprocessing(size=(64, 64), **_STATISTICS),
@@ -79,15 +80,13 @@ def _tiny(tasks: int) -> Benchmark:
 
 
 def _cub(tasks: int) -> Benchmark:
-    return Benchmark(
+    return _lifelong(
         name=f"cub180-20/{tasks}",
         title=f"180 bird species learnt in {tasks} tasks, 20 others searched",
         sources=("HOC, table 4",),
         training="cub180",
         evaluation="cub20",
-        scenario="lifelong",
         tasks=_steps(60, 120, tasks),
-        protocols=("template", "image"),
         backbone="resnet50",
         capacity=180,
         recipe=Recipe(epochs=150, learning_rate=0.01, milestones=(60, 90, 120), batch_size=64),
@@ -112,15 +111,13 @@ def _replaced_cifar(tasks: int, first: int, second: int) -> Benchmark:
         ablations["replacements"]["architectures"] = {"replacements": others}
         ablations["images"] = {str(n): {"images_per_class": n} for n in (500, 300, 200, 100, 50, 10, 5)}
         ablations["replay"] = {str(n): {"replay_per_class": n} for n in (0, 20, 300)}
-    return Benchmark(
+    return _replacing(
         name=f"cifar100r-10/{tasks}",
         title=f"CIFAR-100 with 300 images a class in {tasks} tasks, the model replaced twice, CIFAR-10 searched",
         sources=("HOC, table 6", "HOC, table 7") if tasks == 31 else ("HOC, table 6",),
         training="cifar100",
         evaluation="cifar10",
-        scenario="replacing",
         tasks=_steps(10, 90, tasks),
-        protocols=("template", "image"),
         backbone="resnet18",
         backbone_options=_CIFAR_STEM,
         capacity=1024,
@@ -138,15 +135,13 @@ def _celeba() -> Benchmark:
         return Replacement(task, "casia-webface", classes, _DINO, recipe=_FACES, optimiser="adamw", schedule="cosine")
 
     start = faces(1, 3525)
-    return Benchmark(
+    return _replacing(
         name="celeba/16",
         title="8,192 people of CelebA learnt in 16 tasks, the model replaced twice, others searched",
         sources=("HOC, figure 8",),
         training="celeba",
         evaluation="celeba",
-        scenario="replacing",
         tasks=Tasks((512,) * 16),
-        protocols=("template", "image"),
         backbone=_DINO,
         capacity=22000,
         recipe=_FACES,
