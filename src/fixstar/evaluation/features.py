@@ -42,9 +42,8 @@ class VersionFeatures:
     without it, plain features. ``adapt``, for methods that move the gallery (FAN), maps vectors [images, width of the
     predecessor] stored under the predecessor into this version's space [images, width].
 
-    ``parts`` are the widths of the simplices that make up the full feature, if known. If the first parts of a version
-    are all the parts of another, its space has grown from the other's: the other's features are exactly zero in the
-    rest, and the two are comparable although their widths differ.
+    ``parts`` are the widths of the simplices that make up the full feature, if known. A version whose first parts are
+    all the parts of another has grown from it: the other's features are zero in the rest, so the two are comparable.
     """
 
     name: str

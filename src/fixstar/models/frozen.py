@@ -85,8 +85,7 @@ class FoldedCifarResNet:
 def refit_pixels(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Pixels [B, C, H, W] prepared for another model, resized to this one's size and channels.
 
-    The whole image is resized, as it was cropped or padded before. The result is whole numbers in float32; pixels that
-    already fit are returned unchanged.
+    The result is whole numbers in float32; pixels that already fit are returned unchanged.
     """
     size, channels = preprocessing.size, preprocessing.channels
     if pixels.shape[1:] == (channels, *size):

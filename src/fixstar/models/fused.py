@@ -26,7 +26,7 @@ _FORWARD = {16: (1, 128, 4), 32: (3, 128, 4), 64: (3, 64, 4)}
 _BACKWARD = {16: (3, 128, 2), 32: (3, 128, 4), 64: (3, 64, 4)}
 _POINTWISE = {16: 128, 32: 64, 64: 16}
 _STATISTICS = 1024  # parts that the one warp of a channel looks at together
-# By channels of the convolution's input: taps at once, pixels a turn, warps, programs in all. Tried on an H200.
+# By channels of the convolution's input: taps at once, pixels per turn, warps, programs in total. Tried on an H200.
 WEIGHTS = {16: (3, 64, 2, 528), 32: (3, 64, 4, 264), 64: (1, 64, 4, 264)}
 LANES = 16  # the fewest channels that a tensor core takes
 SUM_BLOCK = (64, 64)  # weights and chunks that a program sums at once

@@ -33,12 +33,11 @@ Select = Callable[[Encoder], ValidationScores]
 
 @dataclass
 class Training:
-    """What one version's training works on. ``fingerprint`` guards against resuming with other settings.
+    """What one version's training works on.
 
-    ``fingerprint_parts`` are digests of its parts by name, so that an error can say what differs.
-    ``teacher`` is the previous model and ``first`` the first one, for terms that compare with it.
-    ``maps`` gives feature maps to the terms, ``select`` measures the model after each epoch of the stage that makes it,
-    to keep the best compatible one.
+    ``fingerprint`` prevents resuming with other settings; ``fingerprint_parts`` say what differs. ``teacher`` is the
+    previous model and ``first`` the first one. ``maps`` gives feature maps to the terms. ``select`` scores the model
+    after each epoch, to keep the best compatible one.
     """
 
     encoder: Encoder

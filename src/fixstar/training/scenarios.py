@@ -61,9 +61,8 @@ def retraining(
     """CoReS and BCT: each version is trained on all images so far; no memory is needed.
 
     Every version that does not continue from the last one starts from the ``pretrained`` model (CoReS, section 6.3).
-    ``validation`` selects the best compatible epoch of each upgrade (eq. 11). ``later`` are settings to use from a
-    version on: with room for more classes, as in ``lifelong``, or, if each version starts from new weights, with
-    another backbone (section 6.6); with BCT its feature must not become narrower.
+    ``validation`` selects the best compatible epoch of each upgrade (eq. 11). ``later`` is that of ``lifelong``; if
+    each version starts from new weights, it may change the backbone (section 6.6), with BCT not to a narrower one.
     """
     sequence = _Sequence(
         "retraining", stream, method, settings, later or {}, pretrained=pretrained, validation=validation
@@ -94,7 +93,7 @@ def replacing(
     *,
     later: Mapping[int, Settings] | None = None,
 ) -> Iterator[Version]:
-    """IAM-CL2R: lifelong, but at given tasks a better pre-trained model takes the place of the fine-tuned one.
+    """IAM-CL2R: lifelong, but at given tasks a better pre-trained model replaces the fine-tuned one.
 
     ``replacements`` are models by the number of the task that they are first fine-tuned on; 1 is the initial model.
     They may differ in architecture. A replacement becomes the teacher (HOC, section 5.3). Give its classes slots from

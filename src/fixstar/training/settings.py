@@ -99,9 +99,8 @@ class Settings:
     """The model, the recipe and the replay memory of a sequence of versions.
 
     ``capacity`` is K, the maximum number of classes of a simplex: choose it large, it costs O(K). ``grown`` are the
-    capacities of simplices added later: a version that lacks the last of them gets them before its classes get slots,
-    so a run grows by ``later`` settings (see ``lifelong``). ``preprocessing`` replaces the backbone's own. New classes
-    take their slots from ``side``. ``device="auto"`` takes a GPU if there is one.
+    capacities of simplices added later (see ``lifelong``): a version gets those that it lacks before its classes get
+    slots. ``preprocessing`` replaces the backbone's own. New classes take their slots from ``side``.
     """
 
     backbone: str = "resnet32"

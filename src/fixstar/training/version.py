@@ -50,11 +50,11 @@ _PART_NAMES = {  # where the name of a setting does not say what it is
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """What a version is trained after.
+    """What exists before a version is trained.
 
-    A ``replacement`` takes the place of the previous version: training starts from it, and it becomes the teacher.
-    ``pretrained`` is the start for methods that do not continue from the last version. ``old_vectors`` may be all that
-    is left of an old model. ``first`` is the oldest version with vectors in use, for methods that keep to it as well.
+    Training starts from a ``replacement`` instead of the previous version, and it becomes the teacher. ``pretrained``
+    is the start for methods that do not continue from the last version. ``old_vectors`` may be all that is left of an
+    old model. ``first`` is the oldest version with vectors in use.
     """
 
     previous: Encoder | None = None
@@ -231,7 +231,7 @@ def _about(
     log: list[EpochLog],
     validation: Validation | None,
 ) -> dict[str, object]:
-    """The record of a version's origin that goes on its card; epochs count from 1."""
+    """The origin of a version, for its card; epochs count from 1."""
     selectable = [(entry.epoch + 1, entry.scores) for entry in log if entry.scores is not None]
     best = selected_epoch([scores for _, scores in selectable])
     data = {"name": images.name, "images": len(images), "classes": len(images.classes)}
@@ -349,10 +349,7 @@ def _continued(number: int, images: ImageSet, base: Encoder, previous: Encoder |
 
 
 class Fingerprint(NamedTuple):
-    """A digest of everything that the weights depend on, and a short one for each part, by its readable name.
-
-    The whole says whether a run may be resumed, the parts say what differs.
-    """
+    """A digest of everything that the weights depend on, and one per part, to say what differs."""
 
     whole: str
     parts: dict[str, str]
