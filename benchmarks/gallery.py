@@ -40,7 +40,7 @@ Figures = dict[str, Any]
 K = 10
 BATCHES = 8  # of fresh queries, for approximate search
 ENOUGH = 0.97
-PAUSE = 0.05  # seconds: searches go before the building of an index, which would hardly go on under searches alone
+PAUSE = 0.05  # seconds: a build yields to searches, and would hardly advance without a pause
 BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
@@ -94,7 +94,7 @@ def faiss_search(vectors: Array) -> Callable[[Array], Any] | None:
 
 
 def rates(contestants: dict[str, Callable[[Array], Any]], batches: list[Array], rounds: int) -> dict[str, float]:
-    """Queries a second: the median over rounds in which everybody answers the same batches."""
+    """Queries per second: the median over rounds in which all answer the same batches."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, search in contestants.items():

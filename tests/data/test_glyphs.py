@@ -139,7 +139,7 @@ class TestGlyphPixels:
         assert (np.corrcoef(*halves)[: len(SAMPLE), len(SAMPLE) :].argmax(1) == np.arange(len(SAMPLE))).all()
 
     def test_raw_pixels_do_not_solve_it(self) -> None:
-        """Nearest neighbour on pixels, 5 images a class in the gallery and 5 queries: learning has to matter."""
+        """Nearest neighbour on pixels, 5 images per class in the gallery and 5 queries: learning has to matter."""
         classes = EVERY[::12]
         pixels = glyph_pixels(classes, per_class=10)[0].reshape(len(classes), 10, -1).astype(np.float32)
         gallery, queries = (half.reshape(len(classes) * 5, -1) for half in (pixels[:, :5], pixels[:, 5:]))

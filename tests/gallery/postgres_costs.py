@@ -28,7 +28,7 @@ def clustered(count: int, width: int, rng: np.random.Generator) -> Any:
 
 
 def rate(search: Callable[[Any], object], queries: Any, at_once: int) -> float:
-    """Queries a second, the median of 5 rounds."""
+    """Queries per second, the median of 5 rounds."""
     rounds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -57,7 +57,7 @@ def main() -> None:
             part = rows[i : i + BATCH]
             ids = [f"image-{j:08}" for j in range(i, i + len(part))]
             gallery.upsert("v1", ids, part, [{"shop": f"shop-{j % 20}"} for j in range(len(part))])
-        found["inserted a second"] = round(len(rows) / (time.perf_counter() - start))
+        found["inserted per second"] = round(len(rows) / (time.perf_counter() - start))
         size = "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c WHERE relnamespace = 'costs'::regnamespace "
         size += "AND relkind = 'r'"
         found["disk, times the vectors"] = round(float(server.execute(size)[0][0]) / rows.nbytes, 2)
@@ -77,7 +77,7 @@ def main() -> None:
             ("index, filter 1 in 20", 1, {"exact": False, "where": where}),
         ]
         for name, at_once, options_ in kinds:
-            found[f"queries a second: {name}"] = rate(partial(gallery.search, "v1", **options_), queries, at_once)
+            found[f"queries per second: {name}"] = rate(partial(gallery.search, "v1", **options_), queries, at_once)
     print(json.dumps(found, indent=1))
 
 

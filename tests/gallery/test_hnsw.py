@@ -125,7 +125,7 @@ def test_rows_written_since_are_found(gallery: SqliteGallery, monkeypatch: pytes
 
 
 def test_rows_that_are_gone_are_never_found(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also around queries whose nearest were all removed, or moved, and after segments were written anew."""
+    """Also around queries whose nearest were all removed, or moved, and after segments were rewritten."""
     asked, rng, left = is_asked(gallery, monkeypatch), np.random.default_rng(4), set(names(0, COUNT))
     gallery.create_version("v2", WIDTH)
     queries = clustered(60, 2)

@@ -91,7 +91,7 @@ def test_small_versions_get_no_index(tmp_path: Path) -> None:
 
 
 def test_an_index_follows_the_rows(tmp_path: Path) -> None:
-    """What came is added to a copy; when much is gone it is made anew."""
+    """New rows are added to a copy; when many are gone, it is rebuilt."""
     with filled(tmp_path / "g.db") as gallery:
         gallery.build_index()
         first = graph(gallery)
@@ -104,7 +104,7 @@ def test_an_index_follows_the_rows(tmp_path: Path) -> None:
         until(lambda: is_idle(gallery))
         assert covered(gallery) == COUNT + 1200
         assert isinstance(first, HnswIndex)
-        assert first.graph.ntotal == COUNT  # searches under way went on with it
+        assert first.graph.ntotal == COUNT  # running searches still use it
         gallery.delete(names(0, 900))
         gallery.search("v1", clustered(1, 2), exact=False)
         until(lambda: is_idle(gallery))
