@@ -33,7 +33,7 @@ from fixstar.service.app import create_app
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import catalogue
 
-CASES = int(os.environ.get("FIXSTAR_FUZZ", "64"))
+CASES = int(os.environ.get("FIXSTAR_FUZZ", "80"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SETTINGS = settings(
     derandomize=True,  # the same requests every time
@@ -58,6 +58,8 @@ KNOWN: dict[str, list[Any]] = {  # what chance would hardly ever hit upon, by th
     "ids": ['["one"]', '["one", "two"]', '["one", "one"]', "[1]", '[""]', "{}"],
     "budget": ["10%", "all", "3", "0%", "-1", "1e9%", "nan%"],
     "force": ["because"],
+    "deployed": ["v1", None],
+    "blend": ["off", "auto"],
 }
 
 CARRIED_OUT = (
