@@ -38,6 +38,7 @@ SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 PARTLY = slice(1, -1)
 ORDERS = ("gain", "classes", "gain without labels", "certain", "uncertain", "queried")
 RANDOM_ORDERS = 10
+CAPACITY = 600  # K: 567 rendered characters are learnt in the end
 TASK, SEARCHED = 80, 100  # Omniglot's classes learnt by each version, and searched
 INPUTS = Preprocessing(size=(32, 32), channels=1, mean=(0.92,), std=(0.27,), fit="squash")
 
@@ -46,7 +47,7 @@ def rendered(seed: int) -> tuple[list[Encoder], ImageSet, ImageSet]:
     early = demo.characters(demo.KNOWN, demo.EARLY, seed=3)
     later = concatenate([demo.characters(scripts, demo.LATER, seed=4) for scripts in (demo.KNOWN, demo.ADDED)])
     fill = Augmentation(crop_padding=2, flip=False, fill=200)
-    encoders = trained(early, later, demo.CAPACITY, fill, None, (10, 5), seed)
+    encoders = trained(early, later, CAPACITY, fill, None, (10, 5), seed)
     return encoders, demo.characters(demo.UNSEEN, 20, seed=1), demo.characters(demo.UNSEEN, 45, seed=2)
 
 

@@ -57,6 +57,7 @@ from fixstar.geometry import slerp
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models.backbones import create_backbone
+from fixstar.models.slots import CAPACITY
 from fixstar.training import Settings, paper_recipe
 from fixstar.workspace import UpgradeOptions, Workspace
 
@@ -396,7 +397,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--method", default=default_of("method"))
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the method")
-    parser.add_argument("--capacity", type=int, default=default_of("capacity"))
+    parser.add_argument("--capacity", type=int, default=CAPACITY)
     parser.add_argument("--epochs", type=int, help="for every case, instead of its own number")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--picture", type=Path, help="draw the accuracies of every case")

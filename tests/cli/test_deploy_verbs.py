@@ -214,6 +214,17 @@ def test_only_a_simplex_is_promised_to_grow(tmp_path: Path) -> None:
     assert "only the simplex grows" in refused.err
 
 
+def test_rotated_classes_are_not_promised_room_in_a_second_simplex(tmp_path: Path) -> None:
+    Workspace.create(tmp_path)
+    encoder = Encoder.create("tiny", classes=["a"], capacity=80)
+    encoder.about = {"version": "v1", "method": {"name": "polaris", "options": {"rotated": True}}}
+    encoder.save(tmp_path / "versions" / "v1")
+    refused = typed("grow", "10", "-w", tmp_path)
+    assert (refused.code, (tmp_path / "growth.json").exists()) == (1, False)
+    assert "v1 was trained with rotated classes" in refused.err
+    assert "fixstar upgrade LABELLED_IMAGES --option rotated=false" in refused.err
+
+
 def test_who_owns_which_slot(path: Path, tmp_path: Path) -> None:
     shown = typed("slots", "-w", path)
     assert "3 classes have a slot as of v3, 5 are free" in shown.out

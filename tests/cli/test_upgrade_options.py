@@ -242,3 +242,35 @@ def test_a_method_with_another_classifier_is_refused_before_its_images_are(space
     told = f"method '{name}' trains a linear classifier and v1 has a simplex one; choose a method that trains that kind"
     with pytest.raises(ModelError, match=told):
         fixstar("upgrade", shop / "second", "-w", space, "--method", name)
+
+
+def test_how_many_settings_to_try_is_a_number_auto_or_off(space: Path, tmp_path: Path) -> None:
+    images = draw(tmp_path / "many", "uvwxyz")
+    with pytest.raises(InputError, match="auto, off, or the number of settings"):
+        fixstar("upgrade", images, "-w", space, "--try", "many")
+    with pytest.raises(InputError, match="2 or more; got 1"):
+        fixstar("upgrade", images, "-w", space, "--try", "1")
+    assert Workspace(space).versions() == ["v1"]
+    assert json.loads(fixstar("upgrade", images, "-w", space, "--try", "off", "--json"))["trials"] == []
+
+
+def test_the_table_of_trials_fits_into_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fixstar.cli.versions import _print_trials
+    from fixstar.training import Version
+
+    monkeypatch.setenv("COLUMNS", "80")
+    encoder = Encoder.create("tiny", classes=["a"], capacity=8)
+    names = ("as v2", "hold=40", "learning rate 0.015", "from v1")
+    galleries = {"v1": (0.612, 0.6), "v2": (0.7, 0.71)}
+    encoder.about["trials"] = [
+        {"setting": name, "galleries": galleries, "self_test": 0.75, "epochs": 7, "chosen": name == "hold=40"}
+        for name in names
+    ]
+    _print_trials(Version(3, encoder))
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 80
+    (chosen,) = [line for line in shown if line.rstrip().endswith("chosen")]
+    assert chosen.split() == ["hold=40", "60.0", "%", "61.2", "%", "71.0", "%", "70.0", "%", "75.0", "%", "chosen"]
+    assert sum(line.startswith(names) for line in shown) == 4

@@ -94,7 +94,7 @@ def test_every_class_owns_four_slots_of_its_own() -> None:
 
 
 def test_too_many_classes_for_rotated_slots_are_refused_with_the_way_out() -> None:
-    with pytest.raises(InputError, match="larger capacity, or rotated=False"):
+    with pytest.raises(InputError, match="Choose a larger capacity"):
         rotated_slots(encoder(0, tuple("abcd"), capacity=24))
 
 

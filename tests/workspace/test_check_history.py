@@ -45,6 +45,8 @@ def made(
         (made(), made("refuse", 900, against=("v1", "v3")), False),  # it judged another gallery too
         (made("pass", against=("v1", "v3")), made("refuse", 900), True),
         (made(), made("missing evidence", 0, 0, against=()), True),  # no images at all
+        (made("refuse"), made("pass", 30, 10, against=()), False),  # an adapter leads to v1's vectors now
+        (made("refuse", against=("v1", "v3")), made("pass", 900), False),  # v3's vectors are gone
         (made(source="held out"), made("refuse"), False),  # held-out and given images count alike
     ],
 )
@@ -78,9 +80,15 @@ def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(
         with pytest.raises(GateError, match=r"refuse; 500 queries, photos") as refused:
             space.deploy("v2")
         assert refused.value.next_steps[-1].action == "deploy"
+        save_check(space.path, made("refuse", 5000, against=("v1", "v3")))
         searched.remove("v3")  # its vectors were deleted: the first check covers all that is left
         assert space.deploy("v2").version == "v2"
-        assert [check.outcome for check in space.check_history("v2")] == ["pass", "missing evidence", "refuse"]
+        assert [check.outcome for check in space.check_history("v2")] == [
+            "pass",
+            "missing evidence",
+            "refuse",
+            "refuse",
+        ]
 
 
 def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path) -> None:

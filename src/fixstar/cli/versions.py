@@ -11,7 +11,7 @@ import typer
 
 from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app, key_value
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import print_json
+from fixstar.cli.output import print_json, print_table, print_wrapped
 from fixstar.errors import FixstarError, InputError
 
 if TYPE_CHECKING:
@@ -53,8 +53,12 @@ def train(
     method: Annotated[str, typer.Option(help="See: fixstar methods")] = "polaris",
     option: MethodOption = None,
     capacity: Annotated[
-        int, typer.Option(help="K: maximum number of classes. Rotated classes (polaris) take 8 slots per class.")
-    ] = 10_000,
+        int | None,
+        typer.Option(
+            help="K: maximum number of classes. Rotated classes (polaris) take 8 slots per class.",
+            show_default="10,000",
+        ),
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper")
     ] = None,
@@ -78,6 +82,7 @@ def train(
     """Train the first version, v1, on labelled images. The same command resumes after an interruption."""
     from fixstar.data import Augmentation, open_images
     from fixstar.methods import OldVectors, create_method
+    from fixstar.models.slots import CAPACITY
     from fixstar.training import Settings, paper_recipe
     from fixstar.workspace import Workspace
 
@@ -91,7 +96,7 @@ def train(
     )
     settings = Settings(
         backbone=backbone,
-        capacity=capacity,
+        capacity=CAPACITY if capacity is None else capacity,
         recipe=recipe if epochs is None else recipe.shortened(epochs),
         augmentation=Augmentation(flip=flip),
         replay_per_class=replay,
@@ -108,7 +113,7 @@ def train(
 @app.command(
     epilog="Examples:  fixstar upgrade photos/2025 --workspace shop   |   "
     "fixstar upgrade photos/all -w shop --replace resnet50 --epochs 60   |   "
-    "fixstar upgrade photos/2025 -w shop --keep-images no"
+    "fixstar upgrade photos/2025 -w shop --try off --keep-images no"
 )
 def upgrade(
     data: DataPath,
@@ -135,11 +140,22 @@ def upgrade(
     select: Annotated[
         bool, typer.Option("--select", help="Keep the best compatible epoch, judged by the held-out images.")
     ] = False,
+    trials: Annotated[
+        str,
+        typer.Option(
+            "--try",
+            help="Settings that short runs compare on held-out images first: auto (for a third of the training time at "
+            "most), a number, or off. What you set yourself is not varied.",
+        ),
+    ] = "auto",
     bad_images: BadImages = "refuse",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Train the next version on new images so that it can search the old vectors. The same command resumes."""
+    """Train the next version on new images so that it can search the old vectors. The same command resumes.
+
+    Short runs compare a few settings first, and the best one is trained in full. What they measured is printed.
+    """
     from fixstar.data import open_images
     from fixstar.workspace import UpgradeOptions, Workspace
 
@@ -148,7 +164,8 @@ def upgrade(
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
     settings, keep = space.settings(start), keep_images.lower() == "yes"
     options = UpgradeOptions(
-        recipe=_changed_recipe(settings.recipe, epochs, learning_rate, precision),
+        recipe=_changed_recipe(settings.recipe, epochs, precision),
+        learning_rate=learning_rate,
         method=_changed_method(space, start, method, option),
         start=start,
         seed=seed,
@@ -160,8 +177,47 @@ def upgrade(
         hold_out=_hold_out_share(hold_out, images_kept=select or (keep and settings.replay_per_class > 0)),
         select=select,
     )
-    version = space.upgrade(_announced(open_images(data)), options)
+    wanted = _parsed_trials(trials)
+    version = space.upgrade(_announced(open_images(data)), options, wanted, lambda text: print(text, file=sys.stderr))
+    if not as_json:
+        _print_trials(version)
     _print_version(version, space.path, f"fixstar check {version.name}", as_json)
+
+
+def _parsed_trials(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if text == "off":
+        return 0
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise InputError(f"--try is auto, off, or the number of settings to compare, 2 or more; got {text!r}")
+
+
+def _print_trials(version: Version) -> None:
+    """What the trials measured, as a table."""
+    from fixstar.evaluation.report import percent
+
+    tried = version.encoder.about.get("trials")
+    if not tried:
+        return
+    galleries = list(tried[0]["galleries"])
+    heads = [text for name in galleries for text in (f"{name}\nalone", f"{version.name}\non {name}")]
+    heads.append(f"{version.name}\nalone")
+    rows = [
+        (
+            one["setting"],
+            *(percent(value) for name in galleries for value in reversed(one["galleries"][name])),
+            percent(one["self_test"]),
+            "chosen" if one["chosen"] else "",
+        )
+        for one in tried
+    ]
+    print_table(("tried", *heads, ""), rows, right=heads)
+    print_wrapped(
+        f"On held-out images, after {tried[0]['epochs']} epochs each. Settings that beat the old versions on their own "
+        f"vectors come first, then the highest mean of {version.name} on old vectors and {version.name} alone"
+    )
 
 
 def _method_options(given: list[str] | None) -> dict[str, Any]:
@@ -180,15 +236,12 @@ def _changed_method(space: Workspace, start: str | None, name: str | None, optio
     return create_method(last.name, **{**last.options, **_method_options(option)})
 
 
-def _changed_recipe(
-    last: Recipe, epochs: int | None, learning_rate: float | None, precision: str | None
-) -> Recipe | None:
+def _changed_recipe(last: Recipe, epochs: int | None, precision: str | None) -> Recipe | None:
     """The last version's recipe with what was asked to differ; None if nothing was."""
-    changes: dict[str, Any] = {"learning_rate": learning_rate, "precision": precision}
-    changes = {key: value for key, value in changes.items() if value is not None}
-    if epochs is None and not changes:
+    if epochs is None and precision is None:
         return None
-    return dataclasses.replace(last if epochs is None else last.shortened(epochs), **changes)
+    recipe = last if epochs is None else last.shortened(epochs)
+    return recipe if precision is None else dataclasses.replace(recipe, precision=cast("Precision", precision))
 
 
 def _announced(images: ImageSet) -> ImageSet:
@@ -209,7 +262,8 @@ def _print_version(version: Version, workspace: Path, following: str, as_json: b
     path, loss = workspace / "versions" / version.name, version.log[-1].loss
     held_out = (workspace / "held-out" / f"{version.name}.safetensors").is_file()
     if as_json:
-        print_json({"version": version.name, "path": str(path), "loss": loss, "held_out": held_out})
+        trials = version.encoder.about.get("trials", [])
+        print_json({"version": version.name, "path": str(path), "loss": loss, "held_out": held_out, "trials": trials})
         return
     print(f"{version.name} is in {path} (loss {loss:.3f})")
     if held_out:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fixstar.errors import InputError
+from fixstar.errors import InputError, NextStep
 from fixstar.losses import SameClass, feature_distillation, info_nce, search_contrast
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.models import Encoder
@@ -190,7 +190,10 @@ def rotated_slots(encoder: Encoder) -> Tensor:
         if not (slot < eighth or capacity - eighth <= slot < capacity):
             raise InputError(
                 f"rotated classes need 8 slots per class: of K={capacity} slots {eighth} are for classes on each side, "
-                f"and there are {len(encoder.slots)} classes. Choose a larger capacity, or rotated=False"
+                f"and there are {len(encoder.slots)} classes. Choose a larger capacity for the first version, or go on "
+                "without rotated classes",
+                NextStep("train", {"data": ..., "capacity": 8 * len(encoder.slots)}, "the first version"),
+                NextStep("upgrade", {"data": ..., "option": "rotated=false"}, "without rotated classes"),
             )
         table[slot] += (eighth if slot < eighth else -eighth) * torch.arange(4)
     return table.to(encoder.device)

@@ -28,7 +28,7 @@ from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Preprocessing, decode_ahead
 from fixstar.models.backbones import Backbone, create_backbone
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
-from fixstar.models.slots import Side, Slots
+from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
 
 CARD, WEIGHTS = "card.json", "model.safetensors"
@@ -176,7 +176,7 @@ class Encoder(nn.Module):
         classifier: str = "simplex",
         *,
         classes: Sequence[str] = (),
-        capacity: int = 1000,
+        capacity: int = CAPACITY,
         side: Side = "left",
         backbone_options: dict[str, Any] | None = None,
         classifier_options: dict[str, Any] | None = None,

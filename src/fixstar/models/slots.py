@@ -16,6 +16,8 @@ from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 
 Side = Literal["left", "right"]
 
+CAPACITY = 10_000  # K unless told otherwise: polaris gains from a large one, and takes 8 slots per class
+
 
 @dataclass(frozen=True)
 class Slots:

@@ -18,7 +18,7 @@ from fixstar.images import Preprocessing
 from fixstar.methods import Method, Scenario
 from fixstar.models import Encoder, resolve_device
 from fixstar.models.classifiers import CLASSIFIERS
-from fixstar.models.slots import Side
+from fixstar.models.slots import CAPACITY, Side
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -106,7 +106,7 @@ class Settings:
     backbone: str = "resnet32"
     backbone_options: Mapping[str, Any] = field(default_factory=dict)
     classifier_options: Mapping[str, Any] = field(default_factory=dict)
-    capacity: int = 1000
+    capacity: int = CAPACITY
     preprocessing: Preprocessing | None = None
     recipe: Recipe = field(default_factory=Recipe)
     augmentation: Augmentation = field(default_factory=Augmentation)

@@ -199,14 +199,25 @@ def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
 
     It must have judged them all, with at least as many queries and classes. With more of either it stays, unless it
     asked an easier question: a larger tolerance or a lower confidence. With as many it stays only if it decided and
-    ``check`` did not. Held-out and given images count alike.
+    ``check`` did not. Held-out and given images count alike. Without a gallery to judge evidence means nothing.
     """
     mine, others = (check.queries, check.classes), (other.queries, other.classes)
-    if not set(galleries) <= set(other.against) or mine[0] > others[0] or mine[1] > others[1]:
+    if not _speaks_of(other, set(galleries)) or mine[0] > others[0] or mine[1] > others[1]:
         return False
     if check.outcome == "missing evidence" != other.outcome:
         return True
-    return mine != others and other.tolerance <= check.tolerance and other.confidence >= check.confidence
+    return (
+        bool(set(galleries))
+        and mine != others
+        and other.tolerance <= check.tolerance
+        and other.confidence >= check.confidence
+    )
+
+
+def _speaks_of(check: Check, galleries: set[str]) -> bool:
+    """Whether a check judged all these galleries, and did not fail because of another one."""
+    judged = set(check.against)
+    return galleries <= judged and (check.outcome == "pass" or not galleries or galleries == judged)
 
 
 def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check | None:
@@ -216,7 +227,7 @@ def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check |
     """
     galleries, found = set(searched), None
     for check in checks:
-        if galleries <= set(check.against) and (found is None or not is_weaker(check, found, galleries)):
+        if _speaks_of(check, galleries) and (found is None or not is_weaker(check, found, galleries)):
             found = check
     return found or (checks[-1] if checks else None)
 

@@ -157,9 +157,7 @@ def check_version(
         trial, apart = _comparable(trial, adapters)
         tested = cross_test(*trial.images, "image")
         check, folds = _judge_all(trial, tested, apart, foreign, rules, adapters)
-        check = _with_image_notes(
-            check, source == "held out" and card["about"].get("validation") is not None, learnt_by
-        )
+        check = _with_image_notes(check, source == "held out" and _has_chosen(card["about"]), learnt_by)
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
     if (stronger := outweighing_check(registry.path, check)) is not None:
         check = replace(check, notes=(*check.notes, _outweighed(stronger)))
@@ -594,13 +592,18 @@ def _without_images(
     return Check(version, outcome, (reason,), (), None, 0, 0, rules.confidence, rules.tolerance, next_steps=steps)
 
 
+def _has_chosen(about: Mapping[str, Any]) -> bool:
+    """Whether held-out images have chosen a version's epoch or, in trials, its settings."""
+    return about.get("validation") is not None or bool(about.get("trials"))
+
+
 def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) -> Check:
     """Notes on held-out images that also chose the epoch, and on those that could not be used."""
     notes = list(check.notes)
     if selected:
         notes.append(
-            f"the images held out from {check.version}'s training also chose its epoch, so its figures are slightly "
-            "too good; other images would be fairer"
+            f"the images held out from {check.version}'s training also chose its epoch or its settings, so its figures "
+            "are slightly too good; other images would be fairer"
         )
     if learnt_by:
         notes.append(

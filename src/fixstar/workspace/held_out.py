@@ -127,15 +127,27 @@ class UnlearntImages(NamedTuple):
 
 
 def unlearnt_images(
-    registry: Registry, version: str, searched: Sequence[str], preprocessing: Preprocessing
+    registry: Registry,
+    version: str,
+    searched: Sequence[str],
+    preprocessing: Preprocessing,
+    following: SplitOff | None = None,
 ) -> UnlearntImages:
-    """What was held out up to a version and was learnt neither by those versions nor by those ``searched``."""
+    """What was held out up to a version and was learnt neither by those versions nor by those ``searched``.
+
+    With ``following``, the images of a version that is being trained: what it holds out too, without what it learns.
+    """
     names = [*registry.retired(), *registry.names()]
     earlier = [name for name in names if int(name[1:]) <= int(version[1:])]
     asked = [name for name in names if name in earlier or name in searched]
     found, learnt_by = list[ImageSet](), set[str]()
-    for images, draws in _kept(registry.path, earlier):
+    kept = list(_kept(registry.path, earlier))
+    if following is not None and following.held is not None:
+        kept.append((following.held, np.array([_draw(source) for source in following.held.images], np.float64)))
+    for images, draws in kept:
         unlearnt = {name: _unlearnt(registry, name, draws) for name in asked}
+        if following is not None:
+            unlearnt["following"] = ~np.isin(draws, following.drawn)
         found.append(images.take(np.logical_and.reduce(list(unlearnt.values()))))
         learnt_by |= {name for name, mask in unlearnt.items() if not mask.all()}
     return UnlearntImages(_together(found, preprocessing), tuple(name for name in asked if name in learnt_by))

@@ -134,6 +134,14 @@ class Registry:
             )
         if (kind := card["classifier"]["kind"]) != "simplex":
             raise InputError(f"only the simplex grows, and this is a {kind}; train with a larger capacity instead")
+        if card["about"].get("method", {}).get("options", {}).get("rotated"):
+            raise InputError(
+                f"{names[-1]} was trained with rotated classes. They take 8 slots per class of the first simplex, so "
+                "room in a second one would not help. Without rotated classes all its slots are free",
+                NextStep(
+                    "upgrade", {"data": ..., "option": "rotated=false"}, "the next version has no rotated classes"
+                ),
+            )
         run, number = RunDirectory(self.path), self.next_number()
         with run.locked():
             if (checkpoint := run.checkpoint(number)).exists():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +20,23 @@ from fixstar.training.distributed import on_rank_zero
 from fixstar.training.run_directory import RunDirectory
 from fixstar.training.scenarios import remember
 from fixstar.training.version import require_same_classifier
-from fixstar.workspace.held_out import SHARE, SplitOff, keep_held_out, keep_learnt, split_off
+from fixstar.workspace.held_out import SHARE, SplitOff, keep_held_out, keep_learnt, split_off, unlearnt_images
 from fixstar.workspace.reachability import OLD_WIDTH
 from fixstar.workspace.registry import Registry
+from fixstar.workspace.trials import Say, Setup, Trials, alternatives, checked_trials, choose_setup, delete_trials
 
 __all__ = ["UpgradeOptions", "train_first", "train_upgrade", "trained_with"]
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)
 class UpgradeOptions:
     """How the next version differs from the last: what is None stays the same.
+
+    Trials do not vary what is given here: the method, the learning rate (alone or with a recipe), the start.
 
     ``start`` names the version to continue from, if it is not the newest one. ``from_scratch`` starts from random
     weights instead. ``replace`` starts from another model: the name of a backbone, or a directory with a saved encoder.
@@ -38,6 +47,7 @@ class UpgradeOptions:
 
     recipe: Recipe | None = None
     method: Method | None = None
+    learning_rate: float | None = None
     start: str | None = None
     seed: int | None = None
     device: str = "auto"
@@ -74,48 +84,85 @@ def train_first(
     about = {SHARE: hold_out if split.held is not None else 0.0}
     if old_vectors is not None:
         about[OLD_WIDTH] = old_vectors.vectors.shape[1]
-    return _train_next(registry, split, past, settings, method, None, about, progress)
+    with _next_version(registry) as (run, number):
+        return _train_in(run, number, split, Setup("first", "", past, settings, method), None, about, progress)
 
 
-def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions) -> Version:
+def train_upgrade(
+    registry: Registry, images: ImageSet, options: UpgradeOptions, trials: Trials = "auto", say: Say = _silent
+) -> Version:
     """Train the next version; see ``Workspace.upgrade``."""
-    newest = registry.newest()
+    newest, trials = registry.newest(), checked_trials(trials)
+    about = trained_with(registry, newest)[2]
+    if options.hold_out and not (options.keep_images or options.select):
+        raise InputError("hold_out keeps images, and keep_images=False says not to; use only one of them")
+    setups = _setups(registry, options)
+    base = setups[0]
+    split = split_off(images, options.hold_out)
+    validation = _validation(split.held) if options.select else None
+    repeated = options.start in (None, about.get("parent"))
+    for setup in setups if about.get("trials") else [base]:
+        if repeated and _is_done(about, split.shown, setup.past, setup.settings, setup.method, validation):
+            raise InputError(f"{newest} was trained on exactly these images in exactly this way; the upgrade is done")
+    require_same_classifier(base.past, base.method)
+    missing = [name for name in base.previous.slots.classes if name not in images.classes]
+    if missing and "all images" in base.method.needs:
+        raise InputError(
+            f"method {base.method.name!r} retrains on all images so far, and {len(missing)} classes of {base.start} "
+            f"are not among these ({', '.join(missing[:5])}, ...). Give a folder with old and new classes, or use a "
+            "lifelong method such as polaris"
+        )
+    kept = split if options.keep_images else split._replace(held=None)
+    with _next_version(registry) as (run, number):
+        held_out = unlearnt_images(registry, newest, [], base.previous.preprocessing, split).images if trials else None
+        progress = options.progress
+        setup, tried = choose_setup(registry.path, number, setups, split.shown, held_out, trials, progress, say)
+        card: dict[str, Any] = {SHARE: options.hold_out if split.held is not None else 0.0, "parent": setup.start}
+        if tried:
+            card["trials"] = [asdict(one) for one in tried]
+        version = _train_in(run, number, kept, setup, validation, card, progress)
+        on_rank_zero(lambda: delete_trials(registry.path, number + 1))
+    return version
+
+
+def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
+    """What is asked for, and other settings worth a trial."""
+    newest, known = registry.newest(), registry.names()
     start = newest if options.start is None else registry.checked(options.start)
-    (settings, last_method, _), about = trained_with(registry, start), trained_with(registry, newest)[2]
+    base = _setup(registry, start, options)
+    first = next(name for name in registry.lineage(start) if name in known)  # older ones are retired
+    last_rate = trained_with(registry, start)[0].recipe.learning_rate
+    first_rate = trained_with(registry, first)[0].recipe.learning_rate
+    rate_is_free = options.learning_rate is None and (
+        options.recipe is None or options.recipe.learning_rate == last_rate
+    )
+    setups = alternatives(base, first_rate, options.method is None, rate_is_free)
+    continues = options.start is None and options.replace is None and base.method.initialisation == "previous"
+    if continues and first != start:
+        setups.append(replace(_setup(registry, first, replace(options, method=base.method)), name=f"from {first}"))
+    return setups
+
+
+def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
+    """How the next version is trained from ``start``."""
+    settings, last_method, _ = trained_with(registry, start)
+    recipe = options.recipe or settings.recipe
     settings = replace(
         settings,
         device=options.device,
         bad_images=options.bad_images,
-        recipe=options.recipe or settings.recipe,
+        recipe=recipe if options.learning_rate is None else replace(recipe, learning_rate=options.learning_rate),
         seed=settings.seed if options.seed is None else options.seed,
         grown=registry.growth(),
+        replay_per_class=settings.replay_per_class if options.keep_images else 0,
     )
-    if options.hold_out and not (options.keep_images or options.select):
-        raise InputError("hold_out keeps images, and keep_images=False says not to; use only one of them")
-    if not options.keep_images:
-        settings = replace(settings, replay_per_class=0)
     previous, known = registry.encoder(start), registry.names()
-    first = next(name for name in registry.lineage(start) if name in known)  # older ones are retired
+    first = next(name for name in registry.lineage(start) if name in known)
     past = TrainingContext(previous, first=previous if first == start else registry.encoder(first))
     past, settings, method = _starting_point(past, settings, options.method or last_method, options)
-    split = split_off(images, options.hold_out)
-    validation = _validation(split.held) if options.select else None
-    repeated = options.start in (None, about.get("parent"))
-    if repeated and _is_done(about, split.shown, past, settings, method, validation):
-        raise InputError(f"{newest} was trained on exactly these images in exactly this way; the upgrade is done")
-    require_same_classifier(past, method)
-    missing = [name for name in previous.slots.classes if name not in images.classes]
-    if missing and "all images" in method.needs:
-        raise InputError(
-            f"method {method.name!r} retrains on all images so far, and {len(missing)} classes of {start} are not "
-            f"among these ({', '.join(missing[:5])}, ...). Give a folder with old and new classes, or use a lifelong "
-            "method such as polaris"
-        )
     if options.keep_images:
         past = replace(past, memory=ReplayMemory.load(RunDirectory(registry.path).memory(int(start[1:]))))
-    held_out = {SHARE: options.hold_out if split.held is not None else 0.0, "parent": start}
-    kept = split if options.keep_images else split._replace(held=None)
-    return _train_next(registry, kept, past, settings, method, validation, held_out, options.progress)
+    return Setup(f"as {start}", start, past, settings, method)
 
 
 def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[str, Any]]:
@@ -128,28 +175,33 @@ def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[
         raise ModelError(f"the card of {name} does not say how it was trained (missing or wrong: {error})") from error
 
 
-def _train_next(
-    registry: Registry,
+@contextlib.contextmanager
+def _next_version(registry: Registry) -> Iterator[tuple[RunDirectory, int]]:
+    """Let no other process train here; the run, and the number of the next version."""
+    number, run = registry.next_number(), RunDirectory(registry.path)
+    with run.locked():
+        if run.finished(number):
+            raise CheckpointError(f"another process has just finished v{number} in {registry.path}; try again")
+        yield run, number
+
+
+def _train_in(
+    run: RunDirectory,
+    number: int,
     split: SplitOff,
-    past: TrainingContext,
-    settings: Settings,
-    method: Method,
+    setup: Setup,
     validation: Validation | None,
     about: dict[str, Any],
     progress: bool,
 ) -> Version:
-    """Train the next version; ``about`` goes into its card."""
-    number, run = registry.next_number(), RunDirectory(registry.path)
-    shown = past if method.scenario == "lifelong" else replace(past, memory=ReplayMemory(0))
-    _refuse_too_few(split.shown, shown)
-    with run.locked():
-        if run.finished(number):
-            raise CheckpointError(f"another process has just finished v{number} in {registry.path}; try again")
-        checkpoint = run.checkpoint(number)
-        version = train_version(number, split.shown, shown, method, settings, checkpoint, progress, validation)
-        version.encoder.about.update(about)
-        on_rank_zero(lambda: _keep_for_gate(registry.path, version, split))
-        run.finish(number, version.encoder, remember(past.memory, version, settings))
+    """Train a version in full and finish it; ``about`` goes into its card."""
+    context, method, settings = setup.context, setup.method, setup.settings
+    _refuse_too_few(split.shown, context)
+    checkpoint = run.checkpoint(number)
+    version = train_version(number, split.shown, context, method, settings, checkpoint, progress, validation)
+    version.encoder.about.update(about)
+    on_rank_zero(lambda: _keep_for_gate(run.path, version, split))
+    run.finish(number, version.encoder, remember(setup.past.memory, version, settings))
     return version
 
 

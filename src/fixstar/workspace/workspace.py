@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -146,14 +146,23 @@ class Workspace:
 
         return train_first(self.registry, images, settings, method, old_vectors, hold_out, progress)
 
-    def upgrade(self, images: ImageSet, options: UpgradeOptions | None = None) -> Version:
+    def upgrade(
+        self,
+        images: ImageSet,
+        options: UpgradeOptions | None = None,
+        trials: int | Literal["auto"] = "auto",
+        say: Callable[[str], object] = lambda _: None,
+    ) -> Version:
         """Train the next version so that it stays compatible with all before it; the same call resumes.
 
         Settings and method are the previous version's unless given. A retraining method needs all images so far.
+        ``trials`` is how many settings short runs compare on held-out images first (see ``workspace.trials``): "auto"
+        as many as cost a third of the training at most, 0 none. ``say`` gets the plan and what was found, in sentences;
+        the figures are on the version's card (``about["trials"]``).
         """
         from fixstar.workspace.training import UpgradeOptions, train_upgrade
 
-        return train_upgrade(self.registry, images, options or UpgradeOptions())
+        return train_upgrade(self.registry, images, options or UpgradeOptions(), trials, say)
 
     def grow(self, count: int) -> tuple[int, ...]:
         """Make room for ``count`` more classes: the next version gets a second simplex, in new dimensions.
@@ -442,7 +451,7 @@ class Workspace:
             self.gallery.count(),
             without_secret(gallery_url(self.path)),
             {name: check.outcome for name in names if (check := last_check(self.path, name)) is not None},
-            f"v{number}" if (self.path / f"checkpoint-v{number}.safetensors").exists() else None,
+            f"v{number}" if any(self.path.glob(f"*-v{number}*")) else None,  # checkpoint or trials
             reached,
             {name: move.blend[name] for name in models[1:]},
         )

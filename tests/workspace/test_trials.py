@@ -1,0 +1,215 @@
+"""Short runs before an upgrade: what they compare, what they cost, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixstar.data import ImageSet, from_arrays
+from fixstar.errors import InputError
+from fixstar.methods import create_method
+from fixstar.training import Recipe, Settings
+from fixstar.training.checkpoint import save_checkpoint
+from fixstar.workspace import UpgradeOptions, Workspace, training, trials
+from fixstar.workspace.trials import Tried
+
+EPOCHS = 30  # so that three short runs are worth their time
+
+
+def patches(names: str, per_class: int = 64) -> ImageSet:
+    rng = np.random.default_rng(ord(names[0]))
+    colours = np.repeat(rng.integers(0, 150, (len(names), 1, 1, 3)), per_class, axis=0)
+    pixels = (colours + rng.integers(0, 100, (len(colours), 8, 8, 3))).astype(np.uint8)
+    return from_arrays(pixels, np.repeat(np.arange(len(names)), per_class), list(names))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with v1."""
+    path = tmp_path_factory.mktemp("trials") / "shop"
+    space = Workspace.create(path, device="cpu")
+    settings = Settings(
+        backbone="tiny",
+        backbone_options={"width": 2},
+        capacity=80,
+        recipe=Recipe(epochs=EPOCHS, milestones=(20, 26), learning_rate=0.05, batch_size=32),
+        device="cpu",
+    )
+    space.train(patches("ab"), settings, create_method("polaris"), progress=False, hold_out=0.5)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """The same with v2, from trials that were not interrupted."""
+    space = Workspace(shutil.copytree(first, tmp_path_factory.mktemp("whole") / "shop"), "cpu")
+    space.upgrade(patches("cd"), options())
+    return space
+
+
+@pytest.fixture
+def space(first: Path, tmp_path: Path) -> Workspace:
+    return Workspace(shutil.copytree(first, tmp_path / "shop"), "cpu")
+
+
+def options(**changes: Any) -> UpgradeOptions:
+    return UpgradeOptions(**{"device": "cpu", "progress": False, "hold_out": 0.5, **changes})
+
+
+def weights(space: Workspace, name: str) -> dict[str, torch.Tensor]:
+    return dict(space.encoder(name).state_dict())
+
+
+def assert_same_weights(a: Workspace, b: Workspace, name: str = "v2") -> None:
+    left, right = weights(a, name), weights(b, name)
+    assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_the_best_of_three_settings_is_trained_in_full(space: Workspace, first: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    version = space.upgrade(patches("cd"), options(), say=said.append)
+    tried = space.registry.card("v2")["about"]["trials"]
+    assert [one["setting"] for one in tried] == ["as v1", "hold=40", "learning rate 0.015"]
+    assert {one["epochs"] for one in tried} == {3}
+    assert said[0].startswith("3 trial runs of 3 epochs each, about 30% of the time of the full run (30 epochs)")
+    assert any("to go" in line for line in said)
+    (chosen,) = [one for one in tried if one["chosen"]]
+    assert Tried.from_json(chosen).score == max(Tried.from_json(one).score for one in tried)
+    about = version.encoder.about
+    assert about["method"]["options"]["hold"] == (40 if chosen["setting"] == "hold=40" else 20)
+    assert not list(space.path.glob("trials-*"))
+    with pytest.raises(InputError, match="the upgrade is done"):
+        space.upgrade(patches("cd"), options())
+    settings: dict[str, dict[str, Any]] = {
+        "as v1": {},
+        "hold=40": {"method": create_method("polaris", hold=40)},
+        "learning rate 0.015": {"learning_rate": 0.05 * 0.3},
+    }
+    plain = Workspace(shutil.copytree(first, tmp_path / "plain"), "cpu")
+    plain.upgrade(patches("cd"), options(**settings[chosen["setting"]]), trials=0)
+    assert "trials" not in plain.registry.card("v2")["about"]
+    assert_same_weights(space, plain)
+
+
+@pytest.mark.parametrize("saved", [1, 4, 8, 20])  # in the first trial, the second, the third, and the full run
+def test_killed_anywhere_the_same_call_resumes_to_the_same_weights(
+    space: Workspace, whole: Workspace, monkeypatch: pytest.MonkeyPatch, saved: int
+) -> None:
+    steps = 0
+
+    def killed(*state: Any) -> None:
+        nonlocal steps
+        save_checkpoint(*state)
+        steps += 1
+        if steps == saved:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fixstar.training.loop.save_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            space.upgrade(patches("cd"), options())
+    assert space.versions() == ["v1"]
+    assert space.status().training == "v2"
+    again: list[str] = []
+    space.upgrade(patches("cd"), options(), say=again.append)
+    finished = (saved - 1) // 3 if saved < 10 else 3
+    assert [line.partition(":")[0] for line in again if line.startswith("Trial ")] == [
+        f"Trial {row} of 3" for row in range(finished + 1, 4)
+    ]
+    kept = [[{**one, "chosen": None} for one in shop.registry.card("v2")["about"]["trials"]] for shop in (space, whole)]
+    assert kept[0] == kept[1]
+    assert_same_weights(space, whole)
+    assert not list(space.path.glob("trials-*"))
+
+
+def test_damaged_results_are_measured_again(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "train_version", killed)  # the full run
+        with pytest.raises(KeyboardInterrupt):
+            space.upgrade(patches("cd"), options(), trials=2)
+    (space.path / "trials-v2" / "results.json").write_text("[1, {")
+    (space.path / "trials-v1").mkdir()  # left behind by a kill just after v1 was finished
+    said: list[str] = []
+    space.upgrade(patches("cd"), options(), trials=2, say=said.append)
+    assert [line for line in said if line.startswith("Trial ")] == ["Trial 1 of 2: as v1", "Trial 2 of 2: hold=40"]
+    assert not list(space.path.glob("trials-*"))
+
+
+def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
+    space.upgrade(patches("cd"), options(recipe=Recipe(epochs=2, milestones=(1,), learning_rate=0.05, batch_size=32)))
+    said: list[str] = []
+    space.upgrade(patches("ef"), options(), trials=4, say=said.append)
+    tried = space.registry.card("v3")["about"]["trials"]
+    assert [one["setting"] for one in tried] == ["as v2", "hold=40", "learning rate 0.015", "from v1"]
+    assert all(set(one["galleries"]) == {"v1", "v2"} for one in tried)
+    (chosen,) = [one["setting"] for one in tried if one["chosen"]]
+    assert space.registry.card("v3")["about"]["parent"] == ("v1" if chosen == "from v1" else "v2")
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({}, ["as v1", "hold=40", "learning rate 0.015"]),
+        ({"method": create_method("polaris", hold=30)}, ["as v1", "learning rate 0.015"]),
+        ({"learning_rate": 0.05}, ["as v1", "hold=40"]),
+        ({"recipe": Recipe(epochs=30, learning_rate=0.2)}, ["as v1", "hold=40"]),
+        ({"start": "v1", "seed": 3}, ["as v1", "hold=40", "learning rate 0.015"]),
+        ({"method": create_method("hoc"), "learning_rate": 0.1}, ["as v1"]),
+    ],
+)
+def test_what_the_user_sets_is_not_varied(space: Workspace, given: dict[str, Any], left: list[str]) -> None:
+    assert [setup.name for setup in training._setups(space.registry, options(**given))] == left
+
+
+def test_a_chosen_rate_does_not_sink_from_version_to_version(space: Workspace) -> None:
+    space.upgrade(patches("cd"), options(learning_rate=0.015, start="v1"), trials=0)
+    names = [setup.name for setup in training._setups(space.registry, options())]
+    assert names == ["as v2", "hold=40", "learning rate 0.05", "from v1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hold_out": 0.0}, r"held-out images give 3\d queries, and comparing settings takes 50"),  # v1's alone
+        ({"recipe": Recipe(epochs=8, milestones=(5,), learning_rate=0.05, batch_size=32)}, "with 8 epochs in all"),
+    ],
+)
+def test_without_enough_images_or_epochs_it_says_so_and_trains(
+    space: Workspace, changes: dict[str, Any], why: str
+) -> None:
+    said: list[str] = []
+    space.upgrade(patches("cd"), options(**changes), say=said.append)
+    assert space.versions() == ["v1", "v2"]
+    assert "trials" not in space.registry.card("v2")["about"]
+    assert len(said) == 1
+    assert re.search(why, said[0])
+
+
+@pytest.mark.parametrize("wrong", [1, -2, True, "many", 2.5])
+def test_odd_numbers_of_trials_are_refused(space: Workspace, wrong: Any) -> None:
+    with pytest.raises(InputError, match="2 or more"):
+        space.upgrade(patches("cd"), options(), trials=wrong)
+    assert space.versions() == ["v1"]
+
+
+def test_settings_that_hold_come_first() -> None:
+    better, drifted = Tried("a", {"v1": (0.61, 0.60)}, 0.62), Tried("b", {"v1": (0.59, 0.60)}, 0.90)
+    assert better.score > drifted.score
+    assert Tried("c", {"v1": (0.62, 0.60)}, 0.65).score > better.score
+    assert Tried("d", {}, 0.5).holds
+
+
+def test_trial_constants_are_those_of_the_documentation() -> None:
+    assert (trials.HOLDS, trials.RATES) == ((20.0, 40.0), (1.0, 0.3))
+    text = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text()
+    assert "`hold` 20 and 40" in text
+    assert "1 and 0.3 times" in text
