@@ -2,8 +2,8 @@
 
 Characters are rendered from the fonts inside matplotlib and distorted. v1 learns some scripts and indexes a gallery of
 characters that no model is trained on. v2 learns more scripts with the default method, passes the gate, is deployed,
-and searches v1's vectors as they are. The control is the same pair of models trained independently, which the gate refuses.
-Both workspaces are kept, to explore. Every number comes from the run.
+and searches v1's vectors as they are. The control is the same pair of models trained independently, which the gate
+refuses. Both workspaces are kept, to explore. Every number comes from the run.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_the_best_of_three_settings_is_trained_in_full(space: Workspace, first: 
     said: list[str] = []
     version = space.upgrade(patches("cd"), options(), say=said.append)
     tried = space.registry.card("v2")["about"]["trials"]
-    assert [one["setting"] for one in tried] == ["as v1", "hold=40", "learning rate 0.015"]
+    assert [one["setting"] for one in tried] == ["as v1", "hold=40", "rate=1"]
     assert {one["epochs"] for one in tried} == {3}
     assert said[0].startswith("3 trial runs of 3 epochs each, about 30% of the time of the full run (30 epochs)")
     assert any("to go" in line for line in said)
@@ -89,7 +89,7 @@ def test_the_best_of_three_settings_is_trained_in_full(space: Workspace, first: 
     settings: dict[str, dict[str, Any]] = {
         "as v1": {},
         "hold=40": {"method": create_method("polaris", hold=40)},
-        "learning rate 0.015": {"learning_rate": 0.05 * 0.3},
+        "rate=1": {"method": create_method("polaris", rate=1)},
     }
     plain = Workspace(shutil.copytree(first, tmp_path / "plain"), "cpu")
     plain.upgrade(patches("cd"), options(**settings[chosen["setting"]]), trials=0)
@@ -149,7 +149,7 @@ def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
     said: list[str] = []
     space.upgrade(patches("ef"), options(), trials=4, say=said.append)
     tried = space.registry.card("v3")["about"]["trials"]
-    assert [one["setting"] for one in tried] == ["as v2", "hold=40", "learning rate 0.015", "from v1"]
+    assert [one["setting"] for one in tried] == ["as v2", "hold=40", "rate=1", "from v1"]
     assert all(set(one["galleries"]) == {"v1", "v2"} for one in tried)
     (chosen,) = [one["setting"] for one in tried if one["chosen"]]
     assert space.registry.card("v3")["about"]["parent"] == ("v1" if chosen == "from v1" else "v2")
@@ -158,11 +158,12 @@ def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
 @pytest.mark.parametrize(
     ("given", "left"),
     [
-        ({}, ["as v1", "hold=40", "learning rate 0.015"]),
-        ({"method": create_method("polaris", hold=30)}, ["as v1", "learning rate 0.015"]),
+        ({}, ["as v1", "hold=40", "rate=1"]),
+        ({"method": create_method("polaris", hold=30)}, ["as v1"]),
         ({"learning_rate": 0.05}, ["as v1", "hold=40"]),
         ({"recipe": Recipe(epochs=30, learning_rate=0.2)}, ["as v1", "hold=40"]),
-        ({"start": "v1", "seed": 3}, ["as v1", "hold=40", "learning rate 0.015"]),
+        ({"start": "v1", "seed": 3}, ["as v1", "hold=40", "rate=1"]),
+        ({"method": create_method("hoc")}, ["as v1", "learning rate 0.015"]),
         ({"method": create_method("hoc"), "learning_rate": 0.1}, ["as v1"]),
     ],
 )
@@ -171,9 +172,10 @@ def test_what_the_user_sets_is_not_varied(space: Workspace, given: dict[str, Any
 
 
 def test_a_chosen_rate_does_not_sink_from_version_to_version(space: Workspace) -> None:
-    space.upgrade(patches("cd"), options(learning_rate=0.015, start="v1"), trials=0)
+    short = Recipe(epochs=1, milestones=(), learning_rate=0.015, batch_size=32)
+    space.upgrade(patches("cd"), options(recipe=short, method=create_method("hoc")), trials=0)
     names = [setup.name for setup in training._setups(space.registry, options())]
-    assert names == ["as v2", "hold=40", "learning rate 0.05", "from v1"]
+    assert names == ["as v2", "learning rate 0.05", "from v1"]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,9 @@ def test_settings_that_hold_come_first() -> None:
 
 
 def test_trial_constants_are_those_of_the_documentation() -> None:
-    assert (trials.HOLDS, trials.RATES) == ((20.0, 40.0), (1.0, 0.3))
+    assert trials.OPTIONS == {"hold": (20.0, 40.0), "rate": (0.3, 1.0)}
+    assert trials.RATES == (1.0, 0.3)
     text = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text()
     assert "`hold` 20 and 40" in text
+    assert "`rate` 0.3 and 1" in text
     assert "1 and 0.3 times" in text

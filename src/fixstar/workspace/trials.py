@@ -31,8 +31,8 @@ from fixstar.training.distributed import from_rank_zero, on_rank_zero
 from fixstar.training.version import fingerprint_of
 
 # What is tried beside the settings of the last version.
-HOLDS = (20.0, 40.0)  # polaris: how strongly old features are held
-RATES = (1.0, 0.3)  # times the first version's learning rate
+OPTIONS = {"hold": (20.0, 40.0), "rate": (0.3, 1.0)}  # polaris: how strongly the past is held, how large the steps are
+RATES = (1.0, 0.3)  # times the first version's learning rate, for methods without an option ``rate``
 
 EPOCHS_SHARE = 0.1  # of the full run's epochs, for one trial
 LEAST_EPOCHS = 3  # fewer do not see the learning rate fall
@@ -110,14 +110,14 @@ def checked_trials(trials: Trials) -> Trials:
 
 def alternatives(base: Setup, first_rate: float, method_is_free: bool, rate_is_free: bool) -> list[Setup]:
     """The last version's settings, and each with one change. What the user has fixed is not varied."""
-    found, recipe = [base], base.settings.recipe
-    if method_is_free and "hold" in base.method.options:
-        for hold in HOLDS:
-            if hold != base.method.options["hold"]:
-                other = create_method(base.method.name, **{**base.method.options, "hold": hold})
+    found, recipe, given = [base], base.settings.recipe, base.method.options
+    for option, values in OPTIONS.items() if method_is_free else ():
+        for value in values:
+            if option in given and value != given[option] and (rate_is_free or option != "rate"):
+                other = create_method(base.method.name, **{**given, option: value})
                 method = replace(other, initialisation=base.method.initialisation)
-                found.append(replace(base, name=f"hold={hold:g}", method=method))
-    if rate_is_free:
+                found.append(replace(base, name=f"{option}={value:g}", method=method))
+    if rate_is_free and "rate" not in given:
         for rate in (times * first_rate for times in RATES):
             if abs(rate - recipe.learning_rate) > 1e-9:
                 settings = replace(base.settings, recipe=replace(recipe, learning_rate=rate))
