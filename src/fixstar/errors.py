@@ -34,6 +34,7 @@ ACTIONS = frozenset(
             "check",
             "delete-items",
             "deploy",
+            "drop",
             "evaluate",
             "grow",
             "import-vectors",

@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "check": Command("check", ("version",)),
     "delete-items": Command("gallery delete", ("id",)),
     "deploy": Command("deploy", ("version",)),
+    "drop": Command("drop", ("version",)),
     "evaluate": Command("evaluate", ("data",)),
     "grow": Command("grow", ("count",)),
     "import-vectors": Command("gallery import", ("file",), {"name": "--as"}),

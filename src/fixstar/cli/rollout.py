@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from fixstar.workspace.backfill.planning import PlannedBackfill
     from fixstar.workspace.backfill.prediction import PredictedCurve
 
-__all__ = ["adapt", "backfill", "check", "deploy", "operator_name", "print_blend", "rollback", "shown_shares"]
+__all__ = [
+    "adapt",
+    "backfill",
+    "check",
+    "deploy",
+    "operator_name",
+    "print_blend",
+    "print_check",
+    "rollback",
+    "shown_shares",
+]
 
 EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
 LOST_SHOWN = 5  # lost queries that are named
@@ -75,7 +85,7 @@ def check(
     if as_json:
         print_json(found.to_json())
     else:
-        _print_check(found, workspace, {"data": data, "split": None if split == "train" else split})
+        print_check(found, workspace, {"data": data, "split": None if split == "train" else split})
     raise typer.Exit(EXIT_CODES[found.outcome])
 
 
@@ -111,7 +121,8 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
     print("* the check that counts. Tolerance in points")
 
 
-def _print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
+def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
+    """What a check found, and what to do next."""
     _print_cells(found)
     _print_blends(found)
     for reason in found.reasons:

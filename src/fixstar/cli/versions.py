@@ -12,6 +12,7 @@ import typer
 from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app, key_value
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json, print_table, print_wrapped
+from fixstar.cli.rollout import print_check
 from fixstar.errors import FixstarError, InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fixstar.methods import Method
     from fixstar.training import Recipe, Version
     from fixstar.training.settings import Precision
-    from fixstar.workspace import Workspace
+    from fixstar.workspace import Check, Workspace
 
 __all__ = ["drop", "grow", "retire", "slots", "train", "upgrade"]
 
@@ -179,9 +180,24 @@ def upgrade(
     )
     wanted = _parsed_trials(trials)
     version = space.upgrade(_announced(open_images(data)), options, wanted, lambda text: print(text, file=sys.stderr))
+    found = _checked_at_once(space, version) if version.encoder.about.get("trials") else None
     if not as_json:
         _print_trials(version)
-    _print_version(version, space.path, f"fixstar check {version.name}", as_json)
+    if as_json or found is None:
+        _print_version(version, space.path, f"fixstar check {version.name}", as_json, found)
+        return
+    print(f"{version.name} is in {space.path / 'versions' / version.name}. On its held-out images:")
+    print_check(found, workspace, {})
+
+
+def _checked_at_once(space: Workspace, version: Version) -> Check | None:
+    """The check on held-out images, which are there if trials were run; None if the gallery is not to be had."""
+    try:
+        with space:
+            return space.check(version.name, progress=False)
+    except FixstarError as error:
+        print(f"{version.name} is trained and not yet checked: {error}", file=sys.stderr)
+        return None
 
 
 def _parsed_trials(text: str) -> int | Literal["auto"]:
@@ -258,12 +274,15 @@ def _hold_out_share(given: float | None, images_kept: bool) -> float:
     return 0.1 if images_kept else 0.0
 
 
-def _print_version(version: Version, workspace: Path, following: str, as_json: bool) -> None:
+def _print_version(
+    version: Version, workspace: Path, following: str, as_json: bool, check: Check | None = None
+) -> None:
     path, loss = workspace / "versions" / version.name, version.log[-1].loss
     held_out = (workspace / "held-out" / f"{version.name}.safetensors").is_file()
     if as_json:
         trials = version.encoder.about.get("trials", [])
-        print_json({"version": version.name, "path": str(path), "loss": loss, "held_out": held_out, "trials": trials})
+        known = {"version": version.name, "path": str(path), "loss": loss, "held_out": held_out, "trials": trials}
+        print_json({**known, "check": None if check is None else check.to_json()})
         return
     print(f"{version.name} is in {path} (loss {loss:.3f})")
     if held_out:

@@ -113,7 +113,7 @@ REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, pat
 }
 OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine, or files there
     (
-        *("adapt", "evaluate", "grow", "import-vectors", "index", "init", "install", "prune-images", "repeat"),
+        *("adapt", "drop", "evaluate", "grow", "import-vectors", "index", "init", "install", "prune-images", "repeat"),
         *("retire", "train", "upgrade", "use-gallery", "verify-gallery"),
     )
 )

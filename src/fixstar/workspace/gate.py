@@ -52,6 +52,7 @@ from fixstar.workspace.checks import (
     save_flips,
 )
 from fixstar.workspace.held_out import unlearnt_images
+from fixstar.workspace.proposals import proposals
 from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def check_version(
         tested = cross_test(*trial.images, "image")
         check, folds = _judge_all(trial, tested, apart, foreign, rules, adapters)
         check = _with_image_notes(check, source == "held out" and _has_chosen(card["about"]), learnt_by)
+        check = replace(check, next_steps=_distinct([*check.next_steps, *proposals(trial, check, folds)]))
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
     if (stronger := outweighing_check(registry.path, check)) is not None:
         check = replace(check, notes=(*check.notes, _outweighed(stronger)))
