@@ -9,14 +9,41 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fixstar.models import Encoder
+    from fixstar import losses
+    from fixstar.evaluation.cross_test import cross_test
+    from fixstar.gallery import open_gallery
+    from fixstar.images import Preprocessing
+    from fixstar.models import Encoder, SimplexClassifier
+    from fixstar.training import train_versions as train
+    from fixstar.workspace import Workspace
 
-_HOMES = {"Encoder": "fixstar.models"}
+_HOMES = {  # where a name comes from, and what it is called there
+    "Encoder": ("models", "Encoder"),
+    "Preprocessing": ("images", "Preprocessing"),
+    "SimplexClassifier": ("models", "SimplexClassifier"),
+    "Workspace": ("workspace", "Workspace"),
+    "cross_test": ("evaluation", "cross_test"),
+    "open_gallery": ("gallery", "open_gallery"),
+    "train": ("training", "train_versions"),
+}
 
-__all__ = ["Encoder", "__version__"]
+__all__ = [
+    "Encoder",
+    "Preprocessing",
+    "SimplexClassifier",
+    "Workspace",
+    "__version__",
+    "cross_test",
+    "losses",
+    "open_gallery",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        home, known_as = _HOMES[name]
+        return getattr(import_module(f"fixstar.{home}"), known_as)
+    if name == "losses":
+        return import_module("fixstar.losses")
     raise AttributeError(f"module 'fixstar' has no attribute {name!r}")

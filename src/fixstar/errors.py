@@ -27,23 +27,30 @@ from types import EllipsisType
 from typing import Any, ClassVar
 
 ACTIONS = frozenset(
-    (
-        *(
-            "adapt",
-            "backfill",
-            "check",
-            "delete-items",
-            "deploy",
-            "drop",
-            "evaluate",
-            "grow",
-            "import-vectors",
-            "index",
-            "init",
-        ),
-        *("install", "prune-images", "repeat", "retire", "rollback", "status", "train", "upgrade", "use-gallery"),
+    {
+        "adapt",
+        "add",
+        "backfill",
+        "check",
+        "delete-items",
+        "deploy",
+        "drop",
+        "evaluate",
+        "grow",
+        "import-vectors",
+        "index",
+        "init",
+        "install",
+        "prune-images",
+        "repeat",
+        "retire",
+        "rollback",
+        "status",
+        "train",
+        "upgrade",
+        "use-gallery",
         "verify-gallery",
-    )
+    }
 )
 Argument = str | int | float | bool | EllipsisType
 

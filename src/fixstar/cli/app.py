@@ -27,7 +27,20 @@ Tolerance = Annotated[float, typer.Option(help="How much accuracy may be lost: 0
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 ORDER = (
-    *("demo", "init", "train", "index", "search", "upgrade", "check", "deploy", "backfill", "rollback", "status"),
+    *(
+        "demo",
+        "init",
+        "train",
+        "add",
+        "index",
+        "search",
+        "upgrade",
+        "check",
+        "deploy",
+        "backfill",
+        "rollback",
+        "status",
+    ),
     *("serve", "adapt", "drop", "grow", "slots", "retire", "evaluate", "methods", "backbones", "theorem", "picture2d"),
     *("gallery", "bench", "keys"),
 )

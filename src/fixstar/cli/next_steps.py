@@ -21,6 +21,7 @@ class Command(NamedTuple):
 
 # An argument that is neither positional nor named here is an option of its own name: plan_only is --plan-only.
 COMMANDS: dict[str, Command] = {
+    "add": Command("add", ("model",)),
     "adapt": Command("adapt", ("version",), {"queries_by": "--for"}),
     "backfill": Command("backfill"),
     "check": Command("check", ("version",)),
@@ -47,6 +48,7 @@ PLACEHOLDERS = {
     "force": '"REASON"',
     "data": "LABELLED_IMAGES",
     "items": "IMAGES",
+    "model": "MODEL",
     "old_vectors": "FILE.npz",
     "path": "WORKSPACE",
 }

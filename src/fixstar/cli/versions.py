@@ -1,4 +1,4 @@
-"""fixstar train, upgrade, drop, grow, slots, retire: the versions of a model."""
+"""fixstar train, add, upgrade, drop, grow, slots, retire: the versions of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app, key_v
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json, print_table, print_wrapped
 from fixstar.cli.rollout import print_check
-from fixstar.errors import FixstarError, InputError
+from fixstar.errors import FixstarError, InputError, NextStep
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fixstar.training.settings import Precision
     from fixstar.workspace import Check, Workspace
 
-__all__ = ["drop", "grow", "retire", "slots", "train", "upgrade"]
+__all__ = ["add", "drop", "grow", "retire", "slots", "train", "upgrade"]
 
 DataPath = Annotated[
     Path,
@@ -234,6 +234,102 @@ def _print_trials(version: Version) -> None:
         f"On held-out images, after {tried[0]['epochs']} epochs each. Settings that beat the old versions on their own "
         f"vectors come first, then the highest mean of {version.name} on old vectors and {version.name} alone"
     )
+
+
+@app.command(
+    epilog="Examples:  fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5   |   "
+    "fixstar add hf:facebook/dinov2-small -w shop   |   "
+    "fixstar add shop.models:build --argument depth=50 --weights model.safetensors -w shop --size 224   |   "
+    "fixstar add better.onnx -w shop --size 224 --compatible-with v1"
+)
+def add(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="An ONNX file, hf:NAME_OR_FOLDER (transformers), or package.module:name, which makes a torch module."
+        ),
+    ],
+    workspace: WorkspacePath = Path(),
+    size: Annotated[
+        str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Needed unless hf:.")
+    ] = None,
+    mean: Annotated[str, typer.Option(help="Subtracted from pixels in 0..1, per channel.")] = "0.485,0.456,0.406",
+    std: Annotated[str, typer.Option(help="Divides them then.")] = "0.229,0.224,0.225",
+    fit: Annotated[str, typer.Option(help="Images of another shape: crop, squash or pad.")] = "crop",
+    crop_fraction: Annotated[
+        float, typer.Option(help="With crop: the share of the shorter side that is kept, such as 0.875.")
+    ] = 1.0,
+    interpolation: Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")] = "bicubic",
+    output: Annotated[str | None, typer.Option(help="Which of several ONNX outputs is the feature.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A safetensors file with the weights of package.module:name.")
+    ] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option("--argument", help="KEY=VALUE for package.module:name. Repeatable.")
+    ] = None,
+    compatible_with: Annotated[
+        str | None, typer.Option(help="The version whose vectors it was trained to search, such as v1.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a model trained elsewhere as the next version."""
+    from fixstar.images.preprocessing import Fit, Interpolation, Preprocessing
+    from fixstar.workspace import Workspace
+
+    if Path(model).suffix.lower() in (".npy", ".npz", ".parquet", ".jsonl"):
+        raise InputError(
+            f"{model} holds vectors, not a model. Vectors enter the gallery under a name of their own",
+            NextStep("import-vectors", {"file": model, "name": ...}),
+        )
+    prepared = None
+    if size is not None:
+        means, stds = _numbers("--mean", mean), _numbers("--std", std)
+        prepared = Preprocessing(
+            size=_image_size(size),
+            channels=len(means),
+            mean=means,
+            std=stds,
+            fit=cast("Fit", fit),
+            crop_fraction=crop_fraction,
+            interpolation=cast("Interpolation", interpolation),
+        )
+    elif not model.startswith("hf:"):
+        raise InputError(
+            f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
+            "and --mean and --std if they are not ImageNet's"
+        )
+    space = Workspace(workspace)
+    made_from = dict(key_value(text, "--argument", "depth=50") for text in argument or [])
+    name = space.add_version(
+        model, prepared, compatible_with=compatible_with, arguments=made_from, weights=weights, output=output
+    )
+    width = space.encoder(name).feature_dim
+    if as_json:
+        print_json({"version": name, "width": width, "compatible_with": compatible_with})
+        return
+    print(f"{name} added: {model}, vectors of {width} components")
+    step = NextStep("index", {"items": ...}, "embed a catalogue")
+    if name != "v1":
+        step = NextStep("check", {"version": name, "data": ...})
+        if compatible_with is None:
+            step = NextStep(
+                "adapt", {"version": space.deployed(), "queries_by": name}, "connect it with stored vectors"
+            )
+    print("\n".join(next_lines([step], workspace)))
+
+
+def _image_size(text: str) -> tuple[int, int]:
+    parts = text.lower().split("x")
+    if not all(part.isdigit() for part in parts) or len(parts) not in (1, 2):
+        raise InputError(f"--size is a number of pixels such as 224, or height x width such as 224x192; got {text!r}")
+    return int(parts[0]), int(parts[-1])
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} is one number per channel, such as 0.5,0.5,0.5; got {text!r}") from None
 
 
 def _method_options(given: list[str] | None) -> dict[str, Any]:

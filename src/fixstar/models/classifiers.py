@@ -75,6 +75,20 @@ class _Trainable(Classifier):
         return wider
 
 
+class NoClassifier(Classifier):
+    """For models from elsewhere, which only embed."""
+
+    kind = "none"
+
+    def __init__(self, feature_dim: int) -> None:
+        super().__init__()
+        self.feature_dim, self.outputs, self.options = feature_dim, 0, {"feature_dim": feature_dim}
+
+    def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Refused."""
+        raise InputError(f"this model was added and only embeds: it has no classifier for features {tuple(z.shape)}")
+
+
 class LinearClassifier(_Trainable):
     """A trainable linear layer, by default without bias."""
 
@@ -258,6 +272,7 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
     "cosine": CosineClassifier,
     "cube": CubeClassifier,
     "linear": LinearClassifier,
+    "none": NoClassifier,
     "orthoplex": OrthoplexClassifier,
     "polygon": PolygonClassifier,
     "proxy": ProxyClassifier,

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,20 +23,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fixstar.durable import flush, is_vacant
-from fixstar.errors import FixstarError, ImageError, InputError, ModelError, UnknownNameError
+from fixstar.errors import FixstarError, ImageError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Preprocessing, decode_ahead
 from fixstar.models.backbones import Backbone, create_backbone
+from fixstar.models.backbones.foreign import foreign_backbone
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
 from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
 
 CARD, WEIGHTS = "card.json", "model.safetensors"
+CANARY = "canary"  # among the weights: vectors of a few fixed images
 
 Form = Literal["full", "short", "raw"]
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 _FORMAT, _FORMAT_VERSION = "fixstar-encoder", 1
+_SAME = 0.03  # the largest distance of two unit vectors of one image by one model; devices differ by far less
 _AHEAD = 32  # images decoded in advance, at least
 
 
@@ -203,6 +206,35 @@ class Encoder(nn.Module):
             head = create_classifier(classifier, **{**sizes, **(classifier_options or {})})
         return cls(body, projection, head, slots, preprocessing)
 
+    @classmethod
+    def wrap(
+        cls,
+        model: str | Path | nn.Module,
+        preprocessing: Preprocessing | None = None,
+        *,
+        source: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        weights: str | Path | None = None,
+        output: str | None = None,
+    ) -> Encoder:
+        """Any model as an encoder; its output at unit length is the feature.
+
+        ``model`` is an ONNX file, ``hf:NAME_OR_FOLDER``, an import path ``package.module:name`` (a class or function
+        that makes a module from ``arguments``, with ``weights`` from a safetensors file), or a torch module. A module
+        is kept as ONNX, or, with ``source``, as the import path that makes it and its weights. ``output`` names one of
+        several ONNX outputs. ``preprocessing`` is what the model expects of its images; only ``hf:`` models know it.
+
+        A model that does not give the same vector for the same image, whatever else is in the batch, is refused.
+        """
+        if isinstance(model, str) and model.startswith("hf:"):
+            body = create_backbone(model, **({"preprocessing": preprocessing.to_json()} if preprocessing else {}))
+        else:
+            body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
+        head = create_classifier("none", feature_dim=body.feature_dim)
+        encoder = cls(body, None, head, Slots(), body.preprocessing).eval()
+        _require_steady(encoder)
+        return encoder
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -358,12 +390,19 @@ class Encoder(nn.Module):
             yield rows, _to_tensor(stack)
 
     def save(self, directory: str | Path) -> Path:
-        """Write weights (safetensors) and card (JSON) into a new directory, all or nothing."""
+        """Write weights (safetensors) and card (JSON) into a new directory, all or nothing.
+
+        What is written is read back first: a model that could not be loaded again is refused.
+        """
         return _save(self, Path(directory))
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Encoder:
-        """Restore an encoder in evaluation mode. A damaged directory, or not a model's, raises ``ModelError``."""
+        """Restore an encoder in evaluation mode. A damaged directory, or not a model's, raises ``ModelError``.
+
+        So does a model that no longer makes the vectors it made when it was saved, because a library or its own code
+        has changed.
+        """
         return _load(Path(directory)).to(device)
 
 
@@ -399,12 +438,13 @@ def _save(encoder: Encoder, directory: Path) -> Path:
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
     try:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
-        save_file(weights, partial / WEIGHTS)
+        save_file({**weights, CANARY: torch.from_numpy(canary_vectors(encoder))}, partial / WEIGHTS)
         (partial / CARD).write_text(json.dumps(_card(encoder, partial / WEIGHTS), indent=2) + "\n")
         partial.chmod(0o755)
         for written in (partial / WEIGHTS, partial / CARD):
             written.chmod(0o644)
             flush(written)
+        _load(partial)
         flush(partial)
         partial.replace(directory)  # also replaces an empty directory
         flush(directory.parent)
@@ -468,14 +508,67 @@ def _load(directory: Path) -> Encoder:
     try:
         _check_shapes(path, card)
         encoder = _build(card)
-        encoder.load_state_dict(load_file(path))
+        weights = load_file(path)
+        canary = weights.pop(CANARY).numpy()
+        encoder.load_state_dict(weights)
         if len(encoder.slots) and max(encoder.slots.by_class.values()) >= encoder.classifier.outputs:
             raise ModelError("its class slots are outside of its classifier")
     except FixstarError as error:
         raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
     except (AttributeError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory} is damaged: card and weights do not belong together ({error})") from error
-    return encoder.eval()
+    _check_canary(encoder.eval(), canary, directory)
+    return encoder
+
+
+def _canary_images(p: Preprocessing) -> np.ndarray[Any, Any]:
+    """Four images of 8 x 8 blocks, the same for ever: uint8 [4, H, W, C]."""
+    i, y, x, c = np.ogrid[:4, : p.size[0], : p.size[1], : p.channels]
+    blocks = (x * 8 // p.size[1] * 37 + y * 8 // p.size[0] * 59 + i * 101 + c * 17) * (i + 3) % 256
+    return np.asarray(blocks, np.uint8)
+
+
+def canary_vectors(encoder: Encoder) -> Vectors:
+    """The vectors of a few fixed images. Kept with a saved model, they show whether it has changed since."""
+    vectors = encoder.encode(_canary_images(encoder.preprocessing), form="short")
+    if not np.isfinite(vectors).all():
+        raise ModelError("the model returned non-finite values")
+    return vectors
+
+
+def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
+    """The model must still make the vectors that it made when it was saved."""
+    found = canary_vectors(encoder)
+    if found.shape != expected.shape or not (apart := _apart(found, expected)) <= _SAME:
+        seen = f"{apart:.3f} apart" if found.shape == expected.shape else f"{found.shape}, not {expected.shape}"
+        raise ModelError(
+            f"{directory} no longer makes the vectors it made when it was saved ({seen}): a library or the model's "
+            "own code has changed, and its stored vectors would be searched wrongly. Restore the earlier library or "
+            "code, or add the changed model as a new version",
+            NextStep("add", {"model": ...}),
+        )
+
+
+def _apart(first: Vectors, second: Vectors) -> float:
+    """The largest distance of two rows."""
+    return float(np.linalg.norm(first - second, axis=1).max())
+
+
+def _require_steady(encoder: Encoder) -> None:
+    """Refuse a model whose vectors are constant, or change between calls or with the rest of the batch."""
+    images = _canary_images(encoder.preprocessing)
+    first, again = canary_vectors(encoder), canary_vectors(encoder)
+    alone = np.concatenate([encoder.encode(images[i : i + 1], form="short") for i in range(len(images))])
+    if not (np.linalg.norm(first, axis=1) > 0.5).all():
+        raise ModelError("the model returns zero for an image; a unit vector cannot be made of it")
+    for other, when in ((again, "in two calls"), (alone, "alone and in a batch")):
+        if not (apart := _apart(first, other)) <= _SAME:
+            raise ModelError(
+                f"the model returns different vectors for the same image {when} ({apart:.3f} apart); "
+                "is dropout or batch norm in training mode?"
+            )
+    if _apart(first[1:], first[:-1]) < 1e-4:
+        raise ModelError("the model returns the same vector for different images")
 
 
 def _check_weights(path: Path, card: dict[str, Any]) -> None:

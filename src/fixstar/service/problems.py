@@ -112,10 +112,24 @@ REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, pat
     "status": ("GET", "/v1/status", ()),
 }
 OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine, or files there
-    (
-        *("adapt", "drop", "evaluate", "grow", "import-vectors", "index", "init", "install", "prune-images", "repeat"),
-        *("retire", "train", "upgrade", "use-gallery", "verify-gallery"),
-    )
+    {
+        "adapt",
+        "add",
+        "drop",
+        "evaluate",
+        "grow",
+        "import-vectors",
+        "index",
+        "init",
+        "install",
+        "prune-images",
+        "repeat",
+        "retire",
+        "train",
+        "upgrade",
+        "use-gallery",
+        "verify-gallery",
+    }
 )
 
 

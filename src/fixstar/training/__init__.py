@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fixstar.training.loop import EpochLog, train
     from fixstar.training.run import Training, ValidationScores
-    from fixstar.training.scenarios import lifelong, replacing, retraining, run_scenario
+    from fixstar.training.scenarios import lifelong, replacing, retraining, run_scenario, train_versions
     from fixstar.training.settings import CIFAR_CORES, CIFAR_LIFELONG, Recipe, Settings, paper_recipe
     from fixstar.training.version import TrainingContext, Validation, Version, train_version, version_features
 
 _MODULES = {
     "loop": ("EpochLog", "train"),
     "run": ("Training", "ValidationScores"),
-    "scenarios": ("lifelong", "replacing", "retraining", "run_scenario"),
+    "scenarios": ("lifelong", "replacing", "retraining", "run_scenario", "train_versions"),
     "settings": ("CIFAR_CORES", "CIFAR_LIFELONG", "Recipe", "Settings", "paper_recipe"),
     "version": ("TrainingContext", "Validation", "Version", "train_version", "version_features"),
 }
@@ -42,6 +42,7 @@ __all__ = [
     "run_scenario",
     "train",
     "train_version",
+    "train_versions",
     "version_features",
 ]
 

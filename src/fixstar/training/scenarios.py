@@ -14,20 +14,48 @@ from typing import Any
 import numpy as np
 import torch
 
+from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
-from fixstar.data.streams import TaskStream
+from fixstar.data.streams import Task, TaskStream
 from fixstar.errors import InputError
-from fixstar.methods import Method
+from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
 from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero
 from fixstar.training.run_directory import RunDirectory
-from fixstar.training.settings import Settings
+from fixstar.training.settings import Settings, paper_recipe
 from fixstar.training.version import TrainingContext, Validation, Version, train_version
 
 _MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "preprocessing")
 _MEMORY_SETTINGS = ("replay_per_class", "selection")
+
+
+def train_versions(
+    *images: ImageSet | str | Path,
+    method: Method | str = "polaris",
+    directory: str | Path | None = None,
+    progress: bool = True,
+    epochs: int | None = None,
+    **settings: Any,
+) -> list[Version]:
+    """Compatible versions, one per image set or folder, oldest first: the front door's ``train``.
+
+    ``epochs`` shortens the recipe of the method's paper; ``settings`` are those of ``Settings`` (backbone, capacity,
+    seed, ...). With a ``directory`` the same call resumes after a kill.
+    """
+    if not images:
+        raise InputError("give one image set or folder per version, such as train('photos/2024', 'photos/2025')")
+    sets = [one if isinstance(one, ImageSet) else open_images(one) for one in images]
+    chosen = create_method(method) if isinstance(method, str) else method
+    recipe = settings.pop("recipe", None) or paper_recipe(chosen.scenario)
+    settings = {"capacity": 10_000, **settings}
+    stream = TaskStream(
+        tuple(Task(number, one) for number, one in enumerate(sets, start=1)),
+        tuple(dict.fromkeys(name for one in sets for name in one.classes)),
+    )
+    whole = Settings(recipe=recipe if epochs is None else recipe.shortened(epochs), **settings)
+    return list(run_scenario(stream, chosen, whole, directory, progress))
 
 
 def lifelong(

@@ -2,7 +2,7 @@
 
 A cosine between vectors of two models means nothing unless the two were connected. Vectors are directly searchable
 
-    between versions of the registry   which are trained to stay compatible; how well is for the gate to say
+    between versions of one lineage    which are trained, or said, to stay compatible; how well is for the gate to say
     if they are named NAME@v1          the name says that they lie in v1's space: a stored adapter put them there, or
                                        they were imported as vectors that v1's model made elsewhere
     if a version, or one before it,    was trained to agree with old vectors of their width (``bct-vectors``)
@@ -82,7 +82,8 @@ def _comparable(registry: Registry, one: str, other: str, widths: dict[str, int]
     my_home, their_home = _home(one, known), _home(other, known)
     if my_home is not None and their_home is not None:
         mine, theirs = widths.get(one, widths[other]), widths[other]  # its first encoder makes room in the gallery
-        return mine == theirs or _grown(registry, (my_home, mine), (their_home, theirs))
+        related = registry.lineage(my_home)[0] == registry.lineage(their_home)[0]
+        return related and (mine == theirs or _grown(registry, (my_home, mine), (their_home, theirs)))
     if my_home is not None:
         return _agrees(registry, my_home, widths[other])
     return their_home is not None and one in widths and _agrees(registry, their_home, widths[one])

@@ -165,10 +165,39 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
     return Setup(f"as {start}", start, past, settings, method)
 
 
+def add_version(registry: Registry, encoder: Encoder, compatible_with: str | None, source: str) -> str:
+    """Store a model from elsewhere as the next version; see ``Workspace.add_version``."""
+    digest, run = weights_digest(encoder), RunDirectory(registry.path)
+    with run.locked():
+        for name in registry.names():
+            if registry.card(name)["about"].get("added", {}).get("weights") == digest:
+                raise InputError(f"{name} is this model already")
+        if compatible_with is not None:
+            theirs = registry.encoder(registry.checked(compatible_with)).feature_dim
+            if theirs != encoder.feature_dim:
+                raise InputError(
+                    f"vectors of {encoder.feature_dim} components cannot be compatible with those of "
+                    f"{compatible_with}, which have {theirs}; add the model without that, and bridge the two by an "
+                    "adapter",
+                    NextStep("adapt", {"version": compatible_with, "queries_by": ...}),
+                )
+        encoder.about = {"parent": compatible_with, "added": {"source": source, "weights": digest}}
+        number = registry.next_number()
+        run.finish(number, encoder, ReplayMemory(0))
+    return f"v{number}"
+
+
 def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[str, Any]]:
     """How a version was trained, from its card alone: settings, method, and everything about it."""
     try:
         about: dict[str, Any] = registry.card(name)["about"]
+        if "added" in about:
+            raise InputError(
+                f"{name} was added, not trained here, so there is nothing to continue from. Train its successor where "
+                "it was trained, and add that",
+                NextStep("add", {"model": ..., "compatible_with": name}, "if it was trained to be compatible"),
+                NextStep("add", {"model": ...}),
+            )
         method = create_method(about["method"]["name"], **about["method"]["options"])
         return Settings.from_json(about["settings"]), method, about
     except (AttributeError, KeyError, TypeError) as error:

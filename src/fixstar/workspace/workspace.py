@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
-from fixstar.images import ImageSource
+from fixstar.images import ImageSource, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
 from fixstar.workspace.adapters.registry import AdapterRegistry
@@ -45,6 +45,8 @@ from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Serving, Usage
 
 if TYPE_CHECKING:  # training code is loaded only to train
+    from torch import nn
+
     from fixstar.methods import Method, OldVectors
     from fixstar.training import Settings, Version
     from fixstar.workspace.training import UpgradeOptions
@@ -163,6 +165,25 @@ class Workspace:
         from fixstar.workspace.training import UpgradeOptions, train_upgrade
 
         return train_upgrade(self.registry, images, options or UpgradeOptions(), trials, say)
+
+    def add_version(
+        self,
+        model: str | Path | nn.Module | Encoder,
+        preprocessing: Preprocessing | None = None,
+        *,
+        compatible_with: str | None = None,
+        **options: Any,
+    ) -> str:
+        """Store any model as the next version; returns its name. ``Encoder.wrap`` says what it takes.
+
+        ``compatible_with`` names a version whose vectors the model was trained to search; the gate then judges it.
+        Without it the model has a space of its own, and an adapter connects it with the others.
+        """
+        from fixstar.workspace.training import add_version
+
+        encoder = model if isinstance(model, Encoder) else Encoder.wrap(model, preprocessing, **options)
+        source = str(model) if isinstance(model, (str, Path)) else type(model).__name__
+        return add_version(self.registry, encoder, compatible_with, source)
 
     def grow(self, count: int) -> tuple[int, ...]:
         """Make room for ``count`` more classes: the next version gets a second simplex, in new dimensions.

@@ -13,6 +13,7 @@ from typing import Any
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.models.backbones.base import Backbone
+from fixstar.models.backbones.foreign import ModuleBackbone, OnnxBackbone
 from fixstar.models.backbones.hf import hf_backbone
 from fixstar.models.backbones.resnets import CifarResNet, RegNet, ResNet, SENet
 from fixstar.models.backbones.small import LeNetPlusPlus, Tiny
@@ -35,6 +36,9 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {
     "tiny": Tiny,
 }
 
+# Models from elsewhere, rebuilt from a saved version's card; ``foreign_backbone`` makes them.
+_FOREIGN: dict[str, Callable[..., Backbone]] = {"module": ModuleBackbone, "onnx": OnnxBackbone}
+
 _HF = "hf:"
 _HF_HINT = "hf:NAME_OR_FOLDER takes any vision model of transformers, such as hf:facebook/dinov2-small or hf:./my-model"
 
@@ -52,8 +56,8 @@ def create_backbone(name: str, **options: Any) -> Backbone:
     """
     if name.startswith(_HF):
         builder: Callable[..., Backbone] = partial(hf_backbone, name.removeprefix(_HF))
-    elif name in BACKBONES:
-        builder = BACKBONES[name]
+    elif name in BACKBONES or name in _FOREIGN:
+        builder = BACKBONES.get(name) or _FOREIGN[name]
     else:
         raise UnknownNameError("backbone", name, BACKBONES, hint=_HF_HINT)
     allowed = list(inspect.signature(builder).parameters)

@@ -1,0 +1,283 @@
+"""Models from elsewhere as backbones: an ONNX file, or a module of the user's own code. Their output is the feature.
+
+A saved version holds all of it: the bytes of an ONNX model are one of its tensors; a module's weights are stored with
+the import path that rebuilds it. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
+from fixstar.images import Preprocessing
+from fixstar.models.backbones.base import Backbone
+
+__all__ = ["ModuleBackbone", "OnnxBackbone", "foreign_backbone"]
+
+
+def foreign_backbone(
+    model: str | Path | nn.Module,
+    preprocessing: Preprocessing | None,
+    source: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    weights: str | Path | None = None,
+    output: str | None = None,
+) -> Backbone:
+    """A backbone of an ONNX file, of ``package.module:name`` (a class or function that makes a module), or of a module.
+
+    A module comes back by its import path ``source`` and ``arguments``, or is exported to ONNX without them.
+    ``weights`` is a safetensors file for what the import path makes. ``output`` names one of several ONNX outputs.
+    """
+    if preprocessing is None:
+        raise InputError(
+            f"{_described(model)} does not say how its images are prepared, and vectors mean nothing without that: "
+            "pass its preprocessing (size, mean and std)"
+        )
+    if isinstance(model, nn.Module):
+        if source is not None:
+            return ModuleBackbone(source, dict(arguments or {}), preprocessing.to_json(), module=model)
+        return OnnxBackbone.of(_exported(model, preprocessing), preprocessing, type(model).__name__, output)
+    path = Path(model)
+    if path.suffix == ".onnx" or path.is_file():
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        return OnnxBackbone.of(content, preprocessing, str(path), output)
+    if ":" not in str(model):
+        raise InputError(
+            f"{str(model)!r} is not a model: give an ONNX file, hf:NAME_OR_FOLDER for a model of transformers, or "
+            "package.module:name for a class or function that makes a torch module"
+        )
+    backbone = ModuleBackbone(str(model), dict(arguments or {}), preprocessing.to_json())
+    if weights is not None:
+        _load_weights(backbone.model, Path(weights))
+    return backbone
+
+
+def _described(model: str | Path | nn.Module) -> str:
+    return f"a {type(model).__name__}" if isinstance(model, nn.Module) else str(model)
+
+
+class _Foreign(Backbone):
+    """A backbone that has an output and no maps."""
+
+    def maps(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Not supported: nothing is known of its layers."""
+        raise ModelError(
+            f"a model from elsewhere ({self.name}) gives no feature maps of images {tuple(images.shape)}; a method "
+            "that compares maps (podnet) needs one of fixstar's own backbones"
+        )
+
+    def _measured(self) -> int:
+        """The width of its features, by one grey image; anything but one vector per image is refused."""
+        p = self.preprocessing
+        with torch.no_grad():
+            features = self(torch.zeros(2, p.channels, *p.size))
+        if features.ndim != 2 or len(features) != 2:
+            raise ModelError(
+                f"the model returns {tuple(features.shape)} for 2 images, not one vector per image; "
+                "give the pooled feature as its output"
+            )
+        return int(features.shape[1])
+
+
+class ModuleBackbone(_Foreign):
+    """A torch module that ``source``, an import path ``package.module:name``, makes when called with ``arguments``."""
+
+    def __init__(
+        self,
+        source: str,
+        arguments: Mapping[str, Any],
+        preprocessing: Mapping[str, Any],
+        module: nn.Module | None = None,
+    ) -> None:
+        options = {"source": source, "arguments": dict(arguments), "preprocessing": dict(preprocessing)}
+        super().__init__("module", options, 0, Preprocessing.from_json(preprocessing))
+        self.model = _imported(source, arguments) if module is None else module
+        self.eval()
+        self.feature_dim = self._measured()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, C, H, W] to [B, feature_dim]."""
+        try:
+            features = self.model(images)
+        except Exception as error:  # the user's code may raise anything
+            raise ModelError(
+                f"the model cannot run on images {tuple(images.shape)}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(features, Tensor):
+            raise ModelError(f"the model returns a {type(features).__name__}; it must return a tensor [images, width]")
+        return features.flatten(1) if features.ndim == 4 and features.shape[2:] == (1, 1) else features
+
+
+def _imported(source: str, arguments: Mapping[str, Any]) -> nn.Module:
+    module, _, name = source.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError(
+            f"{source!r} cannot be imported ({error}); it must be importable wherever it is used"
+        ) from None
+    try:
+        made = make(**arguments)
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(f"{source} with {dict(arguments)} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"{source} makes a {type(made).__name__}, not a torch module")
+    return made
+
+
+def _load_weights(module: nn.Module, path: Path) -> None:
+    try:
+        module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} is not a safetensors file ({error}). Pickled weights (.pt, .pth) are never loaded: they can run "
+            "code. Convert them with safetensors.torch.save_file"
+        ) from None
+    except RuntimeError as error:
+        raise ModelError(f"{path} does not fit the module: {error}") from None
+
+
+class OnnxBackbone(_Foreign):
+    """An ONNX model, run by onnxruntime on the CPU; ``file`` holds its bytes."""
+
+    def __init__(self, size: int, output: str, preprocessing: Mapping[str, Any], feature_dim: int) -> None:
+        options = {
+            "size": size,
+            "output": output,
+            "preprocessing": dict(preprocessing),
+            "feature_dim": feature_dim,
+        }
+        super().__init__("onnx", options, feature_dim, Preprocessing.from_json(preprocessing))
+        self.register_buffer("file", torch.zeros(size, dtype=torch.uint8))
+        self.file: Tensor
+        self._session: Any = None
+
+    @classmethod
+    def of(cls, content: bytes, preprocessing: Preprocessing, title: str, output: str | None = None) -> OnnxBackbone:
+        """The model in a file's bytes; refused if it does not take images and give one vector per image."""
+        session = _opened(content, title)
+        chosen = _chosen_output(session, output, title)
+        _check_input(session, preprocessing, title)
+        backbone = cls(len(content), chosen, preprocessing.to_json(), 0)
+        backbone.file.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        backbone._session = session
+        backbone.feature_dim = backbone._measured()
+        backbone.options["feature_dim"] = backbone.feature_dim
+        return backbone
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, C, H, W] to [B, feature_dim]; no gradient flows."""
+        if self._session is None:
+            self._session = _opened(self.file.cpu().numpy().tobytes(), "the saved ONNX model")
+        (given,) = self._session.get_inputs()
+        pixels = images.detach().float().cpu().numpy()
+        if _channels_last(given.shape, self.preprocessing):
+            pixels = pixels.transpose(0, 2, 3, 1)
+        batch = given.shape[0] if isinstance(given.shape[0], int) else max(len(pixels), 1)
+        features = [self._run(given.name, pixels[i : i + batch], batch) for i in range(0, len(pixels), batch)]
+        found = torch.from_numpy(np.concatenate(features)).to(images.device)
+        return found.flatten(1) if found.ndim == 4 and found.shape[2:] == (1, 1) else found
+
+    def _run(self, name: str, pixels: np.ndarray[Any, Any], batch: int) -> np.ndarray[Any, Any]:
+        """The features of at most ``batch`` images; a model of a fixed batch size gets empty images besides."""
+        count = len(pixels)
+        if count < batch:
+            pixels = np.concatenate([pixels, np.zeros((batch - count, *pixels.shape[1:]), pixels.dtype)])
+        try:
+            (found,) = self._session.run([self.options["output"]], {name: np.ascontiguousarray(pixels)})
+        except Exception as error:  # onnxruntime has no common base class for its errors
+            raise ModelError(f"the ONNX model cannot run on images {pixels.shape}: {error}") from None
+        return np.asarray(found, np.float32)[:count]
+
+
+def _opened(content: bytes, title: str) -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingExtraError("onnxruntime", "onnx", "running an ONNX model") from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        raise ModelError(
+            f"{title} is not an ONNX model that can be run ({error}). Weights must be inside of the file, "
+            "not in files beside it"
+        ) from None
+
+
+def _chosen_output(session: Any, output: str | None, title: str) -> str:
+    names: dict[str, list[Any]] = {one.name: one.shape for one in session.get_outputs()}
+    if output is None and len(names) == 1:
+        return next(iter(names))
+    if output is not None and output in names:
+        return output
+    listed = ", ".join(f"{name} {shape}" for name, shape in names.items())
+    asked = "" if output is None else f", and none is called {output!r}"
+    raise InputError(f"{title} has {len(names)} outputs{asked}. Name the one that is the feature: {listed}")
+
+
+def _check_input(session: Any, p: Preprocessing, title: str) -> None:
+    inputs = session.get_inputs()
+    seen = ", ".join(f"{one.name} {one.shape} {one.type}" for one in inputs)
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type != "tensor(float)":
+        raise ModelError(f"{title} must take one float image tensor [batch, channels, height, width]; it takes {seen}")
+    shape = inputs[0].shape
+    wanted = (*p.size, p.channels) if _channels_last(shape, p) else (p.channels, *p.size)
+    if any(isinstance(have, int) and have != want for have, want in zip(shape[1:], wanted, strict=True)):
+        raise InputError(f"{title} takes {seen}; the preprocessing makes images of {p.channels} x {p.size}")
+
+
+def _channels_last(shape: list[Any], p: Preprocessing) -> bool:
+    return bool(shape[3] == p.channels and shape[1] != p.channels)
+
+
+def _exported(module: nn.Module, p: Preprocessing) -> bytes:
+    """A module as ONNX, for any batch size."""
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("onnxscript", "onnx", "saving a torch module as ONNX") from None
+    training, device = module.training, next((value.device for value in module.state_dict().values()), None)
+    quiet = logging.getLogger("torch.onnx")
+    before = quiet.level
+    try:
+        quiet.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module.eval(),
+                (torch.zeros(2, p.channels, *p.size, device=device),),
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            )
+            assert program is not None
+            written: bytes = program.model_proto.SerializeToString()
+    except Exception as error:  # the exporter may raise anything
+        raise ModelError(
+            f"a {type(module).__name__} cannot be exported to ONNX ({str(error).splitlines()[0]}). Pass the import "
+            "path that makes it (source) instead",
+            NextStep("add", {"model": "package.module:name"}),
+        ) from error
+    finally:
+        quiet.setLevel(before)
+        module.train(training)
+    return written

@@ -1,0 +1,156 @@
+"""Models from elsewhere: ONNX files, modules, import paths; what is refused, and what a saved one notices later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fixstar.errors import InputError, ModelError
+from fixstar.images import Preprocessing
+from fixstar.models import Encoder
+from fixstar.models.encoder import canary_vectors
+
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+
+PREPARED = Preprocessing(size=(16, 16), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+
+
+class Net(nn.Module):
+    """A small network; what it does with ``mode`` is what the tests refuse."""
+
+    def __init__(self, width: int = 6, mode: str = "") -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.head = nn.Linear(32, width)
+        self.mode = mode
+
+    def forward(self, images: Tensor) -> Any:
+        features = self.head(self.body(images))
+        if self.mode == "random":
+            return features + torch.rand_like(features)
+        if self.mode == "batch":
+            return features - features.mean(0) + 1e-3
+        if self.mode == "nan":
+            return features / 0 * 0
+        if self.mode == "constant":
+            return torch.ones_like(features)
+        if self.mode == "maps":
+            return self.body[0](images)
+        if self.mode == "dict":
+            return {"features": features}
+        return features
+
+
+def net(mode: str = "") -> Net:
+    torch.manual_seed(0)
+    return Net(mode=mode).eval()
+
+
+def pixels(count: int = 5) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1).integers(0, 256, (count, 16, 16, 3), np.uint8)
+
+
+def expected(model: nn.Module, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    with torch.no_grad():
+        out = model((torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25).numpy()
+    return np.asarray(out / np.linalg.norm(out, axis=1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The network as an ONNX file for any number of images."""
+    encoder = Encoder.wrap(net(), PREPARED)
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    path.write_bytes(encoder.backbone.get_buffer("file").numpy().tobytes())
+    return path
+
+
+def test_a_module_kept_as_onnx_makes_its_vectors_and_comes_back(exported: Path, tmp_path: Path) -> None:
+    encoder = Encoder.wrap(exported, PREPARED)
+    assert encoder.encode(pixels()) == pytest.approx(expected(net(), pixels()), abs=1e-5)
+    encoder.save(tmp_path / "v1")
+    back = Encoder.load(tmp_path / "v1")
+    assert back.encode(pixels(3)) == pytest.approx(encoder.encode(pixels(3)), abs=1e-6)
+    assert back.feature_dim == 6
+    with pytest.raises(InputError, match="only embeds"):
+        _ = back(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).logits
+
+
+def test_a_module_with_an_import_path_comes_back_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"{__name__}:Net"
+    model = net()
+    Encoder.wrap(model, PREPARED, source=source, arguments={"width": 6}).save(tmp_path / "v1")
+    assert Encoder.load(tmp_path / "v1").encode(pixels()) == pytest.approx(expected(model, pixels()), abs=1e-5)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    by_path = Encoder.wrap(source, PREPARED, arguments={"width": 6}, weights=tmp_path / "weights.safetensors")
+    assert by_path.encode(pixels()) == pytest.approx(expected(model, pixels()), abs=1e-5)
+    monkeypatch.setattr(Net, "forward", lambda self, images: self.head(self.body(images)).flip(1))
+    with pytest.raises(ModelError, match="no longer makes the vectors"):
+        Encoder.load(tmp_path / "v1")
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
+    encoder = Encoder.wrap(net(), PREPARED, source=f"{__name__}:net", arguments={"mode": ""})
+    encoder.backbone.options["source"] = "nowhere.at.all:Net"
+    with pytest.raises(ModelError, match="cannot be imported"):
+        encoder.save(tmp_path / "v1")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("random", "in two calls"),
+        ("batch", "alone and in a batch"),
+        ("nan", "non-finite"),
+        ("constant", "the same vector for different images"),
+        ("maps", "not one vector per image"),
+        ("dict", "returns a dict"),
+    ],
+)
+def test_models_that_cannot_embed_are_refused(mode: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        Encoder.wrap(net(mode), PREPARED, source=f"{__name__}:Net", arguments={"mode": mode})
+
+
+def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="how its images are prepared"):
+        Encoder.wrap(exported)
+    with pytest.raises(InputError, match="3 x \\(32, 32\\)"):
+        Encoder.wrap(exported, Preprocessing(size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1)))
+    with pytest.raises(InputError, match="none is called 'logits'"):
+        Encoder.wrap(exported, PREPARED, output="logits")
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(exported.read_bytes()[:200])
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        Encoder.wrap(broken, PREPARED)
+    with pytest.raises(ModelError, match="cannot be read"):
+        Encoder.wrap(tmp_path / "none.onnx", PREPARED)
+    with pytest.raises(InputError, match="is not a model"):
+        Encoder.wrap("resnet", PREPARED)
+    with pytest.raises(ModelError, match="cannot be imported"):
+        Encoder.wrap("no.such.module:Net", PREPARED)
+    with pytest.raises(ModelError, match="failed: TypeError"):
+        Encoder.wrap(f"{__name__}:Net", PREPARED, arguments={"depth": 3})
+    pickled = tmp_path / "weights.pt"
+    torch.save(net().state_dict(), pickled)
+    with pytest.raises(ModelError, match="never loaded"):
+        Encoder.wrap(f"{__name__}:Net", PREPARED, weights=pickled)
+
+
+def test_a_changed_byte_of_the_canary_or_the_weights_is_noticed(tmp_path: Path) -> None:
+    encoder = Encoder.create("tiny", classes=("a", "b"), capacity=20)
+    encoder.save(tmp_path / "v1")
+    assert canary_vectors(Encoder.load(tmp_path / "v1")) == pytest.approx(canary_vectors(encoder), abs=1e-5)
+    weights = tmp_path / "v1" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ModelError, match="damaged"):
+        Encoder.load(tmp_path / "v1")

@@ -1,0 +1,65 @@
+"""The programs in examples/ run as they stand."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_every_example_is_run_here_and_is_short() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "foreign_model.py",
+        "judge_features.py",
+        "plain_loop.py",
+        "two_versions.py",
+    }
+    assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES.glob("*.py"))
+
+
+def test_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    for part, digits in {"2024": "01", "2025": "0123", "held": "456"}.items():
+        for digit in digits:
+            (tmp_path / part / digit).mkdir(parents=True)
+            for i in np.flatnonzero(labels == int(digit))[:12]:
+                image = Image.fromarray((pixels[i].reshape(8, 8) * 15).astype(np.uint8)).convert("RGB")
+                image.save(tmp_path / part / digit / f"{i}.png")
+    folders = [str(tmp_path / part) for part in ("2024", "2025", "held")]
+    run("two_versions.py", monkeypatch, *folders, "--backbone", "tiny", "--epochs", "1")
+    assert "v2 on v1's vectors" in capsys.readouterr().out
+
+
+def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("plain_loop.py", monkeypatch)
+    assert float(capsys.readouterr().out.split()[-1]) > 0.8
+
+
+def test_judge_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("judge_features.py", monkeypatch)
+    assert "new on old 8" in capsys.readouterr().out
+    features, labels = np.eye(4), np.arange(4)
+    kinds = ("old_queries", "new_queries", "old_gallery", "new_gallery")
+    arrays: dict[str, Any] = dict.fromkeys(kinds, features) | {"query_labels": labels, "gallery_labels": labels}
+    np.savez(tmp_path / "features.npz", **arrays)
+    run("judge_features.py", monkeypatch, str(tmp_path / "features.npz"))
+    assert "new on old 100.0%" in capsys.readouterr().out
+
+
+def test_foreign_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    run("foreign_model.py", monkeypatch)
+    assert "image 7 are 7" in capsys.readouterr().out
