@@ -91,8 +91,15 @@ def test_what_is_not_decided_is_not_deployed() -> None:
         versions=[replace(version, queries=version.queries[:60]) for version in made.versions],
         query_labels=made.query_labels[:60],
     )
-    (blend,) = run_check(few).blends
+    check = run_check(few)
+    (blend,) = check.blends
     assert blend.tried > 0
+    *_, more, deploy = check.next_steps
+    assert (more.action, deploy.arguments["blend"]) == ("check", "auto")
+    gain, low = blend.difference, blend.low
+    by_hand = 4 * 30 * ((gain - low) / gain) ** 2 if gain > 0 else 0  # half is the gallery, and half of the rest chose
+    named = int(more.note.split("about ")[1].split(" ")[0].replace(",", ""))
+    assert by_hand <= named < by_hand * 1.1
     assert (blend.verdict, blend.alpha) == ("not decided", 0)
     (given,) = run_check(made, GateRules(blend=0.5)).blends
     assert (given.tried, given.queries, given.verdict) == (0.5, QUERIES, "compatible")  # no query is needed to choose
@@ -144,6 +151,7 @@ def test_models_of_other_widths_are_searched_by_their_own_queries_or_through_an_
     adapter = fit_adapter("procrustes", samples @ turn, samples, source="v2", target="v1")
     through = run_check(apart, adapters={"v1": adapter})
     assert through.outcome == "pass"  # the adapter has a check of its own
+    assert through.next_steps[-1].arguments == {"version": "v2", "blend": "auto"}
     (blend,) = through.blends
     (direct,) = run_check(made).blends
     assert (blend.tried, blend.verdict) == (direct.tried, "compatible")

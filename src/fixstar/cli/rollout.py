@@ -176,10 +176,11 @@ def _print_cells(found: Check) -> None:
 
 
 def _print_blends(found: Check) -> None:
-    """The queries by two models, if the new version's alone do not pass."""
+    """The queries by two models, if the new version's alone do not pass, or search through an adapter."""
     from fixstar.evaluation.report import percent, points
 
-    if found.outcome == "pass" or not found.blends:
+    adapted = {blend.version for blend in found.blends} - set(found.against)
+    if not found.blends or (found.outcome == "pass" and not adapted):
         return
     numbers = ("alpha\ntried", "its own\nqueries", "blended", "difference", "from", "to", "alpha\nwith auto")
     rows = [

@@ -336,8 +336,9 @@ def _previous(space: Workspace) -> str:
 
 def _record(space: Workspace, move: SavedMove) -> None:
     left = space.rollout.left_by(move)
-    forced = f", forced: {move.reason!r}" if move.reason else ""
-    _audit.info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, forced)
+    more = f", blend {dict(move.blend)}" if move.blend else ""
+    more += f", forced: {move.reason!r}" if move.reason else ""
+    _audit.info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, more)
 
 
 def _active_backfill(context: Context) -> work.Job | None:

@@ -47,6 +47,8 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
             f"fixstar keys add NAME --role admin -w {workspace.path}"
         )
     workspace.serving.encoder(workspace.deployed())  # a missing or damaged version is reported here
+    for name in workspace.serving.asking()[1]:
+        workspace.serving.encoder(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     most = max_connections()
     with _listening(settings) as listener:

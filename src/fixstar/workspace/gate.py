@@ -236,14 +236,14 @@ def _judge_all(
             "images help"
         )
         steps.append(NextStep("check", {"version": version, "data": ...}, "more labelled images, for calibrations"))
-    blends, searched_by = _blends(trial, apart, cells, rules, adapters or {})
+    blends, searched_by, more = _blends(trial, apart, cells, rules, adapters or {})
     blend_calibrations = (
         calibrations_and_folds([*apart, *trial.versions], *trial.images[1:], rules.seed, searched_by)[0]
         if searched_by
         else {}
     )
-    if outcome != "pass" and blends and not foreign:
-        steps.append(_blend_step(version, blends))
+    if blends and not foreign and (outcome != "pass" or adapters):
+        steps += [*more, _blend_step(version, blends)]
     check = Check(
         version,
         outcome,
@@ -336,10 +336,11 @@ def _blends(
     cells: Sequence[CheckedCell],
     rules: GateRules,
     adapters: Mapping[str, VectorAdapter],
-) -> tuple[list[Blend], dict[str, Floats]]:
-    """Blended queries on every older gallery, and the queries [N, s] by gallery where the new ones alone do not search.
+) -> tuple[list[Blend], dict[str, Floats], list[NextStep]]:
+    """Blended queries on every older gallery; the queries [N, s] by gallery where the new ones alone do not search.
 
-    Vectors ``apart`` are searched through an adapter, or by their own model's queries alone.
+    Vectors ``apart`` are searched through an adapter, or by their own model's queries alone. Next steps say what would
+    decide an alpha that was not decided.
     """
     *older, newest = trial.versions
     labels = trial.query_labels
@@ -361,14 +362,21 @@ def _blends(
         asked.append(_Asked(old.name, own, by_new, find, tried))
     passed = {cell.version for cell in cells if cell.verdict == "compatible"}
     confidence = rules.shared(sum(one.tried > 0 for one in asked))
-    blends = [_blend(one, judging, labels, one.name in passed, confidence, rules) for one in asked]
+    judged = [_blend(one, judging, labels, one.name in passed, confidence, rules) for one in asked]
+    blends, steps = [blend for blend, _ in judged], list[NextStep]()
+    for blend, difference in judged:
+        if difference is not None and blend.verdict == "not decided":
+            needed = needed_queries(difference, blend.queries, confidence, rules.tolerance)
+            images = 0 if needed is None else needed * 2 * (1 if rules.blend is not None else 2)
+            note = f"about {images:,} labelled images would decide on queries blended with {blend.version}'s"
+            steps += [NextStep("check", {"version": newest.name, "data": ...}, note)] if images else []
     names = {one.name for one in apart}
     searched_by = {
         one.name: one.at(blend.alpha)
         for one, blend in zip(asked, blends, strict=True)
         if blend.alpha < 1 or one.name in names
     }
-    return blends, searched_by
+    return blends, searched_by, steps
 
 
 class _Asked(NamedTuple):
@@ -392,15 +400,17 @@ def _halves(labels: Labels, seed: int) -> tuple[Indices, Indices]:
     return np.sort(by_class[::2]), np.sort(by_class[1::2])
 
 
-def _blend(asked: _Asked, judging: Indices, labels: Labels, passed: bool, confidence: float, rules: GateRules) -> Blend:
+def _blend(
+    asked: _Asked, judging: Indices, labels: Labels, passed: bool, confidence: float, rules: GateRules
+) -> tuple[Blend, Difference | None]:
     """The verdict on the alpha that was chosen; ``passed`` says that the new queries alone are compatible."""
     own, alpha = asked.find(asked.own, labels), asked.tried
     if not alpha:
         accuracy, verdict = float(own.mean()), "apart" if asked.by_new is None else "unchanged"
-        return Blend(asked.name, float(passed), 0.0, accuracy, accuracy, 0.0, 0.0, verdict, len(labels))
+        return Blend(asked.name, float(passed), 0.0, accuracy, accuracy, 0.0, 0.0, verdict, len(labels)), None
     before, after = own[judging], asked.find(asked.at(alpha)[judging], labels[judging])
     judged = _judged(after, before, confidence, rules)
-    return Blend(
+    blend = Blend(
         asked.name,
         alpha if judged.verdict == "compatible" else float(passed),
         alpha,
@@ -411,6 +421,7 @@ def _blend(asked: _Asked, judging: Indices, labels: Labels, passed: bool, confid
         judged.verdict,
         len(judging),
     )
+    return blend, judged
 
 
 def _blend_step(version: str, blends: Sequence[Blend]) -> NextStep:

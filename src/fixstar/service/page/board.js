@@ -223,7 +223,7 @@ async function rollBack(status, moved) {
   const done = await confirm({
     title: `Roll back to ${to}?`,
     says: [
-      `Queries are embedded by ${to} from now on, instead of ${deployed}.`,
+      to === deployed ? `Queries stay with ${to}, blended as they were before the last deployment.` : `Queries are embedded by ${to} from now on, instead of ${deployed}.`,
       `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
       ...notSearched(unreached, to),
       ...Object.entries(unchecked).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} then searched unchecked: no check has tried ${to}'s queries on ${number === 1 ? "it" : "them"}.`),
