@@ -37,10 +37,10 @@ def patches(names: str, per_class: int = 12) -> ImageSet:
     return from_arrays(pixels, np.repeat(np.arange(len(names)), per_class), list(names))
 
 
-def draw(folder: Path, names: str) -> Path:
+def draw(folder: Path, names: str, per_class: int = 12) -> Path:
     from PIL import Image
 
-    images = patches(names)
+    images = patches(names, per_class)
     for row, (pixels, label) in enumerate(zip(images.images, images.labels, strict=True)):
         path = folder / images.classes[label] / f"{row}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,6 +252,23 @@ def test_how_many_settings_to_try_is_a_number_auto_or_off(space: Path, tmp_path:
         fixstar("upgrade", images, "-w", space, "--try", "1")
     assert Workspace(space).versions() == ["v1"]
     assert json.loads(fixstar("upgrade", images, "-w", space, "--try", "off", "--json"))["trials"] == []
+
+
+def test_after_trials_the_version_is_checked_at_once(space: Path, tmp_path: Path) -> None:
+    images = draw(tmp_path / "many", "efghijklmn", per_class=24)
+    words = ["upgrade", images, "-w", space, "--epochs", "3", "--hold-out", "0.5", "--try", "2"]
+    shown = fixstar(*words)
+    assert "as v1" in shown
+    assert "learning rate 0.03" in shown
+    assert sum(line.rstrip().endswith("chosen") for line in shown.splitlines()) == 1
+    assert "held out from training" in shown
+    (verdict,) = [line for line in shown.splitlines() if line.startswith(("PASS: v2", "REFUSED: v2", "MISSING EVI"))]
+    check = Workspace(space).last_check("v2")
+    assert check is not None
+    assert verdict.startswith({"pass": "PASS", "refuse": "REFUSED", "missing evidence": "MISSING"}[check.outcome])
+    assert any("also chose its epoch or its settings" in note for note in check.notes)
+    proposed = {step.action for step in check.next_steps}
+    assert ("drop" in proposed) == (check.outcome != "pass")
 
 
 def test_the_table_of_trials_fits_into_80_columns(
