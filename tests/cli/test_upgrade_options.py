@@ -256,8 +256,7 @@ def test_how_many_settings_to_try_is_a_number_auto_or_off(space: Path, tmp_path:
 
 def test_after_trials_the_version_is_checked_at_once(space: Path, tmp_path: Path) -> None:
     images = draw(tmp_path / "many", "efghijklmn", per_class=24)
-    words = ["upgrade", images, "-w", space, "--epochs", "3", "--hold-out", "0.5", "--try", "2"]
-    shown = fixstar(*words)
+    shown = fixstar("upgrade", images, "-w", space, "--epochs", "3", "--hold-out", "0.5", "--try", "2")
     assert "as v1" in shown
     assert "learning rate 0.03" in shown
     assert sum(line.rstrip().endswith("chosen") for line in shown.splitlines()) == 1
