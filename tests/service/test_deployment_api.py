@@ -87,7 +87,8 @@ def test_queries_by_two_models_over_http(http: TestClient, space: Workspace) -> 
     assert (moved["version"], moved["blend"]) == ("v2", {"v1": 0.4, "v3": 0.4})
     assert http.get("/v1/status").json()["blend"] == {"v1": 0.4}
     assert http.get("/v1/deployments").json()[0]["blend"] == {"v1": 0.4, "v3": 0.4}
-    assert http.post("/v1/deploy", json=request["body"]).status_code == 400  # nothing would change
+    again = http.post("/v1/deploy", json=request["body"])  # nothing would change
+    assert (again.status_code, "v2 is deployed already" in again.json()["detail"]) == (400, True)
     found = http.post("/v1/search", files={"image": picture(1)}).json()
     assert (found["version"], found["blend"]) == ("v2", {"v1": 0.4})
     vector = space.serving.embed("v2", [picture(1)])[0].tolist()

@@ -398,6 +398,8 @@ class Workspace:
             raise InputError(f"blend is auto, or a share from 0 (old queries) to 1 (new queries); got {blend!r}")
         self.serving.encoder(version)  # only now the gallery knows what its queries can be compared with
         check, _, searched = self._strongest(version)
+        tried = [one for one in self.check_history(version) if {*searched} <= {blend.version for blend in one.blends}]
+        check = strongest_check(tried, searched) or check
         if force is None:
             alphas = judged_blend(check, version, searched, blend)
         elif blend == "auto":
