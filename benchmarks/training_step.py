@@ -11,11 +11,17 @@ data is needed. Rows:
 
     python benchmarks/training_step.py --out benchmarks/results/training_step_h200.json
     python benchmarks/training_step.py --profile            the kernels of our step, by time
+
+What a large capacity K costs, on a GPU or, where there is none, on a CPU (our step, batch 128, and 64 on a CPU):
+
+    python benchmarks/training_step.py --capacities 100,10000,100000 --out benchmarks/results/capacity_cost_cpu.json
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import platform
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -32,13 +38,13 @@ from torch.utils.data import DataLoader, Dataset
 from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_source
 from fixstar.durable import replace_json
 from fixstar.losses.contrastive import _info_nce_by_torch
-from fixstar.methods import create_method
+from fixstar.methods import Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training, captured
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.loop import _optimiser
 from fixstar.training.run import parts_of
-from fixstar.training.steps import EagerSteps
+from fixstar.training.steps import EagerSteps, update
 
 IMAGES, BATCH, CLASSES, CAPACITY = 12_800, 128, 40, 1000
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
@@ -48,32 +54,32 @@ def pixels() -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), dtype=np.uint8)
 
 
-def encoder() -> Encoder:
+def encoder(capacity: int = CAPACITY, device: str = "cuda") -> Encoder:
     torch.manual_seed(0)
     names = [str(i) for i in range(CLASSES)]
-    return Encoder.create("resnet32", classes=names, capacity=CAPACITY).to("cuda")
+    return Encoder.create("resnet32", classes=names, capacity=capacity).to(device)
 
 
-def prepared(precision: str) -> Training:
+def prepared(precision: str, name: str = "hoc", capacity: int = CAPACITY, device: str = "cuda") -> Training:
     """Our loop's run: new images and replayed ones, half and half."""
-    model, augmentation = encoder(), Augmentation()
+    model, augmentation = encoder(capacity, device), Augmentation()
     lanes = []
     for replay, labels in ((False, np.arange(IMAGES) % 20), (True, 20 + np.arange(IMAGES) % 20)):
         images = from_arrays(pixels(), labels)
-        source, _ = pixel_source(images, model.preprocessing, augmentation, torch.device("cuda"))
-        lanes.append(BatchSource(source, torch.from_numpy(labels).to("cuda"), replay))
-    recipe = Recipe(epochs=100, milestones=(), batch_size=BATCH, precision=precision)  # type: ignore[arg-type]
-    method = create_method("hoc")
-    assert method.terms is not None
-    from fixstar.methods import Objective
+        source, _ = pixel_source(images, model.preprocessing, augmentation, torch.device(device))
+        lanes.append(BatchSource(source, torch.from_numpy(labels).to(device), replay))
+    batch = BATCH if device == "cuda" else BATCH // 2
+    recipe = Recipe(epochs=100, milestones=(), batch_size=batch, precision=precision)  # type: ignore[arg-type]
+    method = create_method(name, **({"rotated": False} if name == "polaris" else {}))
+    teacher, names = FrozenEncoder(encoder(capacity, device)), tuple(str(i) for i in range(CLASSES))
+    objective = method.objective(Upgrade(model, teacher, images, names[20:], names[:20]))
+    batches = Batches(lanes, batch, augmentation, seed=0)
+    return Training(model, objective, batches, recipe, teacher, progress=False)
 
-    batches = Batches(lanes, BATCH, augmentation, seed=0)
-    return Training(model, Objective(method.terms), batches, recipe, FrozenEncoder(encoder()), progress=False)
 
-
-def our_step(kind: str) -> tuple[float, Any]:
-    """Milliseconds a step over whole epochs, and the steps."""
-    run = prepared("float32" if kind == "eager" else "auto")
+def our_step(kind: str, *setting: Any) -> tuple[float, Any]:
+    """Milliseconds per step over whole epochs, and the steps."""
+    run = prepared("float32" if kind == "eager" else "auto", *setting)
     (part,) = parts_of(run)
     part = part._replace(recipe=replace(part.recipe, epochs=20))
     captured._WORTH_COMPILING = 0 if kind == "ours" else 1 << 60
@@ -81,6 +87,36 @@ def our_step(kind: str) -> tuple[float, Any]:
     run.modules().train()
     steps: Any = (EagerSteps if kind == "eager" else CapturedSteps)(run, part, optimiser)
     return timed(lambda: steps.epoch(0, lambda *_: None), part.batches.per_epoch), steps
+
+
+def capacity_costs(capacities: list[int]) -> dict[str, Any]:
+    """Milliseconds per step by method and capacity."""
+    on_gpu = torch.cuda.is_available()
+    machine = torch.cuda.get_device_name() if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    figures: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "ms": {}}
+    for name in ("polaris", "hoc"):
+        rows = figures["ms"][name] = {}
+        for capacity in capacities:
+            if on_gpu:
+                rows[capacity] = our_step("ours", name, capacity)[0]
+            else:
+                rows[capacity] = steps_on_cpu(prepared("float32", name, capacity, "cpu"))
+            ratio = rows[capacity] / rows[capacities[0]]
+            print(f"{name:<10} K = {capacity:<9,}{rows[capacity]:9.2f} ms   {ratio:5.2f}x", flush=True)
+    return figures
+
+
+def steps_on_cpu(run: Training, count: int = 8) -> float:
+    """The fastest of some steps, in milliseconds."""
+    (part,) = parts_of(run)
+    optimiser = _optimiser(run.modules(), part.recipe)
+    run.modules().train()
+    times = []
+    for batch in itertools.islice(part.batches.epoch(0), count):
+        start = time.perf_counter()
+        update(run, part, optimiser, batch, 0.0)
+        times.append((time.perf_counter() - start) * 1e3)
+    return min(times)
 
 
 def timed(epoch: Callable[[], object], steps: int, repeat: int = 3) -> float:
@@ -159,7 +195,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--capacities", help="measure these values of K instead, such as 100,10000,100000")
     options = parser.parse_args()
+    if options.capacities:
+        costs = capacity_costs([int(text) for text in options.capacities.split(",")])
+        if options.out:
+            replace_json(options.out, costs)
+        return
     figures: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "ms": {}}
     for kind in ("published", "published, no loader", "eager", "captured", "ours"):
         if kind.startswith("published"):

@@ -277,7 +277,14 @@ EXPORTED = {
     "fixstar.losses": [
         *("SameClass", "balanced_distillation", "centre_alignment", "centre_distance", "cosine_boundary"),
         *("cross_entropy", "cross_model_triplet", "elastic_boundary", "feature_distance", "feature_distillation"),
-        *("info_nce", "knowledge_distillation", "margin_ranking", "neighbourhood_components", "pooled_outputs"),
+        *(
+            "info_nce",
+            "info_nce_of",
+            "knowledge_distillation",
+            "margin_ranking",
+            "neighbourhood_components",
+            "pooled_outputs",
+        ),
         *("search_contrast", "two_view_contrast"),
     ],
 }

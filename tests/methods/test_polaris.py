@@ -11,7 +11,7 @@ from torch.nn import functional
 from fixstar.data import Augmentation, ImageSet, from_arrays
 from fixstar.data.streams import class_stream
 from fixstar.errors import InputError
-from fixstar.losses import search_contrast
+from fixstar.losses import info_nce, search_contrast
 from fixstar.methods import Step, Upgrade, create_method
 from fixstar.methods.simplex import rotated_slots
 from fixstar.models import Encoder, FrozenEncoder
@@ -63,6 +63,18 @@ def test_gradients_by_the_short_form_are_those_of_the_features() -> None:
         assert gradient is not None
         gradients.append(gradient.clone())
     assert torch.allclose(gradients[0], gradients[1], atol=1e-5)
+
+
+def test_hoc_compares_wide_features_without_making_them() -> None:
+    new_model, old_model = (encoder(seed, capacity=9000) for seed in range(2))
+    pixels, targets = torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8), torch.tensor([0, 1, 1, 0, 1, 0])
+    with torch.no_grad():
+        new, old = new_model(pixels), FrozenEncoder(old_model)(pixels)
+        method = create_method("hoc", lam=0.25)
+        assert method.terms is not None
+        found = method.terms(Step(new, old, targets, torch.zeros(6, dtype=torch.bool)))["hoc"]
+    assert "z" not in vars(old)  # never made
+    assert float(found) == pytest.approx(0.75 * float(info_nce(new.z, old.z, targets, 5.0)), abs=1e-4)
 
 
 def test_the_terms_are_cross_entropy_hold_and_contrast() -> None:

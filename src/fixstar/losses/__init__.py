@@ -2,7 +2,7 @@
 
 from fixstar.losses.boundary import centre_alignment, centre_distance, cosine_boundary, elastic_boundary
 from fixstar.losses.classification import cross_entropy, neighbourhood_components
-from fixstar.losses.contrastive import SameClass, info_nce, search_contrast, two_view_contrast
+from fixstar.losses.contrastive import SameClass, info_nce, info_nce_of, search_contrast, two_view_contrast
 from fixstar.losses.distillation import (
     balanced_distillation,
     feature_distance,
@@ -24,6 +24,7 @@ __all__ = [
     "feature_distance",
     "feature_distillation",
     "info_nce",
+    "info_nce_of",
     "knowledge_distillation",
     "margin_ranking",
     "neighbourhood_components",

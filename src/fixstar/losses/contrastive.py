@@ -34,7 +34,14 @@ def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_c
 
 
 def _info_nce_by_torch(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: SameClass) -> Tensor:
-    similarity = rho * functional.normalize(old.float()) @ functional.normalize(new.float()).T  # [i, j]
+    return info_nce_of(
+        functional.normalize(old.float()) @ functional.normalize(new.float()).T, targets, rho, same_class
+    )
+
+
+def info_nce_of(across: Tensor, targets: Tensor, rho: float = 5.0, same_class: SameClass = "masked") -> Tensor:
+    """``info_nce`` from cosines, ``across`` [B, B] = cos(old_i, new_j): for features too wide to be made."""
+    similarity = rho * across
     itself = torch.eye(len(targets), dtype=torch.bool, device=targets.device)
     related = (targets[:, None] == targets[None, :]) & ~itself
     if same_class == "masked":

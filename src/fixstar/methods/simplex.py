@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from fixstar.errors import InputError, NextStep
-from fixstar.losses import SameClass, feature_distillation, info_nce, search_contrast
+from fixstar.losses import SameClass, feature_distillation, info_nce, info_nce_of, search_contrast
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
 from fixstar.models import Encoder
+
+WIDE = 8192  # features wider than this are compared through the m x m product of the projections
 
 
 def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
@@ -29,6 +31,9 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
         ce = step.new.cross_entropy(step.targets)
         if step.old is None:
             return {"ce": ce}
+        if step.new.projection is not None and len(step.new.projection) > WIDE:  # no [B, d] of the old model
+            across = step.old.cosines(step.new)
+            return {"ce": lam * ce, "hoc": (1 - lam) * info_nce_of(across, step.targets, rho, same_class)}
         return {"ce": lam * ce, "hoc": (1 - lam) * info_nce(step.new.z, step.old.z, step.targets, rho, same_class)}
 
     return Method(
