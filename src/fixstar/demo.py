@@ -29,8 +29,6 @@ from fixstar.models import resolve_device
 from fixstar.training import Recipe, Settings
 from fixstar.workspace import CatalogueItem, Check, UpgradeOptions, Workspace, labelled_items
 
-__all__ = ["DemoResult", "run_demo", "train_and_check"]
-
 KNOWN = ("digits", "latin", "greek", "cyrillic", "arabic", "phonetic", "mathematics")  # v1 learns these
 ADDED = ("nko", "lao", "arrows")  # v2 learns these too
 UNSEEN = ("hebrew", "georgian")  # no model learns these: the gallery and the queries

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-__all__ = ["WatchedFile", "exclusive", "flush", "is_vacant", "remove_leftovers", "replace_file", "replace_json"]
-
 Content = TypeVar("Content")
 
 _LOCK = ".lock"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PictureResult", "Plane", "class_turns", "feature_plot", "run_picture2d"]
-
 FIRST, CLASSES, CAPACITY = 5, 7, 10  # digits of v1 and of v3; corners of the polygon
 TEST = 80  # test images per class
 # Sans-serif digits of Unicode's mathematical alphabets: only two fonts have them, so prints vary about as MNIST's do.

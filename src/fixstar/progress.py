@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Advance", "progress_bar", "silent"]
-
 
 class Advance(Protocol):
     """Moves a bar on by ``count`` and, now and then, changes the note at its end."""

@@ -16,6 +16,7 @@ from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures, backfill_curve, mixed_gallery_search
 from fixstar.evaluation.trial import Trial
 from fixstar.gallery import Calibration, Gallery, Hit, MemoryGallery, SearchResult, calibrated_search
+from fixstar.models import Encoder
 from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.backfill.orders import LabelledQueries
@@ -165,7 +166,8 @@ def checked(path: Path, version: str, calibrations: dict[str, tuple[float, float
 def small_serving(path: Path, gallery: Gallery | None = None) -> Serving:
     gallery = gallery or MemoryGallery()
     for name in ("v1", "v2", "v3"):
-        (path / "versions" / name).mkdir(parents=True, exist_ok=True)
+        if not (path / "versions" / name).exists():
+            Encoder.create("tiny", classes=["a"], capacity=8).save(path / "versions" / name)
         gallery.create_version(name, 2)
     gallery.upsert("v1", ["right"], np.array([[0.6, 0.8]]), [{"label": "a"}])
     gallery.upsert("v2", ["wrong"], np.array([[0.8, 0.6]]), [{"label": "b"}])

@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from fixstar.workspace.backfill.planning import PlannedBackfill
     from fixstar.workspace.backfill.prediction import PredictedCurve
 
-__all__ = [
-    "adapt",
-    "backfill",
-    "check",
-    "deploy",
-    "operator_name",
-    "print_blend",
-    "print_check",
-    "rollback",
-    "shown_shares",
-]
-
 EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
 LOST_SHOWN = 5  # lost queries that are named
 KEPT_SHOWN = 20  # items that keep their old vectors, named

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fixstar.training.settings import Precision
     from fixstar.workspace import Check, Workspace
 
-__all__ = ["add", "drop", "grow", "retire", "slots", "train", "upgrade"]
-
 DataPath = Annotated[
     Path,
     typer.Argument(help="Labelled images: one folder per class, a CSV list (path,label), CIFAR, idx or Omniglot."),

@@ -18,8 +18,6 @@ from fixstar.errors import InputError
 from fixstar.kernels import AVAILABLE
 from fixstar.kernels.crops import cut as cut_crops
 
-__all__ = ["Batch", "BatchSource", "Batches"]
-
 
 class Batch(NamedTuple):
     """uint8 pixels [B, C, H, W], target slots [B], and which images come from the replay memory [B].

@@ -19,11 +19,6 @@ import numpy.typing as npt
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import DataError, UnknownNameError
 
-__all__ = [
-    *("IMAGE_EXTENSIONS", "OMNIGLOT_PARTS", "check_split", "cifar10", "cifar100", "class_folders", "find_images"),
-    *("idx_images", "image_folder", "image_list", "omniglot_folder", "open_images"),
-]
-
 IMAGE_EXTENSIONS = frozenset(
     (
         *(".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),

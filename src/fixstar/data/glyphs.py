@@ -25,8 +25,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fixstar.errors import DataError, InputError
 
-__all__ = ["SCRIPTS", "glyph_pixels"]
-
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
 

@@ -23,8 +23,6 @@ from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownN
 from fixstar.images import Preprocessing, decode_ahead, read_pixels
 from fixstar.progress import Advance, silent
 
-__all__ = ["ImageSet", "Loaded", "concatenate", "from_arrays"]
-
 _SHOWN = 10  # unreadable images that an error lists by name
 _HASHED = 4096  # images hashed at a time
 

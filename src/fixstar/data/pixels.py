@@ -22,11 +22,6 @@ from fixstar.errors import DataError, ImageError, InputError
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.progress import progress_bar
 
-__all__ = [
-    *("Augmentation", "Crops", "PixelSource", "ResidentPixels", "StreamedPixels", "available_memory", "pixel_source"),
-    "resident_budget",
-]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -17,8 +17,6 @@ from fixstar.durable import replace_file
 from fixstar.errors import CheckpointError, InputError
 from fixstar.images import Preprocessing
 
-__all__ = ["HeldOut", "ReplayMemory", "Selection", "herding", "hold_out"]
-
 Selection = Literal["random", "herding"]
 Features = np.ndarray[Any, Any]
 

@@ -16,8 +16,6 @@ import torch
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.errors import InputError
 
-__all__ = ["Task", "TaskStream", "class_and_sample_stream", "class_order", "class_stream", "sample_stream"]
-
 
 @dataclass(frozen=True)
 class Task:

@@ -1,6 +1,7 @@
 """Galleries: vectors of several model versions, searched together by exact cosine. Needs no torch."""
 
 from fixstar.gallery.calibration import Calibration, calibrated_search, fit_calibration
+from fixstar.gallery.filters import Payload, Where
 from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.opening import open_gallery
@@ -12,13 +13,11 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
-    Payload,
     SearchOptions,
     SearchRequest,
     SearchResult,
     Vectors,
     VersionSpace,
-    Where,
     measured_recall,
     verify_gallery,
 )

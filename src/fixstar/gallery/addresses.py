@@ -24,11 +24,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fixstar.errors import GalleryError
 
-__all__ = [
-    *("QDRANT_SCHEMES", "PostgresAddress", "has_secret", "parse_postgres_address", "parse_qdrant_address"),
-    "without_secret",
-]
-
 _DEFAULT_SCHEMA = "fixstar"
 _LONGEST = 63  # bytes of a name in PostgreSQL
 _RESERVED = ("pg_", "$user")  # beginnings of schema names

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from fixstar.errors import InputError
 from fixstar.gallery.store import Gallery, Hit, SearchOptions, SearchRequest, Vectors
 
-__all__ = ["Calibration", "calibrated_search", "fit_calibration"]
-
 
 class Calibration(NamedTuple):
     """Cosines between queries of one version and vectors of another, as probabilities."""

@@ -19,8 +19,6 @@ from typing import Any
 
 from fixstar.errors import GalleryError
 
-__all__ = ["Payload", "Where", "conditions", "filter_key", "payload_test"]
-
 Payload = Mapping[str, Any]
 Where = Mapping[str, Any]
 _Test = Callable[[Any], bool]

@@ -17,15 +17,14 @@ import numpy as np
 
 from fixstar.errors import DataError, InputError
 from fixstar.gallery.addresses import parse_postgres_address, parse_qdrant_address
+from fixstar.gallery.filters import Payload
 from fixstar.gallery.postgres import require_psycopg, without_password
 from fixstar.gallery.qdrant import PAGE, connect, scrolled, translated
-from fixstar.gallery.store import Floats, Payload
+from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import Block, VectorSource
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
-
-__all__ = ["postgres_table", "qdrant_collection"]
 
 
 def qdrant_collection(

@@ -49,10 +49,8 @@ from numpy.typing import NDArray
 from fixstar.durable import exclusive, replace_file
 from fixstar.errors import GalleryError, MissingExtraError
 from fixstar.gallery.matrix import ExactSearch, Mask, Numbers, Rows
-from fixstar.gallery.ranking import Floats, Indices, exact_cosines, first_of_each
-from fixstar.gallery.store import IndexState
-
-__all__ = ["BREADTH_BUILDING", "LINKS", "HnswIndex", "IndexKeeper", "build_hnsw"]
+from fixstar.gallery.ranking import Indices, exact_cosines, first_of_each
+from fixstar.gallery.store import Floats, IndexState
 
 KIND = "FAISS HNSW"
 LINKS = 32  # per row (M)

@@ -21,31 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.filters import filter_key, payload_test
+from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 from fixstar.gallery.ranking import (
     CELLS,
     Block,
     Bridges,
-    Floats,
     Indices,
     candidates,
     exact_cosines,
     first_of_each,
     paired_cosines,
 )
-from fixstar.gallery.store import (
-    Hit,
-    Payload,
-    SearchRequest,
-    Vectors,
-    VersionSpace,
-    Where,
-    checked_vectors,
-    known_version,
-)
-
-__all__ = ["Draft", "ExactSearch", "Mask", "Numbers", "RowIndex", "Rows", "all_parsed", "parsed"]
-
+from fixstar.gallery.store import Floats, Hit, SearchRequest, Vectors, VersionSpace, checked_vectors, known_version
 
 _FILTERS_KEPT = 16
 

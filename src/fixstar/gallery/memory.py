@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fixstar.errors import GalleryError
+from fixstar.gallery.filters import Payload
 from fixstar.gallery.matrix import Draft, ExactSearch, parsed
 from fixstar.gallery.store import (
     Floats,
@@ -15,15 +16,12 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
-    Payload,
     SearchRequest,
     Vectors,
     VersionSpace,
     check_new_version,
     replaceable,
 )
-
-__all__ = ["MemoryGallery"]
 
 
 class MemoryGallery(Gallery):

@@ -12,8 +12,6 @@ from fixstar.gallery.qdrant import QdrantGallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import Gallery
 
-__all__ = ["open_gallery"]
-
 
 def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) -> Gallery:
     """Open a gallery: a path is an SQLite file, created if it does not exist; ":memory:" is kept nowhere.

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError
 from fixstar.gallery.addresses import PostgresAddress, parse_postgres_address
-from fixstar.gallery.filters import conditions, payload_test
+from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.matrix import parsed
 from fixstar.gallery.ranking import Bridges, Candidate, best_hits, exact_cosines
 from fixstar.gallery.store import (
@@ -44,11 +44,9 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
-    Payload,
     SearchRequest,
     Vectors,
     VersionSpace,
-    Where,
     check_new_version,
     checked_vectors,
     is_unicode,
@@ -63,8 +61,6 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
     Database = Connection[tuple[Any, ...]]
-
-__all__ = ["PostgresGallery", "require_psycopg", "without_password"]
 
 READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one snapshot: an item that moves is seen exactly once
 WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"  # what is read after waiting for another writer is new

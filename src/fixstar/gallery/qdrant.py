@@ -57,7 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError
-from fixstar.gallery.filters import conditions, payload_test
+from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.ranking import Bridges, Candidate, best_hits, exact_cosines
 from fixstar.gallery.store import (
     Floats,
@@ -65,11 +65,9 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
-    Payload,
     SearchRequest,
     Vectors,
     VersionSpace,
-    Where,
     check_new_version,
     checked_vectors,
     known_version,
@@ -81,8 +79,6 @@ from fixstar.gallery.store import (
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models
-
-__all__ = ["PAGE", "QdrantGallery", "connect", "scrolled", "translated"]
 
 PAGE = 1000  # points read at once
 _FORMAT = 1

@@ -16,14 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.gallery.store import Floats, Hit, Payload, VersionSpace
+from fixstar.gallery.filters import Payload
+from fixstar.gallery.store import Floats, Hit, VersionSpace
 from fixstar.geometry import carry, short_basis
-
-__all__ = [
-    "Floats",
-    *("CELLS", "Block", "Bridges", "Candidate", "Indices", "best_hits", "candidates", "exact_cosines"),
-    *("first_of_each", "paired_cosines"),
-]
 
 CELLS = 1 << 20  # cosines at once: 4 MiB
 GROUP = 64

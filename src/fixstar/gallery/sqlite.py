@@ -30,6 +30,7 @@ from urllib.parse import quote
 import numpy as np
 
 from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError
+from fixstar.gallery.filters import Payload
 from fixstar.gallery.hnsw import IndexKeeper
 from fixstar.gallery.matrix import Draft, ExactSearch, Numbers
 from fixstar.gallery.store import (
@@ -38,7 +39,6 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
-    Payload,
     SearchRequest,
     Vectors,
     VersionSpace,
@@ -47,9 +47,6 @@ from fixstar.gallery.store import (
     stored_payload,
     stored_projection,
 )
-
-__all__ = ["SqliteGallery"]
-
 
 _FORMAT = 1
 _APPLICATION = 0x66787374  # "fxst", in the file's header

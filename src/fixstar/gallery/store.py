@@ -21,15 +21,6 @@ from numpy.typing import NDArray
 from fixstar.errors import DamagedItemError, GalleryError, InputError
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 
-__all__ = [
-    "Payload",
-    "Where",
-    *("Floats", "Gallery", "Hit", "IndexState", "Item", "SearchOptions", "SearchRequest", "SearchResult", "Vectors"),
-    *("VersionSpace", "check_new_version", "checked_ids", "checked_vectors", "is_unicode", "known_version"),
-    *("measured_recall", "payload_texts", "replaceable", "stored_payload", "stored_projection", "unit_rows"),
-    "verify_gallery",
-]
-
 Vectors = NDArray[np.floating[Any]]
 Floats = NDArray[np.float32]
 Known = TypeVar("Known")

@@ -16,8 +16,6 @@ from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_te
 from fixstar.gallery.vector_files import ParquetFile, VectorFile, VectorSource, write_parquet, write_vector_file
 from fixstar.progress import Advance, silent
 
-__all__ = ["copy_gallery", "export_version", "import_version", "made_or_same", "open_vectors"]
-
 BATCH = 1024
 _PARQUET = ".parquet"
 _TINY = 1e-150  # the squares of what is smaller are too small to tell a length by

@@ -40,10 +40,8 @@ from numpy.typing import NDArray
 
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, FixstarError, InputError, MissingExtraError, NextStep
-from fixstar.gallery.store import Floats, Item, Payload
-
-__all__ = ["Block", "ParquetFile", "VectorFile", "VectorSource", "write_parquet", "write_vector_file"]
-
+from fixstar.gallery.filters import Payload
+from fixstar.gallery.store import Floats, Item
 
 _VECTORS, _PAYLOADS, _ORIGIN = "vectors.npy", "payloads.jsonl", "origin.txt"
 _DIGEST = "vectors_sha256"

@@ -13,9 +13,6 @@ from PIL import Image
 
 from fixstar.errors import InputError
 
-__all__ = ["Box", "Fit", "Interpolation", "Preprocessing", "resize_to_fit", "size_before_crop"]
-
-
 Fit = Literal["crop", "squash", "pad"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 

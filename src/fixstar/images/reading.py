@@ -27,9 +27,6 @@ from fixstar.images.preprocessing import Box, Preprocessing, resize_to_fit, size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_PIXELS", "ImageSource", "Pixels", "decode_ahead", "read_pixels"]
-
-
 MAX_PIXELS = 100_000_000  # more than common cameras deliver; a decompression bomb claims far more
 
 ImageSource: TypeAlias = "str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor"

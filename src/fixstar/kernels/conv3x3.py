@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from fixstar.kernels import AVAILABLE, INTERPRETED
 
-__all__ = ["fused_conv3x3", "supports"]
-
 _TILES = {16: (256, 2), 32: (64, 4)}  # by channels: pixels and warps per program, measured best
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fixstar.errors import InputError
 
-__all__ = ["cut"]
-
 _BLOCK, _WARPS = 1024, 4
 
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from fixstar.errors import InputError
 from fixstar.kernels import AVAILABLE
 
-__all__ = ["fused_info_nce", "suits"]
-
 _MOST = 256  # images: all similarities of an anchor are in the registers of one program
 _ROWS = 4  # anchors per program
 _TILE, _BLOCK = 16, 64  # rows per program (the fewest that a matrix product takes), and anchors summed at a time

@@ -15,8 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["TYPES", "along", "backward", "coefficients", "forward", "joint", "statistics", "summed", "tail", "weights"]
-
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 """The types that a product's factors may have, as Triton calls them."""
 

@@ -16,8 +16,6 @@ from fixstar.errors import InputError
 from fixstar.geometry import simplex_constants
 from fixstar.kernels import INTERPRETED
 
-__all__ = ["simplex_cross_entropy"]
-
 _BLOCK, _WARPS = 4096, 4
 _PART = 16_384  # components per program of the first pass: few long rows would leave most of a GPU idle
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["finish", "gradient", "sums"]
-
 
 @triton.jit
 def _finished(  # type: ignore[no-untyped-def]

@@ -530,7 +530,11 @@ def _canary_images(p: Preprocessing) -> np.ndarray[Any, Any]:
 
 def canary_vectors(encoder: Encoder) -> Vectors:
     """The vectors of a few fixed images. Kept with a saved model, they show whether it has changed since."""
-    vectors = encoder.encode(_canary_images(encoder.preprocessing), form="short")
+    pixels = torch.from_numpy(_canary_images(encoder.preprocessing)).permute(0, 3, 1, 2).to(encoder.device)
+    training = encoder.training
+    with torch.no_grad():
+        vectors: Vectors = encoder.eval().features(pixels, "short").float().cpu().numpy()
+    encoder.train(training)
     if not np.isfinite(vectors).all():
         raise ModelError("the model returned non-finite values")
     return vectors

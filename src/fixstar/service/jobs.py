@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from fixstar.durable import exclusive, remove_leftovers, replace_json
 from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
-from fixstar.gallery.store import Payload, Vectors
+from fixstar.gallery.filters import Payload
+from fixstar.gallery.store import Vectors
 from fixstar.service.problems import Problem, to_step
 from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspace
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target

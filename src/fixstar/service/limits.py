@@ -24,8 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.filters import filter_key, payload_test
-from fixstar.gallery.store import Where
+from fixstar.gallery.filters import Where, filter_key, payload_test
 from fixstar.service.keys import Keys, identify, missing_key
 from fixstar.service.problems import PROBLEMS, Problem, problem_response
 from fixstar.service.settings import LOOPBACK, ServiceSettings

@@ -18,8 +18,8 @@ from fastapi.concurrency import run_in_threadpool
 from fixstar.errors import GalleryError
 from fixstar.gallery import Gallery, SearchRequest, SearchResult
 from fixstar.gallery import Item as StoredItem
-from fixstar.gallery.filters import payload_test
-from fixstar.gallery.store import Payload, Vectors, Where, checked_ids
+from fixstar.gallery.filters import Payload, Where, payload_test
+from fixstar.gallery.store import Vectors, checked_ids
 from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.service.batching import deployed_encoder

@@ -21,8 +21,6 @@ from fixstar.evaluation.mixed import BackfillCurve, Order, backfill_curve
 from fixstar.gallery import Calibration, fit_calibration
 from fixstar.geometry import unit
 
-__all__ = ["LEAST", "Fold", "calibrations_and_folds", "class_folds", "fit_calibrations", "search_curve"]
-
 QUERIES = 2_000  # that are asked, at most
 PAIRS = 10_000  # with another class than the query's, at most
 LEAST = 50  # pairs of each kind: fewer are no evidence

@@ -27,27 +27,6 @@ from fixstar.errors import GateError, ModelError, NextStep
 from fixstar.evaluation import Thumbnails
 from fixstar.gallery import Calibration
 
-__all__ = [
-    "Blend",
-    "Check",
-    "CheckedCalibrations",
-    "CheckedCell",
-    "LostAnswer",
-    "Outcome",
-    "Shown",
-    "check_history",
-    "delete_old_flips",
-    "flip_picture",
-    "is_weaker",
-    "judged_blend",
-    "last_check",
-    "outweighing_check",
-    "require_passed_check",
-    "save_check",
-    "save_flips",
-    "strongest_check",
-]
-
 Outcome = Literal["pass", "refuse", "missing evidence"]
 Shown = Literal["query", "old", "new"]
 

@@ -17,8 +17,6 @@ from fixstar.durable import WatchedFile, exclusive, replace_json
 from fixstar.errors import DeploymentMovedError, GateError, InputError, ModelError
 from fixstar.workspace.registry import Registry
 
-__all__ = ["Move", "Rollout", "checked_reason"]
-
 Kind = Literal["deploy", "rollback"]
 
 _WAIT = 10.0  # seconds for another process that moves the pointer

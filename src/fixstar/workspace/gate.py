@@ -59,18 +59,6 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.evaluation import CrossTest, VersionFeatures
 
-__all__ = [
-    "ALPHAS",
-    "GateRules",
-    "achievable_tolerance",
-    "cell_sentence",
-    "check_version",
-    "evaluate_cell",
-    "missing_evidence",
-    "needed_queries",
-    "run_check",
-]
-
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Hits = NDArray[np.bool_]

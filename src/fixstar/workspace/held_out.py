@@ -26,17 +26,6 @@ from fixstar.errors import ImageError, InputError
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.workspace.registry import Registry
 
-__all__ = [
-    "SHARE",
-    "SplitOff",
-    "UnlearntImages",
-    "held_out_images",
-    "keep_held_out",
-    "keep_learnt",
-    "split_off",
-    "unlearnt_images",
-]
-
 SHARE = "hold_out"  # of a card's ``about``
 MOST = 5000  # images kept: at 224 x 224 they take 750 MB
 

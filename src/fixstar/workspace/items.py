@@ -25,7 +25,8 @@ from fixstar.data.image_set import ImageSet
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
 from fixstar.gallery import Gallery
-from fixstar.gallery.store import Item, Payload, Vectors
+from fixstar.gallery.filters import Payload
+from fixstar.gallery.store import Item, Vectors
 from fixstar.gallery.transfer import made_or_same
 from fixstar.images import ImageSource
 from fixstar.models import Encoder

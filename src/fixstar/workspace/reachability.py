@@ -2,7 +2,8 @@
 
 A cosine between vectors of two models means nothing unless the two were connected. Vectors are directly searchable
 
-    between versions of one lineage    which are trained, or said, to stay compatible; how well is for the gate to say
+    between versions trained here      which are trained to stay compatible; how well is for the gate to say
+    with an added version              only from versions that were said to be compatible with it, and those after them
     if they are named NAME@v1          the name says that they lie in v1's space: a stored adapter put them there, or
                                        they were imported as vectors that v1's model made elsewhere
     if a version, or one before it,    was trained to agree with old vectors of their width (``bct-vectors``)
@@ -19,8 +20,6 @@ from typing import Any, NamedTuple
 from fixstar.gallery import Gallery, VersionSpace
 from fixstar.workspace.adapters.registry import AdapterEntry, AdapterRegistry
 from fixstar.workspace.registry import Registry
-
-__all__ = ["OLD_WIDTH", "Reach", "Reachability", "directly_searchable"]
 
 OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with
 
@@ -82,11 +81,18 @@ def _comparable(registry: Registry, one: str, other: str, widths: dict[str, int]
     my_home, their_home = _home(one, known), _home(other, known)
     if my_home is not None and their_home is not None:
         mine, theirs = widths.get(one, widths[other]), widths[other]  # its first encoder makes room in the gallery
-        related = registry.lineage(my_home)[0] == registry.lineage(their_home)[0]
-        return related and (mine == theirs or _grown(registry, (my_home, mine), (their_home, theirs)))
+        return _space(registry, my_home) == _space(registry, their_home) and (
+            mine == theirs or _grown(registry, (my_home, mine), (their_home, theirs))
+        )
     if my_home is not None:
         return _agrees(registry, my_home, widths[other])
     return their_home is not None and one in widths and _agrees(registry, their_home, widths[one])
+
+
+def _space(registry: Registry, version: str) -> str | None:
+    """The added version that a version's space comes from; None for versions trained here, which share one."""
+    root = registry.lineage(version)[0]
+    return root if "added" in registry.card(root)["about"] else None
 
 
 def _home(name: str, known: set[str]) -> str | None:

@@ -18,8 +18,6 @@ from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
 
-__all__ = ["Registry"]
-
 TRAIN = NextStep("train", {"data": ...}, "train the first version")
 
 

@@ -47,8 +47,6 @@ from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder, ensure_ver
 from fixstar.workspace.reachability import Reach, Reachability
 from fixstar.workspace.registry import Registry
 
-__all__ = ["Serving", "Usage", "draw_result"]
-
 
 class Serving:
     """Search through whatever version is deployed. The ``keep`` most recently used encoders stay in memory.

@@ -25,8 +25,6 @@ from fixstar.workspace.reachability import OLD_WIDTH
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.trials import Say, Setup, Trials, alternatives, checked_trials, choose_setup, delete_trials
 
-__all__ = ["UpgradeOptions", "train_first", "train_upgrade", "trained_with"]
-
 
 def _silent(_: str) -> None:
     """Say nothing."""

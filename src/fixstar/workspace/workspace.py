@@ -51,8 +51,6 @@ if TYPE_CHECKING:  # training code is loaded only to train
     from fixstar.training import Settings, Version
     from fixstar.workspace.training import UpgradeOptions
 
-__all__ = ["Status", "Workspace"]
-
 
 @dataclass(frozen=True)
 class Status:

@@ -23,8 +23,6 @@ from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
 
-__all__ = ["ModuleBackbone", "OnnxBackbone", "foreign_backbone"]
-
 
 def foreign_backbone(
     model: str | Path | nn.Module,
