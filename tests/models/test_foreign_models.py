@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,30 @@ def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None
     torch.save(net().state_dict(), pickled)
     with pytest.raises(ModelError, match="never loaded"):
         Encoder.wrap(f"{__name__}:Net", PREPARED, weights=pickled)
+
+
+def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is(exported: Path) -> None:
+    with pytest.raises(InputError, match="an ONNX file takes no weights; it takes output"):
+        Encoder.wrap(exported, PREPARED, weights="weights.safetensors")
+    with pytest.raises(
+        InputError, match="a model of transformers takes no arguments and no output; it takes no option"
+    ):
+        Encoder.wrap("hf:dinov2", arguments={"depth": 3}, output="features")
+    with pytest.raises(InputError, match="an import path takes no output"):
+        Encoder.wrap(f"{__name__}:Net", PREPARED, output="features")
+    model = net().train()
+    wrapped = Encoder.wrap(model, PREPARED, source=f"{__name__}:Net", arguments={"width": 6})
+    assert model.training
+    assert wrapped.backbone.get_submodule("model") is not model
+
+
+def test_a_card_cannot_ask_for_more_bytes_than_there_are(exported: Path, tmp_path: Path) -> None:
+    Encoder.wrap(exported, PREPARED).save(tmp_path / "v1")
+    card = json.loads((tmp_path / "v1" / "card.json").read_text())
+    card["backbone"]["options"]["size"] = 10**15
+    (tmp_path / "v1" / "card.json").write_text(json.dumps(card))
+    with pytest.raises(ModelError, match="is not that of the weights"):
+        Encoder.load(tmp_path / "v1")
 
 
 def test_a_changed_byte_of_the_canary_or_the_weights_is_noticed(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from fixstar.errors import FixstarError, ImageError, InputError, ModelError, Nex
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Preprocessing, decode_ahead
 from fixstar.models.backbones import Backbone, create_backbone
-from fixstar.models.backbones.foreign import foreign_backbone
+from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
 from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
@@ -226,6 +226,7 @@ class Encoder(nn.Module):
 
         A model that does not give the same vector for the same image, whatever else is in the batch, is refused.
         """
+        require_fitting(model, source=source, arguments=arguments, weights=weights, output=output)
         if isinstance(model, str) and model.startswith("hf:"):
             body = create_backbone(model, **({"preprocessing": preprocessing.to_json()} if preprocessing else {}))
         else:
@@ -590,8 +591,9 @@ def _check_weights(path: Path, card: dict[str, Any]) -> None:
 
 def _check_shapes(path: Path, card: dict[str, Any]) -> None:
     """Compare the card with the weights' header before anything of the card's size is allocated."""
-    projection, adapter = card["projection"], card["adapter"]
+    projection, adapter, backbone = card["projection"], card["adapter"], card["backbone"]
     for part, weight, shape in (
+        ("backbone", "backbone.file", [backbone["options"]["size"]] if backbone["name"] == "onnx" else None),
         ("projection", "projection.weight", None if projection is None else [projection["out"], projection["in"]]),
         ("adapter", "adapter.first.weight", None if adapter is None else [adapter["hidden"], adapter["width"]]),
     ):

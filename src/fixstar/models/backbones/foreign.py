@@ -6,6 +6,7 @@ the import path that rebuilds it. Nothing is unpickled.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import warnings
@@ -44,7 +45,8 @@ def foreign_backbone(
         )
     if isinstance(model, nn.Module):
         if source is not None:
-            return ModuleBackbone(source, dict(arguments or {}), preprocessing.to_json(), module=model)
+            mine = copy.deepcopy(model).cpu()  # the user's stays as it is
+            return ModuleBackbone(source, dict(arguments or {}), preprocessing.to_json(), module=mine)
         return OnnxBackbone.of(_exported(model, preprocessing), preprocessing, type(model).__name__, output)
     path = Path(model)
     if path.suffix == ".onnx" or path.is_file():
@@ -62,6 +64,24 @@ def foreign_backbone(
     if weights is not None:
         _load_weights(backbone.model, Path(weights))
     return backbone
+
+
+def require_fitting(model: str | Path | nn.Module, **given: object) -> None:
+    """Refuse options that do not go with a model: they would be ignored."""
+    kind, allowed = _kind(model, given.get("source") is not None)
+    if unused := [name for name, value in given.items() if value and name not in allowed]:
+        raise InputError(f"{kind} takes no {' and no '.join(unused)}; it takes {' and '.join(allowed) or 'no option'}")
+
+
+def _kind(model: str | Path | nn.Module, by_source: bool) -> tuple[str, tuple[str, ...]]:
+    """What a model is, in words, and which options go with it."""
+    if isinstance(model, nn.Module):
+        return "a torch module", ("source", "arguments") if by_source else ("source", "output")
+    if str(model).startswith("hf:"):
+        return "a model of transformers", ()
+    if Path(model).suffix == ".onnx" or Path(model).is_file():
+        return "an ONNX file", ("output",)
+    return "an import path", ("arguments", "weights")
 
 
 def _described(model: str | Path | nn.Module) -> str:
