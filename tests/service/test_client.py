@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
 from PIL import Image
@@ -52,6 +53,15 @@ def served(space: Workspace) -> Iterator[str]:
 def asking(space: Workspace) -> Iterator[Client]:
     with served(space) as address, Client(address) as made:
         yield made
+
+
+def test_embeddings_come_as_an_array(asking: Client, space: Workspace) -> None:
+    images = [picture(seed) for seed in range(3)]
+    found = asking.embeddings(images, "v2")
+    assert found.dtype == np.float32
+    assert np.allclose(found, space.serving.embed("v2", images), atol=1e-6)
+    with pytest.raises(ServiceError, match="v1, v2"):
+        asking.embeddings(images, "v7")
 
 
 def test_items_go_in_are_found_and_go_out(asking: Client, tmp_path: Path) -> None:

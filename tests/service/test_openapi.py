@@ -6,6 +6,7 @@ on purpose. The operations that change something are among them: the workspace i
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections import Counter
@@ -46,6 +47,8 @@ SETTINGS = settings(
 IMAGES = [picture(seed, (9 + seed, 12), kind) for seed, kind in enumerate(("PNG", "JPEG", "GIF", "BMP", "TIFF"))]
 KNOWN: dict[str, list[Any]] = {  # what chance would hardly ever hit upon, by the name of the field
     "image": IMAGES,
+    "input": [base64.b64encode(image).decode() for image in IMAGES[:2]],
+    "model": ["v1", "v2", "v2->v1"],
     "images": [IMAGES[:1], IMAGES[:2]],
     "vector": [[1.0] * 7, [0.0] * 7, [1e300] + [0.0] * 6],
     "id": ["bag/0.png", "hat/1.png", "made up", "a/../b", "\N{SNOWMAN}"],
@@ -65,6 +68,7 @@ KNOWN: dict[str, list[Any]] = {  # what chance would hardly ever hit upon, by th
 CARRIED_OUT = (
     "POST /v1/search 200",
     "POST /v1/search/vector 200",
+    "POST /v1/embeddings 200",
     "PUT /v1/item 200",
     "DELETE /v1/item 200",
     "POST /v1/items/async 202",

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 
 from fixstar import __version__
 from fixstar.errors import FixstarError, GalleryUnavailableError
-from fixstar.service import routes_items, routes_versions
+from fixstar.service import routes_embeddings, routes_items, routes_versions
 from fixstar.service.batching import QueryBatcher, deployed_encoder
 from fixstar.service.context import READ, Context, Reader, Shared
 from fixstar.service.intake import Intake
@@ -86,7 +86,7 @@ def create_app(
         ],
     )
     _add_problem_handlers(app)
-    for routes in (router, routes_items.router, routes_versions.router):
+    for routes in (router, routes_items.router, routes_embeddings.router, routes_versions.router):
         app.include_router(routes, dependencies=[Depends(known_parameters)])
     _add_documents(app)
     _add_page(app)

@@ -1,4 +1,4 @@
-"""Queries that come at the same time are embedded and searched together.
+"""Images that come at the same time are embedded together, and queries searched together.
 
 A query waits a few milliseconds for others, or, under load, until the batch before it is done: the busier the service,
 the larger the batches. One thread embeds while another searches with the previous batch. Each answer comes from one
@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
@@ -37,20 +37,19 @@ _Vectors = dict[str, NDArray[np.float32]]  # by the version that made them
 
 @dataclass(frozen=True)
 class _Query:
-    """A query that waits. ``pixels`` are as one version takes them; another may need ``data`` again."""
+    """A query that waits. ``pixels`` are as one version takes them; another may need ``data`` again.
+
+    Without ``models`` the deployed ones embed it. Without a ``request`` the vectors are the answer.
+    """
 
     data: bytes
     pixels: Pixels
     preprocessing: Preprocessing
-    request: SearchRequest
-    answer: asyncio.Future[SearchResult]
+    models: tuple[str, ...]
+    request: SearchRequest | None
+    answer: asyncio.Future[Any]
 
-    def group(self) -> tuple[int, str, bool]:
-        """Queries of the same group are searched together."""
-        where = self.request.where
-        return self.request.k, "" if where is None else filter_key(where), self.request.exact
-
-    def finish(self, answer: SearchResult | Exception) -> None:
+    def finish(self, answer: SearchResult | _Vectors | Exception) -> None:
         """Deliver the answer, unless nobody waits for it any more."""
         if self.answer.done():
             return
@@ -60,8 +59,13 @@ class _Query:
             self.answer.set_result(answer)
 
 
+def _group(request: SearchRequest) -> tuple[int, str, bool]:
+    """Queries of the same group are searched together."""
+    return request.k, "" if request.where is None else filter_key(request.where), request.exact
+
+
 class QueryBatcher:
-    """Answers image queries in batches. For one event loop."""
+    """Embeds images, and answers queries, in batches. For one event loop."""
 
     def __init__(self, workspace: Workspace, settings: ServiceSettings, metrics: Metrics, intake: Intake) -> None:
         self._workspace, self._settings, self._metrics, self._intake = workspace, settings, metrics, intake
@@ -91,15 +95,26 @@ class QueryBatcher:
         self, data: bytes, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
         """The nearest items of an image."""
-        wanted = SearchRequest.of(request, **options)
+        found: SearchResult = await self._answer_to(data, (), SearchRequest.of(request, **options))
+        return found
+
+    async def embed(self, data: bytes, models: tuple[str, ...]) -> _Vectors:
+        """The short forms of an image by one or more versions."""
+        made: _Vectors = await self._answer_to(data, models)
+        return made
+
+    async def _answer_to(self, data: bytes, models: tuple[str, ...], request: SearchRequest | None = None) -> Any:
         if self._inside >= self._settings.waiting:
             self._metrics.refused.inc()
             raise _busy(f"{self._inside} queries are waiting already")
         self._inside += 1
+        space = self._workspace
         try:
-            read = await self._intake.read(data, lambda: deployed_encoder(self._workspace)[1].preprocessing)
-            answer: asyncio.Future[SearchResult] = asyncio.get_running_loop().create_future()
-            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, wanted, answer))
+            read = await self._intake.read(
+                data, lambda: space.serving.encoder(models[0] if models else space.deployed()).preprocessing
+            )
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, models, request, answer))
             return await answer
         finally:
             self._inside -= 1
@@ -130,39 +145,48 @@ class QueryBatcher:
                     batch.append(await self._queue.get())
 
     def _vectors(self, batch: Sequence[_Query]) -> tuple[Move, list[_Vectors | Exception]]:
-        """What is deployed, and what its models make of each query: a vector each, or why there is none."""
+        """What is deployed, and what the models make of each query: a vector each, or why there is none."""
         serving = self._workspace.serving
-        move, models = serving.asking()
+        move, deployed = serving.asking()
         if batch:
             self._metrics.batch_size.observe(len(batch))
         rows: list[_Vectors | Exception] = [{} for _ in batch]
-        for name in models:
-            encoder = serving.encoder(name)
-            read = [_pixels(query, encoder.preprocessing) for query in batch]
-            good = [pixels for pixels in read if not isinstance(pixels, Exception)]
-            made = iter(_embedded(encoder, good))
-            self._metrics.embedded.labels(name, "query").inc(len(good))
-            for number, pixels in enumerate(read):
-                vector, row = pixels if isinstance(pixels, Exception) else next(made), rows[number]
+        wanted = [query.models or deployed for query in batch]
+        for name in dict.fromkeys(chain(*wanted)):
+            numbers = [number for number, models in enumerate(wanted) if name in models]
+            made = self._by_model(name, [batch[number] for number in numbers])
+            for number, vector in zip(numbers, made, strict=True):
+                row = rows[number]
                 if isinstance(row, dict):
                     rows[number] = vector if isinstance(vector, Exception) else {**row, name: vector}
         return move, rows
 
+    def _by_model(self, name: str, queries: Sequence[_Query]) -> list[NDArray[np.float32] | Exception]:
+        """What one version makes of queries. A version that cannot be loaded fails these alone."""
+        try:
+            encoder = self._workspace.serving.encoder(name)
+        except Exception as error:
+            return [error for _ in queries]
+        read = [_pixels(query, encoder.preprocessing) for query in queries]
+        good = [pixels for pixels in read if not isinstance(pixels, Exception)]
+        made = iter(_embedded(encoder, good))
+        self._metrics.embedded.labels(name, "query").inc(len(good))
+        return [pixels if isinstance(pixels, Exception) else next(made) for pixels in read]
+
     async def _search(self, batch: list[_Query], move: Move, rows: list[_Vectors | Exception]) -> None:
         """Search with the vectors of a batch, in as few calls as possible."""
         try:
-            ready: list[tuple[_Query, _Vectors]] = []
+            ready: list[tuple[_Query, SearchRequest, _Vectors]] = []
             for query, row in zip(batch, rows, strict=True):
-                if isinstance(row, Exception):
+                if isinstance(row, Exception) or query.request is None:
                     query.finish(row)
                 else:
-                    ready.append((query, row))
-            ready.sort(key=lambda pair: pair[0].group())
-            for _, group in groupby(ready, key=lambda pair: pair[0].group()):
+                    ready.append((query, query.request, row))
+            ready.sort(key=lambda one: _group(one[1]))
+            for _, group in groupby(ready, key=lambda one: _group(one[1])):
                 together = list(group)
-                queries = [query for query, _ in together]
-                vectors = {name: np.stack([row[name] for _, row in together]) for name in together[0][1]}
-                await self._answer(queries, move, vectors)
+                vectors = {name: np.stack([row[name] for *_, row in together]) for name in together[0][2]}
+                await self._answer([query for query, *_ in together], move, vectors, together[0][1])
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -170,8 +194,8 @@ class QueryBatcher:
         finally:
             self._batches.release()
 
-    async def _answer(self, queries: Sequence[_Query], move: Move, vectors: _Vectors) -> None:
-        search = functools.partial(self._workspace.serving.search_queries, move, vectors, queries[0].request)
+    async def _answer(self, queries: Sequence[_Query], move: Move, vectors: _Vectors, request: SearchRequest) -> None:
+        search = functools.partial(self._workspace.serving.search_queries, move, vectors, request)
         try:
             answer = await _in(self._searching, search)
         except Exception as error:

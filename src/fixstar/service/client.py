@@ -8,6 +8,7 @@ with Client("http://127.0.0.1:8080", key="fxs_...") as shop:
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import time
@@ -15,6 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fixstar.errors import ACTIONS, FixstarError, InputError, MissingExtraError, NextStep
 
@@ -25,6 +29,7 @@ try:
         Check,
         Deleted,
         Deployment,
+        EmbeddingResponse,
         Item,
         ItemPage,
         Job,
@@ -144,6 +149,16 @@ class Client:
     ) -> SearchResponse:
         """The items nearest to a stored one."""
         return self._ask(SearchResponse, "GET", "/v1/item/similar", params={"id": item, **_options(k, where, exact)})
+
+    def embeddings(self, images: Sequence[Picture], model: str) -> NDArray[np.float32]:
+        """Unit vectors [N, width] of images by a version: the short form, which galleries store.
+
+        ``model`` is a version, or ``"v2->v1"`` for v2's queries in v1's space, which search v1's vectors elsewhere.
+        """
+        wanted = {"model": model, "input": [base64.b64encode(_content(image)).decode() for image in images]}
+        body = {**wanted, "encoding_format": "base64"}
+        made = self._ask(EmbeddingResponse, "POST", "/v1/embeddings", again=True, json=body)
+        return np.stack([np.frombuffer(base64.b64decode(str(one.embedding)), "<f4") for one in made.data])
 
     # --- items
 

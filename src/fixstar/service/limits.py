@@ -47,6 +47,8 @@ _HEADERS: Final = {
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async")
+_EMBEDDED = ("/v1/embeddings",)
+_JSON_IMAGES = 4  # times the largest image: JSON with images is read into memory as a whole
 _BESIDE_IMAGES = 1 << 20  # bytes of a request beside its images
 _UNLIMITED = ("/healthz", "/readyz")  # polled by monitoring
 _OPEN = ("/v1/openapi.json", "/v1/docs")  # need no key
@@ -201,6 +203,8 @@ class BodyLimit:
         """Bytes that a request to a path may have."""
         if path in _IMAGES:
             return self._settings.request_bytes + _BESIDE_IMAGES
+        if path in _EMBEDDED:
+            return _JSON_IMAGES * self._settings.upload_bytes + _BESIDE_IMAGES
         return (self._settings.upload_bytes if path in _ONE_IMAGE else 0) + _BESIDE_IMAGES
 
     def too_large(self, path: str) -> Problem:
@@ -211,6 +215,9 @@ class BodyLimit:
             return Problem("too-large", seen, PROBLEMS["image-too-large"].remedy)
         if path in _IMAGES:
             seen = f"one request takes images of up to {self._settings.request_bytes:,} bytes in all, and {beside} them"
+            return Problem("too-large", seen, "send fewer images per request, or smaller ones")
+        if path in _EMBEDDED:
+            seen = f"one request takes up to {self.allowed(path):,} bytes of JSON; base64 is a third larger than images"
             return Problem("too-large", seen, "send fewer images per request, or smaller ones")
         return Problem("too-large", f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image")
 

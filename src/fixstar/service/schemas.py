@@ -107,6 +107,47 @@ class VectorQuery(_Request):
     exact: bool = True
 
 
+class EmbeddingRequest(_Request):
+    """Images to embed, as for OpenAI's API. ``model`` is a version, or ``v2->v1``: queries of v2 for v1's vectors.
+
+    ``input`` is an image, or a list of them: base64, or data URLs with base64.
+    """
+
+    model: str = Field(min_length=1, max_length=256, examples=["v2", "v2->v1"])
+    input: str | Annotated[list[str], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64 is that of the numbers as little-endian float32."
+    )
+
+
+class Embedding(_Response):
+    """The vector of image number ``index``: its numbers, or base64 of them."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(_Response):
+    """OpenAI counts tokens here; these count images."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(_Response):
+    """Unit vectors in short form, in the order of the images.
+
+    ``blend`` is set where a deployment lets two models ask: alpha, from 0 (old query) to 1 (new query).
+    """
+
+    object: Literal["list"] = "list"
+    data: tuple[Embedding, ...]
+    model: str
+    usage: EmbeddingUsage
+    blend: float | None = None
+
+
 class ItemPage(_Response):
     """Some items, sorted by id. ``next`` is what to send as ``after`` for the following ones; null at the end.
 

@@ -213,11 +213,10 @@ class Serving:
         direct = [name for name in reach.direct if name not in blend]
         own = {}  # vectors of the same queries in the space of the version that they search
         for name in dict.fromkeys([*reach.adapted, *blend]):
-            carried = self._carried(version, vectors, name, reach)
-            if name in blend and by_models is not None:
-                own[name] = by_models[name] if carried is None else blended(by_models[name], carried, blend[name])
-            elif carried is not None:
-                own[name] = carried
+            helping = by_models[name] if by_models is not None and name in blend else None
+            made = self.queries_for(name, version, vectors, reach, helping, blend.get(name, 1.0))
+            if made is not None:
+                own[name] = made
         calibrations: dict[str, Calibration] = {}
         if request.calibrate and move is not None and blend:
             fitted = {name: Calibration(*pair) for name, pair in move.calibrations.items()}
@@ -236,6 +235,18 @@ class Serving:
         counts = self.gallery.count() if reach.unreachable else {}
         left_out = tuple(name for name in reach.unreachable if counts.get(name) and name not in own)
         return SearchResult(version, hits, left_out, bool(calibrations), blend)
+
+    def queries_for(
+        self, to: str, version: str, vectors: Vectors, reach: Reach, helping: Vectors | None = None, alpha: float = 1.0
+    ) -> Vectors | None:
+        """Queries of a version as they search vectors of ``to``; None if nothing connects the two.
+
+        ``helping`` are the same queries by ``to``, which they are blended with. ``reach`` is that of the version.
+        """
+        carried = self._carried(version, vectors, to, reach)
+        if helping is None:
+            return carried
+        return helping if carried is None else blended(helping, carried, alpha)
 
     def _carried(self, version: str, vectors: Vectors, to: str, reach: Reach) -> Vectors | None:
         """Queries of a version in the space of another, directly or by an adapter; None if nothing connects them."""

@@ -1,0 +1,131 @@
+"""Embeddings in the form that OpenAI's clients speak: images as base64 in, unit vectors out.
+
+``model`` is a version, or ``v2->v1``: what a search by v2 compares v1's vectors with. That is v2's vector in v1's
+space, through an adapter where there is one, and blended with v1's own where v2 is deployed so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
+from numpy.typing import NDArray
+
+from fixstar.geometry import unit
+from fixstar.service.context import READ, Shared
+from fixstar.service.problems import Problem
+from fixstar.service.schemas import (
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    problem_responses,
+)
+from fixstar.workspace import Workspace
+
+router = APIRouter(prefix="/v1")
+
+_Rows = NDArray[np.float32]
+
+
+class _Model(NamedTuple):
+    """Who embeds, whose vectors are to be searched, and alpha where both ask."""
+
+    version: str
+    target: str
+    alpha: float | None = None
+
+    @property
+    def embedding(self) -> tuple[str, ...]:
+        return (self.version,) if self.alpha is None else (self.version, self.target)
+
+
+@router.post("/embeddings", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
+async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResponse:
+    """The vectors of images by a version, or, with ``v2->v1``, its queries for another version's vectors."""
+    texts = [wanted.input] if isinstance(wanted.input, str) else wanted.input
+    most = min(context.settings.images_at_once, context.settings.waiting)
+    if len(texts) > most:
+        raise Problem("invalid-request", f"{len(texts)} images; up to {most} may come at once", "send several requests")
+    model = await run_in_threadpool(_chosen, context.workspace, wanted.model)
+    images = await run_in_threadpool(lambda: [_image(number, text) for number, text in enumerate(texts)])
+    asked = (context.batcher.embed(image, model.embedding) for image in images)
+    made = await asyncio.gather(*asked, return_exceptions=True)
+    good: list[Mapping[str, _Rows]] = []
+    for number, one in enumerate(made):
+        if isinstance(one, Problem):
+            one.detail = f"input {number}: {one.detail}" if one.status < 500 else one.detail
+        if isinstance(one, BaseException):
+            raise one
+        good.append(one)
+    vectors = {name: np.stack([one[name] for one in good]) for name in model.embedding}
+    rows = await run_in_threadpool(_searching, context.workspace, model, vectors)
+    data = [
+        Embedding(index=index, embedding=_base64(row) if wanted.encoding_format == "base64" else row.tolist())
+        for index, row in enumerate(rows)
+    ]
+    usage = EmbeddingUsage(prompt_tokens=len(data), total_tokens=len(data))
+    return EmbeddingResponse(data=tuple(data), model=wanted.model, usage=usage, blend=model.alpha)
+
+
+def _chosen(space: Workspace, name: str) -> _Model:
+    """The model of that name, loaded; else a problem that lists those that there are."""
+    version, arrow, target = name.partition("->")
+    if version not in (known := space.versions()):
+        seen = f"no model {version!r}"
+        if version in (stored.name for stored in space.gallery.versions()):
+            seen = f"{version} has stored vectors, and no encoder here"
+        listed = ", ".join(known) or "none yet"
+        raise Problem("unknown-version", seen, f"there are: {listed}; VERSION->OTHER makes queries for OTHER's vectors")
+    space.serving.encoder(version)  # here, and not within the time that an image may take
+    if not arrow or target == version:
+        return _Model(version, version)
+    reach, (move, models) = space.serving.reachability.of(version), space.serving.asking()
+    helping = models[1:] if move.version == version else []
+    searched = dict.fromkeys([*reach.direct, *reach.adapted, *helping])
+    if target not in searched:
+        seen = f"the gallery has no vectors of {target!r}"
+        if target in reach.unreachable:
+            seen = f"nothing connects queries of {version} with vectors of {target!r}"
+        there = ", ".join(f"{version}->{one}" for one in searched if one != version) or "none"
+        raise Problem("unknown-version", seen, f"there are: {there}")
+    if target not in helping:
+        return _Model(version, target)
+    space.serving.encoder(target)
+    return _Model(version, target, move.blend[target])
+
+
+def _image(number: int, text: str) -> bytes:
+    """The bytes of an image in base64, with or without the head of a data URL."""
+    hint = "send the image's bytes as base64, or as data:image/jpeg;base64,..."
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise Problem("invalid-request", f"input {number} is a data URL without ;base64,", hint)
+    elif text[:8].lower().startswith(("http://", "https://")):
+        raise Problem("invalid-request", f"input {number} is an address, and nothing is fetched from elsewhere", hint)
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise Problem("invalid-request", f"input {number} is not base64: {error}", hint) from error
+
+
+def _searching(space: Workspace, model: _Model, vectors: Mapping[str, _Rows]) -> _Rows:
+    """The unit vectors [N, width of the target] with which a search compares the target's."""
+    serving, rows = space.serving, vectors[model.version]
+    if model.target == model.version:
+        return rows
+    reach, helping = serving.reachability.of(model.version), vectors.get(model.target)
+    made = serving.queries_for(model.target, model.version, rows, reach, helping, model.alpha or 0.0)
+    if made is None:
+        raise Problem("unknown-version", f"queries of {model.version} no longer reach vectors of {model.target}")
+    return unit(made).astype(np.float32)
+
+
+def _base64(row: _Rows) -> str:
+    return base64.b64encode(row.astype("<f4").tobytes()).decode()
