@@ -42,7 +42,7 @@ from fixstar.methods import Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training, captured
 from fixstar.training.captured import CapturedSteps
-from fixstar.training.loop import _optimiser
+from fixstar.training.optimiser import create_optimiser
 from fixstar.training.run import parts_of
 from fixstar.training.steps import EagerSteps, update
 
@@ -83,7 +83,7 @@ def our_step(kind: str, *setting: Any) -> tuple[float, Any]:
     (part,) = parts_of(run)
     part = part._replace(recipe=replace(part.recipe, epochs=20))
     captured._WORTH_COMPILING = 0 if kind == "ours" else 1 << 60
-    optimiser = _optimiser(run.modules(), part.recipe)
+    optimiser = create_optimiser(run, part)
     run.modules().train()
     steps: Any = (EagerSteps if kind == "eager" else CapturedSteps)(run, part, optimiser)
     return timed(lambda: steps.epoch(0, lambda *_: None), part.batches.per_epoch), steps
@@ -109,7 +109,7 @@ def capacity_costs(capacities: list[int]) -> dict[str, Any]:
 def steps_on_cpu(run: Training, count: int = 8) -> float:
     """The fastest of some steps, in milliseconds."""
     (part,) = parts_of(run)
-    optimiser = _optimiser(run.modules(), part.recipe)
+    optimiser = create_optimiser(run, part)
     run.modules().train()
     times = []
     for batch in itertools.islice(part.batches.epoch(0), count):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,22 @@ def test_options_learning_rate_and_seed_are_chosen_and_stay(space: Path, shop: P
         fixstar("upgrade", shop / "second", "-w", space, "--option", "hold=3")
     with pytest.raises(FixstarError, match="NAME=VALUE"):
         fixstar("upgrade", shop / "second", "-w", space, "--option", "lam")
+
+
+def test_the_optimiser_is_chosen_and_stays(space: Path, shop: Path) -> None:
+    wanted = "--optimizer adamw --schedule cosine --warmup 0.5 --clip 2 --backbone-rate 0.1 --no-decay-norms --epochs 2"
+    fixstar("upgrade", shop / "second", "-w", space, *wanted.split())
+    recipe = Workspace(space).settings().recipe
+    assert (recipe.optimizer, recipe.learning_rate, recipe.weight_decay) == ("adamw", 1e-3, 0.01)
+    assert (recipe.schedule, recipe.warmup, recipe.clip, recipe.backbone_rate) == ("cosine", 0.5, 2, 0.1)
+    assert not recipe.decay_norms
+    assert recipe.epochs == 2
+    fixstar("upgrade", shop / "first", "-w", space, "--weight-decay", "0.1")
+    assert Workspace(space).settings().recipe == replace(recipe, weight_decay=0.1)
+    with pytest.raises(FixstarError, match=r"optimizer='lion' must be one of sgd, adam, adamw"):
+        fixstar("upgrade", shop / "second", "-w", space, "--optimizer", "lion")
+    with pytest.raises(FixstarError, match=r"warmup=9.0 must be .* below the number of epochs"):
+        fixstar("upgrade", shop / "second", "-w", space, "--warmup", "9")
 
 
 def test_a_refused_version_is_bypassed_or_dropped(space: Path, shop: Path) -> None:

@@ -81,6 +81,21 @@ def test_trainable_heads_sit_on_the_backbones_feature() -> None:
     assert encoder.targets(["emu", "cat"]).tolist() == [3, 0]
 
 
+def test_a_trainable_head_may_sit_on_a_projection(tmp_path: Path) -> None:
+    narrow = tiny("linear", width=16)
+    assert narrow.feature_dim == narrow.classifier.feature_dim == 16
+    assert narrow.encode(pixels()).shape == (5, 16)
+    again = Encoder.load(narrow.save(tmp_path / "narrow"))
+    assert again.encode(pixels()) == pytest.approx(narrow.encode(pixels()))
+    same = tiny("linear", width=64)
+    out = same(torch.from_numpy(pixels()).permute(0, 3, 1, 2))
+    torch.testing.assert_close(out.z, out.h)  # the identity at first
+    with pytest.raises(InputError, match="follows from its capacity; got 16"):
+        tiny("simplex", width=16)
+    with pytest.raises(InputError, match="at least 1, got 0"):
+        tiny("linear", width=0)
+
+
 def test_a_trainable_head_needs_class_names() -> None:
     with pytest.raises(InputError, match="pass classes"):
         Encoder.create("tiny", "linear")

@@ -37,6 +37,18 @@ SETTINGS = Settings(
     device="cpu",
 )
 
+ADAMW = Recipe(
+    epochs=2,
+    learning_rate=1e-3,
+    optimizer="adamw",
+    schedule="cosine",
+    warmup=0.5,
+    clip=0.1,
+    backbone_rate=0.5,
+    decay_norms=False,
+    batch_size=9,
+)
+
 
 def stripes(seed: int = 0, per_class: int = 9) -> ImageSet:
     """Class k: stripes of period k + 2, with noise."""
@@ -69,7 +81,7 @@ def streamed(_: Path | None) -> Iterator[Version]:
 
 CASES: dict[str, Callable[[Path | None], Iterator[Version]]] = {
     "hoc": by_method("hoc"),  # every image against every other
-    "er": by_method("er", selection="herding"),
+    "er": by_method("er", selection="herding", recipe=ADAMW),
     "advbct-er": by_method("advbct-er"),  # trains a discriminator along
     "foster": by_method("foster"),  # two stages and a third network
     "podnet": by_method("podnet"),  # feature maps

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training
 from fixstar.training.captured import _PROGRAMS, CapturedSteps, _restored, _without_batch_counts, compiled
 from fixstar.training.checkpoint import Checkpoint
+from fixstar.training.optimiser import create_optimiser
 from fixstar.training.run import Part, parts_of
 from fixstar.training.steps import EagerSteps
 
@@ -29,7 +32,7 @@ def encoder(seed: int = 0) -> Encoder:
     ).train()
 
 
-def training(views: int = 1) -> Training:
+def training(views: int = 1, recipe: Recipe = RECIPE) -> Training:
     model, augmentation, lanes = encoder(), Augmentation(crop_padding=2), []
     for replay, count in ((False, 20), (True, 12)):
         labels = np.arange(count) % 4
@@ -39,7 +42,7 @@ def training(views: int = 1) -> Training:
     terms = create_method("hoc").terms
     assert terms is not None
     batches = Batches(lanes, 8, augmentation, seed=1, views=views)
-    return Training(model, Objective(terms), batches, RECIPE, FrozenEncoder(encoder(1)), progress=False)
+    return Training(model, Objective(terms), batches, recipe, FrozenEncoder(encoder(1)), progress=False)
 
 
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,21 +50,30 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fixstar.training.captured._stream", lambda: None)
 
 
-def trained(make: Callable[..., Any], views: int = 1) -> tuple[Training, list[dict[str, float]], list[int]]:
-    run = training(views)
+def trained(
+    make: Callable[..., Any], views: int = 1, recipe: Recipe = RECIPE
+) -> tuple[Training, list[dict[str, float]], list[int]]:
+    run = training(views, recipe)
     (part,) = parts_of(run)
-    optimiser = torch.optim.SGD(run.modules().parameters(), 0.05, momentum=0.9)
+    optimiser = create_optimiser(run, part)
     shown: list[int] = []
     steps = make(run, part, optimiser)
     sums = [steps.epoch(number, lambda images, _: shown.append(images)) for number in range(2)]
     return run, [{name: value.item() for name, value in each.items()} for each in sums], shown
 
 
-@pytest.mark.parametrize("views", [1, 2])
-def test_replayed_steps_make_the_updates_of_the_eager_loop(views: int, monkeypatch: pytest.MonkeyPatch) -> None:
+ADAMW = replace(
+    RECIPE, optimizer="adamw", learning_rate=1e-3, schedule="cosine", warmup=0.5, clip=0.1, backbone_rate=0.3
+)
+
+
+@pytest.mark.parametrize(("views", "recipe"), [(1, RECIPE), (2, RECIPE), (1, ADAMW)])
+def test_replayed_steps_make_the_updates_of_the_eager_loop(
+    views: int, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_hand(monkeypatch)
-    eager, eager_sums, eager_shown = trained(EagerSteps, views)
-    replayed, sums, shown = trained(CapturedSteps, views)
+    eager, eager_sums, eager_shown = trained(EagerSteps, views, recipe)
+    replayed, sums, shown = trained(CapturedSteps, views, recipe)
     weights = eager.encoder.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in replayed.encoder.state_dict().items())
     for a, b in zip(sums, eager_sums, strict=True):
@@ -81,22 +93,23 @@ def test_the_step_is_told_how_far_the_stage_is(monkeypatch: pytest.MonkeyPatch) 
 
     run.objective = Objective(told)
     (part,) = parts_of(run)
-    steps = CapturedSteps(run, part, torch.optim.SGD(run.modules().parameters(), 0.05))
+    steps = CapturedSteps(run, part, create_optimiser(run, part))
     for number in range(2):
         steps.epoch(number, lambda *_: None)
     assert seen == pytest.approx(np.arange(8) / 8)
 
 
-def test_warming_up_leaves_no_trace() -> None:
+@pytest.mark.parametrize("make", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW])
+def test_warming_up_leaves_no_trace(make: Callable[..., torch.optim.Optimizer]) -> None:
     model = encoder()
-    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimiser = make(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with _restored(model, optimiser):
         model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8)).z.square().sum().backward()
         optimiser.step()
         assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(not state["momentum_buffer"].any() for state in optimiser.state.values())
+    assert all(not value.any() for state in optimiser.state.values() for value in state.values())
     first = [p.detach().clone() for p in model.parameters()]
     with _restored(model, optimiser):
         optimiser.step()
@@ -108,8 +121,7 @@ def test_a_replayed_update_is_noticed_by_what_is_derived_from_the_weights(monkey
     by_hand(monkeypatch)
     run = training()
     (part,) = parts_of(run)
-    optimiser = torch.optim.SGD(run.modules().parameters(), 0.05)
-    steps = CapturedSteps(run, part, optimiser)
+    steps = CapturedSteps(run, part, create_optimiser(run, part))
     projection = run.encoder.projection
     assert projection is not None
 

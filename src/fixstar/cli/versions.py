@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.methods import Method
     from fixstar.training import Recipe, Version
-    from fixstar.training.settings import Precision
+    from fixstar.training.settings import Optimizer as OptimizerName
     from fixstar.workspace import Check, Workspace
 
 DataPath = Annotated[
@@ -29,6 +29,27 @@ DataPath = Annotated[
 MethodOption = Annotated[
     list[str] | None,
     typer.Option("--option", help="An option of the method, such as hold=40; see docs/methods.md. Repeatable."),
+]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")]
+Schedule = Annotated[
+    str | None,
+    typer.Option(help="How the learning rate falls: steps (twice, to a tenth) or cosine.", show_default="steps"),
+]
+Warmup = Annotated[
+    float | None,
+    typer.Option(help="Epochs in which the learning rate rises from zero; 0.5 is half an epoch.", show_default="0"),
+]
+WeightDecay = Annotated[
+    float | None,
+    typer.Option(help="Weight decay.", show_default="as in the method's paper; 0 with adam, 0.01 with adamw"),
+]
+DecayNorms = Annotated[bool | None, typer.Option(help="Weight decay on norms and biases too.", show_default="yes")]
+Clip = Annotated[
+    float | None, typer.Option(help="Scale gradients down to this norm where they are larger.", show_default="off")
+]
+BackboneRate = Annotated[
+    float | None,
+    typer.Option(help="The backbone's learning rate, as a factor of that of the layers after it.", show_default="1"),
 ]
 HoldOut = Annotated[
     float | None,
@@ -61,7 +82,17 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Initial learning rate (decayed twice).")] = 0.1,
+    optimizer: Optimizer = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Initial learning rate.", show_default="0.1; 0.001 with adam and adamw"),
+    ] = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    weight_decay: WeightDecay = None,
+    decay_norms: DecayNorms = None,
+    clip: Clip = None,
+    backbone_rate: BackboneRate = None,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
     precision: Annotated[
         str, typer.Option(help="Precision of the backbone: float32, bfloat16, or auto (bfloat16 on a GPU).")
@@ -87,16 +118,24 @@ def train(
 
     space = Workspace(workspace)
     chosen = create_method(method, **_method_options(option))
-    recipe = dataclasses.replace(
+    recipe = _changed_recipe(
         paper_recipe(chosen.scenario),
+        epochs,
+        optimizer,
         learning_rate=learning_rate,
+        schedule=schedule,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        decay_norms=decay_norms,
+        clip=clip,
+        backbone_rate=backbone_rate,
         batch_size=batch_size,
-        precision=cast("Precision", precision),  # the recipe refuses other words
+        precision=precision,
     )
     settings = Settings(
         backbone=backbone,
         capacity=CAPACITY if capacity is None else capacity,
-        recipe=recipe if epochs is None else recipe.shortened(epochs),
+        recipe=recipe,
         augmentation=Augmentation(flip=flip),
         replay_per_class=replay,
         bad_images=cast(Literal["refuse", "skip"], bad_images),
@@ -129,7 +168,14 @@ def upgrade(
         str | None, typer.Option(help="Start from another model: a backbone, or the directory of a saved one.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    optimizer: Optimizer = None,
     learning_rate: Annotated[float | None, typer.Option(help="Another initial learning rate.")] = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    weight_decay: WeightDecay = None,
+    decay_norms: DecayNorms = None,
+    clip: Clip = None,
+    backbone_rate: BackboneRate = None,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
     precision: Annotated[str | None, typer.Option(help="Another precision of the backbone; see train.")] = None,
     keep_images: Annotated[
@@ -162,8 +208,20 @@ def upgrade(
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
     settings, keep = space.settings(start), keep_images.lower() == "yes"
+    recipe = _changed_recipe(
+        settings.recipe,
+        epochs,
+        optimizer,
+        schedule=schedule,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        decay_norms=decay_norms,
+        clip=clip,
+        backbone_rate=backbone_rate,
+        precision=precision,
+    )
     options = UpgradeOptions(
-        recipe=_changed_recipe(settings.recipe, epochs, precision),
+        recipe=None if recipe == settings.recipe else recipe,
         learning_rate=learning_rate,
         method=_changed_method(space, start, method, option),
         start=start,
@@ -346,12 +404,11 @@ def _changed_method(space: Workspace, start: str | None, name: str | None, optio
     return create_method(last.name, **{**last.options, **_method_options(option)})
 
 
-def _changed_recipe(last: Recipe, epochs: int | None, precision: str | None) -> Recipe | None:
-    """The last version's recipe with what was asked to differ; None if nothing was."""
-    if epochs is None and precision is None:
-        return None
-    recipe = last if epochs is None else last.shortened(epochs)
-    return recipe if precision is None else dataclasses.replace(recipe, precision=cast("Precision", precision))
+def _changed_recipe(recipe: Recipe, epochs: int | None, optimizer: str | None, **given: Any) -> Recipe:
+    """A recipe with what was asked to differ; the recipe itself refuses wrong values."""
+    recipe = recipe if epochs is None else recipe.shortened(epochs)
+    recipe = recipe if optimizer is None else recipe.with_optimizer(cast("OptimizerName", optimizer))
+    return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 def _announced(images: ImageSet) -> ImageSet:

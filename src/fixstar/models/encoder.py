@@ -180,6 +180,7 @@ class Encoder(nn.Module):
         *,
         classes: Sequence[str] = (),
         capacity: int = CAPACITY,
+        width: int | None = None,
         side: Side = "left",
         backbone_options: dict[str, Any] | None = None,
         classifier_options: dict[str, Any] | None = None,
@@ -188,21 +189,23 @@ class Encoder(nn.Module):
         """A new encoder with random (or the backbone's pre-trained) weights.
 
         A fixed classifier (simplex, orthoplex, cube, polygon) comes after a projection to the width that ``capacity``
-        classes need, and ``classes`` get their slots from ``side``. A trainable classifier takes the backbone's feature
-        and has one output per class.
+        classes need, and ``classes`` get their slots from ``side``. A trainable classifier takes the backbone's
+        feature, or its projection to ``width`` components, and has one output per class.
         """
         if classifier not in CLASSIFIERS:
             raise UnknownNameError("classifier", classifier, CLASSIFIERS)
         body = create_backbone(backbone, **(backbone_options or {})) if isinstance(backbone, str) else backbone
         if CLASSIFIERS[classifier].fixed:
+            if width is not None:
+                raise InputError(f"the width of a feature before a {classifier} follows from its capacity; got {width}")
             head = create_classifier(classifier, **{"capacity": capacity, **(classifier_options or {})})
             projection: nn.Linear | None = nn.Linear(body.feature_dim, head.feature_dim, bias=False)
             slots = Slots(head.outputs).assign(classes, side)
         else:
             if not classes:
                 raise InputError(f"a {classifier} classifier has one output per class: pass classes")
-            slots, projection = Slots().assign(classes), None
-            sizes = {"feature_dim": body.feature_dim, "outputs": len(slots)}
+            slots, projection = Slots().assign(classes), None if width is None else _projection(body, width)
+            sizes = {"feature_dim": width or body.feature_dim, "outputs": len(slots)}
             head = create_classifier(classifier, **{**sizes, **(classifier_options or {})})
         return cls(body, projection, head, slots, preprocessing)
 
@@ -405,6 +408,16 @@ class Encoder(nn.Module):
         has changed.
         """
         return _load(Path(directory)).to(device)
+
+
+def _projection(body: Backbone, width: int) -> nn.Linear:
+    """To ``width`` components; the identity at first if the backbone's feature has as many."""
+    if width < 1:
+        raise InputError(f"a feature has a width of at least 1, got {width}")
+    projection = nn.Linear(body.feature_dim, width, bias=False)
+    if width == body.feature_dim:
+        nn.init.eye_(projection.weight)
+    return projection
 
 
 def _capacities(parts: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from fixstar.models import Backbone
 from fixstar.models.fused import FusedCifarResNet, called_by, fused
-from fixstar.training.checkpoint import lay_out_momentum
+from fixstar.training.optimiser import lay_out_state, set_rate
 from fixstar.training.run import Part, Training
 from fixstar.training.steps import Shown, update
 
@@ -30,7 +30,7 @@ _PROGRAMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor]] = {}  # comp
 
 
 class CapturedSteps:
-    """``Steps`` as a recorded graph. All pixels and the optimiser's learning rate must be on the device."""
+    """``Steps`` as a recorded graph. All pixels and the optimiser's learning rates must be on the device."""
 
     def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
         self._run, self._part, self._optimiser = run, part, optimiser
@@ -38,12 +38,13 @@ class CapturedSteps:
         self._plan = part.batches.plan_on_device(part.first)
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step within the epoch
         self._done = torch.zeros((), device=device)  # the share of the stage
+        self._rates = torch.zeros(part.batches.per_epoch, dtype=torch.double, device=device)  # of each step
         self._sums: dict[str, Tensor] = {}
         self._teacher_stream = _stream() if run.teacher is not None else None
         if run.bfloat16:
             channels_last: Any = {"memory_format": torch.channels_last}
             run.encoder.backbone.to(**channels_last)
-            lay_out_momentum(optimiser)
+            lay_out_state(optimiser)
         self._graph = self._record()
 
     def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
@@ -51,7 +52,7 @@ class CapturedSteps:
         part = self._part
         for static, fresh in zip(self._plan, part.batches.plan_on_device(number), strict=True):
             static.copy_(fresh)
-        self._restart(number - part.first)
+        self._restart(number)
         for start in range(0, part.batches.per_epoch, _CHUNK):
             count = min(_CHUNK, part.batches.per_epoch - start)
             for _ in range(count):
@@ -60,13 +61,18 @@ class CapturedSteps:
         torch.autograd.graph.increment_version(list(self._run.modules().parameters()))  # a replay does not
         return {name: value.clone() for name, value in self._sums.items()}
 
-    def _restart(self, within: int) -> None:
+    def _restart(self, number: int) -> None:
+        rates = self._part.rates(number)
+        self._rates.copy_(torch.tensor(rates, dtype=torch.double))
+        set_rate(self._optimiser, rates[0])
         self._at.zero_()
-        self._done.fill_(within / self._part.recipe.epochs)
+        self._done.fill_((number - self._part.first) / self._part.recipe.epochs)
         for value in self._sums.values():
             value.zero_()
 
     def _step(self) -> None:
+        if self._part.recipe.changes_every_step:
+            set_rate(self._optimiser, self._rates.index_select(0, self._at)[0])
         batch = self._part.batches.cut_at(self._plan, self._at)
         terms = update(self._run, self._part, self._optimiser, batch, self._done, self._teacher_stream)
         for name, value in terms.items():
@@ -114,16 +120,15 @@ def _stream() -> Any:
 def _restored(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
     """Afterwards weights, statistics and momenta are as before, in the same memory."""
     weights = {name: value.clone() for name, value in modules.state_dict().items()}
-    momenta = {p: state["momentum_buffer"].clone() for p, state in optimiser.state.items() if _has_momentum(state)}
+    momenta = {id(value): value.clone() for value in _momenta(optimiser)}
     try:
         yield
     finally:
         with torch.no_grad():
             for name, value in modules.state_dict().items():
                 value.copy_(weights[name])
-            for p, state in optimiser.state.items():
-                if _has_momentum(state):
-                    state["momentum_buffer"].copy_(momenta[p] if p in momenta else torch.zeros_like(p))
+            for momentum in _momenta(optimiser):
+                momentum.copy_(momenta.get(id(momentum), torch.zeros_like(momentum)))
 
 
 @contextlib.contextmanager
@@ -137,8 +142,9 @@ def _tensor_cores(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _has_momentum(state: dict[str, Tensor | None]) -> bool:
-    return state.get("momentum_buffer") is not None
+def _momenta(optimiser: optim.Optimizer) -> list[Tensor]:
+    """Everything that an optimiser remembers; all of it is zero before the first step."""
+    return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor, nn, optim
 
 from fixstar.durable import replace_file
 from fixstar.errors import CheckpointError
+from fixstar.training.optimiser import lay_out_state
 
 _FORMAT = "fixstar-checkpoint"
 
@@ -29,18 +30,10 @@ class Checkpoint:
     optimiser: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def restore_optimiser(self, optimiser: optim.Optimizer) -> None:
-        """Restore the momentum of ``optimiser``."""
+        """Restore the momenta of ``optimiser``."""
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": self.optimiser, "param_groups": groups})
-        lay_out_momentum(optimiser)
-
-
-def lay_out_momentum(optimiser: optim.Optimizer) -> None:
-    """Momenta in the memory layout of their weights, which a fused optimiser requires."""
-    for p, state in optimiser.state.items():
-        momentum = state.get("momentum_buffer")
-        if momentum is not None and momentum.stride() != p.stride():
-            state["momentum_buffer"] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(momentum)
+        lay_out_state(optimiser)
 
 
 def weights_digest(module: nn.Module) -> str:

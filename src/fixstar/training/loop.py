@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 
 from fixstar.errors import FixstarError
 from fixstar.kernels import build_errors
@@ -20,8 +20,8 @@ from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero, from_rank_zero, require_same_on_all_ranks, world
+from fixstar.training.optimiser import create_optimiser
 from fixstar.training.run import Part, Training, ValidationScores, parts_of, selected_epoch
-from fixstar.training.settings import Recipe
 from fixstar.training.steps import EagerSteps, Steps
 
 _PAUSE = 5.0  # seconds between two checkpoints on a GPU, where an epoch may take less than writing one
@@ -29,7 +29,7 @@ _PAUSE = 5.0  # seconds between two checkpoints on a GPU, where an epoch may tak
 
 @dataclass(frozen=True)
 class EpochLog:
-    """Mean of each loss term over an epoch, and the learning rate it ran at.
+    """Mean of each loss term over an epoch, and the learning rate of its last step.
 
     ``scores`` are those of model selection after it.
     """
@@ -95,7 +95,7 @@ def _run_part(
     select: bool,
 ) -> None:
     """The remaining epochs of a stage; a new stage has a new optimiser."""
-    optimiser = _optimiser(run.trained(part.stage), part.recipe)
+    optimiser = create_optimiser(run, part)
     if part.first < len(log):
         resumed.restore_optimiser(optimiser)
         advance((len(log) - part.first) * part.batches.per_epoch * part.batches.batch_size)
@@ -105,7 +105,7 @@ def _run_part(
         run.modules().eval()
         run.trained(part.stage).train()
         steps = steps or _steps(run, part, optimiser)
-        entry = _epoch(run, part, steps, optimiser, epoch, advance, log[-1].loss if log else None)
+        entry = _epoch(run, part, steps, epoch, advance, log[-1].loss if log else None)
         _require_finite(entry, run.checkpoint)
         if run.select is not None and select:
             entry = replace(entry, scores=_scores(run))
@@ -134,7 +134,7 @@ def _scores(run: Training) -> ValidationScores:
     return ValidationScores(*from_rank_zero(lambda: select(run.encoder)))
 
 
-def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:
+def _steps(run: Training, part: Part, optimiser: optim.Optimizer) -> Steps:
     if run.encoder.device.type == "cuda" and part.batches.resident and world().size == 1:
         not_recorded: tuple[type[Exception], ...] = (RuntimeError, *build_errors())
         try:
@@ -142,16 +142,6 @@ def _steps(run: Training, part: Part, optimiser: optim.SGD) -> Steps:
         except not_recorded as error:  # a model or loss reads values on the host, or a kernel does not fit
             warnings.warn(f"the step could not be recorded ({error}); training continues step by step", stacklevel=2)
     return EagerSteps(run, part, optimiser)
-
-
-def _optimiser(trained: nn.Module, recipe: Recipe) -> optim.SGD:
-    """SGD; on a GPU fused, with a learning rate that a recorded step can read."""
-    parameters = [p for p in trained.parameters() if p.requires_grad]
-    on_gpu = bool(parameters) and parameters[0].is_cuda
-    rate: Tensor | float = recipe.learning_rate
-    if on_gpu:
-        rate = torch.tensor(recipe.learning_rate, device=parameters[0].device)
-    return optim.SGD(parameters, rate, recipe.momentum, weight_decay=recipe.weight_decay, fused=on_gpu)
 
 
 def _resume(run: Training) -> Checkpoint:
@@ -165,23 +155,14 @@ def _entry(item: dict[str, Any]) -> EpochLog:
     return EpochLog(**{**item, "scores": None if scores is None else ValidationScores(*scores)})
 
 
-def _epoch(
-    run: Training, part: Part, steps: Steps, optimiser: optim.SGD, epoch: int, advance: Advance, last: float | None
-) -> EpochLog:
-    within = epoch - part.first
-    rate = part.recipe.rate(within)
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+def _epoch(run: Training, part: Part, steps: Steps, epoch: int, advance: Advance, last: float | None) -> EpochLog:
     # dropout and the like: the same after resuming, different for each process's share of a batch
     torch.manual_seed(run.seed * 1_000_003 + epoch + 15_485_863 * world().rank)
-    place = f"{part.stage.name}, epoch {within + 1}/{part.recipe.epochs}"
+    place = f"{part.stage.name}, epoch {epoch - part.first + 1}/{part.recipe.epochs}"
     before = "" if last is None else f", loss {last:.3f}"  # shown if reading the loss would wait for the GPU
     sums = steps.epoch(epoch, lambda images, loss: advance(images, place + (loss or before)))
     terms = from_rank_zero(lambda: {name: value.item() / part.batches.per_epoch for name, value in sums.items()})
-    return EpochLog(epoch, rate, terms, part.stage.name)
+    return EpochLog(epoch, part.rates(epoch)[-1], terms, part.stage.name)
 
 
 def _require_finite(entry: EpochLog, checkpoint: Path | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from fixstar.data.batches import Batches
@@ -67,8 +68,9 @@ class Training:
     @property
     def bfloat16(self) -> bool:
         """Whether the backbone runs in that precision."""
-        precision = self.recipe.precision
-        return precision == "bfloat16" or (precision == "auto" and self.encoder.device.type == "cuda")
+        if self.recipe.precision == "auto":
+            return self.encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return self.recipe.precision == "bfloat16"
 
 
 class Part(NamedTuple):
@@ -88,6 +90,11 @@ class Part(NamedTuple):
     def steps(self) -> int:
         """The number of updates."""
         return self.recipe.epochs * self.batches.per_epoch
+
+    def rates(self, epoch: int) -> list[float]:
+        """The learning rate of each step of an epoch of the run."""
+        count = self.batches.per_epoch
+        return [self.recipe.rate(epoch - self.first + step / count) for step in range(count)]
 
     @property
     def images(self) -> int:

@@ -27,7 +27,7 @@ from fixstar.training.run_directory import RunDirectory
 from fixstar.training.settings import Settings, paper_recipe
 from fixstar.training.version import TrainingContext, Validation, Version, train_version
 
-_MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "preprocessing")
+_MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "width", "preprocessing")
 _MEMORY_SETTINGS = ("replay_per_class", "selection")
 
 

@@ -21,15 +21,25 @@ from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.models.slots import CAPACITY, Side
 
 Precision = Literal["auto", "float32", "bfloat16"]
+Optimizer = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["steps", "cosine"]
+_USUAL = {"sgd": (0.1, 2e-4), "adam": (1e-3, 0.0), "adamw": (1e-3, 0.01)}  # learning rate and weight decay
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """SGD with momentum; the learning rate is multiplied by ``gamma`` at each of ``milestones`` (epochs).
+    """The optimiser, its schedule and the batch size of one version.
 
     The defaults are the lifelong recipe for CIFAR-100 (HOC, table 1): each task continues from the last weights with a
-    new optimiser and the same initial learning rate. ``precision`` is that of the backbone: "auto" is bfloat16 on a GPU
-    and float32 elsewhere. Losses, projection and weights are always float32.
+    new optimiser and the same initial learning rate.
+
+    ``schedule="steps"`` multiplies the learning rate by ``gamma`` at each of ``milestones`` (epochs); "cosine" lets it
+    fall to zero along half a cosine, and takes no milestones. Before either it rises from zero for ``warmup`` epochs,
+    or a part of one. ``momentum`` is the first beta of Adam and AdamW. ``clip`` is the largest norm of the gradient.
+    ``backbone_rate`` is the backbone's learning rate as a factor of that of projection and classifier.
+    ``decay_norms=False`` takes weight decay off batch norms, layer norms and biases. ``precision`` is that of the
+    backbone: "auto" is bfloat16 on a GPU that has it and float32 elsewhere. Losses, projection and weights are always
+    float32.
     """
 
     epochs: int = 70
@@ -40,6 +50,12 @@ class Recipe:
     weight_decay: float = 2e-4
     batch_size: int = 128
     precision: Precision = "auto"
+    optimizer: Optimizer = "sgd"
+    schedule: Schedule = "steps"
+    warmup: float = 0.0
+    clip: float | None = None
+    backbone_rate: float = 1.0
+    decay_norms: bool = True
 
     def __post_init__(self) -> None:
         _require(
@@ -51,23 +67,48 @@ class Recipe:
             momentum=("in [0, 1)", 0 <= self.momentum < 1),
             weight_decay=("at least 0 and finite", 0 <= self.weight_decay < math.inf),
             batch_size=("a whole number of at least 2", _is_whole(self.batch_size, 2)),
-            precision=(f"one of {', '.join(get_args(Precision))}", self.precision in get_args(Precision)),
+            warmup=("at least 0 and below the number of epochs", 0 <= self.warmup < self.epochs),
+            clip=("positive and finite, or None", self.clip is None or 0 < self.clip < math.inf),
+            backbone_rate=("positive and finite", 0 < self.backbone_rate < math.inf),
+            **{
+                name: (f"one of {', '.join(get_args(kind))}", getattr(self, name) in get_args(kind))
+                for name, kind in (("precision", Precision), ("optimizer", Optimizer), ("schedule", Schedule))
+            },
         )
 
-    def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0.
+    def rate(self, epoch: float) -> float:
+        """The learning rate after so many epochs, or parts of them.
 
         >>> [round(Recipe(epochs=3, milestones=(1, 2)).rate(e), 4) for e in range(3)]
         [0.1, 0.01, 0.001]
+        >>> [round(Recipe(epochs=5, schedule="cosine", warmup=1).rate(e), 4) for e in (0, 0.5, 1, 3, 5)]
+        [0.0, 0.05, 0.1, 0.05, 0.0]
         """
+        if epoch < self.warmup:
+            return self.learning_rate * epoch / self.warmup
+        if self.schedule == "cosine":
+            done = (epoch - self.warmup) / (self.epochs - self.warmup)
+            return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
         return self.learning_rate * self.gamma ** sum(epoch >= round(milestone) for milestone in self.milestones)
 
+    @property
+    def changes_every_step(self) -> bool:
+        """Whether the learning rate changes within an epoch."""
+        return self.schedule == "cosine" or self.warmup > 0
+
+    def with_optimizer(self, name: Optimizer) -> Recipe:
+        """The recipe with another optimiser, at the learning rate and weight decay that are usual for it."""
+        if name == self.optimizer:
+            return self
+        rate, decay = _USUAL.get(name, (self.learning_rate, self.weight_decay))
+        return replace(self, optimizer=name, learning_rate=rate, weight_decay=decay)
+
     def shortened(self, epochs: int) -> Recipe:
-        """The same recipe over fewer or more epochs, its milestones moved in proportion (rounded only when used)."""
+        """The same recipe over fewer or more epochs: milestones (rounded only when used) and warm-up in proportion."""
         if not _is_whole(epochs, 1):  # before the milestones move, or they would be reported too
             raise InputError(f"epochs={epochs} must be a whole number of at least 1")
-        milestones = tuple(round(milestone * epochs / self.epochs, 9) for milestone in self.milestones)
-        return replace(self, epochs=epochs, milestones=milestones)
+        *milestones, warmup = (round(at * epochs / self.epochs, 9) for at in (*self.milestones, self.warmup))
+        return replace(self, epochs=epochs, milestones=tuple(milestones), warmup=warmup)
 
 
 def _require(settings: Recipe | Settings, **rules: tuple[str, bool]) -> None:
@@ -98,7 +139,8 @@ def paper_recipe(scenario: Scenario) -> Recipe:
 class Settings:
     """The model, the recipe and the replay memory of a sequence of versions.
 
-    ``capacity`` is K, the maximum number of classes of a simplex: choose it large, it costs O(K). ``grown`` are the
+    ``capacity`` is K, the maximum number of classes of a simplex: choose it large, it costs O(K). ``width`` is that of
+    the features before a trainable classifier, if it is not the backbone's own. ``grown`` are the
     capacities of simplices added later (see ``lifelong``): a version gets those that it lacks before its classes get
     slots. ``preprocessing`` replaces the backbone's own. New classes take their slots from ``side``.
     """
@@ -107,6 +149,7 @@ class Settings:
     backbone_options: Mapping[str, Any] = field(default_factory=dict)
     classifier_options: Mapping[str, Any] = field(default_factory=dict)
     capacity: int = CAPACITY
+    width: int | None = None
     preprocessing: Preprocessing | None = None
     recipe: Recipe = field(default_factory=Recipe)
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -122,6 +165,7 @@ class Settings:
         _require(
             self,
             capacity=("a whole number of at least 2", _is_whole(self.capacity, 2)),
+            width=("a whole number of at least 1, or None", self.width is None or _is_whole(self.width, 1)),
             bad_images=("one of refuse, skip", self.bad_images in ("refuse", "skip")),
             selection=("one of random, herding", self.selection in ("random", "herding")),
             side=("one of left, right", self.side in ("left", "right")),
@@ -149,6 +193,7 @@ class Settings:
                 method.classifier,
                 classes=classes,
                 capacity=self.capacity,
+                width=self.width,
                 side=self.side,
                 backbone_options=dict(self.backbone_options),
                 classifier_options={**method.classifier_options, **self.classifier_options, **added},

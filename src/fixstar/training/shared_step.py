@@ -20,6 +20,7 @@ from fixstar.errors import InputError
 from fixstar.methods import Step
 from fixstar.models import FrozenEncoder, Outputs
 from fixstar.training.distributed import collective, synchronised, world
+from fixstar.training.optimiser import take_step
 from fixstar.training.run import Part, Training
 
 
@@ -39,7 +40,7 @@ def shared_update(
     terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
     torch.autograd.backward(torch.stack(list(terms.values())).sum() / here.size)
     _sum_gradients(optimiser)
-    optimiser.step()
+    take_step(optimiser, part.recipe.clip)
     return {name: value.detach() for name, value in terms.items()}
 
 

@@ -12,6 +12,7 @@ from fixstar.data.batches import Batch
 from fixstar.methods import Step
 from fixstar.models import FrozenEncoder, Outputs
 from fixstar.training.distributed import world
+from fixstar.training.optimiser import set_rate, take_step
 from fixstar.training.run import Part, Training
 from fixstar.training.shared_step import shared_update
 
@@ -42,7 +43,7 @@ def update(
         torch.cuda.current_stream().wait_stream(teacher_stream)
     terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
     torch.autograd.backward(torch.stack(list(terms.values())).sum())
-    optimiser.step()
+    take_step(optimiser, part.recipe.clip)
     return {name: value.detach() for name, value in terms.items()}
 
 
@@ -71,8 +72,11 @@ class EagerSteps:
         before = (number - part.first) * part.batches.per_epoch
         reads = self._run.encoder.device.type == "cpu"
         once = update if world().size == 1 else shared_update
-        for count, batch in enumerate(part.batches.epoch(number), start=1):
+        for count, (rate, batch) in enumerate(
+            zip(part.rates(number), part.batches.epoch(number), strict=True), start=1
+        ):
             done = (before + count - 1) / part.steps
+            set_rate(self._optimiser, rate)
             for name, value in once(self._run, part, self._optimiser, batch, done).items():
                 sums[name] = sums[name] + value if name in sums else value
             loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}" if reads else ""
