@@ -6,7 +6,8 @@ It then searches classes that neither version has seen, by nearest image and by 
     v1      v1's queries on v1's vectors: the system before the upgrade
     v2/v1   v2's queries on v1's vectors: what deploying v2 without re-embedding gives
     v2      v2's queries on v2's vectors: everything re-embedded
-    blend   both queries blended half and half (slerp) on v1's vectors
+    auto    what ``deploy --blend auto`` searches v1's vectors with: both queries blended (slerp), by as much as the
+            check on the searched images, half of them to choose and half to judge, shows to lose nothing
 
 The seed draws the classes, the images and the initial weights; all methods get the same draws. Cases marked "confirm"
 are set aside: tune on the others, and look at these once at the end. Intervals are bootstraps over the seeds, which
@@ -66,7 +67,7 @@ Labels = NDArray[np.integer[Any]]
 Record = dict[str, Any]
 
 PROTOCOLS = {"image": "nearest image", "template": "class template"}
-KINDS = ("v1", "v2/v1", "v2", "blend", "best blend", "v2/v1 - v1", "blend - v1")
+KINDS = ("v1", "v2/v1", "v2", "auto", "half", "best blend", "v2/v1 - v1", "half - v1", "auto - v1")
 ALPHAS = tuple(step / 10 for step in range(11))
 HOLD_OUT = 0.1  # the command line's default
 OUTCOMES = ("pass", "missing evidence", "refuse")
@@ -186,10 +187,12 @@ class Way:
     capacity: int
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int | None = None
+    longer: float = 1.0  # times as many epochs for v2
 
     def __str__(self) -> str:
         options = "".join(f" {key}={value}" for key, value in sorted(self.options.items()))
-        return f"{self.method}{options} K={self.capacity}" + f" epochs={self.epochs}" * (self.epochs is not None)
+        epochs = f" epochs={self.epochs}" * (self.epochs is not None) + f" longer={self.longer:g}" * (self.longer != 1)
+        return f"{self.method}{options} K={self.capacity}{epochs}"
 
 
 def default_of(option: str) -> Any:
@@ -223,19 +226,25 @@ def upgrade(case: Case, images: Images, way: Way, seed: int, device: str) -> tup
         times = [time.perf_counter()]
         space.train(images.first, settings, method, progress=False, hold_out=HOLD_OUT)
         times.append(time.perf_counter())
-        space.upgrade(later, UpgradeOptions(device=device, hold_out=HOLD_OUT, progress=False), trials=0)
+        recipe = settings.recipe.shortened(round(way.longer * settings.recipe.epochs))
+        space.upgrade(later, UpgradeOptions(recipe, device=device, hold_out=HOLD_OUT, progress=False), trials=0)
         times.append(time.perf_counter())
-        gate = {
-            "held out": space.check("v2", report=False, progress=False).outcome,
-            "labelled": space.check("v2", labelled, report=False, progress=False).outcome,
+        checks = {
+            "held out": space.check("v2", report=False, progress=False),
+            "labelled": space.check("v2", labelled, report=False, progress=False),
         }
         encoders = [space.encoder(name, device) for name in ("v1", "v2")]
     vectors = [Vectors(one.encode(images.queries.images), one.encode(images.gallery.images)) for one in encoders]
-    return vectors, {"gate": gate, "seconds": np.diff(times).round(1).tolist()}
+    facts = {
+        "gate": {on: check.outcome for on, check in checks.items()},
+        "alpha": {on: check.blends[0].alpha if check.blends else 1.0 for on, check in checks.items()},
+        "seconds": np.diff(times).round(1).tolist(),
+    }
+    return vectors, facts
 
 
-def measure(old: Vectors, new: Vectors, query_labels: Labels, gallery_labels: Labels) -> Record:
-    """Top-1 accuracy of every kind of query, by protocol; ``blends`` has one for each of ``ALPHAS``."""
+def measure(old: Vectors, new: Vectors, query_labels: Labels, gallery_labels: Labels, alpha: float) -> Record:
+    """Top-1 accuracy of every kind of query, by protocol. ``blends`` has one per alpha of ``ALPHAS``."""
     found: Record = {}
     for protocol in PROTOCOLS:
         before, after, labels = old.gallery, new.gallery, gallery_labels
@@ -247,8 +256,8 @@ def measure(old: Vectors, new: Vectors, query_labels: Labels, gallery_labels: La
 
         v1, cross = accuracy(old.queries @ before.T), accuracy(new.queries @ before.T)
         blends = [accuracy(slerp(old.queries, new.queries, alpha) @ before.T) for alpha in ALPHAS]
-        half = blends[ALPHAS.index(0.5)]
-        figures = (v1, cross, accuracy(new.queries @ after.T), half, max(blends), cross - v1, half - v1)
+        auto, half, best = blends[ALPHAS.index(alpha)], blends[ALPHAS.index(0.5)], max(blends)
+        figures = (v1, cross, accuracy(new.queries @ after.T), auto, half, best, cross - v1, half - v1, auto - v1)
         found[protocol] = {**dict(zip(KINDS, figures, strict=True)), "blends": blends}
     return found
 
@@ -258,7 +267,7 @@ def run(name: str, case: Case, seed: int, way: Way, data: Path, device: str) -> 
     warnings.filterwarnings("ignore", "left out classes")  # of which too few images were held out
     images = draw_images(name, case, seed, data)
     (old, new), facts = upgrade(case, images, way, seed, device)
-    accuracies = measure(old, new, images.queries.labels, images.gallery.labels)
+    accuracies = measure(old, new, images.queries.labels, images.gallery.labels, facts["alpha"]["labelled"])
     about = {"case": name, "seed": seed, "way": str(way), "device": device, "queries": len(images.queries)}
     return {**about, **accuracies, **facts, "definition": case.described()}
 
@@ -321,11 +330,11 @@ def tables(summary: Record) -> str:
     """Per cent and points, at 80 columns."""
     lines = []
     for protocol, title in PROTOCOLS.items():
-        lines.append(f"{title:16s}  n    v1 v2/v1    v2 blend  v2/v1 - v1        blend - v1")
+        lines.append(f"{title:16s}  n    v1 v2/v1    v2  auto  v2/v1 - v1        auto - v1")
         for name, row in {**summary["cases"], "mean over cases": summary["mean over cases"]}.items():
             found = row[protocol]
             accuracies = "".join(f"{100 * found[kind]['mean']:6.1f}" for kind in KINDS[:4])
-            differences = "".join(points(found[kind]) for kind in KINDS[-2:])
+            differences = "".join(points(found[kind]) for kind in ("v2/v1 - v1", "auto - v1"))
             lines.append(f"{name:16s}{found['v1']['runs']:3d}{accuracies}{differences}".rstrip())
         lines.append("")
     lines.append("                  deviation of v2/v1 - v1   pass/undecided/refused      seconds")
@@ -349,7 +358,7 @@ def draw_picture(summary: Record, title: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     cases = summary["cases"]
-    colours = {"v1": "#777777", "v2/v1": "#d1495b", "blend": "#edae49", "v2": "#00798c"}
+    colours = {"v1": "#777777", "v2/v1": "#d1495b", "auto": "#edae49", "v2": "#00798c"}
     figure = Figure(figsize=(10, 1.5 + 0.45 * len(cases)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (protocol, label) in zip(panels, PROTOCOLS.items(), strict=True):
@@ -399,10 +408,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the method")
     parser.add_argument("--capacity", type=int, default=CAPACITY)
     parser.add_argument("--epochs", type=int, help="for every case, instead of its own number")
+    parser.add_argument("--longer", type=float, default=1.0, help="times as many epochs for v2")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--picture", type=Path, help="draw the accuracies of every case")
     given = parser.parse_args(words)
-    way = Way(given.method, given.capacity, parse_options(given.option), given.epochs)
+    way = Way(given.method, given.capacity, parse_options(given.option), given.epochs, given.longer)
     create_method(way.method, **way.options)  # an unknown name fails here, not in every run
     content: Record = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
     runs = content.setdefault("runs", {})

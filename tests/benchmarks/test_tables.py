@@ -14,7 +14,7 @@ from fixstar.benchmarks import benchmark, tables
 from fixstar.benchmarks.comparison import Comparison, Line, compare, read_results
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
-from fixstar.benchmarks.tables import draw, markdown, parts_of, put_section, table_of, what_differs
+from fixstar.benchmarks.tables import draw, markdown, put_section, table_of, tables_of, what_differs
 from fixstar.cli.bench import _commands
 
 SEVEN = benchmark("cifar100-10/7")
@@ -93,10 +93,9 @@ def test_published_figures_stand_beside_ours_and_methods_without_a_run_stay(seve
 
 
 def test_the_table_has_both_protocols_and_marks_the_best(seven: Comparison) -> None:
-    main, rest = parts_of(seven)
-    assert (main, rest) == (["AC", "AA", "ACA"], ["BC", "FC"])
-    head, body = table_of(seven, main)
-    assert head[3:] == [f"{who}: {name}" for who in ("paper", "template", "image") for name in main]
+    (_, head, body), (_, others, _) = tables_of(seven)
+    assert head[3:] == [f"{who}: {name}" for who in ("paper", "template", "image") for name in ("AC", "AA", "ACA")]
+    assert others[3:] == [f"{who}: {name}" for who in ("template", "image") for name in ("BC", "FC")]
     rows = {row[0]: row[1:] for row in body}
     assert rows["hoc"][:5] == ["2", "70", "**0.86**", "48.21", "**42.41**"]
     assert rows["cvs"][:5] == ["—", "—", "0.29", "**51.69**", "12.70"]
@@ -150,7 +149,17 @@ def test_the_best_is_found_among_the_lines_with_most_runs() -> None:
     best = {entry.label for entry in comparison.lines if comparison.is_best(entry, "template", "AA")}
     assert best == {"fan"}  # one run of HOC is higher, and is one run
     assert comparison.is_best(line(comparison, "cvs"), None, "AA")  # among the printed figures all count
-    assert "the lines with the most runs are compared" in markdown(comparison)
+    assert "lines with 2 or more runs are compared" in markdown(comparison)
+
+
+def test_queries_by_two_models_have_a_table_of_their_own() -> None:
+    both = ("template", "template, two models")
+    comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", 1), 0.6, both), invented(Run(SEVEN, "er", 1), 0.5)])
+    *_, (title, head, body) = tables_of(comparison)
+    assert title.startswith("Queries by two models")
+    assert head[3:] == [f"template, two models: {name}" for name in ("AC", "AA", "ACA")]
+    assert [row[0] for row in body] == ["hoc"]
+    assert title in markdown(comparison)
 
 
 def test_runs_from_before_a_protocol_was_there_stay_in_the_table(tmp_path: Path) -> None:

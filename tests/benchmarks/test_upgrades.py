@@ -77,7 +77,8 @@ def test_one_run_trains_upgrades_checks_and_searches(upgrades: ModuleType, data:
         found = result[protocol]
         assert found["blends"][0] == found["v1"]
         assert found["blends"][10] == found["v2/v1"]
-        assert found["blend - v1"] == pytest.approx(found["blends"][5] - found["v1"])
+        assert found["half - v1"] == pytest.approx(found["blends"][5] - found["v1"])
+        assert found["auto"] in found["blends"]
 
 
 def test_figures_agree_with_searches_by_each_blended_query(upgrades: ModuleType) -> None:
@@ -85,7 +86,7 @@ def test_figures_agree_with_searches_by_each_blended_query(upgrades: ModuleType)
     labels = np.arange(40) % 5
     old, new = (upgrades.Vectors(unit_rows(rng, 40, 6), unit_rows(rng, 40, 6)) for _ in range(2))
     new.queries[0] = old.queries[0]  # parallel: no angle to divide by
-    found = upgrades.measure(old, new, labels, labels)
+    found = upgrades.measure(old, new, labels, labels, 0.3)
     for protocol, search in (("image", image_search), ("template", template_search)):
         for alpha, accuracy in zip(upgrades.ALPHAS, found[protocol]["blends"], strict=True):
             blended = []
@@ -105,7 +106,7 @@ def test_a_spread_is_over_runs_within_cases(upgrades: ModuleType) -> None:
 
 
 def test_tables_fit_into_80_columns(upgrades: ModuleType) -> None:
-    figures = dict.fromkeys(upgrades.KINDS, 0.876) | {"v2/v1 - v1": -0.0456, "blend - v1": -0.0123}
+    figures = dict.fromkeys(upgrades.KINDS, 0.876) | {"v2/v1 - v1": -0.0456, "auto - v1": -0.0123}
     gate = {"held out": "missing evidence", "labelled": "refuse"}
     run = {"case": max(upgrades.CASES, key=len), "image": figures, "template": figures, "gate": gate}
     text = upgrades.tables(upgrades.summarise([{**run, "seconds": [1234.5, 2345.6]}] * 10))

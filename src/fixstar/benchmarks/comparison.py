@@ -74,13 +74,17 @@ class Comparison:
         printed = {name for line in self.lines if line.printed for name in line.printed.values}
         return tuple(name for name in self.columns if name in (printed or METRICS[:3]))
 
+    @property
+    def enough(self) -> int:
+        """The number of runs that the best line must have: three, or the most that any line has."""
+        return min(3, max(len(line.runs) for line in self.lines))
+
     def is_best(self, line: Line, protocol: str | None, column: str) -> bool:
         """Whether a line has the highest mean in a column: of ours, or with ``protocol`` None of the papers' figures.
 
-        Of ours only the lines with the most runs are compared: one lucky run is not better than the mean of three.
+        Of ours only the lines with ``enough`` runs are compared: one lucky run is not better than the mean of three.
         """
-        most = max(len(other.runs) for other in self.lines)
-        lines = [other for other in self.lines if protocol is None or len(other.runs) == most]
+        lines = [other for other in self.lines if protocol is None or len(other.runs) >= self.enough]
         values = [value for other in lines if (value := _value(other, protocol, column)) is not None]
         return line in lines and len(set(values)) > 1 and _value(line, protocol, column) == max(values)
 

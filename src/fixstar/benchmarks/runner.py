@@ -42,7 +42,7 @@ from fixstar.evaluation import (
     kfold_accuracy,
     sample_pairs,
 )
-from fixstar.evaluation.features import save_arrays
+from fixstar.evaluation.features import blended_version, save_arrays
 from fixstar.models import Encoder
 from fixstar.training import Settings, TrainingContext, Validation, Version, lifelong, retraining, train_version
 
@@ -88,6 +88,18 @@ class Searched:
             return self._published(versions, self.drawn)
         labels = self.queries.labels, self.gallery.labels
         return cross_test(versions, *labels, protocol, pairs=self.pairs, device=device).matrix
+
+    def two_models(
+        self, versions: Sequence[VersionFeatures], protocols: Sequence[str], device: str | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """C[t, k] by protocol, with the queries of t and k blended half and half (slerp) on k's gallery."""
+        matrices = {name: np.full((len(versions), len(versions)), np.nan) for name in protocols}
+        for t, new in enumerate(versions):
+            for k, old in enumerate(versions[: t + 1]):
+                both = new if k == t else blended_version(old, new, 0.5)
+                for name, matrix in matrices.items():
+                    matrix[t, k] = self.matrix([both], name, device)[0, 0]
+        return matrices
 
     def _published(self, versions: Sequence[VersionFeatures], pairs: Pairs) -> NDArray[np.float64]:
         matrix = np.full((len(versions), len(versions)), np.nan)
@@ -214,6 +226,10 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     started = time.monotonic()
     found_on = str(settings.torch_device()) if settings.torch_device().type == "cuda" else None
     protocols = {name: measured(searched.matrix(features, name, found_on)) for name in run.benchmark.protocols}
+    if not any(version.adapt for version in features):  # a moved gallery has no queries of its own
+        searches = [name for name in protocols if name in ("template", "image")]
+        for name, matrix in searched.two_models(features, searches, found_on).items():
+            protocols[f"{name}, two models"] = measured(matrix)
     result = _result(run, stream, settings, state, protocols, time.monotonic() - started)
     shutil.rmtree(folder / "features")
     return result

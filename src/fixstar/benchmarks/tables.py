@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fixstar.benchmarks.comparison import Comparison, Line
 from fixstar.benchmarks.plan import file_stem
 from fixstar.benchmarks.published import Figure
-from fixstar.benchmarks.result import RunResult
+from fixstar.benchmarks.result import METRICS, RunResult
 from fixstar.evaluation import accuracy_panels, side_by_side
 from fixstar.evaluation.compatibility import format_spread
 from fixstar.evaluation.curves import COLOURS, accuracy_curves, metric_curve
@@ -19,29 +19,38 @@ _NOTHING = "—"
 
 
 def table_of(
-    comparison: Comparison, columns: Sequence[str], bold: tuple[str, str] = ("**", "**")
+    comparison: Comparison,
+    columns: Sequence[str],
+    protocols: Sequence[str | None] | None = None,
+    bold: tuple[str, str] = ("**", "**"),
 ) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the method, its runs, the paper's figures, and ours by each protocol.
+    """Head and rows: the method, its runs, the paper's figures (protocol None), and ours by each protocol.
 
     The best of every column is put between the ``bold`` marks. Empty columns are left out.
     """
-    places = [(protocol, name) for protocol in (None, *comparison.benchmark.protocols) for name in columns]
-    cells = [[_cell(comparison, line, *place, bold) for place in places] for line in comparison.lines]
+    places = [(one, name) for one in protocols or (None, *comparison.benchmark.protocols) for name in columns]
+    lines = comparison.lines if protocols is None else [x for x in comparison.lines if x.ours.keys() & set(protocols)]
+    cells = [[_cell(comparison, line, *place, bold) for place in places] for line in lines]
     kept = [i for i in range(len(places)) if any(row[i] != _NOTHING for row in cells)]
     head = ["method", "runs", "epochs", *(f"{places[i][0] or 'paper'}: {places[i][1]}" for i in kept)]
     body = [
         [line.label, *((str(len(line.runs)), str(line.epochs)) if line.runs else (_NOTHING, _NOTHING))]
         + [row[i] for i in kept]
-        for line, row in zip(comparison.lines, cells, strict=True)
+        for line, row in zip(lines, cells, strict=True)
     ]
     return head, body
 
 
-def parts_of(comparison: Comparison) -> list[list[str]]:
-    """The columns of the main table (those that the paper prints), and of a second one with the rest."""
+def tables_of(comparison: Comparison) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, head and rows: what the paper prints, what else was measured, and queries by two models."""
     main = list(comparison.printed_columns)
+    yield "", *table_of(comparison, main)
     rest = [name for name in comparison.columns if name not in main]
-    return [main, rest] if rest and any(line.runs for line in comparison.lines) else [main]
+    if rest and any(line.runs for line in comparison.lines):
+        yield "Also measured, not in the paper's table:", *table_of(comparison, rest)
+    if blended := list(dict.fromkeys(name for line in comparison.lines for name in line.ours if "two models" in name)):
+        title = "Queries by two models, the old and the new one's blended half and half:"
+        yield title, *table_of(comparison, METRICS[:3], blended)
 
 
 def figure_text(figure: Figure, column: str) -> str:
@@ -68,10 +77,9 @@ def markdown(
     runs = [run for line in comparison.lines for run in line.runs]
     parts = [f"## {entry.name}: {entry.title}", _caption(comparison, runs)]
     parts += ["```bash\n" + "\n".join(commands) + "\n```"] if commands else []
-    main, *rest = parts_of(comparison)
-    parts.append(_pipe_table(*table_of(comparison, main)))
-    for columns in rest:
-        parts += ["Also measured, not in the paper's table:", _pipe_table(*table_of(comparison, columns))]
+    for title, head, body in tables_of(comparison):
+        parts += [title] if title else []
+        parts.append(_pipe_table(head, body))
     parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in what_differs(comparison))]
     parts += [f"![{path.stem}]({_relative(path, relative_to)})" for path in pictures]
     return "\n\n".join(parts) + "\n"
@@ -181,7 +189,7 @@ def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
         words.append("Runs side by side take longer each.")
         words.append("± is the deviation of a single run.")
         if len({len(line.runs) for line in comparison.lines if line.runs}) > 1:
-            words.append("Of ours, the lines with the most runs are compared for the best.")
+            words.append(f"Of ours, lines with {comparison.enough} or more runs are compared for the best.")
     return " ".join(words)
 
 

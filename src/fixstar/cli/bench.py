@@ -399,11 +399,12 @@ def _line_json(line: Line) -> dict[str, Any]:
 
 
 def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
-    from fixstar.benchmarks.tables import parts_of, table_of, what_differs
+    from fixstar.benchmarks.tables import tables_of, what_differs
 
     print(f"{comparison.benchmark.name}: {comparison.benchmark.title}")
-    for columns in parts_of(comparison):
-        head, body = table_of(comparison, columns)
+    for title, head, body in tables_of(comparison):
+        if title:
+            print(title)
         print_table([name.replace(": ", "\n") for name in head], [[_bold(cell) for cell in row] for row in body])
     for line in what_differs(comparison):
         print_wrapped(line, "- ")
