@@ -23,7 +23,9 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def test_every_example_is_run_here_and_is_short() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "foreign_model.py",
+        "hf_trainer.py",
         "judge_features.py",
+        "lightning_loop.py",
         "plain_loop.py",
         "two_versions.py",
     }
@@ -46,6 +48,15 @@ def test_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("plain_loop.py", monkeypatch)
     assert float(capsys.readouterr().out.split()[-1]) > 0.8
+
+
+@pytest.mark.parametrize(("name", "library"), [("lightning_loop.py", "lightning"), ("hf_trainer.py", "accelerate")])
+def test_loops_of_others(
+    name: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed, so {name} was not run")
+    run(name, monkeypatch)
+    assert float(capsys.readouterr().out.split()[-1]) > 0.7
 
 
 def test_judge_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

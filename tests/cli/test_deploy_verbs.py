@@ -148,7 +148,7 @@ def test_vectors_that_came_after_the_check_need_another(path: Path, tmp_path: Pa
     refused = typed("deploy", "v2", "-w", path)
     assert refused.code == 1
     assert "before vectors of old-system were searchable" in refused.err
-    assert "5 vectors of old-system (imported)" in typed("status", "-w", path).out
+    assert "5 vectors of old-system (imported: no encoder)" in typed("status", "-w", path).out
 
 
 def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:

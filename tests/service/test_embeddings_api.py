@@ -96,7 +96,7 @@ def test_an_adapter_and_a_blend_are_used_as_in_a_search(http: TestClient, space:
         ("v9", "no model 'v9'", "v1, v2"),
         ("text-embedding-3-small", "no model", "v1, v2"),
         ("v2->v9", "no vectors of 'v9'", "v2->v1"),
-        ("old", "old has stored vectors, and no encoder", "v1, v2"),
+        ("old", "old has stored vectors and no encoder", "v1, v2"),
         ("v2->old", "nothing connects queries of v2 with vectors of 'old'", "v2->v1"),
         ("->v1", "no model ''", "v1, v2"),
     ],

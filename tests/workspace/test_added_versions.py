@@ -12,10 +12,11 @@ from PIL import Image
 from torch import nn
 from typed import typed
 
-from fixstar.errors import InputError
+from fixstar.errors import InputError, ModelError
+from fixstar.gallery import import_version
 from fixstar.images import Preprocessing
 from fixstar.models import Encoder
-from fixstar.workspace import CatalogueItem, Workspace
+from fixstar.workspace import CatalogueItem, Workspace, search
 
 PREPARED = Preprocessing(size=(16, 16), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
@@ -88,6 +89,38 @@ def test_the_gate_judges_a_compatible_version(tmp_path: Path) -> None:
         assert check.cells[0].version == "v1"
 
 
+def test_vectors_without_an_encoder_are_searched_and_never_asked(tmp_path: Path) -> None:
+    with Workspace.create(tmp_path / "w") as space:
+        space.add_version(encoder())
+        made = space.serving.embed("v1", [item.image for item in items()])
+        ids = np.array([item.id for item in items()])
+        np.savez(tmp_path / "moved.npz", vectors=7 * made, ids=ids)  # of any length
+        import_version(space.gallery, "moved@v1", tmp_path / "moved.npz")
+        hit = space.search([items()[4].image], k=1).hits[0][0]
+        assert (hit.id, hit.version, round(hit.score, 3)) == ("i4", "moved@v1", 1)
+        for asked in (space.encoder, space.check, space.deploy):
+            with pytest.raises(InputError, match="stored vectors and no encoder") as refusal:
+                asked("moved@v1")
+            assert refusal.value.next_steps[0].action == "adapt"
+        with pytest.raises(InputError, match="unknown version 'v9'"):
+            space.encoder("v9")
+
+
+def test_a_model_that_changes_in_memory_is_found_before_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Workspace.create(tmp_path / "w") as space:
+        space.add_version(encoder())
+        space.index(items())
+        with torch.no_grad():
+            for value in space.serving.encoder("v1").parameters():
+                value.add_(torch.randn_like(value))
+        space.search([items()[4].image])  # looked at a moment ago
+        monkeypatch.setattr(search, "VERIFY_EVERY", 0.0)
+        with pytest.raises(ModelError, match="no longer makes the vectors"):
+            space.search([items()[4].image])
+
+
 def test_add_on_the_command_line(tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     assert typed("init", shop).code == 0
@@ -99,6 +132,11 @@ def test_add_on_the_command_line(tmp_path: Path) -> None:
     assert "adapt v1 --for v2" in typed("add", *make, *prepared, "--argument", "width=8", "--argument", "seed=3").out
     np.save(tmp_path / "vectors.npy", np.eye(3, dtype=np.float32))
     assert "gallery import" in refused("add", tmp_path / "vectors.npy", "-w", shop)
+    assert "3 items stored as version old" in typed("add", tmp_path / "vectors.npy", "--as", "old", "-w", shop).out
+    assert "3 vectors of old (imported: no encoder)" in typed("status", "-w", shop).out
+    assert "no model that --size" in refused("add", tmp_path / "vectors.npy", "--as", "old", "--size", "16", "-w", shop)
+    assert "versions are numbered" in refused("add", *make, *prepared, "--as", "old")
+    assert "adapt old --for v1" in refused("check", "old", "-w", shop)
     assert "224x192" in refused("add", *make, "--size", "big")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app, key_value
+from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json, print_table, print_wrapped
 from fixstar.cli.rollout import print_check
@@ -296,18 +297,22 @@ def _print_trials(version: Version) -> None:
     epilog="Examples:  fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5   |   "
     "fixstar add hf:facebook/dinov2-small -w shop   |   "
     "fixstar add shop.models:build --argument depth=50 --weights model.safetensors -w shop --size 224   |   "
-    "fixstar add better.onnx -w shop --size 224 --compatible-with v1"
+    "fixstar add better.onnx -w shop --size 224 --compatible-with v1   |   "
+    "fixstar add old.npz --as old-system -w shop"
 )
 def add(
     model: Annotated[
         str,
         typer.Argument(
-            help="An ONNX file, hf:NAME_OR_FOLDER (transformers), or package.module:name, which makes a torch module."
+            help="An ONNX file, hf:NAME_OR_FOLDER (transformers), open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER "
+            "(sentence-transformers), or package.module:name, which makes a torch module. Or a file of vectors "
+            "(.npz, .npy, .parquet), which has no encoder: see --as."
         ),
     ],
     workspace: WorkspacePath = Path(),
     size: Annotated[
-        str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Needed unless hf:.")
+        str | None,
+        typer.Option(help="Height and width of its images: 224, or 224x192. Needed unless hf:, open_clip: or st:."),
     ] = None,
     mean: Annotated[str, typer.Option(help="Subtracted from pixels in 0..1, per channel.")] = "0.485,0.456,0.406",
     std: Annotated[str, typer.Option(help="Divides them then.")] = "0.229,0.224,0.225",
@@ -326,17 +331,31 @@ def add(
     compatible_with: Annotated[
         str | None, typer.Option(help="The version whose vectors it was trained to search, such as v1.")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="For vectors: the name of the system that made them.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a model trained elsewhere as the next version."""
+    """Add a model trained elsewhere as the next version; or stored vectors alone, under a name of their own."""
     from fixstar.images.preprocessing import Fit, Interpolation, Preprocessing
     from fixstar.workspace import Workspace
 
     if Path(model).suffix.lower() in (".npy", ".npz", ".parquet", ".jsonl"):
-        raise InputError(
-            f"{model} holds vectors, not a model. Vectors enter the gallery under a name of their own",
-            NextStep("import-vectors", {"file": model, "name": ...}),
+        if name is None:
+            raise InputError(
+                f"{model} holds vectors, not a model. Vectors enter the gallery under a name of their own",
+                NextStep("import-vectors", {"file": model, "name": ...}),
+            )
+        if size or output or weights or argument:
+            raise InputError(
+                f"{model} holds vectors: there is no model that --size, --output, --weights or --argument fit"
+            )
+        import_vectors(
+            Path(model), f"{name}@{compatible_with}" if compatible_with else name, workspace, as_json=as_json
         )
+        return
+    if name is not None:
+        raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
     prepared = None
     if size is not None:
         means, stds = _numbers("--mean", mean), _numbers("--std", std)
@@ -349,27 +368,27 @@ def add(
             crop_fraction=crop_fraction,
             interpolation=cast("Interpolation", interpolation),
         )
-    elif not model.startswith("hf:"):
+    elif not model.startswith(("hf:", "open_clip:", "st:")):
         raise InputError(
             f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
             "and --mean and --std if they are not ImageNet's"
         )
     space = Workspace(workspace)
     made_from = dict(key_value(text, "--argument", "depth=50") for text in argument or [])
-    name = space.add_version(
+    version = space.add_version(
         model, prepared, compatible_with=compatible_with, arguments=made_from, weights=weights, output=output
     )
-    width = space.encoder(name).feature_dim
+    width = space.encoder(version).feature_dim
     if as_json:
-        print_json({"version": name, "width": width, "compatible_with": compatible_with})
+        print_json({"version": version, "width": width, "compatible_with": compatible_with})
         return
-    print(f"{name} added: {model}, vectors of {width} components")
+    print(f"{version} added: {model}, vectors of {width} components")
     step = NextStep("index", {"items": ...}, "embed a catalogue")
-    if name != "v1":
-        step = NextStep("check", {"version": name, "data": ...})
+    if version != "v1":
+        step = NextStep("check", {"version": version, "data": ...})
         if compatible_with is None:
             step = NextStep(
-                "adapt", {"version": space.deployed(), "queries_by": name}, "connect it with stored vectors"
+                "adapt", {"version": space.deployed(), "queries_by": version}, "connect it with stored vectors"
             )
     print("\n".join(next_lines([step], workspace)))
 

@@ -309,7 +309,7 @@ def _print_status(space: Workspace, state: Status) -> None:
     print_table(heads, rows, right=("classes", "vectors"))
     for name, count in state.vectors.items():
         if count and name not in state.versions:
-            print(f"{count:,} vectors of {name} ({'retired' if name in state.retired else 'imported'})")
+            print(f"{count:,} vectors of {name} ({'retired' if name in state.retired else 'imported'}: no encoder)")
     for name, versions in state.adapters.items():
         if state.vectors.get(name):
             print(f"vectors of {name} are searched through an adapter by queries of: {', '.join(versions) or 'none'}")

@@ -28,6 +28,7 @@ from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Preprocessing, decode_ahead
 from fixstar.models.backbones import Backbone, create_backbone
 from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
+from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS, library_model
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
 from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
@@ -166,6 +167,7 @@ class Encoder(nn.Module):
         self.slots = slots
         self.preprocessing = preprocessing or backbone.preprocessing
         self.about: dict[str, Any] = dict(about or {})
+        self._canary: tuple[Vectors, Path] | None = None
         mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (self.preprocessing.mean, self.preprocessing.std))
         self.register_buffer("_gain", 1 / (255 * std), persistent=False)
         self.register_buffer("_offset", -mean / std, persistent=False)
@@ -222,16 +224,21 @@ class Encoder(nn.Module):
     ) -> Encoder:
         """Any model as an encoder; its output at unit length is the feature.
 
-        ``model`` is an ONNX file, ``hf:NAME_OR_FOLDER``, an import path ``package.module:name`` (a class or function
-        that makes a module from ``arguments``, with ``weights`` from a safetensors file), or a torch module. A module
-        is kept as ONNX, or, with ``source``, as the import path that makes it and its weights. ``output`` names one of
-        several ONNX outputs. ``preprocessing`` is what the model expects of its images; only ``hf:`` models know it.
+        ``model`` is an ONNX file, ``hf:NAME_OR_FOLDER``, ``open_clip:MODEL/WEIGHTS``, ``st:NAME_OR_FOLDER``
+        (sentence-transformers), an import path ``package.module:name`` (a class or function that makes a module from
+        ``arguments``, with ``weights`` from a safetensors file), or a torch module. A module, and a model of open_clip
+        or sentence-transformers, is kept as ONNX; with ``source`` a module is kept as the import path that makes it
+        and its weights. ``output`` names one of several ONNX outputs. ``preprocessing`` is what the model expects of
+        its images; models of these libraries know it.
 
         A model that does not give the same vector for the same image, whatever else is in the batch, is refused.
         """
         require_fitting(model, source=source, arguments=arguments, weights=weights, output=output)
         if isinstance(model, str) and model.startswith("hf:"):
             body = create_backbone(model, **({"preprocessing": preprocessing.to_json()} if preprocessing else {}))
+        elif isinstance(model, str) and model.startswith((OPEN_CLIP, SENTENCE_TRANSFORMERS)):
+            loaded = library_model(model)
+            body = foreign_backbone(loaded.module, preprocessing or loaded.preprocessing)
         else:
             body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
         head = create_classifier("none", feature_dim=body.feature_dim)
@@ -409,6 +416,11 @@ class Encoder(nn.Module):
         """
         return _load(Path(directory)).to(device)
 
+    def require_unchanged(self) -> None:
+        """Raise ``ModelError`` if a loaded model no longer makes the vectors that it made when it was saved."""
+        if self._canary is not None:
+            _check_canary(self, *self._canary)
+
 
 def _projection(body: Backbone, width: int) -> nn.Linear:
     """To ``width`` components; the identity at first if the backbone's feature has as many."""
@@ -531,7 +543,8 @@ def _load(directory: Path) -> Encoder:
         raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
     except (AttributeError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory} is damaged: card and weights do not belong together ({error})") from error
-    _check_canary(encoder.eval(), canary, directory)
+    encoder.eval()._canary = canary, directory
+    encoder.require_unchanged()
     return encoder
 
 

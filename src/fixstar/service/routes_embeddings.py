@@ -77,11 +77,10 @@ def _chosen(space: Workspace, name: str) -> _Model:
     """The model of that name, loaded; else a problem that lists those that there are."""
     version, arrow, target = name.partition("->")
     if version not in (known := space.versions()):
-        seen = f"no model {version!r}"
-        if version in (stored.name for stored in space.gallery.versions()):
-            seen = f"{version} has stored vectors, and no encoder here"
-        listed = ", ".join(known) or "none yet"
-        raise Problem("unknown-version", seen, f"there are: {listed}; VERSION->OTHER makes queries for OTHER's vectors")
+        error, listed = space.no_encoder(version), ", ".join(known) or "none yet"
+        seen, steps = (f"no model {version!r}", ()) if error is None else (str(error), error.next_steps)
+        hint = f"there are: {listed}; VERSION->OTHER makes queries for OTHER's vectors"
+        raise Problem("unknown-version", seen, hint, *steps)
     space.serving.encoder(version)  # here, and not within the time that an image may take
     if not arrow or target == version:
         return _Model(version, version)

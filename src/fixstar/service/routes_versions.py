@@ -116,6 +116,8 @@ def _all(space: Workspace) -> list[str]:
 def _known(space: Workspace, name: str) -> str:
     """A version of the registry; no other name ever becomes part of a path."""
     if name not in (names := _all(space)):
+        if (error := space.no_encoder(name)) is not None:
+            raise Problem("unknown-version", str(error), "", *error.next_steps)
         raise Problem("unknown-version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}")
     return name
 

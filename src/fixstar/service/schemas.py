@@ -544,7 +544,8 @@ class StatusCaller(_Response):
 
 
 class Status(_Response):
-    """The state of the workspace. ``vectors`` counts items by the version that made them.
+    """The state of the workspace. ``vectors`` counts items by the version that made them; those that are not among
+    ``versions`` were imported, or are retired, and have no encoder.
 
     ``blend`` is alpha by gallery version that is searched with queries by two models.
     """

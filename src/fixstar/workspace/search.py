@@ -47,6 +47,8 @@ from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder, ensure_ver
 from fixstar.workspace.reachability import Reach, Reachability
 from fixstar.workspace.registry import Registry
 
+VERIFY_EVERY = 600.0  # seconds after which a model in memory must show again that it makes the same vectors
+
 
 class Serving:
     """Search through whatever version is deployed. The ``keep`` most recently used encoders stay in memory.
@@ -70,6 +72,7 @@ class Serving:
         self._checked = CheckedCalibrations(self.path)
         self._bridges = Bridges(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
+        self._verified: dict[str, float] = {}  # when each was last seen to be what it was when saved
         self._lock, self._loading = threading.Lock(), threading.Lock()
 
     def deployed(self) -> str:
@@ -91,9 +94,13 @@ class Serving:
     def encoder(self, version: str) -> Encoder:
         """A version's encoder, loaded the first time; the gallery then has room for its vectors.
 
-        Queries of versions in memory do not wait while another one is loaded.
+        Queries of versions in memory do not wait while another one is loaded. One in memory is checked again every
+        ten minutes: code that changes a model, or a setting of torch, after it was loaded is found too.
         """
         if (known := self._loaded(version)) is not None:
+            if time.monotonic() - self._verified[version] > VERIFY_EVERY:
+                known.require_unchanged()
+                self._verified[version] = time.monotonic()
             return known
         with self._loading:
             if (known := self._loaded(version)) is not None:  # another thread has loaded it meanwhile
@@ -101,7 +108,7 @@ class Serving:
             encoder = self.registry.encoder(version, self._device)
             ensure_version(self.gallery, version, encoder)
             with self._lock:
-                self._encoders[version] = encoder
+                self._encoders[version], self._verified[version] = encoder, time.monotonic()
                 while len(self._encoders) > max(self._keep, 1 + len(self.rollout.current_move().blend)):
                     self._encoders.popitem(last=False)
             return encoder

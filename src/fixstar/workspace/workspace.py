@@ -114,7 +114,25 @@ class Workspace:
 
     def encoder(self, name: str, device: str = "cpu") -> Encoder:
         """A finished version's encoder."""
-        return self.registry.encoder(name, device)
+        return self.registry.encoder(self._with_encoder(name), device)
+
+    def no_encoder(self, name: str) -> InputError | None:
+        """The error where somebody asks vectors for an encoder that was never here, as of imported ones; else None."""
+        own = self.versions()
+        if name in (*own, *self.registry.retired()) or name not in (one.name for one in self.gallery.versions()):
+            return None
+        steps = [NextStep("adapt", {"version": name, "queries_by": self.deployed()}, "to search them")] if own else []
+        return InputError(
+            f"{name} has stored vectors and no encoder: it can be searched, and makes no vectors. "
+            f"Versions with an encoder: {', '.join(own) or 'none yet'}",
+            *steps,
+        )
+
+    def _with_encoder(self, name: str) -> str:
+        """A version whose weights are here."""
+        if (error := self.no_encoder(name)) is not None:
+            raise error
+        return self.registry.checked(name)
 
     def settings(self, version: str | None = None) -> Settings:
         """The settings of a version, the newest by default, which its successor is trained with."""
@@ -339,7 +357,7 @@ class Workspace:
         """
         rules = GateRules(confidence, tolerance, seed, blend)
         embed = partial(self.features, device=self.device, progress=progress)
-        chosen = version or self.newest()
+        chosen = self._with_encoder(version or self.newest())
         searched, adapters = self.versions_to_check(chosen), self.serving.adapters_of(chosen)
         return check_version(self.registry, chosen, searched, embed, images, rules, report, adapters)
 
@@ -361,7 +379,7 @@ class Workspace:
         nothing, else the old query alone, so it never needs ``force`` where all models are here. A number is one alpha
         for all.
         """
-        self.registry.checked(version)
+        self._with_encoder(version)
         self.rollout.require_deployed(deployed)
         force = checked_reason(force, "a deployment")
         alphas, calibrations = self._blend(version, blend, force)

@@ -24,6 +24,8 @@ from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
 
+_LIBRARIES = {"hf:": "transformers", "open_clip:": "open_clip", "st:": "sentence-transformers"}
+
 
 def foreign_backbone(
     model: str | Path | nn.Module,
@@ -57,8 +59,9 @@ def foreign_backbone(
         return OnnxBackbone.of(content, preprocessing, str(path), output)
     if ":" not in str(model):
         raise InputError(
-            f"{str(model)!r} is not a model: give an ONNX file, hf:NAME_OR_FOLDER for a model of transformers, or "
-            "package.module:name for a class or function that makes a torch module"
+            f"{str(model)!r} is not a model: give an ONNX file, hf:NAME_OR_FOLDER for a model of transformers, "
+            "open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER for one of sentence-transformers, or package.module:name for "
+            "a class or function that makes a torch module"
         )
     backbone = ModuleBackbone(str(model), dict(arguments or {}), preprocessing.to_json())
     if weights is not None:
@@ -77,8 +80,9 @@ def _kind(model: str | Path | nn.Module, by_source: bool) -> tuple[str, tuple[st
     """What a model is, in words, and which options go with it."""
     if isinstance(model, nn.Module):
         return "a torch module", ("source", "arguments") if by_source else ("source", "output")
-    if str(model).startswith("hf:"):
-        return "a model of transformers", ()
+    for prefix, library in _LIBRARIES.items():
+        if str(model).startswith(prefix):
+            return f"a model of {library}", ()
     if Path(model).suffix == ".onnx" or Path(model).is_file():
         return "an ONNX file", ("output",)
     return "an import path", ("arguments", "weights")

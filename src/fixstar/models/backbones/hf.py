@@ -29,7 +29,8 @@ Pooling = Literal["auto", "cls", "mean"]
 _CLS_NAMES = {"cls_token", "class_embedding"}
 # Recorded by transformers, but not part of the architecture.
 _NOT_ARCHITECTURE = ("_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type")
-_JSON_FILES = ["config.json", "preprocessor_config.json"]
+_PROCESSOR_FILES = ["preprocessor_config.json", "processor_config.json"]  # the second is a multimodal model's
+_JSON_FILES = ["config.json", *_PROCESSOR_FILES]
 _WEIGHT_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 _TIMEOUT_S = 10.0
 _RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -344,7 +345,7 @@ def _hub_folder(transformers: Any, name: str, weights: bool) -> Path:
     with suppress(OSError, ValueError):
         cached = Path(hub.snapshot_download(name, allow_patterns=files, local_files_only=True))
     usable = cached and (cached / "config.json").is_file() and (not weights or any(cached.glob("model*.safetensors")))
-    if cached and usable and (cached / "preprocessor_config.json").is_file():
+    if cached and usable and any((cached / name).is_file() for name in _PROCESSOR_FILES):
         return cached
     try:
         hub.HfApi().model_info(name, timeout=_TIMEOUT_S)  # a download would retry for half a minute
@@ -361,16 +362,16 @@ def _hub_folder(transformers: Any, name: str, weights: bool) -> Path:
 
 
 def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
-    """What ``preprocessor_config.json`` in the folder says, else ImageNet statistics at the config's image size.
+    """What the image processor's file in the folder says, else ImageNet statistics at the config's image size.
 
     Read here, because the image processors of transformers need torchvision.
     """
-    path = folder / "preprocessor_config.json" if folder else None
-    default = _default_inputs(config)
-    if path is None or not path.is_file():
-        return default
+    path = next((folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()), None) if folder else None
+    if path is None:
+        return _default_inputs(config)
     try:
-        return _read_processor(json.loads(path.read_text()), default)
+        values = json.loads(path.read_text())
+        return processor_inputs(values.get("image_processor", values), config)
     except (InputError, OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise ModelError(f"{path} is unusable ({error}); correct it, or pass preprocessing=...") from error
 
@@ -381,7 +382,9 @@ def _default_inputs(config: Any) -> Preprocessing:
     return imagenet_inputs(size, getattr(config, "num_channels", 3))
 
 
-def _read_processor(values: dict[str, Any], default: Preprocessing) -> Preprocessing:
+def processor_inputs(values: dict[str, Any], config: Any) -> Preprocessing:
+    """What an image processor of transformers does, by its JSON; ``config`` is that of the model."""
+    default = _default_inputs(config)
     scale = 255.0 * (values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0)
     normalised = values.get("do_normalize", True)
     mean = _by_channel(values.get("image_mean", default.mean) if normalised else 0.0, default.channels)

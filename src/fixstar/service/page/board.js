@@ -120,7 +120,8 @@ function showOverview(status, actions) {
   const held = Object.entries(status.vectors).filter(([, number]) => number > 0);
   const bar = el("div", { class: "sharebar", "aria-hidden": "true" }, held.map(([name]) => el("i", { class: tone(name) })));
   held.forEach(([, number], row) => bar.children[row].style.setProperty("flex-grow", number));
-  const legend = held.map(([name, number]) => el("li", {}, badge(name), ` ${count(number)} (${percent(number / status.items, 0)})`));
+  const encoder = (name) => (status.versions.includes(name) ? "" : ", no encoder");
+  const legend = held.map(([name, number]) => el("li", {}, badge(name), ` ${count(number)} (${percent(number / status.items, 0)}${encoder(name)})`));
   renew(
     byId("overview"),
     el(
