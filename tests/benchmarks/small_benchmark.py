@@ -1,4 +1,4 @@
-"""Two benchmarks that run in seconds, on CIFAR's binary layout with a few noisy images a class."""
+"""Three benchmarks that run in seconds, on CIFAR's binary layout with a few noisy images per class."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fixstar.benchmarks import DATASETS, Benchmark, Dataset, MethodChoice, Tasks
-from fixstar.benchmarks.catalogue import _CATALOGUE
-from fixstar.benchmarks.datasets import Part
+from fixstar.benchmarks.catalogue import _CATALOGUE, Replacement
+from fixstar.benchmarks.datasets import Part, divide_classes
 from fixstar.data.formats import cifar10, cifar100
 from fixstar.training import Recipe
 
@@ -40,6 +40,21 @@ VERIFICATION = replace(
     scenario="retraining",
 )
 
+_PRETRAINING = Recipe(epochs=8, learning_rate=0.05, milestones=(), batch_size=8, schedule="cosine")
+REPLACING = replace(
+    SEARCH,
+    name="small-replaced/3",
+    scenario="replacing",
+    methods={name: MethodChoice(name) for name in ("er", "fd", "hoc", "bct-er", "cvs")},
+    images_per_class=4,
+    pretraining=("small100rest", 6),
+    replacements=tuple(
+        Replacement(task, share, "tiny", SEARCH.backbone_options, _PRETRAINING) for task, share in ((1, 0.5), (3, 1.0))
+    ),
+    capacity=20,
+)
+ALL = (SEARCH, VERIFICATION, REPLACING)
+
 
 def _dataset(name: str, folder: str, file: str, load: object) -> Dataset:
     assert callable(load)
@@ -52,14 +67,16 @@ def register() -> None:
     """Make the benchmarks known to ``fixstar bench`` of this process."""
     DATASETS["small100"] = _dataset("small100", "cifar-100-binary", "train.bin", cifar100)
     DATASETS["small10"] = _dataset("small10", "cifar-10-batches-bin", "test_batch.bin", cifar10)
-    _CATALOGUE.update({entry.name: entry for entry in (SEARCH, VERIFICATION)})
+    rest = _dataset("small100rest", "cifar-100-binary", "train.bin", lambda *at: divide_classes(cifar100(*at), 4)[1])
+    DATASETS["small100rest"] = rest
+    _CATALOGUE.update({entry.name: entry for entry in ALL})
 
 
 def unregister() -> None:
     """Forget them."""
-    for entry in (SEARCH, VERIFICATION):
+    for entry in ALL:
         del _CATALOGUE[entry.name]
-    del DATASETS["small100"], DATASETS["small10"]
+    del DATASETS["small100"], DATASETS["small10"], DATASETS["small100rest"]
 
 
 def write_data(folder: Path) -> Path:

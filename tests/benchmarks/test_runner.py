@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import small_benchmark
 import torch
-from small_benchmark import SEARCH, VERIFICATION
+from small_benchmark import REPLACING, SEARCH, VERIFICATION
 
 from fixstar.benchmarks import MethodChoice, benchmark, jobs
 from fixstar.benchmarks.jobs import Folders, Job, complete
 from fixstar.benchmarks.plan import Run, missing_data, obstacles, plan, require_data
 from fixstar.benchmarks.result import RunResult
-from fixstar.benchmarks.runner import Extras, Progress, Searched, run_benchmark
+from fixstar.benchmarks.runner import Extras, Progress, Searched, _pretraining_images, run_benchmark
 from fixstar.cli.bench import _command
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
 from fixstar.evaluation import summary
@@ -102,7 +102,8 @@ def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
         ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}, "from 0 on"),
         ("cifar100-10/7", {"methods": ["hoc"], "capacity": 0}, "capacity=0 must be a whole number of at least 2"),
         ("cifar100-10-upgrades/1:upgrade=old", {"orders": [0, 1]}, "no class order to choose, got 1. Take order 0"),
-        ("cifar100r-10/7", {}, "not cosine"),
+        ("cifar100r-10/7", {"methods": ["itm"]}, "Choose a method that fine-tunes"),
+        ("cifar100r-10/31:replacements=architectures", {"methods": ["er"]}, "their width changes"),
         ("market1501/1", {}, "no run measures mAP"),
     ],
 )
@@ -306,9 +307,54 @@ def test_the_ablations_of_cores_reach_the_scenario(data: Path, tmp_path: Path, m
     assert len(first.pretrained.slots) == 5
     known = {name for task in run.stream(data) for name in task.images.classes}
     assert not known & set(first.pretrained.slots.classes)
-    assert len(first.validation.queries) + len(first.validation.gallery) == 90
+    assert first.validation.queries is first.validation.gallery
+    assert len(first.validation.queries) == 90
     assert {number: later.backbone for number, later in first.later.items()} == {2: "tiny", 3: "lenet++"}
     monkeypatch.setattr("fixstar.benchmarks.runner.train_version", lambda *_, **__: pytest.fail("trained again"))
     again = Extras.of(run, data, tmp_path, settings, progress=False)
     assert again.pretrained is not None
     assert weights_digest(again.pretrained) == weights_digest(first.pretrained)
+    assert first.validation.protocol == "verification"  # M of eq. 11 is what the benchmark measures
+
+
+def test_replacements_are_pretrained_once_and_take_over(data: Path, tmp_path: Path) -> None:
+    """HOC and FD share models behind the simplex; ER has heads of its own. All resume where they are."""
+    folders = Folders(data, tmp_path / "work", tmp_path / "results")
+    made = tmp_path / "work" / "pretrained"
+    for method, models in (("hoc", 2), ("fd", 2), ("er", 4)):
+        run = Run(REPLACING, method, 1, epochs=2)
+        result = complete(run, folders, "cpu", progress=False)
+        assert result.tasks == [4, 3, 3]
+        assert [version["images"] for version in result.versions] == [16, 12, 12]
+        assert {"template", "image"} <= result.protocols.keys()
+        assert len(list(made.iterdir())) == models
+        versions = [Encoder.load(folders.work / run.name / "run" / "versions" / f"v{t}") for t in (1, 2, 3)]
+        digests = {weights_digest(Encoder.load(place / "model")) for place in made.iterdir()}
+        started = [version.about["replacement"] for version in versions]
+        assert started[1] is None
+        assert {started[0], started[2]} <= digests
+        assert started[0] != started[2]
+        slots = versions[2].slots
+        learnt = [name for name in slots.classes if not name.startswith("small100rest: ")]
+        assert set(learnt) == set(run.stream(data).class_order)
+        if method == "er":
+            assert len(slots) == 10
+        else:
+            assert slots.of([f"small100rest: thing{i:02}" for i in range(6)]) == list(range(6))
+            assert sorted(slots.of(learnt)) == list(range(10, 20))
+
+
+def test_the_pretraining_is_that_of_the_catalogue(data: Path) -> None:
+    run = Run(REPLACING, "hoc", epochs=2)
+    sets = [images for _, images in _pretraining_images(run, data)]
+    assert [len(images) for images in sets] == [3 * 2, 6 * 2]  # two images per class are left by the tasks
+    assert sets[0].classes == ("small100rest: thing00", "small100rest: thing01", "small100rest: thing02")
+    assert [run.pretraining(model).epochs for model in REPLACING.replacements] == [4, 4]  # 8 of 4, as 2 are of 4
+    whole = benchmark("cifar100r-10/7")
+    assert Run(whole, "hoc").pretraining(whole.replacements[0]).epochs == 300
+
+
+@pytest.mark.parametrize("method", ["bct-er", "cvs"])
+def test_methods_with_a_teacher_go_through_a_replacement(data: Path, tmp_path: Path, method: str) -> None:
+    result = run_benchmark(Run(REPLACING, method, epochs=1), data, tmp_path, "cpu", progress=False)
+    assert all(np.isfinite(value) for version in result.versions for value in version["loss"].values())

@@ -112,7 +112,8 @@ def test_future_classes_stay_in_the_denominator() -> None:
 def test_feature_losses_by_hand() -> None:
     new, old = torch.tensor([[3.0, 4.0], [2.0, 0.0]]), torch.tensor([[10.0, 0.0], [0.0, 1.0]])  # cosines 0.6 and 0
     assert feature_distillation(new, old).item() == pytest.approx((0.4 + 1.0) / 2)
-    assert feature_distance(new, old).item() == pytest.approx((0.8 + 2.0) / 2)  # |a - b|^2 = 2 - 2 cos
+    assert feature_distance(new, old).item() == pytest.approx(((49 + 16) / 2 + (4 + 1) / 2) / 2)  # BCT, eq. 3
+    assert feature_distance(new, old, torch.tensor([False, True])).item() == pytest.approx((4 + 1) / 2)
     assert feature_distillation(new, old, torch.tensor([True, False])).item() == pytest.approx(0.4)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from fixstar.data import Augmentation, ImageSet, class_stream, from_arrays
 from fixstar.errors import InputError, ModelError
 from fixstar.losses import cross_entropy, cross_model_triplet, feature_distillation
-from fixstar.methods import Step, Terms, Upgrade, create_method
+from fixstar.methods import OldVectors, Step, Terms, Upgrade, create_method
 from fixstar.methods.advbct import Adversary
 from fixstar.methods.old_centres import OldCentres
 from fixstar.models import FrozenEncoder, Outputs
@@ -216,6 +216,18 @@ def test_cvs_is_coherent_with_the_previous_model_and_with_the_means_of_old_class
     triplet = cross_model_triplet(step.new.z, step.old.z, step.targets, 0.2)
     torch.testing.assert_close(values["model"], 3 * triplet)
     torch.testing.assert_close(values["ce"], cross_entropy(step.new.logits, step.targets))
+
+
+def test_cvs_holds_classes_where_the_version_put_them_that_learnt_them() -> None:
+    method = create_method("cvs", data=2.0, head="softmax")
+    assert method.classifier == "linear"
+    upgrade, step = situation(method)
+    stored = unit(torch.randn(4, 6, generator=torch.Generator().manual_seed(5)))
+    vectors = OldVectors(stored.numpy(), np.array([0, 0, 1, 2]), ("b", "a", "gone"))
+    values = method.objective(replace(lifelong_upgrade(upgrade), old_vectors=vectors)).terms(step)
+    centres = {0: stored[2], 1: stored[:2].mean(dim=0)}  # of slots a and b; nothing is stored of c
+    distances = [(unit(step.new.z)[i] - centres[i // 4]).square().sum() for i in range(8)]
+    torch.testing.assert_close(values["data"], 2 * torch.stack(distances).mean())
 
 
 @pytest.mark.parametrize("name", TERMS)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fixstar.data import ImageSet, from_arrays
 from fixstar.errors import InputError, ModelError, UnknownNameError
-from fixstar.losses import cross_entropy, feature_distance, feature_distillation, info_nce, knowledge_distillation
+from fixstar.losses import cross_entropy, feature_distillation, info_nce, knowledge_distillation
 from fixstar.methods import METHODS, Method, OldVectors, Step, Terms, Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
 
@@ -98,13 +98,60 @@ def test_fd_distils_replayed_images_with_the_weight_of_the_class_counts() -> Non
     torch.testing.assert_close(everywhere["fd"], lam * feature_distillation(step.new.z, step.old.z))
 
 
-def test_l2_and_lwf() -> None:
+def test_fds_weight_counts_the_old_classes_in_the_memory() -> None:
+    """Section 7.2 of CL2R: classes of pre-training are old to the model, but no image of them is remembered."""
+    method = create_method("fd", on="all")
+    upgrade, step = situation(method)
+    assert step.old is not None
+    memory = upgrade.images.of_classes(["b"])
+    values = method.objective(replace(upgrade, memory=memory)).terms(step)
+    expected = 5 * (2 / 1) ** 0.5 * feature_distillation(step.new.z, step.old.z)
+    torch.testing.assert_close(values["fd"], expected)
+
+
+def test_fd_with_a_trainable_head() -> None:
+    values, upgrade, step = terms(create_method("fd", head="softmax"))
+    assert step.old is not None
+    assert upgrade.encoder.classifier.kind == "linear"
+    expected = 5 * (2 / 3) ** 0.5 * feature_distillation(step.new.z[10:], step.old.z[10:])
+    torch.testing.assert_close(values["fd"], expected)
+
+
+def test_l2_holds_images_of_old_classes_at_their_features_as_they_are() -> None:
+    """Equation 3 of BCT, as a mean: the first twelve images are of old classes."""
     values, _, step = terms(create_method("l2", lam=2.0))
     assert step.old is not None
-    torch.testing.assert_close(values["l2"], 2 * feature_distance(step.new.z, step.old.z))
+    distances = [((step.new.z[i] - step.old.z[i]) ** 2).sum() / 2 for i in range(12)]
+    torch.testing.assert_close(values["l2"], 2 * torch.stack(distances).mean())
+
+
+def test_the_cosine_margin_is_that_of_bct() -> None:
+    options = create_method("bct", head="cosine-margin").classifier_options
+    assert options == {"scale": 32.0, "margin": 0.4}  # section 3.2, appendix A
+    for name in ("itm", "l2", "lwf"):
+        assert create_method(name, head="cosine-margin").classifier_options == options
+
+
+def test_a_teacher_of_other_classes_judges_none() -> None:
+    """A model that replaced the last one has outputs of its own pre-training classes only."""
+    for name in ("bct-er", "lwf", "lucir", "bic", "foster", "cvs", "l2"):
+        method = create_method(name)
+        upgrade, step = situation(method)
+        values = method.objective(replace(upgrade, old_classes=("p", "q", "r"))).terms(step)
+        others = {key: value for key, value in values.items() if key not in ("ce", "model", "data")}
+        torch.testing.assert_close(values["ce"], cross_entropy(step.new.logits, step.targets))
+        assert all(value == 0 for value in others.values())
+
+
+def test_lwf() -> None:
     values, _, step = terms(create_method("lwf", lam=3.0, temperature=2.0))
     assert step.old is not None
     expected = 3 * knowledge_distillation(step.new.logits[:, :3], step.old.logits, 2.0)
+    torch.testing.assert_close(values["lwf"], expected)
+    values, _, step = terms(create_method("lwf", on="new"))  # table 1a of BCT; the last eight images are of new classes
+    assert step.old is not None
+    torch.testing.assert_close(values["ce"], cross_entropy(step.new.logits[12:], step.targets[12:]))
+    expected = knowledge_distillation(step.new.logits[12:, :3], step.old.logits[12:], 2.0)
     torch.testing.assert_close(values["lwf"], expected)
 
 

@@ -151,7 +151,8 @@ def test_bic_corrects_nothing_without_held_out_images_or_without_a_new_class() -
     method = create_method("bic")
     upgrade, _ = situation(method)
     assert method.objective(upgrade).finish is None
-    same_classes = replace(with_held_out(upgrade), teacher=FrozenEncoder(encoder(method, OLD + NEW, 0)))
+    whole = FrozenEncoder(encoder(method, OLD + NEW, 0))
+    same_classes = replace(with_held_out(upgrade), teacher=whole, old_classes=OLD + NEW, new_classes=())
     assert method.objective(same_classes).finish is None
 
 

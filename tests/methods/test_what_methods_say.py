@@ -12,13 +12,13 @@ from fixstar.methods import METHODS, create_method
 # Defaults are the published ones; others are given by hand.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cl2r-ub": {"base": 5.0},
-    "cvs": {"model": 10.0, "data": 1.0, "margin": 0.1, "scale": 20.0},
+    "cvs": {"model": 10.0, "data": 1.0, "margin": 0.1, "scale": 20.0, "head": "cosine"},
     "lce-er": {"align": 100.0, "boundary": 1.0, "head": "norm-softmax"},
     "podnet": {"spatial": 3.0, "flat": 1.0, "proxies": 10, "margin": 0.6},
 }
 CHOSEN: dict[str, dict[str, Any]] = {
     "cl2r-ub": {"base": 2.5},
-    "cvs": {"model": 2.5, "data": 3.5, "margin": 0.25, "scale": 7.0},
+    "cvs": {"model": 2.5, "data": 3.5, "margin": 0.25, "scale": 7.0, "head": "cosine"},
     "lce-er": {"align": 2.5, "boundary": 3.5, "head": "softmax"},
     "podnet": {"spatial": 2.5, "flat": 3.5, "proxies": 4, "margin": 0.25},
 }

@@ -24,6 +24,7 @@ from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.training import EpochLog, Recipe, Settings, Training, lifelong, retraining, run_scenario
+from fixstar.training.scenarios import _first_vectors, remember
 
 SETTINGS = Settings(
     backbone="tiny",
@@ -252,3 +253,24 @@ def test_kill_9_again_and_again_ends_with_bitwise_the_same_weights(tmp_path: Pat
         a, b = (Encoder.load(tmp_path / run / "versions" / name) for run in ("whole", "cut"))
         assert same_weights(a, b), name
     assert [path.name for path in (tmp_path / "cut").rglob(".*")] == [".lock"]
+
+
+def test_first_vectors_are_those_of_the_version_that_learnt_the_class() -> None:
+    """CVS holds a class there ever after; models of another width begin again."""
+    versions = list(run_scenario(stream(), create_method("cvs"), SETTINGS, progress=False))
+    assert all(version.images is not None for version in versions)
+    memory, kept = ReplayMemory(2), None
+    for version in versions:
+        memory = remember(memory, version, SETTINGS)
+        kept = _first_vectors(kept, version.encoder, memory)
+    assert kept is not None
+    assert kept.classes == tuple("012345")
+    assert memory.images is not None
+    for number, version in enumerate(versions):
+        mine = memory.images.of_classes([str(2 * number), str(2 * number + 1)])
+        stored = kept.vectors[np.isin(kept.labels, [2 * number, 2 * number + 1])]
+        np.testing.assert_allclose(stored, version.encoder.encode(mine.images), atol=1e-5)
+    wider = Encoder.create("tiny", "linear", classes=["0"], backbone_options={"in_channels": 1, "feature_dim": 9})
+    again = _first_vectors(kept, wider, memory)
+    assert again is not None
+    assert again.vectors.shape == (12, 9)

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_replacement import pretrained
+from test_scenarios import stripes
 from test_stages import cut_off
 from test_training_loop import same, training, weights
 from torch import Tensor
 
+from fixstar.evaluation import kfold_accuracy, sample_pairs
 from fixstar.methods import Objective, Stage, Step, Terms
 from fixstar.models import Encoder
-from fixstar.training import Recipe, Training, train
+from fixstar.training import Recipe, Training, Validation, train
 from fixstar.training.run import ValidationScores, selected_epoch
 
 RECIPE = Recipe(epochs=5, learning_rate=0.05, milestones=(), batch_size=8)
@@ -140,3 +143,22 @@ def test_judging_leaves_the_training_itself_alone() -> None:
     train(plain)
     train(judged)
     assert same(weights(plain.encoder), weights(judged.encoder))
+
+
+def test_epochs_are_judged_by_the_pairs_of_the_benchmark() -> None:
+    """Eq. 11 with M the verification accuracy: every score against cosines of full features."""
+    images = stripes(4)
+    pairs = sample_pairs(images.labels, 20, 20)
+    old, new = (pretrained(["0", "1"], seed=seed) for seed in (0, 1))
+    scores = Validation(images, images, "verification", pairs).select(old)(new)
+    features = {"old": old.encode(images.images), "new": new.encode(images.images)}
+
+    def accuracy(first: str, second: str) -> float:
+        cosines = (features[first][pairs.first] * features[second][pairs.second]).sum(axis=1)
+        return kfold_accuracy(cosines, pairs.same).mean
+
+    assert scores.self_test == pytest.approx(accuracy("new", "new"), abs=0.026)  # one pair of 40
+    assert scores.cross_test == pytest.approx(accuracy("new", "old"), abs=0.026)
+    assert scores.old_self_test == pytest.approx(accuracy("old", "old"), abs=0.026)
+    other = Validation(images, images, "verification", sample_pairs(images.labels, 20, 20, seed=1))
+    assert other.fingerprint() != Validation(images, images, "verification", pairs).fingerprint()

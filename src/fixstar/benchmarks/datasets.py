@@ -136,6 +136,20 @@ def train_folder(path: str) -> Loader:
     return load
 
 
+def divide_classes(images: ImageSet, count: int) -> tuple[ImageSet, ImageSet]:
+    """The first ``count`` images of each class, and the others."""
+    place = np.empty(len(images), np.int64)  # of each image in its class
+    for label in range(len(images.classes)):
+        rows = np.flatnonzero(images.labels == label)
+        place[rows] = np.arange(len(rows))
+    return images.take(place < count), images.take(place >= count)
+
+
+def cifar100_rest(folder: Path, split: str) -> ImageSet:
+    """The images of CIFAR-100 that CIFAR-100R leaves: those after the first 300 of each class."""
+    return divide_classes(cifar100(folder, split), 300)[1]
+
+
 _imagenet = split_folders("imagenet/train", "imagenet/val")
 
 
@@ -206,6 +220,7 @@ TINYIMAGENET20, IMAGENET20 = _LISTS["tinyimagenet20"], _LISTS["imagenet20"]
 
 _LOADERS: dict[str, Loader] = {
     "cifar100": cifar100,
+    "cifar100rest": cifar100_rest,
     "cifar10": cifar10,
     "imagenet32": imagenet32,
     "tinyimagenet200": train_folder("tiny-imagenet-200/train"),

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fixstar.benchmarks.catalogue import Benchmark, MethodChoice
-from fixstar.benchmarks.datasets import Dataset, dataset
-from fixstar.data import ImageSet, TaskStream
+from fixstar.benchmarks.catalogue import Benchmark, MethodChoice, Replacement
+from fixstar.benchmarks.datasets import Dataset, dataset, divide_classes
+from fixstar.data import TaskStream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
@@ -34,17 +32,14 @@ def obstacles(benchmark: Benchmark) -> list[str]:
     """Why a benchmark cannot be run, apart from missing data."""
     lines = benchmark.obstacles()
     lines += [f"no run measures {protocol}" for protocol in benchmark.protocols if protocol not in MEASURED]
-    if benchmark.scenario == "replacing":
-        lines.append("no run trains the replacement models")
     if benchmark.pairs is None and any(protocol.startswith("verification") for protocol in benchmark.protocols):
         lines.append(f"no reader for the pairs of {dataset(benchmark.evaluation).title}")
     return lines
 
 
 def datasets_of(benchmark: Benchmark) -> list[Dataset]:
-    """The datasets for training, for evaluation, and for pre-training the replacements."""
-    names = [benchmark.training, benchmark.evaluation, *(model.dataset for model in benchmark.replacements)]
-    return [dataset(name) for name in dict.fromkeys(names)]
+    """The datasets for training, for evaluation, and for pre-training."""
+    return [dataset(name) for name in benchmark.datasets]
 
 
 def missing_data(benchmark: Benchmark, data: str | Path) -> list[str]:
@@ -108,6 +103,11 @@ class Run:
         """A recipe with the changed number of epochs, if any."""
         return recipe if self.epochs is None else recipe.shortened(self.epochs)
 
+    def pretraining(self, model: Replacement) -> Recipe:
+        """The recipe of a replacement, shortened or lengthened as the benchmark's own."""
+        share = self.recipe.epochs / self.benchmark.recipe.epochs
+        return model.recipe.shortened(max(1, round(model.recipe.epochs * share)))
+
     @property
     def name(self) -> str:
         """A file name that says what differs from the catalogue."""
@@ -137,7 +137,7 @@ class Run:
         """The tasks, from the training images in the data folder."""
         images = dataset(self.benchmark.training).open(data, "train")
         if self.benchmark.images_per_class is not None:
-            images = _first_of_each_class(images, self.benchmark.images_per_class)
+            images, _ = divide_classes(images, self.benchmark.images_per_class)
         return self.benchmark.tasks.stream(images, self.class_order or None, self.seed)
 
 
@@ -158,7 +158,8 @@ def plan(
     """
     if lines := obstacles(benchmark):
         raise InputError(f"{benchmark.name} cannot be run: {'; '.join(lines)}")
-    chosen = list(methods) or [name for name, choice in benchmark.methods.items() if choice.available]
+    possible = [n for n, choice in benchmark.methods.items() if choice.available and not _refusal(benchmark, n)]
+    chosen = list(methods) or possible
     chosen_orders = [order or 0 for order in benchmark.orders] if orders is None else list(orders)
     wanted = dict(options or {})
     for key in wanted:
@@ -175,6 +176,8 @@ def plan(
     runs = []
     for order, seed, name in itertools.product(chosen_orders, seeds, chosen):
         method = method_choice(benchmark, name).create()
+        if refusal := _refusal(benchmark, name):
+            raise InputError(refusal)
         fixed = CLASSIFIERS[method.classifier].fixed
         mine = {key: value for key, value in wanted.items() if key in method.options}
         changed = {key: value for key, value in (changes or {}).items() if fixed or key != "length"}
@@ -182,6 +185,24 @@ def plan(
         runs[-1].create()  # refuses a wrong value before anything is trained
         runs[-1].settings()
     return list({run.name: run for run in runs}.values())
+
+
+def _refusal(benchmark: Benchmark, name: str) -> str:
+    """Why a method cannot be run on a benchmark; empty if it can."""
+    method = method_choice(benchmark, name).create()
+    if benchmark.scenario != "replacing":
+        return ""
+    if method.initialisation != "previous":
+        return (
+            f"{name} starts each version from new weights; in {benchmark.name} versions continue from the last one or "
+            "from the model that replaces it. Choose a method that fine-tunes"
+        )
+    if not CLASSIFIERS[method.classifier].fixed and len({model.backbone for model in benchmark.replacements}) > 1:
+        return (
+            f"{name} compares the backbone's own features, and in {benchmark.name} their width changes (the dashes of "
+            "HOC's table 7). Choose a method with a fixed classifier"
+        )
+    return ""
 
 
 def changed_settings(benchmark: Benchmark, settings: Settings | Mapping[str, Any]) -> dict[str, float]:
@@ -214,11 +235,6 @@ def method_choice(benchmark: Benchmark, method: str) -> MethodChoice:
         known = {*METHODS, *(name for name, entry in benchmark.methods.items() if entry.available)}
         raise UnknownNameError("method", method, known)
     return choice
-
-
-def _first_of_each_class(images: ImageSet, count: int) -> ImageSet:
-    rows = [np.flatnonzero(images.labels == label)[:count] for label in range(len(images.classes))]
-    return images.take(np.sort(np.concatenate(rows)))
 
 
 def _short(value: object) -> str:

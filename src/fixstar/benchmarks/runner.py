@@ -2,6 +2,7 @@
 
 Each run has its own folder in the work folder:
 
+../pretrained/  models that were trained before the tasks, shared by the runs
 run/            the scenario's run directory: finished versions, memory, checkpoint
 features/       vectors of queries and gallery by finished versions; removed at the end
 progress.json   seconds and losses so far, and the number of restarts
@@ -25,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from fixstar import __version__
-from fixstar.benchmarks.catalogue import Benchmark
+from fixstar.benchmarks.catalogue import Benchmark, Replacement
 from fixstar.benchmarks.datasets import dataset
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
@@ -43,8 +44,19 @@ from fixstar.evaluation import (
     sample_pairs,
 )
 from fixstar.evaluation.features import blended_version, save_arrays
+from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
-from fixstar.training import Settings, TrainingContext, Validation, Version, lifelong, retraining, train_version
+from fixstar.training import (
+    Settings,
+    TrainingContext,
+    Validation,
+    Version,
+    lifelong,
+    replacing,
+    retraining,
+    train_version,
+)
+from fixstar.training.version import fingerprint_of
 
 PAIRS_SEED = 0  # the same pairs in every run
 
@@ -120,8 +132,8 @@ class Extras:
     later: Mapping[int, Settings] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Run, data: Path, folder: Path, settings: Settings, progress: bool) -> Extras:
-        """Those of a run; an already pre-trained model is read back from ``folder``."""
+    def of(cls, run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> Extras:
+        """Those of a run; an already pre-trained model is read back from ``work``."""
         extra = run.benchmark.extra
         backbones = extra.get("backbone_of_each_version", ())
         recipes = [run.shortened(recipe) for recipe in extra.get("recipe_of_each_version", ())]
@@ -132,30 +144,71 @@ class Extras:
         validation = _validation(run, data) if extra.get("model_selection") else None
         pretrained = None
         if classes := extra.get("pretraining_classes"):
-            pretrained = _pretrained(run, data, folder / "pretrained", settings, classes, progress)
+            images = _left_over(run, dataset(run.benchmark.training).open(data, "train"), classes)
+            pretrained = _pretrained(images, run.create(), settings, work, progress)
         return cls(pretrained, validation, later)
 
 
 def _validation(run: Run, data: Path) -> Validation:
     images = dataset(run.benchmark.evaluation).open(data, "train")
     chosen = images.take(np.sort(np.random.default_rng(0).permutation(len(images))[:_VALIDATION]))
+    if run.benchmark.pairs is not None:  # M of eq. 11 is the measure of the benchmark
+        return Validation(chosen, chosen, "verification", sample_pairs(chosen.labels, *run.benchmark.pairs, seed=0))
     split = gallery_query_split(chosen.labels, seed=0)
     return Validation(chosen.take(split.queries), chosen.take(split.gallery))
 
 
-def _pretrained(run: Run, data: Path, folder: Path, settings: Settings, classes: int, progress: bool) -> Encoder:
-    """A model of classes that no task uses (CoReS, section 6.3)."""
-    device = settings.torch_device()
-    if not folder.exists():
-        images = dataset(run.benchmark.training).open(data, "train")
-        version = train_version(
-            0, _left_over(run, images, classes), TrainingContext(), run.create(), settings, progress=progress
+def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path, progress: bool) -> Encoder:
+    """A model trained before the tasks, by cross-entropy with the method's classifier.
+
+    It is kept in the work folder: runs that need the same model, also at the same time, train it once.
+    """
+    plain = replace(
+        create_method("er"),
+        name="pretraining",
+        classifier=method.classifier,
+        classifier_options=method.classifier_options,
+        options={"classifier": method.classifier, **method.classifier_options},  # tells models apart
+    )
+    nothing = TrainingContext()
+    place = work / "pretrained" / fingerprint_of(0, images, nothing, plain, settings, None).whole[:16]
+    with exclusive(place, wait=math.inf):
+        if not (place / "model").exists():
+            version = train_version(0, images, nothing, plain, settings, place / "checkpoint", progress)
+            version.encoder.save(place / "model")
+            (place / "checkpoint").unlink(missing_ok=True)
+    return Encoder.load(place / "model", settings.torch_device())
+
+
+def _replacements(run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> dict[int, Encoder]:
+    """The models of IAM-CL2R by the task that each begins with (HOC, section 5.3): their classes are on the left."""
+    models = {}
+    for model, images in _pretraining_images(run, data):
+        own = replace(
+            settings,
+            backbone=model.backbone,
+            backbone_options=model.backbone_options,
+            recipe=run.pretraining(model),
+            side="left",
+            replay_per_class=0,
         )
-        version.encoder.save(folder)
-    return Encoder.load(folder, device)
+        models[model.task] = _pretrained(images, run.create(), own, work, progress)
+    return models
+
+
+def _pretraining_images(run: Run, data: Path) -> Iterator[tuple[Replacement, ImageSet]]:
+    """The images of each replacement. Their classes are not those of the tasks, even if they are named alike."""
+    if run.benchmark.pretraining is None:
+        return
+    name, classes = run.benchmark.pretraining
+    images = dataset(name).open(data, "train")
+    for model in run.benchmark.replacements:
+        seen = images.of_classes(images.classes[: round(model.share * classes)])
+        yield model, replace(seen, classes=tuple(f"{name}: {one}" for one in seen.classes))
 
 
 def _left_over(run: Run, images: ImageSet, classes: int) -> ImageSet:
+    """Classes that no task uses (CoReS, section 6.3)."""
     taken = sum(run.benchmark.tasks.sizes)
     names = class_order(images.classes, run.class_order or None)
     return images.of_classes(names[taken : taken + classes])
@@ -210,11 +263,10 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     state = Progress.read(folder / "progress.json")
     state.restarts += 1
     searched, stream, settings = Searched.open(run.benchmark, data), run.stream(data), run.settings(device)
-    state.passes = _passes(run, stream, searched)
+    state.passes = _passes(run, stream, searched, data)
     state.save("training v1")
     features = []
-    extras = Extras.of(run, data, folder, settings, progress)
-    for version, seconds in _timed(_scenario(run, stream, settings, extras, folder / "run", progress)):
+    for version, seconds in _timed(_scenario(run, stream, settings, data, folder, progress)):
         if len(state.versions) < version.number:
             state.versions.append(_record(version, stream, seconds))
             state.save(f"embedding with {version.name}")
@@ -236,26 +288,38 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
 
 
 def _scenario(
-    run: Run, stream: TaskStream, settings: Settings, extras: Extras, directory: Path, progress: bool
+    run: Run, stream: TaskStream, settings: Settings, data: Path, folder: Path, progress: bool
 ) -> Iterator[Version]:
-    if _is_lifelong(run):
-        return lifelong(stream, run.create(), settings, directory, progress)
-    return retraining(stream, run.create(), settings, directory, progress, **vars(extras))
+    """The versions; what is trained before them counts for the first."""
+    method, directory, before = run.create(), folder / "run", (run, data, folder.parent, settings, progress)
+    if run.benchmark.scenario == "replacing":
+        yield from replacing(stream, method, settings, _replacements(*before), directory, progress)
+    elif _is_lifelong(run):
+        yield from lifelong(stream, method, settings, directory, progress)
+    else:
+        yield from retraining(stream, method, settings, directory, progress, **vars(Extras.of(*before)))
 
 
 def _is_lifelong(run: Run) -> bool:
     """Whether versions continue from the last one; methods that start from new weights are retrained everywhere."""
-    return run.benchmark.scenario == "lifelong" and run.create().initialisation == "previous"
+    return run.benchmark.scenario != "retraining" and run.create().initialisation == "previous"
 
 
-def _passes(run: Run, stream: TaskStream, searched: Searched) -> list[float]:
-    """Passes through a network for each version: three per image in training, one in embedding."""
+def _passes(run: Run, stream: TaskStream, searched: Searched, data: Path) -> list[float]:
+    """Passes through a network for each version: three per image in training, one in embedding.
+
+    The first one's include those of models that are trained before.
+    """
     new = [len(task.images) for task in stream]
     shown = list(itertools.accumulate(new))  # all images so far
     if _is_lifelong(run):
         known = itertools.accumulate((len(task.images.classes) for task in stream), initial=0)
         shown = [n + run.benchmark.replay_per_class * classes for n, classes in zip(new, known, strict=False)]
-    return [3 * run.create().cost * run.recipe.epochs * images + searched.images for images in shown]
+    passes = [3 * run.create().cost * run.recipe.epochs * images + searched.images for images in shown]
+    passes[0] += sum(
+        3 * run.pretraining(model).epochs * len(images) for model, images in _pretraining_images(run, data)
+    )
+    return passes
 
 
 def _timed(versions: Iterator[Version]) -> Iterator[tuple[Version, float]]:
@@ -273,6 +337,7 @@ def _record(version: Version, stream: TaskStream, seconds: float) -> dict[str, A
         "classes": len(task.classes),
         "images": len(task),
         "loss": version.log[-1].terms if version.log else {},
+        "losses": [round(epoch.loss, 4) for epoch in version.log],  # of each epoch
         "seconds": round(seconds, 2),
     }
 

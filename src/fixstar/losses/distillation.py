@@ -17,9 +17,8 @@ def feature_distillation(new: Tensor, old: Tensor, chosen: Tensor | None = None)
 
 
 def feature_distance(new: Tensor, old: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """The squared l2 distance of unit features, mean over the chosen images (the l2 baseline of BCT)."""
-    difference = functional.normalize(new.float()) - functional.normalize(old.float())
-    return mean_over(difference.square().sum(dim=1), chosen)
+    """|new - old|^2 / 2 of features as they are, mean over the chosen images (BCT, eq. 3)."""
+    return mean_over((new.float() - old.float()).square().sum(dim=1) / 2, chosen)
 
 
 def knowledge_distillation(new: Tensor, old: Tensor, temperature: float = 1.0, chosen: Tensor | None = None) -> Tensor:

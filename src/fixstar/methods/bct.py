@@ -28,8 +28,15 @@ NewClasses = Literal["none", "kd", "synthesised"]
 HEADS: dict[str, tuple[str, dict[str, object]]] = {
     "softmax": ("linear", {}),
     "norm-softmax": ("cosine", {"scale": 32.0, "margin": 0.0}),
-    "cosine-margin": ("cosine", {"scale": 32.0, "margin": 0.35}),  # temperature 32: BCT, appendix A
+    "cosine-margin": ("cosine", {"scale": 32.0, "margin": 0.4}),  # BCT, section 3.2; temperature 32: appendix A
 }
+
+
+def trainable_head(method: str, head: str) -> tuple[str, dict[str, object]]:
+    """The kind of a head and its options."""
+    if head not in HEADS:
+        raise InputError(f"{method} needs head one of {', '.join(HEADS)}; got {head!r}")
+    return HEADS[head]
 
 
 def bct(lam: float = 1.0, new_classes: NewClasses = "none", head: Head = "softmax") -> Method:
@@ -148,11 +155,12 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
             f"the new ones have only {upgrade.encoder.feature_dim}. Choose a backbone at least as wide"
         )
     judge = teacher.classifier if new_classes != "synthesised" else _synthesised(upgrade, teacher)
+    judged = upgrade.old_outputs if new_classes != "synthesised" else judge.outputs
 
     def terms(step: Step) -> Terms:
         shared = step.new.z[:, :width]
-        answers = judge(shared, step.targets.where(step.targets < judge.outputs, 0))
-        known = step.targets < judge.outputs  # slots are given in the order in which classes come
+        known = step.targets < judged  # slots are given in the order in which classes come
+        answers = judge(shared, step.targets.where(known, 0))
         influence = cross_entropy(answers, step.targets, known)
         if new_classes == "kd" and step.old is not None:
             influence = influence + knowledge_distillation(judge(shared), step.old.logits, chosen=~known)

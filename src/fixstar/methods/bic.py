@@ -67,9 +67,9 @@ class BiasCorrection(nn.Module):
 
 
 def _corrected(upgrade: Upgrade, temperature: float) -> Objective:
-    if upgrade.teacher is None:
+    if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
-    head, old_outputs = upgrade.encoder.classifier, upgrade.teacher.classifier.outputs
+    head, old_outputs = upgrade.encoder.classifier, upgrade.old_outputs
     if not isinstance(head, LinearClassifier) or head.bias is None:
         raise ModelError(
             f"bic corrects a linear classifier with a bias; this model has a {head.kind} one. Begin with it from v1"

@@ -72,7 +72,7 @@ class _Pair(nn.Module):
 
 
 def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperature: float, epochs: float) -> Objective:
-    if upgrade.teacher is None:
+    if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
     encoder, old_head = upgrade.encoder, upgrade.teacher.classifier
     if encoder.classifier.kind != "linear" or old_head.kind != "linear":

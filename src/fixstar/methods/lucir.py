@@ -47,9 +47,9 @@ def lucir(
 
 
 def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: int, margin: float) -> Objective:
-    if upgrade.teacher is None:
+    if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
-    head, old_outputs = upgrade.encoder.classifier, upgrade.teacher.classifier.outputs
+    head, old_outputs = upgrade.encoder.classifier, upgrade.old_outputs
     if not isinstance(head, CosineClassifier):
         raise ModelError(
             f"lucir trains a cosine classifier; this model has a {head.kind} one. Begin with lucir from v1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -65,6 +66,20 @@ class Upgrade:
     old_vectors: OldVectors | None = None
     seed: int = 0  # of what a method draws for itself
 
+    @property
+    def old_outputs(self) -> int:
+        """How many of the first outputs the teacher has too. A model that replaced the last one may share none."""
+        taught = 0 if self.teacher is None else self.teacher.classifier.outputs
+        both = zip(self.old_classes[:taught], self.encoder.slots.classes, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+
+    @property
+    def remembered(self) -> int:
+        """The number of old classes in the memory; without one, of all old classes."""
+        if self.memory is None or not len(self.memory):
+            return len(self.old_classes)
+        return sum(count > 0 for count in self.memory.counts().values())
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -112,7 +127,8 @@ class Method:
 
     ``scenario`` is that of its paper: "lifelong" continues from the last weights with new and replayed images,
     "retraining" starts from ``initialisation`` on all images so far. ``maps`` asks for the feature maps of both models,
-    ``first`` for the features of the first version, ``views`` for that many crops of each image in a batch, the second
+    ``first`` for the features of the first version, ``first_vectors`` for the vectors that remembered images had when
+    their class was learnt, ``views`` for that many crops of each image in a batch, the second
     ``rotated``, and ``hold_out`` for a share of each class that is not trained on.
     """
 
@@ -131,6 +147,7 @@ class Method:
     views: int = 1
     rotated: bool = False
     first: bool = False
+    first_vectors: bool = False
     hold_out: float = 0.0
     extra_passes: float = 0.0
 

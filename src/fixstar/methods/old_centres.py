@@ -24,11 +24,13 @@ class OldCentres(nn.Module):
         count = torch.bincount(targets, minlength=classes)
         cosines = (unit * functional.normalize(total)[targets]).sum(dim=1)
         self.register_buffer("means", total / count.clamp(min=1)[:, None], persistent=False)
+        self.register_buffer("seen", count >= 1, persistent=False)
         self.register_buffer("known", count >= 2, persistent=False)
         self.register_buffer(
             "loosest", torch.ones(classes).scatter_reduce_(0, targets, cosines, "amin"), persistent=False
         )
         self.means: Tensor  # [C, d]; at most of unit length, shorter the looser the class, zero for one not known
+        self.seen: Tensor  # [C] bool: one image or more
         self.known: Tensor  # [C] bool: two images or more, so that there is a boundary to speak of
         self.loosest: Tensor  # [C]
 
@@ -44,6 +46,16 @@ class OldCentres(nn.Module):
                 features.append(torch.from_numpy(teacher.encode(chosen.images)))
                 targets.append(torch.tensor(encoder.slots.of(chosen.classes))[torch.from_numpy(chosen.labels)])
         return cls(torch.cat(features), torch.cat(targets), encoder.classifier.outputs).to(encoder.device)
+
+    @classmethod
+    def stored(cls, upgrade: Upgrade) -> OldCentres:
+        """Those of the stored vectors, whichever versions made them."""
+        encoder, old = upgrade.encoder, upgrade.old_vectors
+        assert old is not None, "there are stored vectors"
+        slots = [encoder.slots.of([name])[0] if name in encoder.slots else -1 for name in old.classes]
+        targets = torch.tensor(slots)[torch.from_numpy(old.labels)]
+        features = torch.from_numpy(old.vectors).float()
+        return cls(features[targets >= 0], targets[targets >= 0], encoder.classifier.outputs).to(encoder.device)
 
     @property
     def radii(self) -> Tensor:

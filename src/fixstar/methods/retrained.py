@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from fixstar.errors import InputError, ModelError
-from fixstar.losses import feature_distance, knowledge_distillation, two_view_contrast
-from fixstar.methods.method import Initialisation, Method, Step, Terms
+from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation, two_view_contrast
+from fixstar.methods.bct import Head, trainable_head
+from fixstar.methods.method import Initialisation, Method, Objective, Step, Terms, Upgrade
 
 Polytope = Literal["simplex", "orthoplex", "cube", "polygon"]
 
@@ -66,17 +67,20 @@ def cores_contrastive(temperature: float = 0.1, initialisation: Initialisation =
     )
 
 
-def independent() -> Method:
+def independent(head: Head = "softmax") -> Method:
     """ITM: independently trained models, the control that must fail every cross-test."""
+    classifier, options = trainable_head("itm", head)
     return Method(
         "itm",
         "retrain with a trainable head, nothing shared",
         "CoReS, table 1 (ITM)",
         _cross_entropy,
-        classifier="linear",
+        classifier=classifier,
+        classifier_options=options,
         scenario="retraining",
         initialisation="fresh",
         needs=frozenset({"all images"}),
+        options={"head": head},
     )
 
 
@@ -93,54 +97,82 @@ def fine_tuned() -> Method:
     )
 
 
-def l2_regularised(lam: float = 1.0) -> Method:
-    """l2: retrained with a penalty on the distance between new and old unit features (BCT, table 1)."""
+def l2_regularised(lam: float = 1.0, head: Head = "softmax") -> Method:
+    """l2: retrained with a penalty on the distance between new and old features of images of old classes (BCT, eq. 3).
+
+    The penalty is a mean over these images, as CoReS writes it (section 5.1), where BCT has a sum.
+    """
     if not lam >= 0:
         raise InputError(f"l2 needs lam >= 0, got {lam}")
+    classifier, options = trainable_head("l2", head)
 
-    def terms(step: Step) -> Terms:
-        ce = step.new.cross_entropy(step.targets)
-        if step.old is None:
-            return {"ce": ce}
-        if step.new.z.shape != step.old.z.shape:
+    def begin(upgrade: Upgrade) -> Objective:
+        if upgrade.teacher is not None and upgrade.teacher.feature_dim != upgrade.encoder.feature_dim:
             raise ModelError(
-                f"l2 compares features of one width; the old ones have {step.old.z.shape[1]} components, the new ones "
-                f"{step.new.z.shape[1]}"
+                f"l2 compares features of one width; the old ones have {upgrade.teacher.feature_dim} components, the "
+                f"new ones {upgrade.encoder.feature_dim}"
             )
-        return {"ce": ce, "l2": lam * feature_distance(step.new.z, step.old.z)}
+        shared = upgrade.old_outputs
+
+        def terms(step: Step) -> Terms:
+            ce = step.new.cross_entropy(step.targets)
+            if step.old is None:
+                return {"ce": ce}
+            return {"ce": ce, "l2": lam * feature_distance(step.new.z, step.old.z, step.targets < shared)}
+
+        return Objective(terms)
 
     return Method(
         "l2",
-        "retrain with features held near the old ones",
-        "BCT, table 1 (l2)",
-        terms,
-        classifier="linear",
+        "retrain with features of old classes held near the old ones",
+        "BCT, eq. 3 (l2)",
+        begin=begin,
+        classifier=classifier,
+        classifier_options=options,
         scenario="retraining",
         initialisation="fresh",
         needs=frozenset({"old model", "all images"}),
-        options={"lam": lam},
+        options={"lam": lam, "head": head},
     )
 
 
-def learning_without_forgetting(lam: float = 1.0, temperature: float = 2.0) -> Method:
-    """LwF (Li and Hoiem 2017): fine-tuned while the outputs of the old classes follow the old model's answers."""
-    if not lam >= 0 or not temperature > 0:
-        raise InputError(f"lwf needs lam >= 0 and temperature > 0, got lam={lam}, temperature={temperature}")
+def learning_without_forgetting(
+    lam: float = 1.0, temperature: float = 2.0, on: Literal["all", "new"] = "all", head: Head = "softmax"
+) -> Method:
+    """LwF (Li and Hoiem 2017): fine-tuned while the outputs of the old classes follow the old model's answers.
 
-    def terms(step: Step) -> Terms:
-        ce = step.new.cross_entropy(step.targets)
-        if step.old is None:
-            return {"ce": ce}
-        answers = step.new.logits[:, : step.old.logits.shape[1]]
-        return {"ce": ce, "lwf": lam * knowledge_distillation(answers, step.old.logits, temperature)}
+    ``on="new"`` trains upgrades on images of new classes alone, as BCT does (table 1a: 50 % of the data).
+    """
+    if not lam >= 0 or not temperature > 0 or on not in ("all", "new"):
+        raise InputError(
+            "lwf needs lam >= 0, temperature > 0 and on one of all, new; "
+            f"got lam={lam}, temperature={temperature}, on={on!r}"
+        )
+    classifier, options = trainable_head("lwf", head)
+
+    def begin(upgrade: Upgrade) -> Objective:
+        shared = upgrade.old_outputs
+
+        def terms(step: Step) -> Terms:
+            if step.old is None or not shared:
+                return {"ce": step.new.cross_entropy(step.targets)}
+            chosen = step.targets >= shared if on == "new" else None
+            answers, taught = step.new.logits[:, :shared], step.old.logits[:, :shared]
+            return {
+                "ce": cross_entropy(step.new.logits, step.targets, chosen),
+                "lwf": lam * knowledge_distillation(answers, taught, temperature, chosen),
+            }
+
+        return Objective(terms)
 
     return Method(
         "lwf",
         "continue from the last weights, old outputs following the old model",
         "BCT, table 1 (LwF)",
-        terms,
-        classifier="linear",
+        begin=begin,
+        classifier=classifier,
+        classifier_options=options,
         scenario="retraining",
         needs=frozenset({"old model", "all images"}),
-        options={"lam": lam, "temperature": temperature},
+        options={"lam": lam, "temperature": temperature, "on": on, "head": head},
     )

@@ -46,16 +46,22 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
     )
 
 
-def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Method:
+def simplex_fd(
+    base: float = 5.0, on: Literal["replay", "all"] = "replay", head: Literal["simplex", "softmax"] = "simplex"
+) -> Method:
     """d-Simplex-FD (CL2R, eq. 9): CE + lam FD, features distilled on the replayed images only (eq. 8).
 
-    lam = base sqrt(new classes / old classes). ``on="all"`` distils on the whole batch, as in the paper's ablation.
+    lam = base sqrt(k_n / k_0): k_n classes of this task, k_0 old ones in the memory (section 7.2). ``on="all"`` distils
+    on the whole batch, ``head="softmax"`` trains a linear classifier, both as in the paper's ablation (table 9).
     """
-    if not base >= 0 or on not in ("replay", "all"):
-        raise InputError(f"fd needs base >= 0 and on one of replay, all, got base={base}, on={on!r}")
+    if not base >= 0 or on not in ("replay", "all") or head not in ("simplex", "softmax"):
+        raise InputError(
+            "fd needs base >= 0, on one of replay, all and head one of simplex, softmax; "
+            f"got base={base}, on={on!r}, head={head!r}"
+        )
 
     def begin(upgrade: Upgrade) -> Objective:
-        old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+        old, new = upgrade.remembered, len(upgrade.new_classes)
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
 
         def terms(step: Step) -> Terms:
@@ -72,8 +78,9 @@ def simplex_fd(base: float = 5.0, on: Literal["replay", "all"] = "replay") -> Me
         "fine-tune against the fixed simplex, replayed images held at their old features",
         "CL2R, eq. 9",
         begin=begin,
+        classifier="simplex" if head == "simplex" else "linear",
         needs=frozenset({"old model", "replay"}),
-        options={"base": base, "on": on},
+        options={"base": base, "on": on, "head": head},
     )
 
 

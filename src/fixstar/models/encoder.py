@@ -306,6 +306,21 @@ class Encoder(nn.Module):
         if self.slots.capacity is None:
             self.classifier = self.classifier.grown(len(self.slots))
 
+    def leave_classes(self, classes: Sequence[str]) -> None:
+        """Leave a trainable classifier with the outputs of ``classes`` alone, in that order; missing ones are new."""
+        old, slots = self.classifier, Slots().assign(classes)
+        head = create_classifier(old.kind, **{**old.options, "outputs": len(slots)}).to(self.device)
+        kept = [name for name in classes if name in self.slots]
+        rows, sources = slots.of(kept), self.slots.of(kept)
+        with torch.no_grad():
+            for name, parameter in old.named_parameters():
+                mine = head.get_parameter(name)
+                if parameter.ndim:
+                    mine[rows] = parameter[sources]
+                else:
+                    mine.copy_(parameter)
+        self.classifier, self.slots = head.train(old.training), slots
+
     def grow(self, extra: int) -> None:
         """Make room for ``extra`` more classes: one more simplex, in ``extra`` - 1 new dimensions at the end.
 

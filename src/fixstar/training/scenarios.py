@@ -19,7 +19,7 @@ from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.data.streams import Task, TaskStream
 from fixstar.errors import InputError
-from fixstar.methods import Method, create_method
+from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder
 from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero
@@ -178,6 +178,7 @@ class _Sequence:
         memory = ReplayMemory(self.first_settings.replay_per_class if is_lifelong else 0)
         previous: Encoder | None = None
         first: Encoder | None = None
+        vectors: OldVectors | None = None
         for task in self.stream:
             number = task.number
             if run is not None and run.finished(number):
@@ -187,7 +188,9 @@ class _Sequence:
                 images = task.images if is_lifelong else self.stream.seen(number)
                 checkpoint = None if run is None else run.checkpoint(number)
                 replacement = self.replacements.get(number)
-                context = TrainingContext(previous, memory, replacement, self.pretrained, first=first)
+                context = TrainingContext(
+                    previous, memory, replacement, self.pretrained, first=first, first_vectors=vectors
+                )
                 settings = self._settings(number)
                 version = train_version(
                     number, images, context, self.method, settings, checkpoint, progress, self.validation
@@ -198,6 +201,8 @@ class _Sequence:
                     run.finish(number, version.encoder, memory)
             previous = version.encoder
             first = first or previous
+            if self.method.first_vectors:
+                vectors = _first_vectors(vectors, previous, memory)
             yield version
 
     def _settings(self, number: int) -> Settings:
@@ -229,6 +234,26 @@ def remember(memory: ReplayMemory, version: Version, settings: Settings) -> Repl
         seed=settings.seed * 1009 + version.number,
         features=lambda chosen: _same_features(version.encoder, chosen),
     )
+
+
+def _first_vectors(known: OldVectors | None, encoder: Encoder, memory: ReplayMemory) -> OldVectors | None:
+    """The vectors of remembered images, each by the version that learnt its class; ``encoder`` is the last.
+
+    Those of another width are forgotten: nothing can be compared with them.
+    """
+    if known is not None and known.vectors.shape[1] != encoder.feature_dim:
+        known = None
+    if memory.images is None:
+        return known
+    names = () if known is None else known.classes
+    new = memory.images.of_classes([name for name in memory.images.classes if name not in names])
+    if not len(new):
+        return known
+    found = OldVectors(_same_features(encoder, new), new.labels, new.classes)
+    if known is None:
+        return found
+    labels = np.concatenate([known.labels, found.labels + len(names)])
+    return OldVectors(np.concatenate([known.vectors, found.vectors]), labels, (*names, *found.classes))
 
 
 def _same_features(encoder: Encoder, images: ImageSet) -> np.ndarray[Any, Any]:

@@ -20,7 +20,7 @@ from fixstar.data.image_set import ImageSet
 from fixstar.data.pixels import PixelSource, ResidentPixels, available_memory, pixel_source, resident_budget
 from fixstar.data.replay import HeldOut, ReplayMemory, hold_out
 from fixstar.errors import InputError, ModelError
-from fixstar.evaluation import VersionFeatures, cross_test
+from fixstar.evaluation import Pairs, VersionFeatures, cross_test
 from fixstar.methods import Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.models.classifiers import CLASSIFIERS
@@ -54,7 +54,8 @@ class TrainingContext:
 
     Training starts from a ``replacement`` instead of the previous version, and it becomes the teacher. ``pretrained``
     is the start for methods that do not continue from the last version. ``old_vectors`` may be all that is left of an
-    old model. ``first`` is the oldest version with vectors in use.
+    old model. ``first`` is the oldest version with vectors in use. ``first_vectors`` are those of remembered images,
+    each by the version that learnt its class.
     """
 
     previous: Encoder | None = None
@@ -63,6 +64,7 @@ class TrainingContext:
     pretrained: Encoder | None = None
     old_vectors: OldVectors | None = None
     first: Encoder | None = None
+    first_vectors: OldVectors | None = None  # in no fingerprint: earlier versions and the memory determine them
 
     @property
     def predecessor(self) -> Encoder | None:
@@ -172,7 +174,7 @@ def _upgrade(
     predecessor, images = context.predecessor, held.images
     known = predecessor.slots if predecessor is not None else Slots()
     new = tuple(name for name in images.classes if name not in known)
-    vectors = context.old_vectors
+    vectors = context.old_vectors or context.first_vectors
     if vectors is None and predecessor is not None and "old vectors" in method.needs:
         seen = images.of_classes([name for name in images.classes if name in known])
         if len(seen):  # the vectors that a gallery would hold of them
@@ -267,7 +269,7 @@ def starting_encoder(
     if base is None:
         base = context.pretrained
     if base is not None:
-        return _continued(number, images, base, context.previous, settings)
+        return _continued(number, images, base, context, settings)
     if context.previous is None:
         return settings.new_encoder(method, list(images.classes), settings.seed)
     _require_same_prototypes(context.previous, settings)
@@ -331,14 +333,21 @@ def _require_same_prototypes(previous: Encoder, settings: Settings) -> None:
         )
 
 
-def _continued(number: int, images: ImageSet, base: Encoder, previous: Encoder | None, settings: Settings) -> Encoder:
-    """A copy of ``base`` with slots for every class so far and the new ones."""
+def _continued(number: int, images: ImageSet, base: Encoder, context: TrainingContext, settings: Settings) -> Encoder:
+    """A copy of ``base`` with slots for every class so far and the new ones.
+
+    A replacement leaves the outputs of its other classes behind if they are trainable: no image of them comes.
+    """
+    previous = context.previous
     encoder = copy.deepcopy(base)
     encoder.adapter = None  # it leads to ``base``, not to the new version
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
         for extra in missing_growth(encoder, settings.grown):
             encoder.grow(extra)
+        if base is context.replacement and not encoder.classifier.fixed:
+            known = () if previous is None else previous.slots.classes
+            encoder.leave_classes(list(dict.fromkeys([*known, *images.classes])))
         if previous is not None and previous is not base:
             encoder.join_slots(previous)
         encoder.add_classes(images.classes, settings.side)
@@ -407,12 +416,13 @@ def _vectors_digest(stored: OldVectors) -> str:
 class Validation:
     """Labelled images like those of the gallery (eq. 11's G-hat) and queries for them, not searched later.
 
-    Both must name the same classes in the same order.
+    Both must name the same classes in the same order. The protocol "verification" needs ``pairs``.
     """
 
     queries: ImageSet
     gallery: ImageSet
     protocol: str = "template"
+    pairs: Pairs | None = None
 
     def __post_init__(self) -> None:
         if self.queries.classes != self.gallery.classes:
@@ -434,19 +444,22 @@ class Validation:
         return scores
 
     def _matrix(self, *features: VersionFeatures) -> NDArray[np.float64]:
-        return cross_test(features, self.queries.labels, self.gallery.labels, self.protocol).matrix
+        labels = self.queries.labels, self.gallery.labels
+        return cross_test(features, *labels, self.protocol, pairs=self.pairs).matrix
 
     def fingerprint(self) -> str:
-        """Of both sets and the protocol."""
-        return f"{self.queries.fingerprint()} {self.gallery.fingerprint()} {self.protocol}"
+        """Of both sets, the protocol and the pairs."""
+        pairs = "" if self.pairs is None else " " + _digest([rows.tolist() for rows in vars(self.pairs).values()])
+        return f"{self.queries.fingerprint()} {self.gallery.fingerprint()} {self.protocol}{pairs}"
 
 
 def version_features(
     name: str, encoder: Encoder, queries: ImageSet, gallery: ImageSet, progress: bool = False
 ) -> VersionFeatures:
     """A version's short forms of query and gallery images, ready for a cross-test."""
-    vectors = [encoder.encode(part.images, form="short", progress=progress) for part in (queries, gallery)]
+    sets = [queries] if queries is gallery else [queries, gallery]
+    vectors = [encoder.encode(part.images, form="short", progress=progress) for part in sets]
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
     return VersionFeatures(
-        name, vectors[0], vectors[1], encoder.projection_matrix(), adapt, parts=encoder.classifier.parts
+        name, vectors[0], vectors[-1], encoder.projection_matrix(), adapt, parts=encoder.classifier.parts
     )

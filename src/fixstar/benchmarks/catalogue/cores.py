@@ -12,7 +12,7 @@ from fixstar.training import CIFAR_CORES, Recipe
 
 _STATISTICS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _FACES = Recipe(epochs=120, milestones=(30, 60, 90), weight_decay=5e-4, batch_size=1024)  # section 5.2
-_PEOPLE = Recipe(epochs=25, learning_rate=3e-4, milestones=(20,), weight_decay=0.0, batch_size=256)  # section 5.3, Adam
+_PEOPLE = Recipe(25, 3e-4, milestones=(20,), weight_decay=0.0, batch_size=256, optimizer="adam")  # section 5.3
 _SIZES = {1: (50, 50), 2: (33, 33, 34), 4: (20,) * 5, 9: (10,) * 10}
 _WORDS = {1: "one upgrade", 2: "two upgrades", 3: "three upgrades", 4: "four upgrades", 5: "five upgrades"}
 _WORDS |= {9: "nine upgrades"}
@@ -150,7 +150,6 @@ def _market(upgrades: int) -> Benchmark:
         capacity=751,
         preprocessing=Preprocessing(size=(256, 128), fit="squash", **_STATISTICS),
         recipe=_PEOPLE,
-        optimiser="adam",
         augmentation=Augmentation(crop_padding=10),
         methods=_ALL,
         query_split="query",

@@ -23,8 +23,6 @@ from fixstar.methods import METHODS, Method, create_method
 from fixstar.training import Recipe, Settings
 
 Kind = Literal["lifelong", "retraining", "replacing"]
-Optimiser = Literal["sgd", "adam", "adamw"]
-Schedule = Literal["steps", "cosine"]
 _KNOWN = {  # entries of ``extra`` that a run knows what to do with
     *("backbone_of_each_version", "model_selection", "pretraining_classes", "recipe_of_each_version"),
 }
@@ -99,27 +97,28 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Replacement:
-    """IAM-CL2R: a model pre-trained on ``classes`` of a dataset that replaces the current one at ``task``."""
+    """IAM-CL2R: a model that replaces the current one at ``task``; at task 1, the model to begin with.
+
+    It is pre-trained on a ``share`` of the classes that the benchmark's ``pretraining`` names.
+    """
 
     task: int
-    dataset: str
-    classes: int
+    share: float
     backbone: str
     backbone_options: Mapping[str, Any] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)
-    optimiser: Optimiser = "sgd"
-    schedule: Schedule = "steps"
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """One experiment of the papers, as data.
 
-    ``sources`` are its tables. Queries and gallery are splits of ``evaluation``; ``pairs`` are (genuine, impostor) for
-    verification, None if the dataset has its own. ``orders`` are seeds of the class order, None the dataset's own;
-    ``paper_runs`` is the number of runs that the paper averages. ``extra`` holds what no scenario does by itself.
-    ``ablations`` are named variants with the fields that change, such as ``benchmark("cifar100-10/16:K=500")``.
-    ``note`` says what a paper leaves open and what is assumed here.
+    ``sources`` are its tables. ``pretraining`` is the dataset that replacements are pre-trained on, and how many of its
+    classes (the first ones) the last of them sees. Queries and gallery are splits of ``evaluation``; ``pairs`` are
+    (genuine, impostor) for verification, None if the dataset has its own. ``orders`` are seeds of the class order, None
+    the dataset's own; ``paper_runs`` is the number of runs that the paper averages. ``extra`` holds what no scenario
+    does by itself. ``ablations`` are named variants with the fields that change, such as
+    ``benchmark("cifar100-10/16:K=500")``. ``note`` says what a paper leaves open and what is assumed here.
     """
 
     name: str
@@ -142,10 +141,9 @@ class Benchmark:
     query_split: str = "train"
     gallery_split: str = "test"
     pairs: tuple[int, int] | None = None
-    optimiser: Optimiser = "sgd"
-    schedule: Schedule = "steps"
     orders: tuple[int | None, ...] = (1, 2, 3)
     paper_runs: int = 1
+    pretraining: tuple[str, int] | None = None
     replacements: tuple[Replacement, ...] = ()
     ablations: Ablations = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -166,6 +164,12 @@ class Benchmark:
             device=device,
         )
 
+    @property
+    def datasets(self) -> list[str]:
+        """The names of all datasets that a run reads."""
+        others = [] if self.pretraining is None else [self.pretraining[0]]
+        return list(dict.fromkeys([self.training, self.evaluation, *others]))
+
     def variant(self, choices: Mapping[str, str]) -> Benchmark:
         """This benchmark with the chosen values of its ablations."""
         changes: dict[str, Any] = {"extra": dict(self.extra)}
@@ -182,9 +186,5 @@ class Benchmark:
 
     def obstacles(self) -> list[str]:
         """Why fixstar's datasets, scenarios and training loop cannot run it; often nothing."""
-        names = dict.fromkeys([self.training, self.evaluation, *(model.dataset for model in self.replacements)])
-        lines = [f"no loader for {dataset(name).title}" for name in names if dataset(name).load is None]
-        trained = [(self.optimiser, self.schedule), *((m.optimiser, m.schedule) for m in self.replacements)]
-        others = dict.fromkeys(name for pair in trained for name in pair if name not in ("sgd", "steps"))
-        lines += [f"training knows SGD with steps, not {name}" for name in others]
+        lines = [f"no loader for {dataset(name).title}" for name in self.datasets if dataset(name).load is None]
         return lines + [f"{name.replace('_', ' ')}: no scenario does this" for name in self.extra if name not in _KNOWN]
