@@ -167,7 +167,7 @@ def all_kinds(
     x_old: Array, x_new: Array, old: VersionFeatures, new: VersionFeatures, labels: Any, name: str, **how: Any
 ) -> Iterator[Figures]:
     for kind, described in ADAPTERS.items():
-        if len(x_old) < described.least_pairs(x_old.shape[1], x_new.shape[1]):
+        if len(x_old) < described.least:
             continue
         ways: dict[Applied, tuple[Array, Array]] = {"queries": (x_new, x_old), "stored": (x_old, x_new)}
         for applied, pair in ways.items():

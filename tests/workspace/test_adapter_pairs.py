@@ -21,6 +21,15 @@ def test_class_means_are_the_pairs() -> None:
     np.testing.assert_allclose(pairs.Y, [[0, 0, 1], [1, 0, 0]], atol=1e-6)
 
 
+def test_labels_may_be_strings() -> None:
+    X, Y, labels = vectors(6, 3), vectors(6, 3, seed=2), np.array([2, 0, 1, 0, 1, 2])
+    numbers = paired_by_class(X, labels, Y, labels)
+    names = paired_by_class(X, [f"class {c}" for c in labels], Y, np.array([f"class {c}" for c in labels], object))
+    assert names.classes.tolist() == ["class 0", "class 1", "class 2"]
+    np.testing.assert_array_equal(names.X, numbers.X)
+    np.testing.assert_array_equal(names.weights, numbers.weights)
+
+
 def test_classes_with_more_and_closer_vectors_weigh_more() -> None:
     rng = np.random.default_rng(0)
     centres = vectors(3, 10)
@@ -59,7 +68,7 @@ def test_what_cannot_be_paired() -> None:
     labels = np.arange(6)
     with pytest.raises(InputError, match="share 1 classes"):
         paired_by_class(X, labels, X, labels + 5)
-    with pytest.raises(InputError, match="one integer for each of 6 vectors"):
+    with pytest.raises(InputError, match="one integer or string for each of 6 vectors"):
         paired_by_class(X, labels[:5], X, labels)
     opposite = np.concatenate([X[:1], -X[:1], X[1:2]])
     with pytest.raises(InputError, match="class 0 cancel out"):

@@ -196,6 +196,9 @@ def test_the_cross_test_is_the_search_it_stands_for() -> None:
     result = adapter_cross_test(adapter, old, new, labels, labels, "queries", "image")
     found = np.argmax(adapter(new.queries) @ old.gallery.T, axis=1)
     np.testing.assert_array_equal(result.hits[1, 0], labels[found] == labels)
+    names = [f"class {label}" for label in labels]
+    named = adapter_cross_test(adapter, old, new, names, names)
+    np.testing.assert_array_equal(named.hits[1, 0], result.hits[1, 0])
     assert result.matrix[1, 1] == result.hits[1, 1].mean()
     assert np.isnan(result.matrix[0, 1])
 

@@ -12,7 +12,7 @@ from sklearn.linear_model import Ridge
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.geometry import unit
 from fixstar.workspace.adapters import fitting
-from fixstar.workspace.adapters.fitting import ADAPTERS, Pairs, best_adapter, fit_adapter, gcv_penalty, moments
+from fixstar.workspace.adapters.fitting import ADAPTERS, Pairs, best_adapter, fit_adapter, gcv_penalty
 from fixstar.workspace.adapters.maps import VectorAdapter
 
 Array = NDArray[np.float64]
@@ -44,6 +44,27 @@ def test_procrustes_between_widths_has_orthonormal_rows_or_columns(a: int, b: in
     X, Y = noisy(vectors(400, a), vectors(400, b, seed=1))
     W = fit_adapter("procrustes", X, Y).weights["W"]
     np.testing.assert_allclose(W @ W.T if a < b else W.T @ W, np.eye(min(a, b)), atol=1e-6)
+
+
+def test_few_pairs_determine_the_rotation_on_their_span_only() -> None:
+    X, Q = vectors(10, 30), rotation(30)
+    W = fit_adapter("procrustes", X, X @ Q).weights["W"]
+    span = np.linalg.qr(X.T)[0]
+    np.testing.assert_allclose(W, span @ span.T @ Q, atol=1e-6)
+
+
+def test_few_pairs_and_many_give_the_ridge_and_the_low_rank_map_of_slow_code() -> None:
+    for count in (22, 60):
+        X, Y = noisy(vectors(count, 25), vectors(count, 20, seed=3))
+        w = np.linspace(0.5, 2, count)
+        root = np.sqrt(w / w.mean())[:, None]
+        x, y = (np.average(part, axis=0, weights=w) for part in (X, Y))
+        slow = Ridge(alpha=0.3, fit_intercept=False, solver="svd").fit(root * (X - x), root * (Y - y)).coef_.T
+        ridge = fit_adapter("ridge", X, Y, weights=w, penalty=0.3)
+        np.testing.assert_allclose(ridge.weights["W"], slow, atol=1e-6)
+        np.testing.assert_allclose(ridge.weights["c"], y - x @ slow, atol=1e-6)
+        low = fit_adapter("low-rank", X, Y, weights=w, penalty=0.3, rank=20)
+        np.testing.assert_allclose(low.weights["A"] @ low.weights["B"], slow, atol=1e-6)
 
 
 def test_a_narrow_space_is_found_in_a_wider_one() -> None:
@@ -86,15 +107,14 @@ def test_ridge_by_hand() -> None:
 @pytest.mark.parametrize("noise", [0.05, 1.0, 4.0])
 def test_the_penalty_has_the_least_generalised_cross_validation_error(noise: float) -> None:
     X, Y = noisy(vectors(50, 12), vectors(50, 12) @ rotation(12), noise)
-    m = moments(Pairs(X, Y, np.ones(50)))
 
     def error(penalty: float) -> float:  # with the hat matrix itself
         Xc, Yc = X - X.mean(0), Y - Y.mean(0)
         H = Xc @ np.linalg.solve(Xc.T @ Xc + penalty * np.eye(12), Xc.T) + 1 / 50
         return float(np.sum((Yc - H @ Yc) ** 2) / (50 - np.trace(H)) ** 2)
 
-    chosen = gcv_penalty(m)
-    scale = np.linalg.eigvalsh(m.xx).mean()
+    chosen = gcv_penalty(Pairs(X, Y, np.ones(50)).spectrum)
+    scale = np.linalg.eigvalsh(np.cov(X.T, ddof=0) * 50).mean()
     assert error(chosen) <= min(error(float(p)) for p in np.logspace(-6, 2, 33) * scale) * (1 + 1e-9)
     assert fit_adapter("ridge", X, Y).about["penalty"] == pytest.approx(chosen)
 
@@ -176,7 +196,7 @@ def test_large_inputs_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = noisy(vectors(100, 4), vectors(100, 4))
     whole = fit_adapter("ridge", X, Y)
     monkeypatch.setattr("fixstar.workspace.adapters.maps._BLOCK", 7)
-    monkeypatch.setattr("fixstar.workspace.adapters.fitting._MOMENT_ROWS", 7)
+    monkeypatch.setattr("fixstar.workspace.adapters.fitting._BLOCK_ROWS", 7)
     np.testing.assert_allclose(fit_adapter("ridge", X, Y)(X), whole(X), atol=1e-6)
 
 
@@ -194,6 +214,14 @@ def test_the_best_adapter_suits_the_data() -> None:
     bent = best_adapter(X, warp(X), kinds=["procrustes", "ridge", "mlp"])
     assert bent.best.kind == "mlp"
     assert bent.unadapted is None
+
+
+def test_a_comparison_and_an_adapter_are_printed_in_one_line() -> None:
+    X = vectors(60, 6)
+    found = best_adapter(X, X @ rotation(6), groups=[f"class {row % 9}" for row in range(60)], source="b", target="a")
+    assert str(found).count("\n") == 0
+    assert str(found).startswith(f"best adapter by search among held-out pairs: {found.best.kind} ")
+    assert repr(found.best) == f"{found.best.kind} adapter from b to a, 6 to 6 components"
 
 
 def test_held_out_pairs_are_not_seen() -> None:
@@ -234,7 +262,7 @@ def test_groups_stay_together() -> None:
 def test_kinds_that_lack_pairs_are_left_out_with_the_reason() -> None:
     X, Y = noisy(vectors(60, 40), vectors(60, 40))
     result = best_adapter(X, Y)
-    assert set(result.left_out) == {"mlp", "slerp"}
+    assert set(result.left_out) == {"mlp"}
     assert "needs at least 100 pairs" in result.left_out["mlp"]
 
 
@@ -245,7 +273,7 @@ LONG, BROKEN = GOOD * 2, np.where(np.arange(100)[:, None] == 7, np.nan, GOOD)
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: fit_adapter("procrustes", GOOD[:5], GOOD[:5]), "needs at least 6 pairs, got 5"),
+        (lambda: fit_adapter("procrustes", GOOD[:5], GOOD[:5]), "needs at least 8 pairs, got 5"),
         (lambda: fit_adapter("mlp", GOOD[:99], GOOD[:99]), r"needs at least 100 pairs.*or use procrustes or ridge"),
         (lambda: fit_adapter("ridge", GOOD, GOOD[:50]), r"are not pairs.*Embed a sample.*paired_by_class"),
         (lambda: fit_adapter("ridge", BROKEN, GOOD), "NaN or infinity in row 7"),

@@ -1,9 +1,9 @@
 """Fitting adapters on pairs: vectors that two models made of the same images, or at least of the same classes.
 
-A few thousand pairs are plenty; labels are not needed. All kinds but the perceptron are closed forms of the second
-moments of the pairs: one pass over them, then small matrices. x and y are unit vectors of one image in two spaces, [a]
-and [b]; w is its weight. Hyper-parameters are never chosen on rows that were fitted, except for the ridge penalty,
-which generalised cross-validation chooses without held-out rows.
+A few thousand pairs are plenty; labels are not needed. All kinds but the perceptron are closed forms, and share one
+decomposition of the pairs. x and y are unit vectors of one image in two spaces, [a] and [b]; w is its weight.
+Hyper-parameters are never chosen on rows that were fitted, except for the ridge penalty, which generalised
+cross-validation chooses without held-out rows.
 
 Procrustes, a low-rank affine map and a residual perceptron between versions of a vector database: Vejendla 2025
 ("Drift-Adapter"). Rigid against affine maps, and what lies between: Ricci et al. 2025 ("lambda-Orthogonality").
@@ -12,9 +12,9 @@ Procrustes, a low-rank affine map and a residual perceptron between versions of 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,21 +26,27 @@ from fixstar.geometry import slerp, unit
 from fixstar.workspace.adapters.maps import VectorAdapter
 
 Floats = NDArray[np.floating[Any]]
-Labels = NDArray[np.integer[Any]]
+Labels = NDArray[Any]  # integers or strings
 Matrix = NDArray[np.float64]
 
 _LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that nobody normalised do not
-_MOMENT_ROWS = 65536  # at a time
+_BLOCK_ROWS = 65536  # at a time
+_NOTHING = 1e-12  # of the largest eigenvalue: a direction that no pair has
 _PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
 _STEPS = np.linspace(0, 1, 21)  # of t
 _PATIENCE, _MLP_BATCH = 15, 256  # epochs without a gain on the judged pairs; pairs per step
+_MLP_WORK = 10**11  # multiplications of a training at most: seconds, where both spaces are wide
 
 
 # --- pairs
 
 
-class Pairs(NamedTuple):
-    """Checked pairs [N, a] and [N, b], their weights [N] (mean 1), and groups [N] that no split takes apart."""
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Checked pairs [N, a] and [N, b], their weights [N] (mean 1), and groups [N] that no split takes apart.
+
+    What several kinds of adapters need of them is computed once.
+    """
 
     X: Floats
     Y: Floats
@@ -67,6 +73,21 @@ class Pairs(NamedTuple):
         weights = self.weights[chosen]
         return Pairs(self.X[chosen], self.Y[chosen], weights / weights.mean(), groups, self.seed)
 
+    @cached_property
+    def inner(self) -> tuple[Pairs, Pairs]:
+        """Four fifths to fit on while a hyper-parameter is chosen by the rest."""
+        return self.split()
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """The pairs along the principal directions of X."""
+        return _spectrum(self)
+
+    @cached_property
+    def rotation(self) -> Matrix:
+        """R [a, b] of largest sum w (x R) . y among partial isometries of the span of the pairs."""
+        return _rotation(self)
+
 
 def _checked_pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups: ArrayLike | None, seed: int) -> Pairs:
     """Unit vectors [N, a] and [N, b], row by row of the same image; anything else is refused."""
@@ -80,7 +101,7 @@ def _checked_pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups
     w = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
     if w.shape != (len(x),) or not np.isfinite(w).all() or (w <= 0).any():
         raise InputError(f"weights are one finite number > 0 per pair, ({len(x)},); got shape {w.shape}")
-    labels = None if groups is None else np.asarray(groups)
+    labels = None if groups is None else _as_labels(groups)
     if labels is not None and labels.shape != (len(x),):
         raise InputError(f"groups are one label per pair, ({len(x)},); got shape {labels.shape}")
     return Pairs(x, y, w / w.mean(), labels, seed)
@@ -123,6 +144,8 @@ def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: A
     """
     x, y = _checked_vectors(X, "the first space"), _checked_vectors(Y, "the second space")
     one, other = _checked_labels(labels_x, x, "first"), _checked_labels(labels_y, y, "second")
+    if "U" in one.dtype.kind + other.dtype.kind:
+        one, other = one.astype(str), other.astype(str)
     classes = np.intersect1d(one, other)
     if len(classes) < 2:
         raise InputError(
@@ -135,11 +158,17 @@ def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: A
     return ClassPairs(first, second, weights / weights.mean(), classes)
 
 
-def _checked_labels(labels: ArrayLike, vectors: Floats, which: str) -> Labels:
+def _as_labels(labels: ArrayLike) -> Labels:
+    """Integers or strings; what a data frame holds as objects becomes strings."""
     array = np.asarray(labels)
-    if array.shape != (len(vectors),) or array.dtype.kind not in "iu":
+    return array.astype(str) if array.dtype.kind in "OS" else array
+
+
+def _checked_labels(labels: ArrayLike, vectors: Floats, which: str) -> Labels:
+    array = _as_labels(labels)
+    if array.shape != (len(vectors),) or array.dtype.kind not in "iuU":
         raise InputError(
-            f"labels of the {which} space are one integer for each of {len(vectors)} vectors; "
+            f"labels of the {which} space are one integer or string for each of {len(vectors)} vectors; "
             f"got {array.dtype} of shape {array.shape}"
         )
     return array
@@ -172,7 +201,7 @@ class Agreement(NamedTuple):
     top1: float
 
 
-def agreement(adapted: Floats, partners: Floats, classes: NDArray[Any] | None = None) -> Agreement:
+def agreement(adapted: Floats, partners: Floats, classes: ArrayLike | None = None) -> Agreement:
     """Compare adapted vectors [N, b] with the vectors [N, b] they should be; ``classes`` [N] if they are known.
 
     >>> agreement(np.eye(2), np.eye(2)[::-1])
@@ -183,8 +212,8 @@ def agreement(adapted: Floats, partners: Floats, classes: NDArray[Any] | None = 
     if classes is None or len(partners) < 2:
         right = nearest(adapted, partners)[0][:, 0] == rows
     else:
-        two = nearest(adapted, partners, k=2)[0]
-        right = classes[np.where(two[:, 0] == rows, two[:, 1], two[:, 0])] == classes
+        two, labels = nearest(adapted, partners, k=2)[0], np.asarray(classes)
+        right = labels[np.where(two[:, 0] == rows, two[:, 1], two[:, 0])] == labels
     return Agreement(float(cosines.mean()), float(right.mean()))
 
 
@@ -198,29 +227,68 @@ class Fitted(NamedTuple):
     chosen: dict[str, float]
 
 
-class Moments(NamedTuple):
-    """Number of pairs, weighted means [a] and [b], and centred scatters: xx [a, a], xy [a, b], the trace of yy."""
+class Spectrum(NamedTuple):
+    """Weighted, centred pairs along the principal directions of X, from which a ridge of any penalty is one product.
+
+    With Xc = U S V^T: ``directions`` V [a, r], ``values`` S^2 [r], ``targets`` S U^T Yc [r, b], and the trace ``yy`` of
+    Yc^T Yc; ``x`` [a] and ``y`` [b] are the means. Directions that no pair has are left out.
+    """
 
     pairs: int
     x: Matrix
     y: Matrix
-    xx: Matrix
-    xy: Matrix
+    directions: Matrix
+    values: Matrix
+    targets: Matrix
     yy: float
 
+    @property
+    def mean_value(self) -> float:
+        """The mean eigenvalue of the scatter [a, a], those of 0 included."""
+        return float(self.values.sum()) / len(self.directions)
 
-def moments(pairs: Pairs) -> Moments:
-    """Weighted moments in float64, in blocks."""
+    def ridge(self, penalty: float) -> Matrix:
+        """W [a, b] of the least sum w |x W + c - y|^2 + penalty |W|^2."""
+        return (self.directions / (self.values + penalty)) @ self.targets
+
+
+def _spectrum(pairs: Pairs) -> Spectrum:
+    """By the eigenvectors of the smaller of Xc^T Xc [a, a], summed in blocks, and Xc Xc^T [N, N]; in float64."""
     X, Y, w = pairs.X, pairs.Y, pairs.weights
     x, y = ((w @ part) / w.sum() for part in (X, Y))
+    if len(X) < X.shape[1]:
+        root = np.sqrt(w)[:, None]
+        dx, dy = root * (X - x), root * (Y - y)
+        values, vectors = np.linalg.eigh(dx @ dx.T)
+        kept = values > _NOTHING * max(values[-1], 1e-300)
+        values, U = values[kept], vectors[:, kept]
+        lengths = np.sqrt(values)
+        return Spectrum(
+            len(X), x, y, (dx.T @ U) / lengths, values, lengths[:, None] * (U.T @ dy), float((dy * dy).sum())
+        )
     xx, xy, yy = np.zeros((X.shape[1], X.shape[1])), np.zeros((X.shape[1], Y.shape[1])), 0.0
-    for start in range(0, len(X), _MOMENT_ROWS):
-        rows = slice(start, start + _MOMENT_ROWS)
+    for start in range(0, len(X), _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
         dx, dy, weighted = X[rows] - x, Y[rows] - y, w[rows, None]
         xx += dx.T @ (weighted * dx)
         xy += dx.T @ (weighted * dy)
         yy += float((weighted * dy * dy).sum())
-    return Moments(len(X), x, y, xx, xy, yy)
+    values, vectors = np.linalg.eigh(xx)
+    kept = values > _NOTHING * max(values[-1], 1e-300)
+    return Spectrum(len(X), x, y, vectors[:, kept], values[kept], vectors[:, kept].T @ xy, yy)
+
+
+def _rotation(pairs: Pairs) -> Matrix:
+    """U V^T, with U S V^T the SVD of sum w x y^T; of few pairs by the SVD of a small core between two bases."""
+    X, Y = (part.astype(np.float64) for part in (pairs.X, pairs.Y))
+    weighted = pairs.weights[:, None] * X
+    if len(X) >= min(X.shape[1], Y.shape[1]):
+        U, _, Vt = np.linalg.svd(weighted.T @ Y, full_matrices=False)
+        return U @ Vt
+    (left, one), (right, other) = np.linalg.qr(weighted.T), np.linalg.qr(Y.T)
+    U, S, Vt = np.linalg.svd(one @ other.T)
+    kept = _NOTHING * S[0] < S
+    return (left @ U[:, kept]) @ (Vt[kept] @ right.T)
 
 
 def _fit_procrustes(pairs: Pairs) -> Fitted:
@@ -228,12 +296,10 @@ def _fit_procrustes(pairs: Pairs) -> Fitted:
 
     For a = b a rotation or reflection: all cosines within the source space stay the same. For a < b the space is
     embedded isometrically in the wider one (R R^T = 1); for a > b it is projected (R^T R = 1), and R is the best in
-    this sense. Nothing is centred, so that cosines survive. There is nothing to choose.
+    this sense. Fewer pairs than components determine R on their span only: what lies outside is dropped. Nothing is
+    centred, so that cosines survive. There is nothing to choose.
     """
-    m = moments(pairs)
-    sums = m.xy + m.pairs * np.outer(m.x, m.y)  # sum w x y^T: the weights sum to N
-    U, _, Vt = np.linalg.svd(sums, full_matrices=False)
-    return Fitted({"W": U @ Vt, "c": np.zeros(pairs.Y.shape[1])}, {})
+    return Fitted({"W": pairs.rotation, "c": np.zeros(pairs.Y.shape[1])}, {})
 
 
 def _fit_ridge(pairs: Pairs, penalty: float | None = None) -> Fitted:
@@ -241,32 +307,24 @@ def _fit_ridge(pairs: Pairs, penalty: float | None = None) -> Fitted:
 
     The penalty is the one of least generalised cross-validation error, unless it is given.
     """
-    m = moments(pairs)
-    W, penalty = _ridge(m, penalty)
-    return Fitted({"W": W, "c": m.y - m.x @ W}, {"penalty": penalty})
+    found, penalty = pairs.spectrum, _penalty(pairs.spectrum, penalty)
+    W = found.ridge(penalty)
+    return Fitted({"W": W, "c": found.y - found.x @ W}, {"penalty": penalty})
 
 
-def _ridge(m: Moments, penalty: float | None) -> tuple[Matrix, float]:
-    """W, and the penalty."""
-    if penalty is not None and not 0 <= penalty < np.inf:
-        raise InputError(f"the penalty of a ridge is a number >= 0, got {penalty}")
-    penalty = gcv_penalty(m) if penalty is None else float(penalty)
-    values, vectors = np.linalg.eigh(m.xx)
-    values = np.maximum(values, 0)
-    solved = values + penalty > 1e-12 * max(values[-1], 1e-300)  # directions that no pair has are left at zero
-    inverse = np.where(solved, 1 / np.where(solved, values + penalty, 1), 0)
-    return (vectors * inverse) @ (vectors.T @ m.xy), penalty
+def _penalty(found: Spectrum, given: float | None) -> float:
+    if given is not None and not 0 <= given < np.inf:
+        raise InputError(f"the penalty of a ridge is a number >= 0, got {given}")
+    return gcv_penalty(found) if given is None else float(given)
 
 
-def gcv_penalty(m: Moments) -> float:
+def gcv_penalty(found: Spectrum) -> float:
     """The penalty of least N |y - H y|^2 / (N - tr H)^2 (Golub, Heath and Wahba 1979), on a grid; H includes c."""
-    values, vectors = np.linalg.eigh(m.xx)
-    values = np.maximum(values, 1e-12 * max(values[-1], 1e-300))
-    explained = ((vectors.T @ m.xy) ** 2).sum(axis=1) / values  # |u_i^T y|^2 of each singular direction, [a]
-    penalties = _PENALTIES * values.mean()
-    shrink = values / (values + penalties[:, None])  # [penalties, a]
-    error = np.maximum(m.yy - (shrink * (2 - shrink)) @ explained, 1e-12 * m.yy)
-    freedom = np.maximum(m.pairs - 1 - shrink.sum(axis=1), 1e-9 * m.pairs)
+    explained = (found.targets**2).sum(axis=1) / found.values  # |u_i^T y|^2 of each direction, [r]
+    penalties = _PENALTIES * found.mean_value
+    shrink = found.values / (found.values + penalties[:, None])  # [penalties, r]
+    error = np.maximum(found.yy - (shrink * (2 - shrink)) @ explained, 1e-12 * found.yy)
+    freedom = np.maximum(found.pairs - 1 - shrink.sum(axis=1), 1e-9 * found.pairs)
     return float(penalties[np.argmin(error / freedom**2)])
 
 
@@ -281,27 +339,36 @@ def _fit_low_rank(pairs: Pairs, rank: int | None = None, penalty: float | None =
     if rank is not None and not 1 <= rank <= largest:
         raise InputError(f"the rank is a number from 1 to {largest}, the narrower width; got {rank}")
     if rank is None:
-        shown, judged = pairs.split()
+        shown, judged = pairs.inner
         A, B, c, _ = _factors(shown, penalty)
+        inner = judged.X @ A
 
         def mean_cosine(r: int) -> float:
-            adapted = unit(judged.X @ A[:, :r] @ B[:r] + c(r))
+            adapted = unit(inner[:, :r] @ B[:r] + c(r))
             return float(np.average(np.einsum("ij,ij->i", adapted, judged.Y), weights=judged.weights))
 
         steps = sorted({round(base * 2**power) for power in range(16) for base in (1, 1.5)})  # 1, 2, 3, 4, 6, 8, 12
         rank = max([r for r in steps if r < largest] + [largest], key=mean_cosine)  # the smaller wins a tie
     A, B, c, penalty = _factors(pairs, penalty)
+    rank = min(rank, len(B))
     return Fitted({"A": A[:, :rank], "B": B[:rank], "c": c(rank)}, {"rank": rank, "penalty": penalty})
 
 
 def _factors(pairs: Pairs, penalty: float | None) -> tuple[Matrix, Matrix, Callable[[int], Matrix], float]:
-    """A [a, s] and B [s, b] whose first r columns and rows make the best map of rank r, c(r) [b], and the penalty."""
-    m = moments(pairs)
-    W, penalty = _ridge(m, penalty)
-    fitted = W.T @ m.xx @ W + penalty * (W.T @ W)
-    V = np.linalg.eigh(fitted)[1][:, ::-1][:, : min(W.shape)]
-    A, B = W @ V, V.T
-    return A, B, lambda r: m.y - (m.x @ A[:, :r]) @ B[:r], penalty
+    """A [a, s] and B [s, b] whose first r columns and rows make the best map of rank r, c(r) [b], and the penalty.
+
+    W^T (X^T X + penalty) W = F^T F with F = (S^2 + penalty)^-1/2 S U^T Y: V are the right singular vectors of F.
+    """
+    found, penalty = pairs.spectrum, _penalty(pairs.spectrum, penalty)
+    F = found.targets / np.sqrt(found.values + penalty)[:, None]  # [r, b]
+    if len(F) < F.shape[1]:
+        _, U = np.linalg.eigh(F @ F.T)
+        Vt = unit(U[:, ::-1].T @ F)
+    else:
+        Vt = np.linalg.eigh(F.T @ F)[1][:, ::-1].T
+    Vt = Vt[: min(pairs.X.shape[1], pairs.Y.shape[1])]
+    A = (found.directions / (found.values + penalty)) @ (found.targets @ Vt.T)
+    return A, Vt, lambda r: found.y - (found.x @ A[:, :r]) @ Vt[:r], penalty
 
 
 def _fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
@@ -314,7 +381,7 @@ def _fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
     if t is not None and not 0 <= t <= 1:
         raise InputError(f"t is a share of the way, 0 (Procrustes) to 1 (ridge); got {t}")
     if t is None:
-        shown, judged = pairs.split()
+        shown, judged = pairs.inner
         ends = _two_ends(shown)
         p, q = unit(judged.X @ ends["R"]), unit(judged.X @ ends["W"] + ends["c"])
         scores = [agreement(slerp(p, q, float(step)), judged.Y, judged.groups)[::-1] for step in _STEPS]
@@ -323,7 +390,7 @@ def _fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
 
 
 def _two_ends(pairs: Pairs) -> dict[str, Matrix]:
-    return {"R": _fit_procrustes(pairs).weights["W"], **_fit_ridge(pairs).weights}
+    return {"R": pairs.rotation, **_fit_ridge(pairs).weights}
 
 
 def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: float = 2e-3) -> Fitted:
@@ -331,7 +398,7 @@ def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: 
 
     The map is x W + c + relu(x A + e) B, with B zero at first. A part of the pairs is only judged by: the epoch of
     largest mean cosine there is kept, and training ends early without a gain. Epoch 0 is the ridge map of the others,
-    so on the judged pairs the result is never worse than ridge.
+    so on the judged pairs the result is never worse than ridge. Many wide pairs get fewer epochs, at least 3.
     """
     import torch
 
@@ -339,10 +406,11 @@ def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: 
         raise InputError(
             f"an mlp needs hidden >= 1, epochs >= 0 and learning_rate > 0; got {hidden}, {epochs}, {learning_rate}"
         )
-    shown, judged = pairs.split()
+    shown, judged = pairs.inner
     generator = torch.Generator().manual_seed(pairs.seed)
     x, y, w, judged_x, judged_y, judged_w = (
-        torch.tensor(np.asarray(part), dtype=torch.float32) for part in (*shown[:3], *judged[:3])
+        torch.tensor(np.asarray(part), dtype=torch.float32)
+        for part in (shown.X, shown.Y, shown.weights, judged.X, judged.Y, judged.weights)
     )
     start = _fit_ridge(shown).weights
     model = {
@@ -357,23 +425,25 @@ def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: 
         adapted = x @ model["W"] + model["c"] + torch.relu(x @ model["A"] + model["e"]) @ model["B"]
         return torch.cosine_similarity(adapted, y)
 
-    def judge() -> tuple[float, dict[str, Matrix]]:
+    def judge() -> float:
         with torch.no_grad():
-            score = float((judged_w * cosines(judged_x, judged_y)).mean())
-        return score, {name: value.detach().numpy().astype(np.float64) for name, value in model.items()}
+            return float((judged_w * cosines(judged_x, judged_y)).mean())
 
-    (best, kept), best_epoch = judge(), 0
+    def snapshot() -> dict[str, Matrix]:
+        return {name: value.detach().numpy().astype(np.float64) for name, value in model.items()}
+
+    best, kept, best_epoch = judge(), snapshot(), 0
     optimizer = torch.optim.Adam([value.requires_grad_() for value in model.values()], lr=learning_rate)
+    work = 3 * len(x) * sum(value.numel() for value in model.values())  # forward, and two products backward
     with torch.enable_grad():
-        for epoch in range(1, epochs + 1):
+        for epoch in range(1, min(epochs, max(3, _MLP_WORK // work)) + 1):
             for rows in torch.split(torch.randperm(len(x), generator=generator), _MLP_BATCH):
                 loss = (w[rows] * (1 - cosines(x[rows], y[rows]))).mean()
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
-            score, weights = judge()
-            if score > best:
-                best, kept, best_epoch = score, weights, epoch
+            if (score := judge()) > best:
+                best, kept, best_epoch = score, snapshot(), epoch
             elif epoch - best_epoch >= _PATIENCE:
                 break
     return Fitted(kept, {"hidden": hidden, "epoch": best_epoch})
@@ -381,16 +451,11 @@ def _fit_mlp(pairs: Pairs, hidden: int = 256, epochs: int = 200, learning_rate: 
 
 @dataclass(frozen=True)
 class AdapterKind:
-    """A way to fit an adapter: what it is, its fit, and the pairs it needs, in all and per component."""
+    """A way to fit an adapter: what it is, its fit, and the least number of pairs."""
 
     summary: str
     fit: Callable[..., Fitted]
     least: int
-    per_component: float = 0.0
-
-    def least_pairs(self, a: int, b: int) -> int:
-        """The least number of pairs between spaces of a and b components."""
-        return max(self.least, math.ceil(self.per_component * min(a, b)))
 
     @property
     def options(self) -> list[str]:
@@ -402,8 +467,7 @@ ADAPTERS: dict[str, AdapterKind] = {
     "procrustes": AdapterKind(
         "rotation (SVD); keeps all cosines of its source space",
         _fit_procrustes,
-        least=2,
-        per_component=1,  # fewer do not determine the rotation
+        least=8,
     ),
     "ridge": AdapterKind("affine map by least squares, penalty by generalised cross-validation", _fit_ridge, least=8),
     "low-rank": AdapterKind(
@@ -416,7 +480,6 @@ ADAPTERS: dict[str, AdapterKind] = {
         "on the great circle from Procrustes to ridge, how far by held-out pairs",
         _fit_slerp,
         least=20,
-        per_component=1.25,  # four fifths of the pairs must determine the rotation
     ),
 }
 """Kinds of adapters by name."""
@@ -452,21 +515,23 @@ def fit_adapter(
         raise InputError(short)
     if unknown := [name for name in options if name not in ADAPTERS[kind].options]:
         raise UnknownNameError(f"option of a {kind} adapter", unknown[0], ADAPTERS[kind].options)
+    return _fitted(kind, pairs, source, target, **options)
+
+
+def _fitted(kind: str, pairs: Pairs, source: str, target: str, **options: Any) -> VectorAdapter:
     fitted = ADAPTERS[kind].fit(pairs, **options)
-    about = {"pairs": len(pairs.X), "seed": seed, **fitted.chosen}
+    about = {"pairs": len(pairs.X), "seed": pairs.seed, **fitted.chosen}
     return VectorAdapter(kind, {n: w.astype(np.float32) for n, w in fitted.weights.items()}, source, target, about)
 
 
 def _too_few(kind: str, pairs: Pairs) -> str:
     """Why there are too few pairs for a kind; empty if there are enough."""
-    a, b = pairs.X.shape[1], pairs.Y.shape[1]
-    least = ADAPTERS[kind].least_pairs(a, b)
-    if len(pairs.X) >= least:
+    if len(pairs.X) >= ADAPTERS[kind].least:
         return ""
-    others = [name for name, other in ADAPTERS.items() if other.least_pairs(a, b) <= len(pairs.X)]
+    others = [name for name, other in ADAPTERS.items() if other.least <= len(pairs.X)]
     return (
-        f"a {kind} adapter from {a} to {b} components needs at least {least} pairs, got {len(pairs.X)}; embed "
-        f"more images with both models{', or use ' + ' or '.join(others) if others else ''}"
+        f"a {kind} adapter needs at least {ADAPTERS[kind].least} pairs, got {len(pairs.X)}; embed more images with "
+        f"both models{', or use ' + ' or '.join(others) if others else ''}"
     )
 
 
@@ -493,6 +558,10 @@ class Comparison:
         """The winner, as it was measured; ``fit_adapter`` with its kind fits it on all pairs."""
         return self.ranked[0].adapter
 
+    def __str__(self) -> str:
+        shown = ", ".join(f"{one.adapter.kind} {one.held_out.top1:.1%}" for one in self.ranked)
+        return f"best adapter by search among held-out pairs: {shown}"
+
 
 def best_adapter(
     X: ArrayLike,
@@ -517,11 +586,10 @@ def best_adapter(
     pairs = _checked_pairs(X, Y, weights, groups, seed)
     shown, judged = pairs.split(held_out)
     left_out = {name: short for name in names if (short := _too_few(name, shown))}
-    how: dict[str, Any] = {"weights": shown.weights, "groups": shown.groups, "seed": seed}
     ranked = []
     for name in names:
         if name not in left_out:
-            adapter = fit_adapter(name, shown.X, shown.Y, source=source, target=target, **how)
+            adapter = _fitted(name, shown, source, target)
             ranked.append(Ranked(adapter, agreement(adapter(judged.X), judged.Y, judged.groups)))
     if not ranked:
         raise InputError(f"no adapter can be fitted on {len(shown.X)} pairs: {'; '.join(left_out.values())}")

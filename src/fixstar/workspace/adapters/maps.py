@@ -94,6 +94,10 @@ class VectorAdapter:
         """The components of vectors that go in, a, and of those that come out, b."""
         return len(self.weights["A" if self.kind == "low-rank" else "W"]), len(self.weights["c"])
 
+    def __repr__(self) -> str:
+        ends = f" from {self.source} to {self.target}" if self.source and self.target else ""
+        return f"{self.kind} adapter{ends}, {self.widths[0]} to {self.widths[1]} components"
+
     def __call__(self, vectors: ArrayLike) -> NDArray[np.float32]:
         """The vectors [N, a] in the other space: float32 [N, b], of length 1."""
         array = np.asarray(vectors)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep, UnknownNameError
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, gallery_query_split, nearest
@@ -469,8 +469,8 @@ def adapter_cross_test(
     adapter: VectorAdapter,
     old: VersionFeatures,
     new: VersionFeatures,
-    query_labels: Labels,
-    gallery_labels: Labels,
+    query_labels: ArrayLike,
+    gallery_labels: ArrayLike,
     applied: Applied = "queries",
     protocol: str = "image",
 ) -> CrossTest:
@@ -493,17 +493,29 @@ def adapter_cross_test(
             f"{wanted[1]} components ({one.name} to {other.name}); this one leads from {adapter.widths[0]} to "
             f"{adapter.widths[1]}. Fit it the other way round, or apply it to the {APPLIED[applied == 'queries']}"
         )
-    find_old = searcher(protocol, old.gallery, gallery_labels)
-    hits = {(0, 0): find_old(old.queries, query_labels)}
+    wanted_labels, stored_labels = coded_labels(query_labels, gallery_labels)
+    find_old = searcher(protocol, old.gallery, stored_labels)
+    hits = {(0, 0): find_old(old.queries, wanted_labels)}
     if applied == "queries":
-        hits[1, 0] = find_old(adapter(new.queries), query_labels)
+        hits[1, 0] = find_old(adapter(new.queries), wanted_labels)
     else:
-        hits[1, 0] = searcher(protocol, adapter(old.gallery), gallery_labels)(new.queries, query_labels)
-    hits[1, 1] = searcher(protocol, new.gallery, gallery_labels)(new.queries, query_labels)
+        hits[1, 0] = searcher(protocol, adapter(old.gallery), stored_labels)(new.queries, wanted_labels)
+    hits[1, 1] = searcher(protocol, new.gallery, stored_labels)(new.queries, wanted_labels)
     matrix = np.full((2, 2), np.nan)
     for cell, outcomes in hits.items():
         matrix[cell] = outcomes.mean()
     return CrossTest((old.name, new.name), protocol, matrix, hits)
+
+
+def coded_labels(*parts: ArrayLike) -> list[Labels]:
+    """Labels of any kind as integers, the same for equal ones of all parts.
+
+    >>> [part.tolist() for part in coded_labels(["cat", "dog"], ["dog"])]
+    [[0, 1], [1]]
+    """
+    arrays = [np.asarray(part) for part in parts]
+    codes = np.unique(np.concatenate(arrays), return_inverse=True)[1]
+    return np.split(codes, np.cumsum([len(array) for array in arrays])[:-1])
 
 
 # --- stored vectors
