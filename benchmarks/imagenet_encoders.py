@@ -19,6 +19,7 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from fixstar.progress import progress_bar
 
 State = dict[str, Tensor]
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INPUTS = {
     "mobilenetv2": Preprocessing(size=(224, 224), crop_fraction=0.875, **IMAGENET),
     "resnet50": Preprocessing(size=(224, 224), crop_fraction=0.875, mean=(0, 0, 0), std=(1, 1, 1)),
@@ -88,8 +89,8 @@ class Inverted(nn.Module):
         y = x
         for layer in list(self.layers)[:-1]:
             y = functional.relu6(layer(y))
-        y = self.layers[-1](y)
-        return x + y if self.residual else y
+        last: Tensor = self.layers[-1](y)
+        return x + last if self.residual else last
 
 
 class Pooled(nn.Module):
@@ -124,7 +125,7 @@ def mobilenetv2(state: State) -> nn.Module:
 
 def efficientnet_lite(state: State) -> nn.Module:
     """EfficientNet-Lite (Liu 2020): no squeeze-and-excitation, ReLU6; strides by stage, 1 2 2 2 1 2 1."""
-    how = {"eps": 1e-3, "same": True}
+    how: dict[str, Any] = {"eps": 1e-3, "same": True}
     count = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("_blocks."))
     stage_strides, blocks, outputs = iter([1, 2, 2, 2, 1, 2, 1]), [], 0
     for number in range(count):

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from fixstar.models import Encoder, SimplexClassifier
     from fixstar.training import train_versions as train
     from fixstar.workspace import Workspace
+    from fixstar.workspace.adapters.bridge import bridge
+    from fixstar.workspace.adapters.portable import load_bridge
 
 _HOMES = {  # where a name comes from, and what it is called there
     "Encoder": ("models", "Encoder"),
     "Preprocessing": ("images", "Preprocessing"),
     "SimplexClassifier": ("models", "SimplexClassifier"),
     "Workspace": ("workspace", "Workspace"),
+    "bridge": ("workspace.adapters.bridge", "bridge"),
     "cross_test": ("evaluation", "cross_test"),
+    "load_bridge": ("workspace.adapters.portable", "load_bridge"),
     "open_gallery": ("gallery", "open_gallery"),
     "train": ("training", "train_versions"),
 }
@@ -33,7 +37,9 @@ __all__ = [
     "SimplexClassifier",
     "Workspace",
     "__version__",
+    "bridge",
     "cross_test",
+    "load_bridge",
     "losses",
     "open_gallery",
     "train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from qdrant_server import qdrant_client
 from test_gallery_contract import vectors
 
 from fixstar.errors import DataError, FixstarError, InputError
-from fixstar.gallery import MemoryGallery, import_version
-from fixstar.gallery.foreign import postgres_table, qdrant_collection
+from fixstar.gallery import MemoryGallery, foreign, import_version
+from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant_collection
+from fixstar.gallery.transfer import open_vectors
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -54,6 +56,13 @@ def test_a_qdrant_collection_becomes_a_version(client: QdrantClient) -> None:
     assert (item.version, item.payload) == ("old", {"sku": "s2499", "n": 2499})
     np.testing.assert_allclose(item.vector, ROWS[2499] / 7, atol=1e-6)
     assert client.count(name).count == 2500
+
+
+def test_a_collection_by_its_address(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "connect", lambda *_: client)
+    gallery, name = MemoryGallery(), collection(client, named=True)
+    assert import_version(gallery, "old", f"qdrant://localhost?collection={name}&vector=b&id=sku&timeout=5") == 2500
+    np.testing.assert_allclose(gallery.get(["s0"])["s0"].vector, ROWS[2499] / 7, atol=1e-6)
 
 
 def test_one_of_several_vectors_with_ids_from_the_payload(client: QdrantClient) -> None:
@@ -104,7 +113,15 @@ def test_a_postgres_table_becomes_a_version(table: tuple[str, str], column: str)
     url, name = table
     gallery = MemoryGallery()
     assert import_version(gallery, "old", postgres_table(url, f"public.{name}", "Sku", column)) == 1500
+    by_address = MemoryGallery()
+    assert (
+        import_version(
+            by_address, "old", f"{url}{'&' if '?' in url else '?'}table=public.{name}&id=Sku&vector={column}"
+        )
+        == 1500
+    )
     item = gallery.get(["s1499"])["s1499"]
+    np.testing.assert_array_equal(by_address.get(["s1499"])["s1499"].vector, item.vector)
     np.testing.assert_allclose(item.vector, ROWS[1499] / 7, atol=1e-6)
     other = "arrays" if column == "clip" else "clip"
     assert {field: value for field, value in item.payload.items() if field != other} == {"n": 1499}
@@ -126,3 +143,62 @@ def test_tables_that_cannot_be_imported(table: tuple[str, str]) -> None:
     with pytest.raises(DataError, match="'s0009' needs a vector of 4 components and has none"):
         import_version(gallery, "old", postgres_table(url, name, "Sku", "clip"))
     assert gallery.versions() == []
+
+
+@pytest.mark.parametrize("kind", ["Flat", "IDMap,Flat", "HNSW8", "IVF4,Flat", "SQfp16", "PCA3,Flat"])
+def test_a_faiss_index_becomes_a_version(kind: str, tmp_path: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    index, numbered = faiss.index_factory(4, kind), kind.startswith("IDMap")
+    index.train(ROWS)
+    if numbered:
+        index.add_with_ids(ROWS, np.arange(2500) * 3)
+    else:
+        index.add(ROWS)
+    faiss.write_index(index, str(tmp_path / "old.faiss"))
+    gallery = MemoryGallery()
+    assert import_version(gallery, "old", tmp_path / "old.faiss") == 2500
+    name = "4200" if numbered else "old/1400"
+    tolerance = {"SQfp16": 1e-3, "PCA3,Flat": 1.0}.get(kind, 1e-6)
+    np.testing.assert_allclose(gallery.get([name])[name].vector, ROWS[1400] / 7, atol=tolerance)
+
+
+def test_files_that_are_not_faiss_indexes(tmp_path: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    path, torn, empty = tmp_path / "whole.faiss", tmp_path / "torn.faiss", tmp_path / "empty.faiss"
+    index = faiss.IndexFlatIP(4)
+    faiss.write_index(index, str(empty))
+    index.add(ROWS)
+    faiss.write_index(index, str(path))
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], content[:30], b"", b"garbage" * 100):
+        torn.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"torn\.faiss is damaged, or not a FAISS index"):
+            faiss_index(torn)
+    with pytest.raises(DataError, match="holds no vectors"):
+        faiss_index(empty)
+    with pytest.raises(DataError, match="there is no file"):
+        faiss_index(tmp_path / "absent.faiss")
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("postgresql://me:sesame@host/db", r"which table of postgresql://me:\*\*\*@host/db"),
+        ("qdrant://host?table=photos", "which collection of qdrant://host"),
+        ("mysql://host?table=photos", "postgresql:// or qdrant://; got mysql://"),
+        ("old.npz?table=photos", r"old\.npz is a file: table"),
+        ("old.npz?id=sku", r"old\.npz has no columns"),
+    ],
+)
+def test_addresses_that_name_no_vectors(address: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        open_vectors(address)
+
+
+def test_labels_of_a_file_are_payloads(tmp_path: Path) -> None:
+    np.savez(tmp_path / "old.npz", vectors=ROWS[:3], labels=np.array(["cat", "", "dog"]))
+    (block,) = open_vectors(tmp_path / "old.npz").blocks(10)
+    assert block.payloads == [{"label": "cat"}, {}, {"label": "dog"}]
+    np.savez(tmp_path / "few.npz", vectors=ROWS[:3], labels=np.array(["cat"]))
+    with pytest.raises(DataError, match="3 vectors and 1 labels"):
+        open_vectors(tmp_path / "few.npz")

@@ -237,11 +237,11 @@ def forged(path: Path, **card: Any) -> None:
     """A file whose checksum is right and whose card is not."""
     from safetensors.numpy import save_file
 
-    from fixstar.workspace.adapters.maps import _checksum
+    from fixstar.workspace.adapters.maps import weights_checksum
 
     text = json.dumps({"format": "fixstar-adapter", "format_version": 1, "kind": "ridge", **card})
     weights = {"W": np.eye(2, dtype=np.float32), "c": np.zeros(2, np.float32)}
-    save_file(weights, path, {"card": text, "sha256": _checksum(text, weights)})
+    save_file(weights, path, {"card": text, "sha256": weights_checksum(text, weights)})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fixstar.geometry import slerp, unit
 from fixstar.workspace import GateRules
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.checks import last_check, save_check
-from fixstar.workspace.gate import ALPHAS, _halves, run_check
+from fixstar.workspace.gate import ALPHAS, halves, run_check
 
 CLASSES, QUERIES, WIDTH = 20, 1200, 16
 
@@ -50,7 +50,7 @@ def test_a_refused_version_may_pass_together_with_the_old_one() -> None:
     assert check.outcome == "refuse"
     (blend,) = check.blends
     old, new = made.versions
-    choosing, judging = _halves(made.query_labels, 0)
+    choosing, judging = halves(made.query_labels, 0)
     found = [accuracy_by_hand(old, slerp(old.queries, new.queries, alpha), choosing) for alpha in ALPHAS]
     assert blend.tried == blend.alpha == ALPHAS[int(np.argmax(found))]
     assert 0 < blend.tried < 1
@@ -65,9 +65,9 @@ def test_a_refused_version_may_pass_together_with_the_old_one() -> None:
     assert check.blend_calibrations["v2"] == check.calibrations["v2"]
 
 
-def test_halves_have_no_query_in_common_and_share_every_class() -> None:
+def testhalves_have_no_query_in_common_and_share_every_class() -> None:
     labels = np.array([7] * 5 + [3] * 4 + [1])
-    one, other = _halves(labels, seed=3)
+    one, other = halves(labels, seed=3)
     assert sorted([*one, *other]) == list(range(10))
     for label, sizes in ((7, {2, 3}), (3, {2})):
         assert {int((labels[rows] == label).sum()) for rows in (one, other)} <= sizes
@@ -125,7 +125,7 @@ def test_all_verdicts_on_blended_queries_hold_together() -> None:
     made = trial(0.45, 0.5, 0.55)
     check = run_check(made)
     assert [blend.version for blend in check.blends] == ["v1", "v2"]
-    _, judging = _halves(made.query_labels, 0)
+    _, judging = halves(made.query_labels, 0)
     new = made.versions[-1]
     for old, blend in zip(made.versions, check.blends, strict=False):
         assert blend.tried > 0

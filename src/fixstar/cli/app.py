@@ -41,7 +41,20 @@ ORDER = (
         "rollback",
         "status",
     ),
-    *("serve", "adapt", "drop", "grow", "slots", "retire", "evaluate", "methods", "backbones", "theorem", "picture2d"),
+    *(
+        "serve",
+        "adapt",
+        "bridge",
+        "drop",
+        "grow",
+        "slots",
+        "retire",
+        "evaluate",
+        "methods",
+        "backbones",
+        "theorem",
+        "picture2d",
+    ),
     *("gallery", "bench", "keys"),
 )
 EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused

@@ -197,33 +197,48 @@ def export_vectors(
 @gallery_app.command(
     "import",
     epilog="Examples:  fixstar gallery import old.parquet --as old-system -w shop   |   "
-    "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding",
+    "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding   |   "
+    "fixstar gallery import 'postgresql://me@host/db?table=photos' --as clip   |   "
+    "fixstar gallery import 'qdrant://host:6333?collection=photos' --as clip",
 )
 def import_vectors(
-    file: Annotated[Path, typer.Argument(help="FILE.npz, FILE.npy or FILE.parquet with vectors.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="FILE.npz, .npy, .parquet or .faiss with vectors; postgresql://...?table=NAME (pgvector), or "
+            "qdrant://...?collection=NAME."
+        ),
+    ],
     name: Annotated[str, typer.Option("--as", help="Name of the version that made them.")],
     workspace: WorkspacePath = Path(),
     gallery: GalleryAddress = None,
-    id_column: Annotated[str, typer.Option(help="The column of FILE.parquet with the ids.")] = "id",
-    vector_column: Annotated[str, typer.Option(help="The column of FILE.parquet with the vectors.")] = "vector",
+    id_column: Annotated[
+        str | None,
+        typer.Option(help="The column with the ids: of FILE.parquet, a table, or payloads.", show_default="id"),
+    ] = None,
+    vector_column: Annotated[
+        str | None,
+        typer.Option(help="The column with the vectors, or the name of a named vector.", show_default="vector"),
+    ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Replace the vectors of items that other versions hold.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Store vectors of any system and width as a version of their own. The file is checked first.
+    """Store vectors of any system and width as a version of their own. Everything is checked first.
 
     Names such as v1 are reserved for what the workspace makes: only its own exports can be imported under them. The
     name old@v1 says that the vectors are in v1's space: they are then searched together with v1's.
     """
     from fixstar.gallery import import_version
+    from fixstar.gallery.addresses import without_secret
     from fixstar.gallery.transfer import open_vectors
     from fixstar.progress import progress_bar
 
     with _opened(workspace, gallery) as store:
         vectors = open_vectors(file, id_column, vector_column)
         if gallery is None:
-            _require_own(workspace, name, file, vectors.origin)
+            _require_own(workspace, name, without_secret(file), vectors.origin)
         with progress_bar("importing", len(vectors.ids), "items", show=not as_json) as advance:
             count = import_version(store, name, vectors, advance, take_over=take_over)
     print_result(as_json, {"version": name, "items": count}, f"{count:,} items stored as version {name}")
@@ -244,7 +259,7 @@ def _origin(workspace: Path, name: str) -> str | None:
         return None
 
 
-def _require_own(workspace: Path, name: str, file: Path, origin: str | None) -> None:
+def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> None:
     """Refuse vectors under a name of the workspace's own versions, unless that version made them."""
     if OWN_NAME.fullmatch(name) is None or (origin is not None and origin == _origin(workspace, name)):
         return

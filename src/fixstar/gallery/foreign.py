@@ -1,7 +1,8 @@
-"""Vectors in other databases' collections and tables, as sources for ``import_version``.
+"""Vectors in other databases' collections and tables and in FAISS indexes, as sources for ``import_version``.
 
     import_version(gallery, "clip", qdrant_collection("qdrant://localhost:6333", "photos"))
     import_version(gallery, "clip", postgres_table("postgresql://me@host/shop", "photos", "sku", "embedding"))
+    import_version(gallery, "clip", faiss_index("photos.faiss"))
 
 Nothing is changed there. Rows are read twice, to check everything before anything is stored, so import while nobody
 writes there. All ids are kept in memory, vectors only one block at a time.
@@ -9,13 +10,15 @@ writes there. All ids are kept in memory, vectors only one block at a time.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fixstar.errors import DataError, InputError
+from fixstar.errors import DataError, InputError, MissingExtraError
 from fixstar.gallery.addresses import parse_postgres_address, parse_qdrant_address
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.postgres import require_psycopg, without_password
@@ -43,6 +46,7 @@ def qdrant_collection(
 
 class _QdrantCollection:
     projection: Floats | None = None
+    origin: str | None = None
 
     def __init__(self, client: QdrantClient, address: str, name: str, vector: str | None, field: str | None) -> None:
         self.name = f"collection {name!r}"
@@ -103,6 +107,7 @@ def postgres_table(url: str, table: str, id_column: str = "id", vector_column: s
 
 class _PostgresTable:
     projection: Floats | None = None
+    origin: str | None = None
 
     def __init__(self, url: str, table: str, id_column: str, vector_column: str) -> None:
         self.name, self._url, self._table = f"table {table!r}", url, table.split(".")
@@ -163,3 +168,56 @@ class _PostgresTable:
         except psycopg.Error as error:
             reason = without_password(str(error).strip().splitlines()[0], address)
             raise DataError(f"{self.name} cannot be read: {reason}") from None  # its text may hold the password
+
+
+def faiss_index(path: str | Path) -> VectorSource:
+    """The vectors of a FAISS index file, as the index reconstructs them: exactly, or nearly if it compresses them.
+
+    Ids are those of an IndexIDMap, or FILE/0, FILE/1, ...
+    """
+    return _FaissIndex(Path(path))
+
+
+class _FaissIndex:
+    projection: Floats | None = None
+    origin: str | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        try:
+            faiss = importlib.import_module("faiss")
+        except ImportError as error:
+            raise MissingExtraError("faiss-cpu", "index", f"reading {path}") from error
+        if not path.is_file():
+            raise DataError(f"there is no file {path}")
+        try:
+            index = faiss.read_index(str(path))
+        except (RuntimeError, MemoryError) as error:
+            raise DataError(f"{path} is damaged, or not a FAISS index: {_last_line(error)}") from error
+        self.width, count = int(index.d), int(index.ntotal)
+        self.ids = [f"{path.stem}/{row}" for row in range(count)]
+        if isinstance(index, faiss.IndexIDMap):  # IndexIDMap2 as well
+            self.ids = [str(one) for one in faiss.vector_to_array(index.id_map).tolist()]
+            self._outer = index  # which owns the one inside
+            index = faiss.downcast_index(index.index)
+        if not count:
+            raise DataError(f"{path} holds no vectors")
+        if hasattr(index, "make_direct_map"):  # an inverted file knows where a vector is only after this
+            index.make_direct_map()
+        self._index = index
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """All vectors, ``rows`` at a time."""
+        for start in range(0, len(self.ids), rows):
+            ids = self.ids[start : start + rows]
+            try:
+                vectors = self._index.reconstruct_n(start, len(ids))
+            except RuntimeError as error:
+                raise DataError(
+                    f"{self.name}: this kind of index does not give its vectors back ({_last_line(error)})"
+                ) from error
+            yield Block(ids, vectors, [{}] * len(ids))
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

@@ -7,17 +7,21 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep
+from fixstar.gallery.addresses import without_secret
+from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant_collection
 from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts, unit_rows
 from fixstar.gallery.vector_files import ParquetFile, VectorFile, VectorSource, write_parquet, write_vector_file
 from fixstar.progress import Advance, silent
 
 BATCH = 1024
-_PARQUET = ".parquet"
+_PARQUET, _FAISS = ".parquet", (".faiss", ".index")
+_PARAMETERS = ("table", "collection", "id", "vector")  # of an address, besides the server's own
 _TINY = 1e-150  # the squares of what is smaller are too small to tell a length by
 
 
@@ -58,15 +62,15 @@ def import_version(
     version: str,
     source: str | Path | VectorSource,
     progress: Advance | None = None,
-    id_column: str = "id",
-    vector_column: str = "vector",
+    id_column: str | None = None,
+    vector_column: str | None = None,
     take_over: bool = False,
 ) -> int:
-    """Store the vectors of a file, or of another ``VectorSource``, as a version; returns their number.
+    """Store vectors, by their address (``open_vectors``) or of a ``VectorSource``, as a version; returns their number.
 
     Everything is checked before anything is stored. An existing version must have the same width, so an interrupted
     import can be repeated. An item has one vector: ids that other versions hold are refused, unless ``take_over`` moves
-    them to this one. The columns are those of a Parquet file.
+    them to this one.
     """
     opened = open_vectors(source, id_column, vector_column) if isinstance(source, (str, Path)) else source
     checked_ids(opened.ids)
@@ -84,13 +88,53 @@ def import_version(
     return stored
 
 
-def open_vectors(path: str | Path, id_column: str = "id", vector_column: str = "vector") -> VectorFile | ParquetFile:
-    """A file of vectors, by its suffix; the columns are those of a Parquet file."""
-    if Path(path).suffix == _PARQUET:
-        return ParquetFile(path, id_column, vector_column)
-    if (id_column, vector_column) != ("id", "vector"):
-        raise InputError(f"{path} has no columns: id_column and vector_column are for FILE.parquet")
-    return VectorFile(path)
+def open_vectors(address: str | Path, id_column: str | None = None, vector_column: str | None = None) -> VectorSource:
+    """Vectors by their address; the columns may be part of it.
+
+    FILE.npz, FILE.npy, FILE.faiss or FILE.index (FAISS), FILE.parquet?id=sku&vector=embedding,
+    postgresql://host/database?table=photos&id=sku&vector=embedding (pgvector),
+    qdrant://host:6333?collection=photos&id=sku&vector=clip
+    """
+    place, given = (str(address), {}) if Path(address).is_file() else _split_address(str(address))
+    names = {"id": id_column or given.pop("id", None), "vector": vector_column or given.pop("vector", None)}
+    if "://" in place:
+        return _on_server(place, given, names)
+    if given:
+        raise InputError(f"{place} is a file: {' and '.join(given)} are for addresses of servers")
+    if Path(place).suffix == _PARQUET:
+        return ParquetFile(place, names["id"] or "id", names["vector"] or "vector")
+    if any(names.values()):
+        raise InputError(f"{place} has no columns: those of ids and vectors are for FILE.parquet, tables, collections")
+    return faiss_index(place) if Path(place).suffix in _FAISS else VectorFile(place)
+
+
+def _split_address(address: str) -> tuple[str, dict[str, str]]:
+    """The address without the parameters that say where in a file or server the vectors are, and those.
+
+    >>> _split_address("qdrant://host?collection=my%20photos&timeout=5")
+    ('qdrant://host?timeout=5', {'collection': 'my photos'})
+    """
+    head, _, query = address.partition("?")
+    parts = [part.partition("=") for part in query.split("&") if part]
+    own = {name: unquote(value) for name, _, value in parts if name in _PARAMETERS}
+    rest = "&".join("".join(part) for part in parts if part[0] not in _PARAMETERS)
+    return head + (rest and f"?{rest}"), own
+
+
+def _on_server(place: str, given: dict[str, str], names: dict[str, str | None]) -> VectorSource:
+    scheme = place.partition("://")[0]
+    needed = {"postgresql": "table", "postgres": "table", "qdrant": "collection", "qdrant+https": "collection"}
+    if scheme not in needed:
+        raise InputError(f"vectors come from a file, postgresql:// or qdrant://; got {scheme}://")
+    if list(given) != [needed[scheme]]:
+        raise InputError(
+            f"say which {needed[scheme]} of {without_secret(place)} holds the vectors: "
+            f"{scheme}://...?{needed[scheme]}=NAME"
+        )
+    (name,) = given.values()
+    if needed[scheme] == "table":
+        return postgres_table(place, name, names["id"] or "id", names["vector"] or "vector")
+    return qdrant_collection(place, name, names["vector"], names["id"])
 
 
 def _check(source: VectorSource) -> None:

@@ -1,7 +1,8 @@
 """Vectors of one version in files, read and written block by block, and what any source of vectors offers.
 
-FILE.npz      ``vectors`` [N, width]; optional ``ids`` [N], ``projection`` [d, m], and the members ``payloads.jsonl``
-              and ``origin.txt``, which says what made the vectors
+FILE.npz      ``vectors`` [N, width]; optional ``ids`` [N], ``labels`` [N], ``projection`` [d, m], and the members
+              ``payloads.jsonl`` and ``origin.txt``, which says what made the vectors. A label that is not empty is
+              the payload's field ``label``
 FILE.npy      the vectors [N, width]; beside it, optional, FILE.jsonl
 FILE.parquet  columns ``id`` (strings or integers), ``vector`` (lists of real numbers of one length), and optional
               ``payload`` (JSON texts, or structs); without it every other column is a field of the payload. The
@@ -72,6 +73,7 @@ class VectorSource(Protocol):
     ids: list[str]
     width: int
     projection: Floats | None
+    origin: str | None  # what made the vectors, if the source knows
 
     def blocks(self, rows: int) -> Iterator[Block]:
         """All rows, at most ``rows`` at a time."""
@@ -88,12 +90,14 @@ class VectorFile:
             )
         self.projection: Floats | None = None
         self.origin: str | None = None
+        self._labels: list[Any] | None = None
         self._digest: str | None = None  # of the vectors that belong to the ids
         with self._reading(), self._open(_VECTORS) as stream:
             (self.count, self.width), self._dtype = self._header(stream)
             self.ids = self._read_ids()
-        if len(self.ids) != self.count:
-            raise DataError(f"{path} has {self.count} vectors and {len(self.ids)} ids; each needs one")
+        for what, of in (("ids", self.ids), ("labels", self._labels)):
+            if of is not None and len(of) != self.count:
+                raise DataError(f"{path} has {self.count} vectors and {len(of)} {what}; each needs one")
 
     def blocks(self, rows: int) -> Iterator[Block]:
         """All rows, ``rows`` at a time; raises at the end if the ids beside them belong to other vectors."""
@@ -112,6 +116,12 @@ class VectorFile:
                 payloads += [{}] * (len(ids) - len(payloads))
                 if self.path.suffix == ".npy":
                     payloads = [line.get("payload", {}) for line in payloads]
+                if self._labels is not None:
+                    labels = self._labels[start : start + rows]
+                    payloads = [
+                        payload if label == "" else {"label": label, **payload}
+                        for label, payload in zip(labels, payloads, strict=True)
+                    ]
                 yield Block(ids, vectors, payloads)
         if self._digest not in (None, digest.hexdigest()):
             beside = self.path.with_suffix(".jsonl")
@@ -150,6 +160,7 @@ class VectorFile:
         if self.path.suffix == ".npz":
             with np.load(self.path, allow_pickle=False) as archive:
                 ids = [str(item) for item in archive["ids"].tolist()] if "ids" in archive.files else []
+                self._labels = archive["labels"].tolist() if "labels" in archive.files else None
                 self.projection = archive["projection"] if "projection" in archive.files else None
                 self.origin = archive[_ORIGIN].decode() if _ORIGIN in archive.files else None
         elif self.path.with_suffix(".jsonl").exists():

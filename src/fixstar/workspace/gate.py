@@ -265,7 +265,7 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
     """The newest version's queries on gallery k: what is kept of it, and the difference with its verdict."""
     newest = len(tested.names) - 1
     found = flips(tested.hits[k, k], tested.hits[newest, k], trial.query_labels)
-    judged = _judged(tested.hits[newest, k], tested.hits[k, k], rules.shared(newest), rules)
+    judged = judged_difference(tested.hits[newest, k], tested.hits[k, k], rules.shared(newest), rules)
     queries, gallery = trial.query_labels, trial.gallery_labels
     lost = lost_queries(found, queries, trial.versions[k], trial.versions[newest], shown=LISTED)
 
@@ -287,7 +287,7 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
     return cell, judged
 
 
-def _judged(after: Hits, before: Hits, confidence: float, rules: GateRules) -> Difference:
+def judged_difference(after: Hits, before: Hits, confidence: float, rules: GateRules) -> Difference:
     """The difference between two searches of the same queries [N], its interval, and the verdict by the tolerance.
 
     If few queries differ, the bootstrap sees too little. The interval is then at least that of the flips alone: the
@@ -332,7 +332,7 @@ def _blends(
     """
     *older, newest = trial.versions
     labels = trial.query_labels
-    choosing, judging = _halves(labels, rules.seed)
+    choosing, judging = halves(labels, rules.seed)
     if rules.blend is not None:
         judging = np.arange(len(labels))
     asked = []
@@ -381,7 +381,7 @@ class _Asked(NamedTuple):
         return self.own if self.by_new is None else blended(self.own, self.by_new, alpha)
 
 
-def _halves(labels: Labels, seed: int) -> tuple[Indices, Indices]:
+def halves(labels: Labels, seed: int) -> tuple[Indices, Indices]:
     """Rows of queries, half of each class each; the second has one less where the number is odd."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -397,7 +397,7 @@ def _blend(
         accuracy, verdict = float(own.mean()), "apart" if asked.by_new is None else "unchanged"
         return Blend(asked.name, float(passed), 0.0, accuracy, accuracy, 0.0, 0.0, verdict, len(labels)), None
     before, after = own[judging], asked.find(asked.at(alpha)[judging], labels[judging])
-    judged = _judged(after, before, confidence, rules)
+    judged = judged_difference(after, before, confidence, rules)
     blend = Blend(
         asked.name,
         alpha if judged.verdict == "compatible" else float(passed),

@@ -89,7 +89,7 @@ class Pairs:
         return _rotation(self)
 
 
-def _checked_pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups: ArrayLike | None, seed: int) -> Pairs:
+def checked_pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups: ArrayLike | None, seed: int) -> Pairs:
     """Unit vectors [N, a] and [N, b], row by row of the same image; anything else is refused."""
     x, y = _checked_vectors(X, "the first space"), _checked_vectors(Y, "the second space")
     if len(x) != len(y):
@@ -284,11 +284,11 @@ def _rotation(pairs: Pairs) -> Matrix:
     weighted = pairs.weights[:, None] * X
     if len(X) >= min(X.shape[1], Y.shape[1]):
         U, _, Vt = np.linalg.svd(weighted.T @ Y, full_matrices=False)
-        return U @ Vt
+        return np.asarray(U @ Vt)
     (left, one), (right, other) = np.linalg.qr(weighted.T), np.linalg.qr(Y.T)
     U, S, Vt = np.linalg.svd(one @ other.T)
     kept = _NOTHING * S[0] < S
-    return (left @ U[:, kept]) @ (Vt[kept] @ right.T)
+    return np.asarray((left @ U[:, kept]) @ (Vt[kept] @ right.T))
 
 
 def _fit_procrustes(pairs: Pairs) -> Fitted:
@@ -510,21 +510,22 @@ def fit_adapter(
     """
     if kind not in ADAPTERS:
         raise UnknownNameError("adapter", kind, ADAPTERS)
-    pairs = _checked_pairs(X, Y, weights, groups, seed)
-    if short := _too_few(kind, pairs):
+    pairs = checked_pairs(X, Y, weights, groups, seed)
+    if short := lacking_pairs(kind, pairs):
         raise InputError(short)
     if unknown := [name for name in options if name not in ADAPTERS[kind].options]:
         raise UnknownNameError(f"option of a {kind} adapter", unknown[0], ADAPTERS[kind].options)
-    return _fitted(kind, pairs, source, target, **options)
+    return fit_checked(kind, pairs, source, target, **options)
 
 
-def _fitted(kind: str, pairs: Pairs, source: str, target: str, **options: Any) -> VectorAdapter:
+def fit_checked(kind: str, pairs: Pairs, source: str, target: str, **options: Any) -> VectorAdapter:
+    """``fit_adapter`` on pairs that are checked already; several kinds share what they compute of them."""
     fitted = ADAPTERS[kind].fit(pairs, **options)
     about = {"pairs": len(pairs.X), "seed": pairs.seed, **fitted.chosen}
     return VectorAdapter(kind, {n: w.astype(np.float32) for n, w in fitted.weights.items()}, source, target, about)
 
 
-def _too_few(kind: str, pairs: Pairs) -> str:
+def lacking_pairs(kind: str, pairs: Pairs) -> str:
     """Why there are too few pairs for a kind; empty if there are enough."""
     if len(pairs.X) >= ADAPTERS[kind].least:
         return ""
@@ -583,13 +584,13 @@ def best_adapter(
     names = list(ADAPTERS) if kinds is None else list(kinds)
     if unknown := [name for name in names if name not in ADAPTERS]:
         raise UnknownNameError("adapter", unknown[0], ADAPTERS)
-    pairs = _checked_pairs(X, Y, weights, groups, seed)
+    pairs = checked_pairs(X, Y, weights, groups, seed)
     shown, judged = pairs.split(held_out)
-    left_out = {name: short for name in names if (short := _too_few(name, shown))}
+    left_out = {name: short for name in names if (short := lacking_pairs(name, shown))}
     ranked = []
     for name in names:
         if name not in left_out:
-            adapter = _fitted(name, shown, source, target)
+            adapter = fit_checked(name, shown, source, target)
             ranked.append(Ranked(adapter, agreement(adapter(judged.X), judged.Y, judged.groups)))
     if not ranked:
         raise InputError(f"no adapter can be fitted on {len(shown.X)} pairs: {'; '.join(left_out.values())}")

@@ -146,7 +146,7 @@ def save_adapter(adapter: VectorAdapter, path: str | Path) -> Path:
     weights = {name: np.ascontiguousarray(array) for name, array in adapter.weights.items()}
     ends = {"kind": adapter.kind, "source": adapter.source, "target": adapter.target}
     card = json.dumps({**_FORMAT, **ends, "about": dict(adapter.about)})
-    metadata = {"card": card, "sha256": _checksum(card, weights)}
+    metadata = {"card": card, "sha256": weights_checksum(card, weights)}
     replace_file(path, lambda partial: save_file(weights, partial, metadata))
     return path
 
@@ -163,7 +163,7 @@ def load_adapter(path: str | Path) -> VectorAdapter:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         card = json.loads(metadata["card"])
-        if metadata["sha256"] != _checksum(metadata["card"], weights):
+        if metadata["sha256"] != weights_checksum(metadata["card"], weights):
             raise ModelError("its checksum does not match its content")
         if (seen := {key: card.get(key) for key in _FORMAT}) != _FORMAT:
             raise ModelError(f"its format is {seen}; this fixstar reads {_FORMAT}")
@@ -174,7 +174,7 @@ def load_adapter(path: str | Path) -> VectorAdapter:
         ) from error
 
 
-def _checksum(card: str, weights: Weights) -> str:
+def weights_checksum(card: str, weights: Weights) -> str:
     """Over the card, and over name, type, shape and numbers of every array."""
     digest = hashlib.sha256(card.encode())
     for name in sorted(weights):

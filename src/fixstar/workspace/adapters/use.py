@@ -319,10 +319,10 @@ def _draw(
 
 
 def _label(item: Item) -> str | None:
-    return _known_label(item.payload.get(LABEL))
+    return known_label(item.payload.get(LABEL))
 
 
-def _known_label(label: object) -> str | None:
+def known_label(label: object) -> str | None:
     """A label as text; an empty cell of a table or an array is not a class."""
     unknown = label is None or label in ("", b"") or (isinstance(label, float) and math.isnan(label))
     return None if unknown else str(label)
@@ -355,23 +355,23 @@ def pairs_from_file(path: Path, gallery: Gallery, version: str, queries_by: str)
         there = ", ".join(arrays) or "none"
         raise DataError(f"{path} lacks {' and '.join(sorted(missing))}; it needs arrays old and new, and has: {there}")
     old, new = (
-        _as_stored(_unit_rows(arrays[key], key, path), f"{path}: {key}", gallery, name)
+        _as_stored(unit_rows(arrays[key], key, path), f"{path}: {key}", gallery, name)
         for key, name in (("old", version), ("new", queries_by))
     )
-    labels = [_known_label(label) for label in arrays["labels"].tolist()] if "labels" in arrays else [None] * len(old)
+    labels = [known_label(label) for label in arrays["labels"].tolist()] if "labels" in arrays else [None] * len(old)
     if not len(old) == len(new) == len(labels):
         raise DataError(f"{path}: {len(old)} rows of old, {len(new)} of new, {len(labels)} labels; row i is one image")
     return PairedVectors(old, new, labels)
 
 
-def _unit_rows(array: NDArray[Any], name: str, path: Path) -> NDArray[np.float32]:
+def unit_rows(array: NDArray[Any], name: str, where: str | Path) -> NDArray[np.float32]:
     """A matrix of unit vectors; other lengths are divided out, as an import does."""
     if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
-        raise DataError(f"{path}: {name} is a matrix [images, components] of numbers; got {array.dtype} {array.shape}")
+        raise DataError(f"{where}: {name} is a matrix [images, components] of numbers; got {array.dtype} {array.shape}")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     if (bad := np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))).size:
-        raise DataError(f"{path}: row {bad[0]} of {name} is zero, NaN or infinite; leave that image out of both")
-    rows: NDArray[np.float32] = unit(array.astype(np.float64)).astype(np.float32)
+        raise DataError(f"{where}: row {bad[0]} of {name} is zero, NaN or infinite; leave that image out of both")
+    rows: NDArray[np.float32] = (array / lengths[:, None]).astype(np.float32)
     return rows
 
 
