@@ -604,7 +604,7 @@ def _bridged(
 
 
 def _without_pairs(one: _Embedded, other: _Embedded, named: Mapping[str, str], options: BridgeOptions) -> Bridged:
-    """A rotation by pseudo-pairs: by class centres where both sides have labels, else by matched clusters."""
+    """A rotation by pseudo-pairs: by class centres where both sides have labels, else by the vectors alone."""
     rng = np.random.default_rng(options.rules.seed)
     sides = []
     for side in (one, other):
@@ -618,7 +618,7 @@ def _without_pairs(one: _Embedded, other: _Embedded, named: Mapping[str, str], o
     else:
         known = None, None
     (old, _), (new, _) = sides
-    found = pseudo_pairs(new, old, *known, seed=options.rules.seed)
+    found = pseudo_pairs(new, old, *known)
     pairs = checked_pairs(new[found.first], old[found.second], None, None, options.rules.seed)
     made = Bridge(fit_checked("procrustes", pairs, other.name, one.name))
     sentence = (
