@@ -77,7 +77,7 @@ def _profiles(vectors: Floats) -> Floats:
 
 
 def _standard(columns: Floats) -> Floats:
-    return (columns - columns.mean(0)) / np.maximum(columns.std(0), 1e-9)
+    return np.asarray((columns - columns.mean(0)) / np.maximum(columns.std(0), 1e-9))
 
 
 def _mutual(p: Floats, q: Floats) -> tuple[Indices, Indices]:
