@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fixstar.benchmarks import DATASETS, METHOD_NAMES, Benchmark, Tasks, benchmark, catalogue
+from fixstar.benchmarks.catalogue.entry import EXTRAS
+from fixstar.benchmarks.plan import plan
 from fixstar.data import ImageSet, class_stream, from_arrays, sample_stream
 from fixstar.errors import InputError, UnknownNameError
+from fixstar.evaluation.cross_test import check_protocol
 from fixstar.methods import METHODS
 from fixstar.models import backbone_names, create_backbone
 
@@ -168,14 +172,32 @@ def test_ablations_change_what_they_name() -> None:
     assert benchmark("cifar100r-10/31:images=5").images_per_class == 5
 
 
-def test_what_can_be_run_and_what_cannot() -> None:
-    for name in ("cifar100-10/7", "cifar100-10-verification/5", "cifar100-10-upgrades/9", "cub180-20/2"):
-        assert benchmark(name).obstacles() == []
-    assert benchmark("market1501/1").obstacles()[0] == "no loader for Market-1501"
-    assert benchmark("cifar100r-10/31:replacements=architectures").obstacles() == []
-    assert benchmark("cifar100-10-upgrades/9:pretraining=50,selection=yes").obstacles() == []
-    assert benchmark("cifar100-10-upgrades/2:backbone=growing").obstacles() == []
-    assert "pretrained backbone: no scenario does this" in benchmark("market1501/1").obstacles()
+@pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
+def test_every_entry_can_be_planned_and_measured(entry: Benchmark) -> None:
+    assert {run.method for run in plan(entry)} <= entry.methods.keys()
+    assert all(choice.available for choice in entry.methods.values())
+    assert entry.extra.keys() <= EXTRAS.keys()
+    for protocol in entry.protocols:
+        if protocol != "verification-published":
+            check_protocol(protocol)
+    settings = entry.settings()
+    for change in entry.extra.get("later_models", {}).values():
+        replace(settings, **change)
+
+
+def test_the_pairs_of_bct_have_the_models_of_its_tables() -> None:
+    base = benchmark("imdbface-ijbc/1")
+    assert (base.backbone, base.backbone_options) == ("resnet101", {"feature_dim": 128})
+    new = {name: benchmark(f"imdbface-ijbc/1:model={name}") for name in base.ablations["model"]}
+    wider = new["resnet152-256"].extra["later_models"][2]
+    assert wider == {"backbone": "resnet152", "backbone_options": {"feature_dim": 256}}
+    assert new["relu"].extra["later_models"][2]["backbone_options"] == {"feature_dim": 128, "final_relu": True}
+    for head in ("norm-softmax", "softmax"):  # both models are trained on all data (table 3a)
+        assert new[head].extra == {"first_head": head}
+        stream = new[head].tasks.stream(numbered(4))
+        assert [len(task.images) for task in stream] == [16, 0]
+        assert len(stream.seen(2)) == 16
+    assert {choice.create().classifier_options["margin"] for choice in base.methods.values()} == {0.4}
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,11 @@ def test_the_list_says_what_can_be_run_and_what_is_missing(data: Path, tmp_path:
     assert rows["small/3"]["ready"]
     assert not rows["cifar100-10/7"]["ready"]  # the files are there, but not of CIFAR's size
     assert any("bytes, expected" in line for line in rows["cifar100-10/7"]["missing"])
-    assert "no run measures mAP" in rows["market1501/1"]["obstacles"]
-    assert "cifar100-10/31" in bench("list", "--data", tmp_path).output
+    assert "Market-1501-v15.09.15/query: no such folder" in rows["market1501/1"]["missing"]
+    assert rows["cifar100-10/7"]["needs"] == ["CIFAR-100", "CIFAR-10"]
+    listed = bench("list", "--data", tmp_path).output
+    assert "cifar100-10/31" in listed
+    assert max(map(len, listed.splitlines())) <= 80
     one = bench("list", "cifar100-10/16", "--data", tmp_path).output
     assert "https://www.cs.toronto.edu/~kriz/cifar.html" in one
     assert "cifar-100-binary/train.bin: no such file" in one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,3 +131,54 @@ def test_adapted_galleries_are_searched_where_they_were_moved() -> None:
 def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("far", [0.05, 0.3])
+def test_tar_at_far(far: float) -> None:
+    """The threshold is for all pairs: queries that an old space holds in part must not count as longer."""
+    pairs = sample_pairs(GALLERY_LABELS, 40, 60)
+    short, full = ([replace(v, queries=v.gallery) for v in versions] for versions in (SHORT, FULL))
+    result = cross_test(short, GALLERY_LABELS, GALLERY_LABELS, f"TAR@FAR={far}", pairs=pairs)
+    for t, k in CELLS:
+        scores = (full[t].queries[pairs.first] * full[k].gallery[pairs.second]).sum(axis=1)
+        impostors = np.sort(scores[~pairs.same])[::-1]
+        expected = scores[pairs.same] > impostors[int(far * len(impostors))]
+        assert np.array_equal(result.hits[t, k], expected)
+    with pytest.raises(InputError, match="needs pairs"):
+        cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "TAR@FAR=0.1")
+
+
+@pytest.mark.parametrize("fpir", ["1e-1", "0.5"])
+def test_tpir_at_fpir(fpir: str) -> None:
+    """Class 3 is in no gallery: its queries must find nothing."""
+    kept = GALLERY_LABELS < 3
+    short, full = ([replace(v, gallery=v.gallery[kept]) for v in versions] for versions in (SHORT, FULL))
+    labels, mated = GALLERY_LABELS[kept], QUERY_LABELS < 3
+    result = cross_test(short, QUERY_LABELS, labels, f"TPIR@FPIR={fpir}")
+    for t, k in CELLS:
+        found = full[t].queries @ full[k].gallery.T
+        best = found.max(axis=1)
+        strangers = np.sort(best[~mated])[::-1]
+        right = (labels[found.argmax(axis=1)] == QUERY_LABELS) & (best > strangers[int(float(fpir) * len(strangers))])
+        assert np.array_equal(result.hits[t, k].astype(bool), right[mated])
+
+
+def test_cameras_and_listed_images_reach_average_precision() -> None:
+    cameras = np.arange(N) // 4 % 3, np.arange(M) // 4 % 2
+    by_camera = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "map", cameras=cameras)
+    listed = [
+        np.flatnonzero((y == GALLERY_LABELS) & (cameras[1] != c)) for y, c in zip(QUERY_LABELS, cameras[0], strict=True)
+    ]
+    by_list = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "map10", relevant=listed)
+    for t, k in CELLS:
+        for query in range(0, N, 7):
+            places = np.argsort(-cosines(t, k)[query], kind="stable")
+            ignored = (QUERY_LABELS[query] == GALLERY_LABELS) & (cameras[1] == cameras[0][query])
+            right = np.isin(places[~ignored[places]], listed[query])
+            expected = np.mean([right[: i + 1].mean() for i in np.flatnonzero(right)])
+            assert by_camera.hits[t, k][query] == pytest.approx(expected)
+            right = np.isin(places[:10], listed[query])
+            total = sum(right[: i + 1].mean() for i in np.flatnonzero(right))
+            assert by_list.hits[t, k][query] == pytest.approx(total / min(10, len(listed[query])))
+    with pytest.raises(InputError, match="60 queries need as many lists"):
+        cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "map", relevant=listed[1:])

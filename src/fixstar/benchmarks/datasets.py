@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fixstar.data import ImageSet
 from fixstar.data.formats import (
@@ -19,11 +22,13 @@ from fixstar.data.formats import (
     cifar10,
     cifar100,
     class_folders,
+    find_images,
     idx_images,
     image_folder,
     omniglot_folder,
 )
 from fixstar.errors import DataError, UnknownNameError
+from fixstar.evaluation import Pairs
 
 Loader = Callable[[Path, str], ImageSet]
 
@@ -73,7 +78,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that the user downloads. ``layout`` describes the data folder; ``load`` is None without a loader."""
+    """A dataset that the user downloads. ``layout`` describes the data folder."""
 
     name: str
     title: str
@@ -83,7 +88,7 @@ class Dataset:
     licence: str
     layout: str
     parts: tuple[Part, ...]
-    load: Loader | None = None
+    load: Loader
 
     def check(self, folder: str | Path) -> list[str]:
         """What is missing in the data folder."""
@@ -101,13 +106,13 @@ class Dataset:
 
     def open(self, folder: str | Path, split: str) -> ImageSet:
         """The labelled images of a split, "train" or "test", after a check of the layout."""
-        if self.load is None:
-            raise DataError(
-                f"fixstar has no loader for {self.title}; convert it to class folders or a CSV with the columns "
-                "path,label and use fixstar.data.open_images"
-            )
         self.require(folder)
         return self.load(Path(folder), split)
+
+    def protocol(self, folder: str | Path, queries: ImageSet, gallery: ImageSet) -> Protocol:
+        """How its owners say that it is measured; nothing for most datasets."""
+        make = _PROTOCOLS.get(self.name)
+        return Protocol() if make is None else make(Path(folder), queries, gallery)
 
 
 def _has_image(folder: Path) -> bool:
@@ -203,6 +208,234 @@ def cub(first: int, last: int) -> Loader:
     return load
 
 
+# Faces, people, landmarks and exhibits. Their owners list images in text files, which damage must not make shorter.
+
+
+def _table(file: Path, columns: int, separator: str | None = None, header: bool = False) -> list[list[str]]:
+    """The cells of a text file, line by line; a line with other than ``columns`` cells is reported."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as text ({error}); copy it again") from error
+    rows = [(number, line.split(separator)) for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = rows[1:] if header else rows
+    for number, cells in rows:
+        if len(cells) != columns:
+            raise DataError(f"{file}: line {number} has {len(cells)} columns, expected {columns}; copy the file again")
+    if not rows:
+        raise DataError(f"{file}: no lines; copy it again")
+    return [cells for _, cells in rows]
+
+
+def _listed_images(paths: Sequence[Path], labels: Sequence[str], source: Path, name: str) -> ImageSet:
+    """Images that a file lists, with the label of each; all must be there. Classes are sorted by name."""
+    lacking = [path for path in paths if not path.is_file()]
+    if lacking:
+        shown = ", ".join(str(path) for path in lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+        raise DataError(f"{source} lists {len(lacking):,} images that are not there: {shown}")
+    classes, numbers = np.unique(np.array(labels), return_inverse=True)
+    return ImageSet(tuple(paths), numbers.astype(np.int64), tuple(str(one) for one in classes), name)
+
+
+def _lfw_image(folder: Path, person: str, number: str, source: Path) -> Path:
+    if not number.isdecimal():
+        raise DataError(f"{source}: {number!r} is not the number of an image of {person}; copy the file again")
+    return folder / "lfw" / person / f"{person}_{int(number):04}.jpg"
+
+
+def lfw_pairs(folder: Path) -> tuple[list[tuple[Path, Path]], NDArray[np.bool_]]:
+    """The images of LFW's 6,000 pairs, in the order of pairs.txt, and which pairs are of one person.
+
+    Its first line says how many folds there are, and how many pairs of each kind a fold has.
+    """
+    file = next(place for place in (folder / "pairs.txt", folder / "lfw" / "pairs.txt") if place.is_file())
+    lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines or len(lines[0]) != 2 or not all(cell.isdecimal() for cell in lines[0]):
+        raise DataError(f"{file}: the first line must be the number of folds and of pairs, such as 10 300")
+    folds, each = (int(cell) for cell in lines[0])
+    if len(lines) - 1 != 2 * folds * each:
+        raise DataError(f"{file}: {len(lines) - 1:,} pairs, its first line says {2 * folds * each:,}; copy it again")
+    pairs, same = [], []
+    for number, cells in enumerate(lines[1:], start=2):
+        if len(cells) not in (3, 4):
+            raise DataError(f"{file}: line {number} has {len(cells)} columns, expected 3 or 4; copy the file again")
+        first, second = cells[:2], cells[2:] if len(cells) == 4 else [cells[0], cells[2]]
+        pairs.append((_lfw_image(folder, *first, file), _lfw_image(folder, *second, file)))
+        same.append(len(cells) == 3)
+    return pairs, np.array(same)
+
+
+def lfw(folder: Path, split: str) -> ImageSet:
+    """The images that occur in LFW's pairs, labelled by person: all are for testing."""
+    if split != "test":
+        raise DataError(f"{folder / 'lfw'}: no split {split!r}, all its images are for testing")
+    pairs, _ = lfw_pairs(folder)
+    paths = sorted({path for pair in pairs for path in pair})
+    return _listed_images(paths, [path.parent.name for path in paths], folder / "pairs.txt", "lfw")
+
+
+_MARKET = {"train": "bounding_box_train", "test": "bounding_box_test", "query": "query"}
+_MARKET_NAME = re.compile(r"(-1|[0-9]{4})_c([1-6])s[0-9]_[0-9]{6}_[0-9]{2}\.jpg")
+
+
+def market1501(folder: Path, split: str) -> ImageSet:
+    """Market-1501's bounding boxes, labelled by person. Junk (-1) is left out; the distractors (0000) are a class."""
+    if split not in _MARKET:
+        raise UnknownNameError("split of Market-1501", split, _MARKET)
+    place = folder / "Market-1501-v15.09.15" / _MARKET[split]
+    paths = find_images(place)
+    if wrong := [path.name for path in paths if not _MARKET_NAME.fullmatch(path.name)]:
+        raise DataError(f"{place}: {wrong[0]} is not named like 0002_c1s1_000451_03.jpg")
+    kept = [path for path in paths if not path.name.startswith("-1")]
+    if not kept:
+        raise DataError(f"{place}: no images of people")
+    return _listed_images(kept, [path.name[:4] for path in kept], place, f"market1501 {split}")
+
+
+def market_cameras(images: ImageSet) -> NDArray[np.int64]:
+    """The camera of each image, from its name."""
+    assert isinstance(images.images, tuple), "Market-1501 names files"
+    return np.array([int(path.name.split("_c")[1][0]) for path in images.images])
+
+
+def celeba(folder: Path, split: str) -> ImageSet:
+    """CelebA's aligned faces, labelled by person, in its official partition."""
+    check_split(split)
+    root = folder / "celeba"
+    people = dict(_table(root / "identity_CelebA.txt", 2))
+    parts = dict(_table(root / "list_eval_partition.txt", 2))
+    if missing := sorted(people.keys() ^ parts.keys()):
+        raise DataError(
+            f"{root}: identity_CelebA.txt and list_eval_partition.txt differ in {missing[0]}; copy them again"
+        )
+    wanted = {"train": "0", "test": "2"}[split]
+    names = [name for name, part in parts.items() if part == wanted]
+    paths = [root / "img_align_celeba" / name for name in names]
+    return _listed_images(paths, [people[name] for name in names], root / "identity_CelebA.txt", f"celeba {split}")
+
+
+def _landmark_image(folder: Path, part: str, name: str) -> Path:
+    return folder / "gldv2" / part / Path(*name[:3]) / f"{name}.jpg"
+
+
+def gldv2(folder: Path, split: str) -> ImageSet:
+    """GLDv2: the cleaned training images by landmark; "index" and "test" are searched by ``gldv2_solution``."""
+    if split == "train":
+        file = folder / "gldv2" / "train_clean.csv"
+        rows = [(landmark, name) for landmark, names in _table(file, 2, ",", header=True) for name in names.split()]
+        paths = [_landmark_image(folder, "train", name) for _, name in rows]
+        return _listed_images(paths, [landmark for landmark, _ in rows], file, "gldv2 train")
+    if split == "index":
+        index = find_images(folder / "gldv2" / "index")
+        return ImageSet(tuple(index), np.zeros(len(index), np.int64), ("index",), "gldv2 index")
+    if split != "test":
+        raise UnknownNameError("split of GLDv2", split, ("train", "index", "test"))
+    paths = [_landmark_image(folder, "test", name) for name in gldv2_solution(folder)]
+    return _listed_images(paths, ["query"] * len(paths), folder / "gldv2" / "retrieval_solution_v2.1.csv", "gldv2 test")
+
+
+def gldv2_solution(folder: Path) -> dict[str, list[str]]:
+    """The index images that each query should find, for all queries that count."""
+    rows = _table(folder / "gldv2" / "retrieval_solution_v2.1.csv", 3, ",", header=True)
+    return {name: found.split() for name, found, usage in rows if usage.strip() != "Ignored"}
+
+
+def met(folder: Path, split: str) -> ImageSet:
+    """The Met's exhibits: studio photographs as "train", visitors' photographs of them as "test"."""
+    check_split(split)
+    file = folder / "met" / "ground_truth" / ("mini_MET_database.json" if split == "train" else "testset.json")
+    key = "id" if split == "train" else "MET_id"
+    try:
+        entries = [(entry["path"], str(entry[key])) for entry in json.loads(file.read_text()) if key in entry]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{file}: not a list of objects with path and {key} ({error}); copy it again") from error
+    if not entries:
+        raise DataError(f"{file}: no object has {key}; copy it again")
+    paths = [folder / "met" / path for path, _ in entries]
+    return _listed_images(paths, [exhibit for _, exhibit in entries], file, f"met {split}")
+
+
+def ijbc(folder: Path, split: str) -> ImageSet:
+    """IJB-C's faces in the order of ijbc_face_tid_mid.txt, labelled by template."""
+    if split != "test":
+        raise DataError(f"{folder / 'IJBC'}: no split {split!r}, all its images are for testing")
+    file = folder / "IJBC" / "meta" / "ijbc_face_tid_mid.txt"
+    rows = _table(file, 3)
+    paths = [folder / "IJBC" / "loose_crop" / name for name, _, _ in rows]
+    return _listed_images(paths, [template for _, template, _ in rows], file, "ijbc")
+
+
+# What evaluation needs beside images and labels.
+
+
+@dataclass(frozen=True, eq=False)
+class Protocol:
+    """How a dataset's owners say that it is measured; all parts are optional.
+
+    ``pairs`` of images (of templates, where there are any) to verify; ``cameras`` of queries and gallery; for each
+    query the gallery rows that are ``relevant``; the ``media`` that frames of a template come from. ``searches`` are
+    rows of templates (queries, their people, gallery, their people): each gallery is searched apart.
+    """
+
+    pairs: Pairs | None = None
+    cameras: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    relevant: Sequence[NDArray[np.int64]] | None = None
+    media: NDArray[np.int64] | None = None
+    searches: Sequence[tuple[NDArray[np.int64], ...]] = ()
+
+
+def lfw_protocol(folder: Path, queries: ImageSet, _: ImageSet) -> Protocol:
+    """LFW's 6,000 pairs as rows."""
+    pairs, same = lfw_pairs(folder)
+    row = {path: i for i, path in enumerate(queries.images)}
+    first, second = (np.array([row[pair[side]] for pair in pairs], np.int64) for side in (0, 1))
+    return Protocol(Pairs(first, second, same))
+
+
+def market_protocol(_: Path, queries: ImageSet, gallery: ImageSet) -> Protocol:
+    """People are searched across cameras."""
+    return Protocol(cameras=(market_cameras(queries), market_cameras(gallery)))
+
+
+def gldv2_protocol(folder: Path, queries: ImageSet, gallery: ImageSet) -> Protocol:
+    """The index rows of each query's landmarks."""
+    assert isinstance(queries.images, tuple), "GLDv2 names files"
+    assert isinstance(gallery.images, tuple), "GLDv2 names files"
+    row, solution = {path.stem: i for i, path in enumerate(gallery.images)}, gldv2_solution(folder)
+    if unknown := next((name for found in solution.values() for name in found if name not in row), None):
+        raise DataError(f"{folder / 'gldv2' / 'index'}: {unknown}.jpg is not there, and a query should find it")
+    wanted = [np.array([row[name] for name in solution[path.stem]], np.int64) for path in queries.images]
+    return Protocol(relevant=wanted)
+
+
+def ijbc_protocol(folder: Path, queries: ImageSet, _: ImageSet) -> Protocol:
+    """IJB-C: 1:1 pairs of templates, and 1:N with its two galleries."""
+    meta = folder / "IJBC" / "meta"
+    row = {template: i for i, template in enumerate(queries.classes)}
+
+    def rows_of(file: Path, templates: Sequence[str]) -> NDArray[np.int64]:
+        if unknown := next((one for one in templates if one not in row), None):
+            raise DataError(f"{file}: template {unknown} has no face in ijbc_face_tid_mid.txt")
+        return np.array([row[one] for one in templates], np.int64)
+
+    file = meta / "ijbc_template_pair_label.txt"
+    first, second, same = zip(*_table(file, 3), strict=True)
+    pairs = Pairs(rows_of(file, first), rows_of(file, second), np.array(same) == "1")
+
+    def people(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Templates as rows and whose they are; the file has a line per face."""
+        cells = [line.split(",")[:2] for line in file.read_text(encoding="utf-8").splitlines()[1:] if line.strip()]
+        if not cells or not all(len(line) == 2 and all(cell.strip().isdecimal() for cell in line) for line in cells):
+            raise DataError(f"{file}: expected TEMPLATE_ID,SUBJECT_ID,... on each line; copy it again")
+        owners = {template.strip(): int(person) for template, person in cells}
+        return rows_of(file, list(owners)), np.array(list(owners.values()), np.int64)
+
+    probes = people(meta / "ijbc_1N_probe_mixed.csv")
+    searches = [(*probes, *people(meta / f"ijbc_1N_gallery_{name}.csv")) for name in ("G1", "G2")]
+    media = np.unique([medium for _, _, medium in _table(meta / "ijbc_face_tid_mid.txt", 3)], return_inverse=True)[1]
+    return Protocol(pairs, media=media, searches=searches)
+
+
 def mnist(folder: Path, split: str) -> ImageSet:
     """MNIST's idx files."""
     return idx_images(folder / "mnist", split)
@@ -232,8 +465,21 @@ _LOADERS: dict[str, Loader] = {
     "cub20": cub(181, 200),
     "casia-webface": train_folder("casia-webface"),
     "imdbface": train_folder("imdb-face"),
+    "celeba": celeba,
+    "celeba200": train_folder("celeba-identities"),
+    "gldv2": gldv2,
+    "ijbc": ijbc,
+    "lfw": lfw,
+    "market1501": market1501,
+    "met": met,
     "mnist": mnist,
     "omniglot": omniglot,
+}
+_PROTOCOLS: dict[str, Callable[[Path, ImageSet, ImageSet], Protocol]] = {
+    "gldv2": gldv2_protocol,
+    "ijbc": ijbc_protocol,
+    "lfw": lfw_protocol,
+    "market1501": market_protocol,
 }
 
 
@@ -242,7 +488,7 @@ def _part(classes: int | str | None = None, **fields: Any) -> Part:
 
 
 DATASETS: dict[str, Dataset] = {
-    name: Dataset(name, **{**entry, "parts": tuple(_part(**part) for part in entry["parts"])}, load=_LOADERS.get(name))
+    name: Dataset(name, **{**entry, "parts": tuple(_part(**part) for part in entry["parts"])}, load=_LOADERS[name])
     for name, entry in _CONTENT.items()
 }
 """The datasets of ``datasets.toml`` by name."""

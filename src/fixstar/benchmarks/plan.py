@@ -24,27 +24,10 @@ from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.training import Recipe, Settings
 
-MEASURED = ("template", "image", "verification", "verification-published")
-"""The protocols that a run can be judged by."""
-
-
-def obstacles(benchmark: Benchmark) -> list[str]:
-    """Why a benchmark cannot be run, apart from missing data."""
-    lines = benchmark.obstacles()
-    lines += [f"no run measures {protocol}" for protocol in benchmark.protocols if protocol not in MEASURED]
-    if benchmark.pairs is None and any(protocol.startswith("verification") for protocol in benchmark.protocols):
-        lines.append(f"no reader for the pairs of {dataset(benchmark.evaluation).title}")
-    return lines
-
 
 def datasets_of(benchmark: Benchmark) -> list[Dataset]:
     """The datasets for training, for evaluation, and for pre-training."""
     return [dataset(name) for name in benchmark.datasets]
-
-
-def missing_data(benchmark: Benchmark, data: str | Path) -> list[str]:
-    """What is missing in the data folder, in readable lines."""
-    return [line for source in datasets_of(benchmark) for line in source.check(data)]
 
 
 def require_data(benchmark: Benchmark, data: str | Path) -> None:
@@ -156,8 +139,6 @@ def plan(
 
     An option goes to the methods that have it; capacity and length go to those with a fixed classifier.
     """
-    if lines := obstacles(benchmark):
-        raise InputError(f"{benchmark.name} cannot be run: {'; '.join(lines)}")
     possible = [n for n, choice in benchmark.methods.items() if choice.available and not _refusal(benchmark, n)]
     chosen = list(methods) or possible
     chosen_orders = [order or 0 for order in benchmark.orders] if orders is None else list(orders)

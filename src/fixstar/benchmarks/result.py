@@ -73,13 +73,13 @@ class RunResult:
         return {name: float(self.protocols[protocol][name]) for name in METRICS}
 
 
-def measured(matrix: NDArray[np.float64]) -> dict[str, Any]:
+def measured(matrix: NDArray[np.float64], ties: bool = False) -> dict[str, Any]:
     """The record of a protocol: the lower triangle of C and its metrics.
 
     >>> measured(np.array([[0.5, np.nan], [0.75, 1.0]]))["AC"]
     1.0
     """
-    return {"matrix": lower_triangle(matrix), **summary(np.tril(matrix))}
+    return {"matrix": lower_triangle(matrix), **summary(np.tril(matrix), ties)}
 
 
 def lower_triangle(matrix: NDArray[np.float64]) -> list[list[float]]:

@@ -16,8 +16,9 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,24 @@ from numpy.typing import NDArray
 
 from fixstar import __version__
 from fixstar.benchmarks.catalogue import Benchmark, Replacement
-from fixstar.benchmarks.datasets import dataset
+from fixstar.benchmarks.datasets import Protocol, dataset
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult, measured
 from fixstar.data import ImageSet, TaskStream, class_order
 from fixstar.durable import exclusive, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.evaluation import (
+    CrossTest,
     Pairs,
     VersionFeatures,
+    backfill_curve,
     cross_test,
     cross_test_scores,
     draw_pairs,
     gallery_query_split,
     kfold_accuracy,
     sample_pairs,
+    templates,
 )
 from fixstar.evaluation.features import blended_version, save_arrays
 from fixstar.methods import Method, create_method
@@ -63,16 +67,16 @@ PAIRS_SEED = 0  # the same pairs in every run
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """Queries and gallery (the same set for verification), and the ``pairs`` drawn from it.
+    """Queries and gallery (the same set for verification), and how they are measured.
 
     ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published", which
-    cuts them into folds in that order. Two differences remain: images are normalised as in training (theirs by
-    CIFAR-10's statistics), and equal accuracies are not compatible.
+    cuts them into folds in that order and counts equal accuracies as compatible. One difference remains: images are
+    normalised as in training, theirs by CIFAR-10's statistics.
     """
 
     queries: ImageSet
     gallery: ImageSet
-    pairs: Pairs | None = None
+    protocol: Protocol = field(default_factory=Protocol)
     drawn: Pairs | None = None
 
     @classmethod
@@ -82,10 +86,20 @@ class Searched:
         gallery = source.open(data, benchmark.gallery_split)
         same = benchmark.query_split == benchmark.gallery_split
         queries = gallery if same else source.open(data, benchmark.query_split)
-        if benchmark.pairs is None:
-            return cls(queries, gallery)
-        pairs, drawn = (draw(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED) for draw in (sample_pairs, draw_pairs))
-        return cls(queries, gallery, pairs, drawn)
+        if benchmark.pairs is not None:
+            pairs, drawn = (
+                draw(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED) for draw in (sample_pairs, draw_pairs)
+            )
+            return cls(queries, gallery, Protocol(pairs), drawn)
+        if same and "image" in benchmark.protocols:  # no image may find itself
+            split = gallery_query_split(gallery.labels, seed=PAIRS_SEED)
+            queries, gallery = gallery.take(split.queries), gallery.take(split.gallery)
+        if queries.classes != gallery.classes:  # a label must mean the same class in both
+            names = tuple(dict.fromkeys([*gallery.classes, *queries.classes]))
+            position = {name: i for i, name in enumerate(names)}
+            labels = np.array([position[name] for name in queries.classes])[queries.labels]
+            queries, gallery = replace(queries, labels=labels, classes=names), replace(gallery, classes=names)
+        return cls(queries, gallery, source.protocol(data, queries, gallery))
 
     @property
     def images(self) -> int:
@@ -98,8 +112,43 @@ class Searched:
         """C[t, k] for t >= k, NaN above; in verification the first image of a pair is by t, the second by k."""
         if protocol == "verification-published" and self.drawn is not None:
             return self._published(versions, self.drawn)
-        labels = self.queries.labels, self.gallery.labels
-        return cross_test(versions, *labels, protocol, pairs=self.pairs, device=device).matrix
+        given, labels = self.protocol, (self.queries.labels, self.gallery.labels)
+        if given.media is not None:
+            versions, labels = (
+                [self._templates(version) for version in versions],
+                (np.arange(len(self.queries.classes)),) * 2,
+            )
+        widths = {version.width for version in versions}
+        measure = partial(cross_test, device=device, shared_components=len(widths) > 1)  # as BCT compares them
+        if given.searches and protocol.startswith(("TPIR", "rank")):
+            return np.mean([_searched(versions, search, protocol, measure) for search in given.searches], axis=0)
+        others = {"pairs": given.pairs, "cameras": given.cameras, "relevant": given.relevant}
+        return measure(versions, *labels, protocol, **others).matrix
+
+    def backfilled(self, old: VersionFeatures, new: VersionFeatures) -> list[float]:
+        """The share of queries by the new version answered rightly while the gallery is re-embedded (BCT, figure 3).
+
+        From 0 to 100 % of the classes in steps of 2 %, in random order; the mean over the galleries.
+        """
+        curves = []
+        if self.protocol.media is not None:
+            old, new = self._templates(old), self._templates(new)
+        everything = (
+            np.arange(len(new.queries)),
+            self.queries.labels,
+            np.arange(len(new.gallery)),
+            self.gallery.labels,
+        )
+        for search in self.protocol.searches or [everything]:
+            chosen, truth, labels = _rows_of([old, new], search)
+            shared = old.width != new.width
+            curves.append(backfill_curve(*chosen, truth, labels, _SHARES, "classes", shared_components=shared))
+        return [round(float(value), 6) for value in np.mean([curve.accuracy for curve in curves], axis=0)]
+
+    def _templates(self, version: VersionFeatures) -> VersionFeatures:
+        """A version's features of templates: the mean over media of the means over the frames of each."""
+        means, _ = templates(version.gallery, self.gallery.labels, self.protocol.media)
+        return replace(version, queries=means, gallery=means)
 
     def two_models(
         self, versions: Sequence[VersionFeatures], protocols: Sequence[str], device: str | None = None
@@ -120,6 +169,31 @@ class Searched:
         return matrix
 
 
+def _searched(
+    versions: Sequence[VersionFeatures],
+    search: tuple[NDArray[np.int64], ...],
+    protocol: str,
+    measure: Callable[..., CrossTest],
+) -> NDArray[np.float64]:
+    """C of one gallery of templates; ranks are those of queries whose person is in it."""
+    chosen, truth, labels = _rows_of(versions, search, mated=protocol.startswith("rank"))
+    return measure(chosen, truth, labels, protocol).matrix
+
+
+def _rows_of(
+    versions: Sequence[VersionFeatures], search: tuple[NDArray[np.int64], ...], mated: bool = True
+) -> tuple[list[VersionFeatures], NDArray[np.int64], NDArray[np.int64]]:
+    """The rows of a search, and the labels of both; ``mated`` leaves out queries without their class in the gallery."""
+    queries, truth, gallery, labels = search
+    if mated:
+        kept = np.isin(truth, labels)
+        queries, truth = queries[kept], truth[kept]
+    return [replace(v, queries=v.queries[queries], gallery=v.gallery[gallery]) for v in versions], truth, labels
+
+
+_SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
+
+
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
 
@@ -127,6 +201,7 @@ _VALIDATION = 2000  # images of the evaluation dataset's training split, which n
 class Extras:
     """Further arguments of ``retraining``."""
 
+    first_method: Method | None = None
     pretrained: Encoder | None = None
     validation: Validation | None = None
     later: Mapping[int, Settings] = field(default_factory=dict)
@@ -135,18 +210,22 @@ class Extras:
     def of(cls, run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> Extras:
         """Those of a run; an already pre-trained model is read back from ``work``."""
         extra = run.benchmark.extra
-        backbones = extra.get("backbone_of_each_version", ())
-        recipes = [run.shortened(recipe) for recipe in extra.get("recipe_of_each_version", ())]
-        later = {i: replace(settings, backbone=name) for i, name in enumerate(backbones, start=1) if i > 1}
-        for i, recipe in enumerate(recipes, start=1):
-            if i in later:
-                later[i] = replace(later[i], recipe=recipe)
+        later = {}
+        for number, changes in extra.get("later_models", {}).items():
+            changed = {"backbone_options": {}, **changes} if "backbone" in changes else changes
+            later[number] = replace(settings, **changed)
+            if "recipe" in changes:
+                later[number] = replace(later[number], recipe=run.shortened(changes["recipe"]))
+        head = extra.get("first_head")
+        first_method = (
+            None if head is None else replace(run.choice, options={**run.choice.options, "head": head}).create()
+        )
         validation = _validation(run, data) if extra.get("model_selection") else None
         pretrained = None
         if classes := extra.get("pretraining_classes"):
             images = _left_over(run, dataset(run.benchmark.training).open(data, "train"), classes)
             pretrained = _pretrained(images, run.create(), settings, work, progress)
-        return cls(pretrained, validation, later)
+        return cls(first_method, pretrained, validation, later)
 
 
 def _validation(run: Run, data: Path) -> Validation:
@@ -277,11 +356,16 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
         state.save(f"training v{version.number + 1}" if version.number < len(stream) else "measuring")
     started = time.monotonic()
     found_on = str(settings.torch_device()) if settings.torch_device().type == "cuda" else None
-    protocols = {name: measured(searched.matrix(features, name, found_on)) for name in run.benchmark.protocols}
+    protocols = {
+        name: measured(searched.matrix(features, name, found_on), ties=name == "verification-published")
+        for name in run.benchmark.protocols
+    }
     if not any(version.adapt for version in features):  # a moved gallery has no queries of its own
         searches = [name for name in protocols if name in ("template", "image")]
         for name, matrix in searched.two_models(features, searches, found_on).items():
             protocols[f"{name}, two models"] = measured(matrix)
+    if run.benchmark.extra.get("partial_backfill"):
+        protocols["rank1"]["backfill"] = searched.backfilled(features[0], features[-1])
     result = _result(run, stream, settings, state, protocols, time.monotonic() - started)
     shutil.rmtree(folder / "features")
     return result

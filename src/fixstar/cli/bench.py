@@ -56,42 +56,34 @@ def list_benchmarks(
     if as_json:
         print_json(rows)
         return
-    print_list(((row["name"], f"{row['tasks']:>2} tasks", _state(row)), _description(row)) for row in rows)
+    print_list(
+        ((row["name"], f"{row['tasks']:>2} tasks", "ready" if row["ready"] else "data missing"), _description(row))
+        for row in rows
+    )
     ready = sum(row["ready"] for row in rows)
     print(f"{ready} of {len(rows)} are ready with the data in {data} (--data FOLDER)")
     print("All details of one: fixstar bench list NAME")
 
 
 def _row(entry: Benchmark, data: Path) -> dict[str, Any]:
-    from fixstar.benchmarks.plan import missing_data, obstacles
+    from fixstar.benchmarks.plan import datasets_of
 
-    blocked, missing = obstacles(entry), missing_data(entry, data)
+    missing = {source.title: source.check(data) for source in datasets_of(entry)}
     return {
         "name": entry.name,
         "what": entry.title,
         "sources": list(entry.sources),
         "protocols": list(entry.protocols),
         "tasks": entry.tasks.count,
-        "ready": not blocked and not missing,
-        "obstacles": blocked,
-        "missing": missing,
+        "ready": not any(missing.values()),
+        "needs": [title for title, lines in missing.items() if lines],
+        "missing": [line for lines in missing.values() for line in lines],
     }
 
 
-def _state(row: dict[str, Any]) -> str:
-    if row["ready"]:
-        return "ready"
-    return "cannot be run" if row["obstacles"] else "data missing"
-
-
 def _description(row: dict[str, Any]) -> str:
-    text = f"{row['what']}. {'; '.join(row['sources'])}. Measured by {', '.join(row['protocols'])}"
-    if row["ready"]:
-        return text
-    first, *others = row["obstacles"] or row["missing"]
-    return f"{text}. {'Not possible' if row['obstacles'] else 'Missing'}: {first}" + (
-        f", and {len(others)} more" if others else ""
-    )
+    needs = f". Needs {' and '.join(row['needs'])}" if row["needs"] else ""
+    return f"{row['what']}. {'; '.join(row['sources'])}{needs}"
 
 
 def _details(entry: Benchmark, data: Path) -> dict[str, Any]:

@@ -142,17 +142,18 @@ def _check_source(
 
 def _check_protocol(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
     """Refuse an unknown protocol, and a file that this protocol would neither read nor write."""
-    from fixstar.evaluation.cross_test import check_protocol
+    from fixstar.evaluation.cross_test import check_protocol, takes_pairs
 
     check_protocol(protocol)
-    if pairs_file is not None and protocol != "verification":
+    of_pairs = takes_pairs(protocol)
+    if pairs_file is not None and not of_pairs:
         raise InputError(
             f"--pairs-file {pairs_file} keeps verification pairs, and --protocol {protocol} draws none. Add "
             "--protocol verification, or leave it out"
         )
-    if split_file is not None and protocol == "verification":
+    if split_file is not None and of_pairs:
         raise InputError(
-            f"--split-file {split_file} keeps a split into gallery and queries, and verification takes pairs from all "
+            f"--split-file {split_file} keeps a split into gallery and queries, and {protocol} takes pairs from all "
             "images. Keep those with --pairs-file PAIRS.npz, or leave it out"
         )
 
@@ -177,6 +178,7 @@ def _trial_of_files(
     """Versions of any system, given as NAME=FILES; see ``fixstar.evaluation.features``."""
     import numpy as np
 
+    from fixstar.evaluation.cross_test import takes_pairs
     from fixstar.evaluation.features import read_features, read_labels
     from fixstar.evaluation.trial import Trial, counted, kept_pairs, with_vectors
 
@@ -195,7 +197,7 @@ def _trial_of_files(
     for version, (_, files) in zip(versions, named, strict=True):
         _require_labels(version, files, known, label_files)
     facts = {"Gallery": counted(known.gallery), "Features": widths}
-    if protocol != "verification":
+    if not takes_pairs(protocol):
         _require_two_classes(sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery")
         return Trial(versions, known.queries, known.gallery, known.classes, facts, shared_components=shared)
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)

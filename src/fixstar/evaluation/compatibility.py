@@ -2,7 +2,8 @@
 
 C[t, k] is the accuracy M with queries by version t and gallery by version k (eq. 7 of HOC). The diagonal
 holds the **self-tests**, the cells below it the **cross-tests**. Cells above it (an old query model on a newer gallery)
-are ignored. Version t is **compatible** with an older version k when C[t, k] > C[k, k], strictly (eq. 6).
+are ignored. Version t is **compatible** with an older version k when C[t, k] > C[k, k], strictly (eq. 6). The published
+code of CoReS and CL2R also counts equal accuracies: ``ties=True``.
 
 All values are fractions from 0 to 1, and 0 never means "missing". ``up_to=tau`` uses the first tau versions only:
 AC_tau, AA_tau, BC(t) of the papers. Report several runs where you can: over 20 runs CoReS has AC 0.51 with a deviation
@@ -25,14 +26,14 @@ from fixstar.errors import InputError
 Matrix = NDArray[np.float64]
 
 
-def average_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
+def average_compatibility(C: ArrayLike, *, up_to: int | None = None, ties: bool = False) -> float:
     """AC: the share of cross-tests that beat the self-test of their gallery (eq. 7 of CoReS, eq. 4 of CL2R).
 
     >>> average_compatibility([[0.30, 0], [0.35, 0.50]])
     1.0
     """
     matrix = _with_cross_tests(C, up_to)
-    return float(_below(compatible_cells(matrix)).mean())
+    return float(_below(compatible_cells(matrix, ties)).mean())
 
 
 def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
@@ -45,7 +46,7 @@ def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
     return float(matrix[np.tril_indices(len(matrix))].mean())
 
 
-def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
+def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None, ties: bool = False) -> float:
     """ACA: the mean accuracy of cross-tests, incompatible ones counting as zero (section 5.1 of HOC).
 
     2 / (T(T-1)) * sum of C[t, k] where C[t, k] > C[k, k]. The printed formula lacks the factor C[t, k] and
@@ -55,7 +56,7 @@ def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None) ->
     0.35
     """
     matrix = _with_cross_tests(C, up_to)
-    return float(_below(matrix * compatible_cells(matrix)).mean())
+    return float(_below(matrix * compatible_cells(matrix, ties)).mean())
 
 
 def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
@@ -107,26 +108,28 @@ def update_gain(cross: float, old: float, new: float) -> float | None:
     return float((cross - old) / (new - old)) if is_compatible(cross, old) and new > old else None
 
 
-def compatible_cells(C: ArrayLike) -> NDArray[np.bool_]:
+def compatible_cells(C: ArrayLike, ties: bool = False) -> NDArray[np.bool_]:
     """[T, T], True in the cross-tests that satisfy eq. 6; False elsewhere, so also on and above the diagonal.
 
     >>> compatible_cells([[0.30, 0], [0.35, 0.50]]).tolist()
     [[False, False], [True, False]]
+    >>> [compatible_cells([[0.30, 0], [0.30, 0.50]], ties)[1, 0].item() for ties in (False, True)]
+    [False, True]
     """
     matrix = _lower_triangle(C)
-    return np.tril(matrix > matrix.diagonal(), -1)
+    return np.tril((np.greater_equal if ties else np.greater)(matrix, matrix.diagonal()), -1)
 
 
-def summary(C: ArrayLike) -> dict[str, float]:
+def summary(C: ArrayLike, ties: bool = False) -> dict[str, float]:
     """AC, AA, ACA, BC and FC by name.
 
     >>> {name: round(value, 4) for name, value in summary([[0.30, 0], [0.35, 0.50]]).items()}
     {'AC': 1.0, 'AA': 0.3833, 'ACA': 0.35, 'BC': 0.05, 'FC': -0.15}
     """
     return {
-        "AC": average_compatibility(C),
+        "AC": average_compatibility(C, ties=ties),
         "AA": average_accuracy(C),
-        "ACA": average_compatibility_accuracy(C),
+        "ACA": average_compatibility_accuracy(C, ties=ties),
         "BC": backward_compatibility(C),
         "FC": forward_compatibility(C),
     }

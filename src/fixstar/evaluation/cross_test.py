@@ -25,11 +25,20 @@ from fixstar.evaluation.features import (
     incomparable_widths,
     stored_over_time,
 )
-from fixstar.evaluation.search import PROTOCOLS, average_precisions, cmc, knn_hits, rank_hits, searcher
-from fixstar.evaluation.verification import Pairs, kfold_accuracy, pair_scores
+from fixstar.evaluation.search import (
+    PROTOCOLS,
+    average_precisions,
+    cmc,
+    knn_hits,
+    listed_precisions,
+    rank_hits,
+    searcher,
+)
+from fixstar.evaluation.verification import Pairs, kfold_accuracy, open_set_hits, pair_scores, threshold_at_far
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
+Rows = NDArray[np.int64]
 Outcomes = NDArray[Any]
 Cell = tuple[int, int]
 
@@ -41,8 +50,10 @@ MEASURES = {
     "map": "average precision of the whole ranked gallery",
     "mapK": "average precision of the first K, such as map100",
     "verification": "pairs of images are classified as same or different, 10 folds, as in CoReS and CL2R",
+    "TAR@FAR=F": "genuine pairs that are accepted where a share F of the impostors is, such as TAR@FAR=1e-4",
+    "TPIR@FPIR=F": "queries answered rightly where a share F of those without an answer gets one: TPIR@FPIR=1e-2",
 }
-"""What a cell can hold, by name; K is a number."""
+"""What a cell can hold, by name; K is a number, F a fraction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +86,15 @@ def cross_test(
     folds: int = 10,
     shared_components: bool = False,
     device: str | None = None,
+    cameras: tuple[Labels, Labels] | None = None,
+    relevant: Sequence[Rows] | None = None,
 ) -> CrossTest:
     """Measure every cell C[t, k], t >= k (eq. 7 of HOC), oldest version first.
 
     ``protocol`` is one of ``MEASURES``. For average precision, queries without an image of their class in the gallery
-    are left out. Verification needs ``pairs`` of a query row and a gallery row.
+    are left out; gallery images of the query's class and camera are ignored (``cameras`` of queries and gallery), and
+    ``relevant`` lists the gallery rows that each query should find where labels do not say it. Verification and TAR
+    need ``pairs`` of a query row and a gallery row.
 
     ``upper`` adds t < k: old queries on newer galleries. ``progress(done, total)`` is called after each cell. Versions
     of different width cannot be compared (the dashes of table 7), unless one has grown from the other
@@ -97,8 +112,8 @@ def cross_test(
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     _check(versions, shared_components, upper)
     check_images(versions, truth, labels)
-    if kind == "verification" and pairs is None:
-        raise InputError("verification needs pairs; draw them with sample_pairs(labels)")
+    if takes_pairs(protocol) and pairs is None:
+        raise InputError(f"{protocol} needs pairs; draw them with sample_pairs(labels)")
     # Every gallery is prepared once, and forgotten when an ``adapt`` has moved it.
     searches: WeakKeyDictionary[VersionFeatures, Callable[[Floats, Labels], Outcomes]] = WeakKeyDictionary()
     T = len(versions)
@@ -106,17 +121,23 @@ def cross_test(
     matrix = np.full((T, T), np.nan)
     hits: dict[Cell, Outcomes] = {}
     for cell, query, gallery in _cells(versions, upper):
-        if pairs is not None and kind == "verification":
+        if pairs is not None and takes_pairs(protocol):
             scores = _pair_cosines(query, gallery, pairs, shared_components)
-            hits[cell] = kfold_accuracy(scores, pairs.same, folds).right
+            if kind == "TAR@FAR":
+                hits[cell] = scores[pairs.same] >= threshold_at_far(scores, pairs.same, number)
+            else:
+                hits[cell] = kfold_accuracy(scores, pairs.same, folds).right
         else:
-            queries = query.carry(query.queries, gallery, shared_components=shared_components)
+            if kind == "TPIR@FPIR":  # its threshold is for all queries: those carried over keep their length
+                (queries,) = carried_queries(query, [gallery], shared_components=shared_components)
+            else:
+                queries = query.carry(query.queries, gallery, shared_components=shared_components)
             if kind in PROTOCOLS:
                 if gallery not in searches:
                     searches[gallery] = searcher(kind, gallery.gallery, labels, device)
                 hits[cell] = searches[gallery](queries, truth)
             else:
-                hits[cell] = _answers(kind, number, queries, truth, gallery.gallery, labels)
+                hits[cell] = _answers(kind, number, queries, truth, gallery.gallery, labels, cameras, relevant)
         matrix[cell] = hits[cell].mean()
         if progress is not None:
             progress(len(hits), total)
@@ -160,13 +181,24 @@ def check_protocol(name: str) -> None:
     _parse(name)
 
 
-def _parse(protocol: str) -> tuple[str, int]:
-    """The kind of measure and its K; 0 without one."""
+def takes_pairs(protocol: str) -> bool:
+    """Whether a measure is of pairs of images, not of queries."""
+    return protocol.startswith(("verification", "TAR@FAR="))
+
+
+def _parse(protocol: str) -> tuple[str, float]:
+    """The kind of measure and its K or F; 0 without one."""
     if protocol in PROTOCOLS:
         return protocol, 0
-    found = re.fullmatch(r"(verification|map)|(rank|knn|map)([1-9][0-9]*)", protocol)
+    found = re.fullmatch(
+        r"(verification|map)|(rank|knn|map)([1-9][0-9]*)|(TAR@FAR|TPIR@FPIR)=(1|0?\.[0-9]+|[0-9]e-[0-9]+)", protocol
+    )
     if found is None:
-        raise UnknownNameError("protocol", protocol, MEASURES, "K is a number, as in rank5")
+        raise UnknownNameError(
+            "protocol", protocol, MEASURES, "K is a number, as in rank5, F a fraction, as in TAR@FAR=1e-4"
+        )
+    if found[4]:
+        return found[4], float(found[5])
     return (found[1], 0) if found[1] else (found[2], int(found[3]))
 
 
@@ -187,12 +219,28 @@ def _pair_cosines(
     return np.asarray(pair_scores(queries, gallery.gallery, pairs) * lengths[pairs.first])
 
 
-def _answers(kind: str, K: int, queries: Floats, truth: Labels, gallery: Floats, labels: Labels) -> Outcomes:
+def _answers(
+    kind: str,
+    number: float,
+    queries: Floats,
+    truth: Labels,
+    gallery: Floats,
+    labels: Labels,
+    cameras: tuple[Labels, Labels] | None,
+    relevant: Sequence[Rows] | None,
+) -> Outcomes:
+    K = int(number)
     if kind == "rank":
         return rank_hits(queries, truth, gallery, labels, K)
     if kind == "knn":
         return knn_hits(queries, truth, gallery, labels, K)
-    values = average_precisions(queries, truth, gallery, labels, at=K or None)
+    if kind == "TPIR@FPIR":
+        values = open_set_hits(queries, truth, gallery, labels, number, lengths=np.linalg.norm(queries, axis=1))
+    elif relevant is not None:
+        values = listed_precisions(queries, gallery, relevant, at=K or None)
+    else:
+        views = {} if cameras is None else {"query_cameras": cameras[0], "gallery_cameras": cameras[1]}
+        values = average_precisions(queries, truth, gallery, labels, at=K or None, **views)
     if np.isnan(values).all():
         raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery")
     return values[~np.isnan(values)]  # the same queries in every cell: it depends on the labels alone

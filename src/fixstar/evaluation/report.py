@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.durable import replace_file, replace_json
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.evaluation.cross_test import MEASURES, CrossTest
+from fixstar.evaluation.cross_test import MEASURES, CrossTest, takes_pairs
 from fixstar.evaluation.curves import accuracy_curves, backfill_curves, metric_curve, roc_curves
 from fixstar.evaluation.evidence import (
     Difference,
@@ -215,7 +215,7 @@ def _check(tests: Mapping[str, CrossTest], query_labels: Labels | None, by_class
 def _newest_flips(test: CrossTest, query_labels: Labels | None) -> dict[Cell, Flips]:
     """The flips of the newest version on every older gallery, where answers are right or wrong."""
     newest = len(test.names) - 1
-    if query_labels is None or test.protocol == "verification" or test.hits[newest, newest].dtype != np.bool_:
+    if query_labels is None or takes_pairs(test.protocol) or test.hits[newest, newest].dtype != np.bool_:
         return {}
     return {(newest, k): flips(test.hits[k, k], test.hits[newest, k], query_labels) for k in range(newest)}
 
@@ -335,7 +335,7 @@ def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
     warnings = ((name, backfill_sentence(curve)) for name, curve in report.backfill.items())
     return _template().render(
         report=report,
-        unit="classes" if report.by_class else "pairs" if report.protocol == "verification" else "queries",
+        unit="classes" if report.by_class else "pairs" if takes_pairs(report.protocol) else "queries",
         confidence=f"{100 * report.confidence:g}",
         pictures=shown,
         methods=[_method_parts(report, name) for name in report.tests],
@@ -382,12 +382,13 @@ def _lost_images(report: Report, name: str, test: CrossTest) -> list[list[tuple[
 def _facts(report: Report) -> dict[str, str]:
     """How it was measured: what the report knows itself, then the facts it was given."""
     protocol = report.protocol
-    meaning = MEASURES.get(protocol) or MEASURES.get(protocol.rstrip("0123456789") + "K", "")
+    kind = protocol.partition("=")[0] + "=F" if "=" in protocol else protocol.rstrip("0123456789") + "K"
+    meaning = MEASURES.get(protocol) or MEASURES.get(kind, "")
     answers = len(next(iter(next(iter(report.tests.values())).hits.values())))
     unit = "classes" if report.by_class else "single answers"
     return {
         "Protocol": f"{protocol}: {meaning}",
-        "Pairs" if protocol == "verification" else "Queries": f"{answers:,}",
+        "Pairs" if takes_pairs(protocol) else "Queries": f"{answers:,}",
         "Criterion": "compatible where the cross-test is strictly above the old version's self-test",
         "Confidence": f"{100 * report.confidence:g} % for each cell, bootstrap over {unit}",
         **report.facts,

@@ -361,6 +361,30 @@ def average_precisions(
     return values
 
 
+def listed_precisions(
+    queries: Floats, gallery: Floats, relevant: Sequence[Indices], *, at: int | None = None
+) -> NDArray[np.float64]:
+    """[N] average precision of each query, given the gallery rows that it should find; NaN where there are none.
+
+    GLDv2 lists them: a query may show several landmarks.
+
+    >>> gallery = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    >>> listed_precisions(gallery[:1], gallery, [np.array([0, 2])]).round(4)
+    array([0.8333])
+    """
+    if len(relevant) != len(queries):
+        raise InputError(f"{len(queries)} queries need as many lists of gallery rows, got {len(relevant)}")
+    sums = np.empty(len(queries))
+    for rows, indices in rankings(queries, gallery, min(len(gallery), at or len(gallery))):
+        wanted = relevant[rows]
+        right = np.stack([np.isin(found, listed) for found, listed in zip(indices, wanted, strict=True)])
+        sums[rows] = _precision_sums(np.ones_like(right), right, at)
+    positives = np.array([len(listed) for listed in relevant])
+    values = np.full(len(queries), np.nan)
+    np.divide(sums, positives if at is None else np.minimum(positives, at), out=values, where=positives > 0)
+    return values
+
+
 def _precision_sums(kept: Hits, right: Hits, at: int | None) -> NDArray[np.float64]:
     """[n]: the sum of the precisions at each positive; ``kept`` and ``right`` [n, depth], best first."""
     places, found = np.cumsum(kept, axis=1, dtype=np.int32), np.cumsum(right, axis=1, dtype=np.int32)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError
-from fixstar.evaluation.cross_test import CrossTest, cross_test, cross_test_cmc, cross_test_scores
+from fixstar.evaluation.cross_test import CrossTest, cross_test, cross_test_cmc, cross_test_scores, takes_pairs
 from fixstar.evaluation.evidence import flips
 from fixstar.evaluation.features import VersionFeatures, blended_version
 from fixstar.evaluation.mixed import backfill_curve
@@ -62,7 +62,8 @@ class Trial:
     def answered(self, protocol: str) -> Labels:
         """The class of each answer: of the queries, of those with an average precision, or of the pairs' first."""
         if self.pairs is not None:
-            return self.query_labels[self.pairs.first]
+            first = self.query_labels[self.pairs.first]
+            return first[self.pairs.same] if protocol.startswith("TAR") else first
         if protocol.startswith("map"):
             return self.query_labels[np.isin(self.query_labels, self.gallery_labels)]
         return self.query_labels
@@ -149,7 +150,7 @@ def trial_of_images(
     If it does not exist, they are drawn and saved there.
     """
     classes = dict(enumerate(images.classes))
-    if protocol == "verification":
+    if takes_pairs(protocol):
         pairs, how = kept_pairs(images.labels, pairs_file, seed)
         made = features(images, images.take([0]))  # pairs take both images from one set
         both = [with_vectors(version, version.queries) for version in made]

@@ -356,8 +356,12 @@ def open_set_hits(
     gallery_labels: Labels,
     fpir: float,
     protocol: str = "image",
+    lengths: Floats | None = None,
 ) -> Scores:
-    """[N]: at the threshold of ``fpir`` 1 for a mated search with the right answer, 0 for another, NaN if non-mated."""
+    """[N]: at the threshold of ``fpir`` 1 for a mated search with the right answer, 0 for another, NaN if non-mated.
+
+    ``lengths`` [N] are factors on the cosines of each query, for queries that only partly lie in the gallery's space.
+    """
     truth = checked_labels(query_labels, queries, "query")
     entries, classes = gallery_entries(gallery, gallery_labels, protocol)
     indices, cosines = nearest(queries, entries)
@@ -367,7 +371,8 @@ def open_set_hits(
             "an open-set search needs queries with and without their class in the gallery; "
             f"got {mated.sum()} of {len(mated)} with it. Remove some classes from the gallery"
         )
-    found = cosines[:, 0] >= threshold_at_far(cosines[:, 0], mated, fpir)
+    best = cosines[:, 0] if lengths is None else cosines[:, 0] * lengths
+    found = best >= threshold_at_far(best, mated, fpir)
     return np.where(mated, found & (classes[indices[:, 0]] == truth), np.nan)
 
 

@@ -82,18 +82,27 @@ def retraining(
     directory: str | Path | None = None,
     progress: bool = True,
     *,
+    first_method: Method | None = None,
     pretrained: Encoder | None = None,
     validation: Validation | None = None,
     later: Mapping[int, Settings] | None = None,
 ) -> Iterator[Version]:
     """CoReS and BCT: each version is trained on all images so far; no memory is needed.
 
-    Every version that does not continue from the last one starts from the ``pretrained`` model (CoReS, section 6.3).
+    ``first_method`` trains v1 in place of ``method``, such as BCT with another head (BCT, table 3). Every version that
+    does not continue from the last one starts from the ``pretrained`` model (CoReS, section 6.3).
     ``validation`` selects the best compatible epoch of each upgrade (eq. 11). ``later`` is that of ``lifelong``; if
     each version starts from new weights, it may change the backbone (section 6.6), with BCT not to a narrower one.
     """
     sequence = _Sequence(
-        "retraining", stream, method, settings, later or {}, pretrained=pretrained, validation=validation
+        "retraining",
+        stream,
+        method,
+        settings,
+        later or {},
+        first_method=first_method,
+        pretrained=pretrained,
+        validation=validation,
     )
     return sequence.versions(directory, progress)
 
@@ -144,6 +153,7 @@ class _Sequence:
     first_settings: Settings
     later: Mapping[int, Settings]
     replacements: Mapping[int, Encoder] = field(default_factory=dict)
+    first_method: Method | None = None
     pretrained: Encoder | None = None
     validation: Validation | None = None
 
@@ -192,8 +202,9 @@ class _Sequence:
                     previous, memory, replacement, self.pretrained, first=first, first_vectors=vectors
                 )
                 settings = self._settings(number)
+                method = (self.first_method if number == 1 else None) or self.method
                 version = train_version(
-                    number, images, context, self.method, settings, checkpoint, progress, self.validation
+                    number, images, context, method, settings, checkpoint, progress, self.validation
                 )
                 if is_lifelong:
                     memory = remember(memory, version, settings)
@@ -214,7 +225,8 @@ class _Sequence:
         return {
             "format": "fixstar-run",
             "scenario": self.scenario,
-            "method": {"name": self.method.name, "options": dict(self.method.options)},
+            "method": _named(self.method),
+            "first method": None if self.first_method is None else _named(self.first_method),
             "settings": self.first_settings.to_json(),
             "tasks": [task.images.fingerprint() for task in self.stream],
             "replacements": {str(number): weights_digest(encoder) for number, encoder in self.replacements.items()},
@@ -222,6 +234,10 @@ class _Sequence:
             "validation": None if self.validation is None else self.validation.fingerprint(),
             "later": {str(number): settings.to_json() for number, settings in self.later.items()},
         }
+
+
+def _named(method: Method) -> dict[str, Any]:
+    return {"name": method.name, "options": dict(method.options)}
 
 
 def remember(memory: ReplayMemory, version: Version, settings: Settings) -> ReplayMemory:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fixstar.benchmarks.datasets import dataset
 from fixstar.data import (
     Augmentation,
     ImageSet,
@@ -23,17 +22,24 @@ from fixstar.methods import METHODS, Method, create_method
 from fixstar.training import Recipe, Settings
 
 Kind = Literal["lifelong", "retraining", "replacing"]
-_KNOWN = {  # entries of ``extra`` that a run knows what to do with
-    *("backbone_of_each_version", "model_selection", "pretraining_classes", "recipe_of_each_version"),
-}
 Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+EXTRAS = {
+    "first_head": "the head of v1, where later versions have another",
+    "later_models": "settings that later versions are trained with, by their number",
+    "model_selection": "keep the best compatible epoch of each upgrade (CoReS, eq. 11)",
+    "partial_backfill": "search while the gallery is re-embedded class by class (BCT, appendix B)",
+    "pretraining_classes": "start from a model of that many classes that no task uses (CoReS, section 6.3)",
+}
 
 
 @dataclass(frozen=True)
 class Tasks:
     """How a training set is divided into tasks, by one of three:
 
-    ``sizes``: the number of classes that each task adds. ``class_shares``: the same as shares of all classes.
+    ``sizes``: the number of classes that each task adds. ``class_shares``: the same as shares of all classes; (1, 0)
+    adds nothing, for a second model of the same data.
     ``sample_shares``: the share of every class's images that each task adds (CoReS 6.8, old classes). With
     ``first_share`` the first task has only that share of its classes' images, the second everything else (CoReS 6.8).
     """
@@ -45,7 +51,12 @@ class Tasks:
 
     def __post_init__(self) -> None:
         given = [parts for parts in (self.sizes, self.class_shares, self.sample_shares) if parts]
-        if len(given) != 1 or min(given[0]) <= 0 or sum(self.class_shares or self.sample_shares) > 1 + 1e-9:
+        empty = self.class_shares[:1] == (1.0,)  # nothing is added: the second model is trained on the same data
+        if (
+            len(given) != 1
+            or (min(given[0]) <= 0 and not empty)
+            or sum(self.class_shares or self.sample_shares) > 1 + 1e-9
+        ):
             raise InputError(
                 f"tasks need one of sizes, class_shares, sample_shares, positive, shares up to 1; got {self}"
             )
@@ -64,7 +75,7 @@ class Tasks:
         if self.first_share is not None:
             return class_and_sample_stream(images, self.sizes[0], self.first_share, order, seed)
         names, sizes = class_order(images.classes, order), self._sizes(len(images.classes))
-        if sum(sizes) > len(names) or 0 in sizes:
+        if sum(sizes) > len(names) or (0 in sizes and self.class_shares[:1] != (1.0,)):
             raise InputError(f"{self.count} tasks of {sizes} classes cannot be made of {len(names)} classes")
         cuts = list(itertools.accumulate(sizes, initial=0))
         groups = [names[a:b] for a, b in itertools.pairwise(cuts)]
@@ -116,8 +127,8 @@ class Benchmark:
     ``sources`` are its tables. ``pretraining`` is the dataset that replacements are pre-trained on, and how many of its
     classes (the first ones) the last of them sees. Queries and gallery are splits of ``evaluation``; ``pairs`` are
     (genuine, impostor) for verification, None if the dataset has its own. ``orders`` are seeds of the class order, None
-    the dataset's own; ``paper_runs`` is the number of runs that the paper averages. ``extra`` holds what no scenario
-    does by itself. ``ablations`` are named variants with the fields that change, such as
+    the dataset's own; ``paper_runs`` is the number of runs that the paper averages. ``extra`` holds what few
+    experiments need (``EXTRAS``). ``ablations`` are named variants with the fields that change, such as
     ``benchmark("cifar100-10/16:K=500")``. ``note`` says what a paper leaves open and what is assumed here.
     """
 
@@ -183,8 +194,3 @@ class Benchmark:
             changes |= fields
         chosen = ",".join(f"{ablation}={value}" for ablation, value in choices.items())
         return replace(self, name=f"{self.name}:{chosen}", ablations={}, **changes)
-
-    def obstacles(self) -> list[str]:
-        """Why fixstar's datasets, scenarios and training loop cannot run it; often nothing."""
-        lines = [f"no loader for {dataset(name).title}" for name in self.datasets if dataset(name).load is None]
-        return lines + [f"{name.replace('_', ' ')}: no scenario does this" for name in self.extra if name not in _KNOWN]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -80,16 +80,30 @@ class ResNet(Backbone):
     """ResNet-18 to ResNet-152 (He et al. 2016, "Deep residual learning", table 1).
 
     Four stages, 64 to 512 channels wide (four times that with bottlenecks).
-    ``stem="cifar"`` begins with a 3x3 convolution and no pooling, and so keeps the resolution of 32x32 images.
+    ``stem="cifar"`` begins with a 3x3 convolution and no pooling, and so keeps the resolution of 32x32 images. With
+    ``feature_dim`` a linear transform follows the pooling (BCT, section 3.2), and with ``final_relu`` a ReLU (table 3).
     """
 
-    def __init__(self, depth: int, *, stem: Stem = "imagenet", in_channels: int = 3) -> None:
+    def __init__(
+        self,
+        depth: int,
+        *,
+        stem: Stem = "imagenet",
+        in_channels: int = 3,
+        feature_dim: int | None = None,
+        final_relu: bool = False,
+    ) -> None:
         if stem not in get_args(Stem):
             raise InputError(f"unknown stem {stem!r} of resnet{depth}; allowed: {', '.join(get_args(Stem))}")
         block, counts = _LAYOUTS[depth]
         preprocessing = cifar_inputs(in_channels) if stem == "cifar" else imagenet_inputs(channels=in_channels)
-        options = {"stem": stem, "in_channels": in_channels}
-        super().__init__(f"resnet{depth}", options, 512 * block.expansion, preprocessing)
+        if feature_dim is not None and feature_dim < 1:
+            raise InputError(f"resnet{depth} needs feature_dim >= 1, or None for the pooled feature; got {feature_dim}")
+        options: dict[str, Any] = {"stem": stem, "in_channels": in_channels}
+        embedded = {} if feature_dim is None else {"feature_dim": feature_dim}
+        options |= embedded | ({"final_relu": True} if final_relu else {})
+        pooled = 512 * block.expansion
+        super().__init__(f"resnet{depth}", options, feature_dim or pooled, preprocessing)
         kernel, stride = (3, 1) if stem == "cifar" else (7, 2)
         self.conv1 = nn.Conv2d(in_channels, 64, kernel, stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
@@ -99,11 +113,18 @@ class ResNet(Backbone):
         self.layer3 = _stage(block, 128 * block.expansion, 256, counts[2], stride=2)
         self.layer4 = _stage(block, 256 * block.expansion, 512, counts[3], stride=2)
         he_init(self)
+        self.embedding = nn.Identity() if feature_dim is None else nn.Linear(pooled, feature_dim, bias=False)
+        self.final_relu = final_relu
 
     def maps(self, images: Tensor) -> tuple[Tensor, ...]:
         """[B, C, H, W] to four maps, the last 512 wide, or 2048 with bottlenecks."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(images))))  # [B, 64, H/4, W/4], or [B, 64, H, W] with stem="cifar"
         return run_stages(x, self.layer1, self.layer2, self.layer3, self.layer4)
+
+    def pool(self, last: Tensor) -> Tensor:
+        """The last map to the feature."""
+        feature: Tensor = self.embedding(super().pool(last))
+        return F.relu(feature) if self.final_relu else feature
 
 
 def _stage(block: Block, inputs: int, width: int, count: int, stride: int) -> nn.Sequential:
