@@ -227,7 +227,9 @@ EXPORTED = {
         *("cube_dimension", "cube_logits", "cube_prototypes", "orthoplex_logits", "orthoplex_prototypes"),
         *("polygon_logits", "polygon_prototypes"),
     ],
-    "fixstar.images": ["MAX_PIXELS", "ImageSource", "Pixels", "Preprocessing", "decode_ahead", "read_pixels"],
+    "fixstar.images": [
+        *("MAX_PIXELS", "DecodeProcesses", "ImageSource", "Pixels", "Preprocessing", "decode_ahead", "read_pixels"),
+    ],
     "fixstar.models": [
         *("Adapter", "Backbone", "Classifier", "CosineClassifier", "CubeClassifier", "Encoder", "FixedClassifier"),
         *("FrozenEncoder", "LinearClassifier", "OrthoplexClassifier", "Outputs", "PolygonClassifier"),

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -168,3 +170,13 @@ def test_a_port_in_use_and_an_untrained_workspace_are_told(space: Workspace, tmp
     with pytest.raises(InputError, match="no version yet") as untrained:
         serve(Workspace.create(tmp_path / "empty"), ServiceSettings(port=0))
     assert [step.action for step in untrained.value.next_steps] == ["train"]
+
+
+def test_whatever_hangs_the_process_ends_after_its_grace_period() -> None:
+    program = (
+        "import signal, threading; from fixstar.service import serve; serve._GRACE = 1\n"
+        "import uvicorn; server = serve._Server(uvicorn.Config(None), None)\n"
+        "signal.signal(signal.SIGTERM, server.handle_exit); signal.raise_signal(signal.SIGTERM)\n"
+        "while True: threading.Event().wait(1)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == -signal.SIGALRM

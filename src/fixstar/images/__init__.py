@@ -3,10 +3,12 @@
 Anything a user passes (a path, encoded bytes, a PIL image, an array, a tensor) becomes uint8 [H, W, C] of one size:
 upright, transparency on white, any colour mode. An image that cannot be read raises ``ImageError`` with its name and a
 plain reason, and nothing else. A partial image is never returned, and a header that claims absurd dimensions is refused
-before decoding. torch is never imported here; a tensor is recognised if the caller has imported it.
+before decoding. ``DecodeProcesses`` is for images of strangers. torch is never imported here; a tensor is recognised if
+the caller has imported it.
 """
 
+from fixstar.images.isolated import DecodeProcesses
 from fixstar.images.preprocessing import Preprocessing
 from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, decode_ahead, read_pixels
 
-__all__ = ["MAX_PIXELS", "ImageSource", "Pixels", "Preprocessing", "decode_ahead", "read_pixels"]
+__all__ = ["MAX_PIXELS", "DecodeProcesses", "ImageSource", "Pixels", "Preprocessing", "decode_ahead", "read_pixels"]

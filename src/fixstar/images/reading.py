@@ -7,6 +7,7 @@ import functools
 import io
 import math
 import os
+import re
 import stat
 import sys
 import threading
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_PIXELS = 100_000_000  # more than common cameras deliver; a decompression bomb claims far more
+MAX_SCANS = 100  # of a progressive JPEG, which has about 10: each is a pass over the whole image, and may be 10 bytes
 
 ImageSource: TypeAlias = "str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor"
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -142,18 +144,18 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)  # an old Pillow has no AVIF
 
 
-def _open(source: Any) -> Image.Image:
+def _open(source: Any, formats: list[str] | None = None) -> Image.Image:
     """The image with only its header read."""
     if isinstance(source, bytes):
         if not source:
             raise _UnreadableError("empty (0 bytes)")
-        return Image.open(io.BytesIO(source), formats=_formats())
+        return Image.open(io.BytesIO(source), formats=formats or _formats())
     if not isinstance(source, (str, Path)):
         raise _UnreadableError(
             f"an image is a path, bytes, a PIL image, an array or a tensor, got {type(source).__name__}"
         )
     _check_file(Path(source))
-    return Image.open(source, formats=_formats())
+    return Image.open(source, formats=formats or _formats())
 
 
 def _check_file(path: Path) -> None:
@@ -175,7 +177,11 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
     width, height = image.size
     if not 0 < width * height <= max_pixels:
         raise _UnreadableError(f"{width} x {height} pixels, but 1 to {max_pixels:,} are allowed; it was not decoded")
-    box = _shrink_while_decoding(image, p) if ours and isinstance(image, JpegImageFile) else (0, 0, width, height)
+    box: Box = (0, 0, width, height)
+    if ours and isinstance(image, JpegImageFile):
+        if (scans := _scans(image)) > MAX_SCANS:
+            raise _UnreadableError(f"a JPEG of {scans} scans or more, but up to {MAX_SCANS} are allowed; not decoded")
+        box = _shrink_while_decoding(image, p)
     with contextlib.nullcontext() if ours else _LOADING:
         image.load()
         turn = _orientation(image)
@@ -183,6 +189,36 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
         box = _rotated_box(box, image.size, turn)
         image = image.transpose(_TURNS[turn])
     return _to_size(image, p, box)
+
+
+_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # not a stuffed byte, not a restart inside a scan
+_ALONE, _END, _SCAN = (0x01, 0xD8), 0xD9, 0xDA  # markers without a length; the end of the image; the start of a scan
+
+
+def _scans(image: JpegImageFile) -> int:
+    """The scans of a JPEG up to its end, counted without decoding; the count stops above ``MAX_SCANS``."""
+    assert image.fp is not None
+    place = image.fp.tell()
+    image.fp.seek(0)
+    data = image.fp.read()
+    image.fp.seek(place)
+    scans, start = 0, 0
+    while scans <= MAX_SCANS and (found := _MARKER.search(data, start)) is not None and found[1][0] != _END:
+        start = found.end()
+        scans += found[1][0] == _SCAN
+        if found[1][0] not in _ALONE:  # its length comes first
+            start += int.from_bytes(data[start : start + 2], "big")
+    return scans
+
+
+def upright_size(source: str | Path | bytes, formats: list[str] | None = None) -> tuple[int, int]:
+    """Width and height as an image is shown, from its header alone, or an ``ImageError``; of any format by default."""
+    try:
+        with _open(source, formats) as image:
+            width, height = image.size
+            return (height, width) if _orientation(image) >= 5 else (width, height)
+    except Exception as error:  # as in read_pixels
+        raise ImageError(_name(source, None), _reason(error)) from error
 
 
 def _orientation(image: Image.Image) -> int:
@@ -251,11 +287,13 @@ def decode_ahead(
     preprocessing: Preprocessing,
     workers: int | None = None,
     ahead: int | None = None,
+    decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
     """Every image in order, decoded by ``workers`` threads, at most ``ahead`` images in advance.
 
-    In place of an image that cannot be read comes an ``ImageError``. Memory use does not depend on the list's length,
-    and closing the generator early stops the threads. One worker means no thread.
+    ``decode`` is ``read_pixels`` by default; ``DecodeProcesses.pixels`` is for images of strangers. In place of an
+    image that cannot be read comes an ``ImageError``. Memory use does not depend on the list's length, and closing
+    the generator early stops the threads. One worker means no thread.
     """
     workers = min(8, os.cpu_count() or 1) if workers is None else workers
     ahead = 4 * workers if ahead is None else ahead
@@ -264,6 +302,8 @@ def decode_ahead(
 
     def read(position: int) -> Pixels | ImageError:
         try:
+            if decode is not None:
+                return decode(sources[position], preprocessing)
             return read_pixels(sources[position], preprocessing, position=position)
         except ImageError as error:
             return ImageError(error.name, error.reason, position)  # without its traceback

@@ -25,7 +25,7 @@ from torch.nn import functional
 from fixstar.durable import flush, is_vacant
 from fixstar.errors import FixstarError, ImageError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.geometry import short_factors, unit
-from fixstar.images import ImageSource, Preprocessing, decode_ahead
+from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
 from fixstar.models.backbones import Backbone, create_backbone
 from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
 from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS, library_model
@@ -365,12 +365,13 @@ class Encoder(nn.Module):
         bad: Literal["refuse", "skip"] = "refuse",
         on_bad: Callable[[ImageError], None] | None = None,
         progress: bool = False,
+        decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
     ) -> Vectors:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors; decoding overlaps with the model.
 
         ``form="short"`` gives the exact short form, which a gallery stores; ``"raw"`` gives z before normalisation. An
         image that cannot be read raises ``ImageError`` (``bad="refuse"``), or its row is NaN and ``on_bad`` is called
-        with the error (``bad="skip"``).
+        with the error (``bad="skip"``). ``decode`` reads one image; see ``decode_ahead``.
         """
         _check_encode(images, batch_size, form, bad)
         width = min(self.feature_dim, self.backbone.feature_dim) if form == "short" else self.feature_dim
@@ -379,7 +380,7 @@ class Encoder(nn.Module):
         self.eval()
         try:
             with torch.no_grad(), progress_bar("encoding", len(images), "images", show=progress) as advance:
-                for rows, pixels in self._pixel_batches(images, batch_size, bad, on_bad):
+                for rows, pixels in self._pixel_batches(images, batch_size, bad, on_bad, decode):
                     features = self.features(pixels.to(self.device, non_blocking=True), form)
                     vectors[rows] = features.float().cpu().numpy()
                     advance(len(rows))
@@ -388,7 +389,12 @@ class Encoder(nn.Module):
         return vectors
 
     def _pixel_batches(
-        self, images: Any, batch_size: int, bad: str, on_bad: Callable[[ImageError], None] | None
+        self,
+        images: Any,
+        batch_size: int,
+        bad: str,
+        on_bad: Callable[[ImageError], None] | None,
+        decode: Callable[[ImageSource, Preprocessing], Pixels] | None,
     ) -> Iterator[tuple[list[int], Tensor]]:
         """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
         shape = (*self.preprocessing.size, self.preprocessing.channels)
@@ -400,7 +406,7 @@ class Encoder(nn.Module):
         rows: list[int] = []
         stack: list[np.ndarray[Any, Any]] = []
         ahead = max(_AHEAD, 2 * batch_size)  # the next batch is decoded while the model works on this one
-        for index, item in enumerate(decode_ahead(images, self.preprocessing, ahead=ahead)):
+        for index, item in enumerate(decode_ahead(images, self.preprocessing, ahead=ahead, decode=decode)):
             if isinstance(item, ImageError):
                 if bad == "refuse":
                     raise item

@@ -54,7 +54,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         intake = Intake(settings)
         batcher = QueryBatcher(workspace, settings, metrics, intake)
-        jobs = locked or Jobs(workspace)
+        jobs = locked or Jobs(workspace, settings)
         app.state.context = Context(workspace, settings, keys, intake, batcher, jobs, metrics)
         batcher.start()
         jobs.start()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fixstar.errors import ImageError
 from fixstar.gallery import SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.filters import filter_key
-from fixstar.images import Pixels, Preprocessing, read_pixels
+from fixstar.images import Pixels, Preprocessing
 from fixstar.models import Encoder
 from fixstar.service.intake import Intake
 from fixstar.service.monitoring import Metrics
@@ -167,11 +167,20 @@ class QueryBatcher:
             encoder = self._workspace.serving.encoder(name)
         except Exception as error:
             return [error for _ in queries]
-        read = [_pixels(query, encoder.preprocessing) for query in queries]
+        read = [self._pixels(query, encoder.preprocessing) for query in queries]
         good = [pixels for pixels in read if not isinstance(pixels, Exception)]
         made = iter(_embedded(encoder, good))
         self._metrics.embedded.labels(name, "query").inc(len(good))
         return [pixels if isinstance(pixels, Exception) else next(made) for pixels in read]
+
+    def _pixels(self, query: _Query, preprocessing: Preprocessing) -> Pixels | Exception:
+        """The pixels that a version takes; another was deployed meanwhile, perhaps with another size."""
+        if query.preprocessing == preprocessing:
+            return query.pixels
+        try:
+            return self._intake.processes.pixels(query.data, preprocessing)
+        except ImageError as error:
+            return error
 
     async def _search(self, batch: list[_Query], move: Move, rows: list[_Vectors | Exception]) -> None:
         """Search with the vectors of a batch, in as few calls as possible."""
@@ -218,16 +227,6 @@ def deployed_encoder(workspace: Workspace) -> tuple[str, Encoder]:
     """The deployed version, and its encoder."""
     version = workspace.deployed()
     return version, workspace.serving.encoder(version)
-
-
-def _pixels(query: _Query, preprocessing: Preprocessing) -> Pixels | Exception:
-    """The pixels that a version takes; another was deployed meanwhile, perhaps with another size."""
-    if query.preprocessing == preprocessing:
-        return query.pixels
-    try:
-        return read_pixels(query.data, preprocessing)
-    except ImageError as error:
-        return error
 
 
 def _embedded(encoder: Encoder, pixels: Sequence[Pixels]) -> list[NDArray[np.float32] | Exception]:

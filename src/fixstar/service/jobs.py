@@ -24,11 +24,14 @@ from fixstar.durable import exclusive, remove_leftovers, replace_json
 from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Vectors
+from fixstar.images import DecodeProcesses, ImageSource, Pixels, Preprocessing
 from fixstar.service.problems import Problem, to_step
+from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspace
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
 from fixstar.workspace.gate import check_version
+from fixstar.workspace.items import LocalEmbedder
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -211,6 +214,16 @@ class RunningJob:
         """Whether it is to end after the current batch."""
         return self._jobs._stopping or self.job().cancelling
 
+    def decode(self, image: ImageSource, preprocessing: Preprocessing) -> Pixels:
+        """The pixels of one image, unless it is to end: then its batch is given up as a whole."""
+        if not self.stopped():
+            try:
+                return self._jobs._processes.pixels(image, preprocessing)
+            except ImageError:
+                if not self.stopped():  # else the image may be good
+                    raise
+        raise StoppedError("it ended within a batch, of which nothing was stored")
+
 
 def _index(space: Workspace, running: RunningJob) -> Result:
     """Embed images that the workspace keeps, with the version that is deployed when their batch comes."""
@@ -233,7 +246,12 @@ def _index(space: Workspace, running: RunningJob) -> Result:
         rows = items[done : done + BATCH]
         batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in rows]
         overtaken.clear()
-        stored = space.index(batch, again=True, store=store)  # again: the payload may have changed
+        version = space.deployed()
+        embedder = LocalEmbedder(space.serving.encoder(version), running.decode)
+        try:
+            stored = space.index(batch, embedder, again=True, version=version, store=store)  # the payload may be new
+        except StoppedError:
+            continue
         bad = [_bad_image(one, done, rows) for one in stored.bad]
         added = stored.added - len(overtaken)
         versions = {**result["versions"], stored.version: result["versions"].get(stored.version, 0) + added}
@@ -374,8 +392,10 @@ WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {"index": _index, "
 class Jobs:
     """The jobs of one workspace. Threads may share it; one process at a time may run them."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, settings: ServiceSettings | None = None) -> None:
         self._workspace = workspace
+        limits = settings or ServiceSettings()
+        self._processes = DecodeProcesses(2, limits.decode_seconds, limits.pixels)
         self.history = History(workspace)
         self._files = JobFiles(workspace.path)
         self._jobs: dict[str, Job] = {}

@@ -24,7 +24,7 @@ from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.service.batching import deployed_encoder
 from fixstar.service.context import READ, WRITE, Context, Shared, Writer
-from fixstar.service.intake import THUMBNAIL_SIZES, read_upload, thumbnail
+from fixstar.service.intake import THUMBNAIL_SIZES, read_upload
 from fixstar.service.limits import HIDDEN_FIELDS, FormRoute, check_filter, parse_filter, parse_json
 from fixstar.service.problems import Problem
 from fixstar.service.schemas import (
@@ -221,7 +221,7 @@ def item_image(
     stamp: Annotated[str, Query(max_length=256, description="Makes the answer one that caches may keep.")] = "",
 ) -> Response:
     """An item's picture, encoded again."""
-    picture = thumbnail(context.workspace, _find_item(context, item_id), size)
+    picture = context.intake.thumbnail(context.workspace, _find_item(context, item_id), size)
     headers = {
         "ETag": picture.etag,
         "Cache-Control": "private, max-age=31536000, immutable" if stamp else "private, no-cache",

@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -28,6 +29,7 @@ from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
 _FINISH = 30  # seconds that requests under way have to finish
+_GRACE = 60  # seconds after which the process ends in any case: then jobs have had their time too
 _MAX_CONNECTIONS = 10_000  # however many files may be open
 _MIN_CONNECTIONS = 8
 _QUEUE = 2048  # connections that wait in the system to be accepted
@@ -52,7 +54,7 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     most = max_connections()
     with _listening(settings) as listener:
-        jobs = Jobs(workspace)
+        jobs = Jobs(workspace, settings)
         jobs.lock()  # here, where a refusal is still one line
         config = uvicorn.Config(
             create_app(workspace, settings, keys, jobs),
@@ -102,6 +104,12 @@ class _Server(uvicorn.Server):
             host, port = sockets[0].getsockname()[:2]
             address = f"[{host}]" if ":" in host else host
             print(f"serving {self._workspace.path} at http://{address}:{port} (stop with Ctrl-C)", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; whatever hangs, the kernel ends the process in the end. All that was acknowledged is on disk."""
+        if hasattr(signal, "alarm"):
+            signal.alarm(_GRACE)
+        super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

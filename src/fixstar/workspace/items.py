@@ -28,7 +28,7 @@ from fixstar.gallery import Gallery
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Item, Vectors
 from fixstar.gallery.transfer import made_or_same
-from fixstar.images import ImageSource
+from fixstar.images import ImageSource, Pixels, Preprocessing
 from fixstar.models import Encoder
 from fixstar.progress import Advance
 
@@ -236,8 +236,8 @@ class Embedder(Protocol):
 class LocalEmbedder:
     """An encoder in this process."""
 
-    def __init__(self, encoder: Encoder, batch_size: int = 256) -> None:
-        self._encoder, self._batch_size = encoder, batch_size
+    def __init__(self, encoder: Encoder, decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None) -> None:
+        self._encoder, self._decode = encoder, decode
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
         """One result per batch, made when it is asked for."""
@@ -247,7 +247,7 @@ class LocalEmbedder:
     def one(self, images: Sequence[ImageSource]) -> Embedded:
         """The vectors of one batch."""
         bad: list[ImageError] = []
-        vectors = self._encoder.encode(images, self._batch_size, form="short", bad="skip", on_bad=bad.append)
+        vectors = self._encoder.encode(images, form="short", bad="skip", on_bad=bad.append, decode=self._decode)
         return Embedded(vectors, tuple(bad))
 
 
