@@ -142,7 +142,13 @@ def test_without_keys_only_this_machine_is_let_in(tmp_path: Path, host: str, add
         assert http.get("/v1/items").status_code == 401
 
 
-@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "Via"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Via"),
+        *("X-Real-IP", "CF-Connecting-IP", "True-Client-IP"),
+    ],
+)
 def test_without_keys_what_a_proxy_forwards_is_not_of_this_machine(tmp_path: Path, header: str) -> None:
     with client(shop(tmp_path / "shop")) as http:
         assert http.get("/v1/items").status_code == 200

@@ -9,24 +9,38 @@ A filter maps top-level fields of the payload to conditions; all of them must ho
     {"sold": {"exists": False}}                present, or not
 
 An absent field satisfies only ``{"exists": False}``. True is not 1. A list in the payload is compared as a whole.
+What a filter may cost is limited: the number of its conditions and values, and the time that it takes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import operator
+import time
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, GalleryUnavailableError
 
 Payload = Mapping[str, Any]
 Where = Mapping[str, Any]
 _Test = Callable[[Any], bool]
 _MISSING: Any = object()
+_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+}
+_CONDITIONS = sorted([*_ORDERS, "eq", "exists", "in", "ne"])
+_MAX_CONDITIONS = 100
+_MAX_VALUES = 10_000  # in all lists of a filter
+_SECONDS = 10.0  # for all payloads that a test is asked about
+_OFTEN = 256  # payloads between two looks at the clock
 
 
 def payload_test(where: Where) -> Callable[[Payload], bool]:
-    """A function that tests payloads; raises if the filter is invalid.
+    """A function that tests payloads; raises if the filter is invalid. Its time runs from now on.
 
     >>> cheap = payload_test({"price": {"lt": 20}})
     >>> cheap({"price": 10}), cheap({"price": 30}), cheap({})
@@ -34,8 +48,29 @@ def payload_test(where: Where) -> Callable[[Payload], bool]:
     """
     if not isinstance(where, Mapping) or not all(isinstance(field, str) for field in where):
         raise GalleryError(f'a filter maps payload fields to conditions, such as {{"shop": "paris"}}; got {where!r}')
-    tests = [(field, _operation(field, name, operand)) for field, name, operand in conditions(where)]
-    return lambda payload: all(test(payload.get(field, _MISSING)) for field, test in tests)
+    wanted = conditions(where)
+    if len(wanted) > _MAX_CONDITIONS:
+        raise GalleryError(f"a filter has up to {_MAX_CONDITIONS} conditions, got {len(wanted)}")
+    if (values := sum(_count(operand) for _, _, operand in wanted)) > _MAX_VALUES:
+        raise GalleryError(f"a filter has up to {_MAX_VALUES:,} values, got {values:,}")
+    tests = [(field, _operation(field, name, operand)) for field, name, operand in wanted]
+    end, asked = time.monotonic() + _SECONDS, 0
+
+    def passes(payload: Payload) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked % _OFTEN == 0 and time.monotonic() > end:
+            raise GalleryUnavailableError(
+                f"this filter took more than {_SECONDS:g} s; use fewer conditions, or ask again: what was compared "
+                "so far may be remembered"
+            )
+        return all(test(payload.get(field, _MISSING)) for field, test in tests)
+
+    return passes
+
+
+def _count(operand: Any) -> int:
+    return sum(map(_count, operand)) if isinstance(operand, (list, tuple)) else 1
 
 
 def filter_key(where: Where) -> str:
@@ -53,16 +88,26 @@ def conditions(where: Where) -> list[tuple[str, str, Any]]:
 
 
 def _operation(field: str, name: str, operand: Any) -> _Test:
-    if name not in _OPERATIONS:
-        raise GalleryError(f"field {field!r}: no condition {name!r}; use one of {', '.join(sorted(_OPERATIONS))}")
-    if name == "in" and not isinstance(operand, (list, tuple)):
-        raise GalleryError(f"field {field!r}: 'in' takes a list of values, got {operand!r}")
-    if name == "exists" and not isinstance(operand, bool):
-        raise GalleryError(f"field {field!r}: 'exists' takes True or False, got {operand!r}")
-    if name in ("gt", "ge", "lt", "le") and _kind(operand) not in (float, str):
+    if name not in _CONDITIONS:
+        raise GalleryError(f"field {field!r}: no condition {name!r}; use one of {', '.join(_CONDITIONS)}")
+    if name == "exists":
+        if not isinstance(operand, bool):
+            raise GalleryError(f"field {field!r}: 'exists' takes True or False, got {operand!r}")
+        return lambda value: (value is not _MISSING) is operand
+    if name == "in":
+        if not isinstance(operand, (list, tuple)):
+            raise GalleryError(f"field {field!r}: 'in' takes a list of values, got {operand!r}")
+        keys = frozenset(map(_key, operand))
+        return lambda value: _key(value) in keys
+    key = _key(operand)
+    if name == "eq":
+        return lambda value: _key(value) == key
+    if name == "ne":
+        return lambda value: value is not _MISSING and _key(value) != key
+    kind, compare = _kind(operand), _ORDERS[name]
+    if kind not in (float, str):
         raise GalleryError(f"field {field!r}: {name!r} takes a number or a string, got {operand!r}")
-    test = _OPERATIONS[name]
-    return lambda value: test(value, operand)
+    return lambda value: _kind(value) is kind and bool(compare(value, operand))
 
 
 def _kind(value: Any) -> type:
@@ -70,23 +115,10 @@ def _kind(value: Any) -> type:
     return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
 
 
-def _same(value: Any, operand: Any) -> bool:
-    if isinstance(operand, (list, tuple)):
-        return isinstance(value, list) and len(value) == len(operand) and all(map(_same, value, operand))
-    return _kind(value) is _kind(operand) and bool(value == operand)
-
-
-def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    return lambda value, operand: _kind(value) is _kind(operand) and compare(value, operand)
-
-
-_OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": _same,
-    "ne": lambda value, operand: value is not _MISSING and not _same(value, operand),
-    "in": lambda value, operand: any(_same(value, one) for one in operand),
-    "exists": lambda value, operand: (value is not _MISSING) is operand,
-    "gt": _ordered(lambda value, operand: bool(value > operand)),
-    "ge": _ordered(lambda value, operand: bool(value >= operand)),
-    "lt": _ordered(lambda value, operand: bool(value < operand)),
-    "le": _ordered(lambda value, operand: bool(value <= operand)),
-}
+def _key(value: Any) -> Hashable:
+    """Kind and value: equal for values that are the same, inside lists and objects too."""
+    if isinstance(value, (list, tuple)):
+        return list, tuple(map(_key, value))
+    if isinstance(value, Mapping):
+        return dict, frozenset((field, _key(one)) for field, one in value.items())
+    return _kind(value), value

@@ -55,12 +55,14 @@ class Segment:
         """[count]: which payloads pass a filter. Cached for the next search, which reads only rows written since."""
         with self._lock:  # searches run side by side
             known = self._masks.pop(key, np.zeros(0, bool))
-            if len(known) < count:
-                more = [test(text) for text in self.texts[len(known) : count]]
-                known = np.concatenate([known, np.array(more, bool)])
-            self._masks[key] = known
-            while len(self._masks) > _FILTERS_KEPT:
-                del self._masks[next(iter(self._masks))]
+            more: list[bool] = []
+            try:
+                for text in self.texts[len(known) : count]:
+                    more.append(test(text))  # noqa: PERF401
+            finally:  # a filter whose time is over continues here when it is asked again
+                known = self._masks[key] = np.concatenate([known, np.array(more, bool)]) if more else known
+                while len(self._masks) > _FILTERS_KEPT:
+                    del self._masks[next(iter(self._masks))]
         return known[:count]
 
 

@@ -31,7 +31,10 @@ CALLER = "fixstar.caller"  # in the request's scope
 _PREFIX = "fxs_"  # so that a leaked key is recognised in a log or a repository
 _MAX_DAYS = 36_500
 _WAIT = 10.0  # seconds for another process that changes the keys
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "via")  # what proxies add
+_FORWARDED = (  # what proxies add
+    *("cf-connecting-ip", "forwarded", "true-client-ip", "via"),
+    *("x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
+)
 
 
 @dataclass(frozen=True)

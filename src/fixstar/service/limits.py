@@ -12,6 +12,7 @@ import difflib
 import ipaddress
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -19,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,6 +48,7 @@ _HEADERS: Final = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(:[0-9]{1,5})?")  # one name, and perhaps a port
 _ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async")
 _EMBEDDED = ("/v1/embeddings",)
 _JSON_IMAGES = 4  # times the largest image: JSON with images is read into memory as a whole
@@ -56,6 +59,8 @@ _THUMBNAIL_COST = 0.1  # of a request: one search shows many
 _IDLE = 30.0  # seconds that a body may pause
 _DRAIN = 5.0  # seconds in which a refused body is still read, so that its sender sees why
 _MAX_DEPTH = 20  # levels of lists and maps that a request may nest
+_MAX_FIELDS = 100  # of a JSON body: the framework would write an error for every field that it does not know
+_QUICK = 1 << 14  # bytes of JSON that are parsed on the event loop
 _FORM = "multipart/form-data"
 _FILTERS = 'write a filter such as {"label": "shoes"}, {"price": {"lt": 50}} or {"sold": {"exists": false}}'
 
@@ -135,15 +140,16 @@ class Admission:
 
     def _foreign(self, method: str, headers: Headers) -> Problem | None:
         """The answer to a request for another host, or from another site's page."""
-        host, names = headers.get("host", ""), self._settings.names
-        if self._settings.loopback and _site(f"//{host}")[1] not in (*LOOPBACK, self._settings.host, *names):
-            known = ", ".join(("localhost", *names))
-            return Problem("wrong-host", f"the request is for {host!r}; this service answers to {known}")
+        host, names = ", ".join(headers.getlist("host")), self._settings.names
+        known = (*LOOPBACK, self._settings.host, *names)
+        if self._settings.loopback and (not _HOST.fullmatch(host) or _site(f"//{host}")[1] not in known):
+            own = ", ".join(("localhost", *names))
+            return Problem("wrong-host", f"the request is for {host!r:.200}; this service answers to {own}")
         if method in _SAFE:
             return None
         origin = headers.get("origin")
-        own = origin is None or _site(origin)[0] == host or _site(origin)[1] in names  # names: a proxy has them for it
-        if headers.get("sec-fetch-site", "none") in ("same-origin", "none") and own:
+        same = origin is None or _site(origin)[0] == host or _site(origin)[1] in names  # names: a proxy has them for it
+        if headers.get("sec-fetch-site", "none") in ("same-origin", "none") and same:
             return None
         return Problem("cross-site", f"a page of {origin or 'another site'} sent this request")
 
@@ -335,7 +341,7 @@ async def _checked_body(receive: Receive) -> Receive:
         messages.append(await receive())
     body = b"".join(message.get("body", b"") for message in messages)
     if body and messages[-1]["type"] == "http.request":
-        parse_json("the body", body)
+        await run_in_threadpool(_check_body, body) if len(body) > _QUICK else _check_body(body)
     held = iter(messages)
 
     async def again() -> Message:
@@ -343,6 +349,13 @@ async def _checked_body(receive: Receive) -> Receive:
         return await receive() if message is None else message
 
     return again
+
+
+def _check_body(body: bytes) -> None:
+    content = parse_json("the body", body)
+    if isinstance(content, dict) and len(content) > _MAX_FIELDS:
+        seen = f"the body has {len(content):,} fields; nothing takes more than {_MAX_FIELDS}"
+        raise Problem("invalid-request", seen, "see /v1/docs for its fields")
 
 
 def parse_json(name: str, text: str | bytes) -> Any:

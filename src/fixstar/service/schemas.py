@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, FiniteFloat
 
 from fixstar.service.keys import Role
 
@@ -100,7 +100,7 @@ class SearchResponse(_Response):
 class VectorQuery(_Request):
     """A vector of a version: its short form, as galleries store it. Its length does not matter."""
 
-    vector: list[FiniteFloat] = Field(min_length=1, max_length=65536)
+    vector: Annotated[list[FiniteFloat], FailFast()] = Field(min_length=1, max_length=65536)
     version: str | None = Field(None, description="The version that made it; the deployed one by default.")
     k: int = Field(10, ge=1, le=MAX_RESULTS)
     where: dict[str, Any] | None = None
@@ -163,7 +163,7 @@ class ItemPage(_Response):
 class IdList(_Request):
     """Items by their ids."""
 
-    ids: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(max_length=10_000)
+    ids: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], FailFast()] = Field(max_length=10_000)
 
 
 class BadImage(_Response):
