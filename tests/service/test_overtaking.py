@@ -155,8 +155,8 @@ def test_there_is_no_window_between_the_look_and_the_write(
         monkeypatch.setattr(space.gallery, "upsert", gate.before(space.gallery.upsert))
     else:
 
-        def held(items: Any, again: bool, store: Any) -> Any:
-            return index(items, again=again, store=gate.before(store))
+        def held(items: Any, again: bool, store: Any, decode: Any) -> Any:
+            return index(items, again=again, store=gate.before(store), decode=decode)
 
         monkeypatch.setattr(space, "index", held)
     work = running(space)

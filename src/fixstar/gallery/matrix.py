@@ -58,7 +58,7 @@ class Segment:
             more: list[bool] = []
             try:
                 for text in self.texts[len(known) : count]:
-                    more.append(test(text))  # noqa: PERF401
+                    more.append(test(text))
             finally:  # a filter whose time is over continues here when it is asked again
                 known = self._masks[key] = np.concatenate([known, np.array(more, bool)]) if more else known
                 while len(self._masks) > _FILTERS_KEPT:

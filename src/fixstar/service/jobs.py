@@ -31,7 +31,6 @@ from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspa
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
 from fixstar.workspace.gate import check_version
-from fixstar.workspace.items import LocalEmbedder
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -43,6 +42,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill"))
 KEPT = 200  # ended jobs that are remembered
 WAITING = 100  # index jobs that may wait
+PATIENCE = 5.0  # seconds that the current batch may still take where a job is to end
 RETRY = 5.0  # seconds until a job whose start could not be written is tried again
 ATTEMPTS = 5  # times that the process may die under a job before it is abandoned
 BATCH = 64  # images that an index job stores at a time
@@ -191,6 +191,7 @@ class RunningJob:
 
     def __init__(self, jobs: Jobs, name: str) -> None:
         self._jobs, self._name = jobs, name
+        self._patience = 0.0  # when the batch of a job that is to end is given up
 
     def job(self) -> Job:
         """As it is now."""
@@ -215,8 +216,10 @@ class RunningJob:
         return self._jobs._stopping or self.job().cancelling
 
     def decode(self, image: ImageSource, preprocessing: Preprocessing) -> Pixels:
-        """The pixels of one image, unless it is to end: then its batch is given up as a whole."""
-        if not self.stopped():
+        """The pixels of one image. If the job is to end, a batch that takes long is given up as a whole."""
+        if self.stopped():
+            self._patience = self._patience or time.monotonic() + PATIENCE
+        if not self._patience or time.monotonic() < self._patience:
             try:
                 return self._jobs._processes.pixels(image, preprocessing)
             except ImageError:
@@ -246,10 +249,8 @@ def _index(space: Workspace, running: RunningJob) -> Result:
         rows = items[done : done + BATCH]
         batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in rows]
         overtaken.clear()
-        version = space.deployed()
-        embedder = LocalEmbedder(space.serving.encoder(version), running.decode)
-        try:
-            stored = space.index(batch, embedder, again=True, version=version, store=store)  # the payload may be new
+        try:  # again: the payload may have changed
+            stored = space.index(batch, again=True, store=store, decode=running.decode)
         except StoppedError:
             continue
         bad = [_bad_image(one, done, rows) for one in stored.bad]

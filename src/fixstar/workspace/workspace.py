@@ -15,7 +15,7 @@ from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownN
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
-from fixstar.images import ImageSource, Preprocessing
+from fixstar.images import ImageSource, Pixels, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
 from fixstar.workspace.adapters.registry import AdapterRegistry
@@ -282,11 +282,16 @@ class Workspace:
         progress: Advance | None = None,
         version: str | None = None,
         store: Store | None = None,
+        decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
     ) -> Indexed:
-        """Embed items with the deployed version, or the embedder's; unchanged images are skipped."""
+        """Embed items with the deployed version, or the embedder's; unchanged images are skipped.
+
+        ``decode`` reads one image; see ``decode_ahead``.
+        """
         version = version or self.deployed()
         encoder = self.serving.encoder(version)
-        return index_items(self.gallery, version, embedder or LocalEmbedder(encoder), items, again, progress, store)
+        embedder = embedder or LocalEmbedder(encoder, decode)
+        return index_items(self.gallery, version, embedder, items, again, progress, store)
 
     def search(
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
