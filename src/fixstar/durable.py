@@ -91,8 +91,10 @@ def remove_leftovers(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(directory: Path, wait: float = 0.0, busy: Exception | None = None) -> Iterator[None]:
-    """Hold a directory as its only writer; released however the process ends.
+def exclusive(
+    directory: Path, wait: float = 0.0, busy: Exception | None = None, shared: bool = False
+) -> Iterator[None]:
+    """Hold a directory as its only writer, or ``shared`` with others that do; released however the process ends.
 
     ``busy`` is raised if another process, or another thread of this one, still holds it after ``wait`` seconds;
     ``BlockingIOError`` by default.
@@ -107,7 +109,7 @@ def exclusive(directory: Path, wait: float = 0.0, busy: Exception | None = None)
         end = time.monotonic() + wait
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
                 if time.monotonic() >= end:

@@ -401,7 +401,8 @@ async def _add_images(context: Context, uploads: Sequence[_Upload]) -> _Stored:
     def store() -> _Stored:
         items = [one for one in decoded if isinstance(one, CatalogueItem)]
         problems = {upload.id: one for upload, one in zip(uploads, decoded, strict=True) if isinstance(one, Problem)}
-        done = index_items(space.gallery, version, LocalEmbedder(encoder), items, again=True, store=write)
+        with space.registry.using(version):
+            done = index_items(space.gallery, version, LocalEmbedder(encoder), items, again=True, store=write)
         context.metrics.embedded.labels(version, "item").inc(done.added)
         problems.update({one.name: Problem("unreadable-image", one.reason) for one in done.bad})
         payloads = {item.id: dict(item.payload) for item in items if item.id not in problems}

@@ -75,9 +75,10 @@ class Rollout:
         calibrations: Mapping[str, tuple[float, float]] | None = None,
     ) -> Move:
         """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters; see ``Move``."""
-        with self._locked():
+        with self.moving():
             moves = self.history()
             self._require_deployed(deployed, moves)
+            self._require_weights(version, *(blend or {}))
             move = Move(version, "deploy", "", reason, by, dict(blend or {}), dict(calibrations or {}))
             return self._append(moves, move)
 
@@ -88,7 +89,7 @@ class Rollout:
 
         ``deployed`` is where it must stand now, ``to`` where it must land, if that matters: else it is not moved.
         """
-        with self._locked():
+        with self.moving():
             moves = self.history()
             self._require_deployed(deployed, moves)
             previous = self._previous(moves)
@@ -152,8 +153,14 @@ class Rollout:
         replace_json(self._file, {"format": "fixstar-deployment", "moves": [asdict(m) for m in (*moves, move)]})
         return move
 
+    def _require_weights(self, *versions: str) -> None:
+        retired = Registry(self._path).retired()
+        if gone := [name for name in versions if name in retired]:
+            raise ModelError(f"{gone[0]} was retired: its weights are gone; nothing was moved")
+
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def moving(self) -> Iterator[None]:
+        """Held by whoever changes what is deployed, or deletes what could be."""
         try:
             with exclusive(self._directory, wait=_WAIT):
                 yield

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fixstar.durable import replace_json
+from fixstar.durable import exclusive, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
 
+_WAIT = 10.0  # seconds for another process that retires a version
 TRAIN = NextStep("train", {"data": ...}, "train the first version")
 
 
@@ -151,6 +153,22 @@ class Registry:
             added = (*self.growth(), count)
             replace_json(self.path / "growth.json", {"added": list(added)})
         return added
+
+    def using(self, name: str) -> AbstractContextManager[None]:
+        """Held while vectors are made with a version and stored: it is not retired meanwhile."""
+        return self._held(self.checked(name), "it is being retired", shared=True)
+
+    def unused(self, name: str) -> AbstractContextManager[None]:
+        """Held while a version is retired: refused while vectors are made with it, and nobody begins to."""
+        return self._held(name, "items are being embedded with it. Wait for that, or end it", shared=False)
+
+    @contextmanager
+    def _held(self, name: str, busy: str, shared: bool) -> Iterator[None]:
+        error = InputError(f"{name} is in use: {busy}")
+        with exclusive(self.path / "state" / "in-use" / name, _WAIT if shared else 0.0, error, shared):
+            if shared:
+                self.checked(name)  # it may have been retired before this
+            yield
 
     def is_half_retired(self, name: str) -> bool:
         """Whether ``retire`` was killed half way."""

@@ -210,12 +210,14 @@ class Workspace:
 
     def retire(self, name: str) -> None:
         """Delete a version's weights, once it has no vectors and nothing needs it. Its card stays."""
-        if not self.registry.is_half_retired(name):
+        half = self.registry.is_half_retired(name)
+        if not half:
             self.registry.checked(name)
-            reasons, steps = self._needs(name)
+        with self.rollout.moving(), self.registry.unused(name):
+            reasons, steps = ([], []) if half else self._needs(name)
             if reasons:
                 raise InputError(f"{name} cannot be retired: {'. Also, '.join(reasons)}", *steps)
-        self.registry.retire(name)
+            self.registry.retire(name)
 
     def drop(self, name: str) -> None:
         """Delete a version that is not used, such as one that the gate refused: the next upgrade starts before it.
@@ -223,10 +225,11 @@ class Workspace:
         Unlike ``retire`` it takes the newest version too. The name is not given again.
         """
         self.registry.checked(name)
-        reasons, steps = self._needs(name, for_upgrades=False)
-        if reasons:
-            raise InputError(f"{name} cannot be dropped: {'. Also, '.join(reasons)}", *steps)
-        self.registry.retire(name)
+        with self.rollout.moving(), self.registry.unused(name):
+            reasons, steps = self._needs(name, for_upgrades=False)
+            if reasons:
+                raise InputError(f"{name} cannot be dropped: {'. Also, '.join(reasons)}", *steps)
+            self.registry.retire(name)
 
     def _needs(self, name: str, for_upgrades: bool = True) -> tuple[list[str], list[NextStep]]:
         """Why a version's weights must stay, and until when; and what can be done about it."""
@@ -291,7 +294,8 @@ class Workspace:
         version = version or self.deployed()
         encoder = self.serving.encoder(version)
         embedder = embedder or LocalEmbedder(encoder, decode)
-        return index_items(self.gallery, version, embedder, items, again, progress, store)
+        with self.registry.using(version):
+            return index_items(self.gallery, version, embedder, items, again, progress, store)
 
     def search(
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
@@ -481,6 +485,11 @@ class Workspace:
     def status(self) -> Status:
         """The state of everything."""
         names, number = self.registry.names(), self.registry.next_number()
+        if names and (deployed := self.rollout.current()) not in names:
+            raise ModelError(
+                f"{deployed} is deployed, and its weights are gone: queries cannot be embedded. Deploy another version",
+                NextStep("deploy", {"version": names[-1]}),
+            )
         move, models = self.serving.asking()
         reached: dict[str, list[str]] = {name: [] for name in sorted(self.adapters.isolated())}
         for name in names:

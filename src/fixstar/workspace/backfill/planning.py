@@ -170,7 +170,7 @@ def backfill(
         if progress is not None:
             progress(count, note)
 
-    with _embedder(serving, options, target) as embedder:
+    with serving.registry.using(target), _embedder(serving, options, target) as embedder:
         done = run_backfill(
             serving.gallery,
             ImageStore(serving.path),
