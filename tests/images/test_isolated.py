@@ -54,14 +54,31 @@ def test_a_process_cannot_take_more_memory_than_its_limit(monkeypatch: pytest.Mo
     processes = DecodeProcesses(1, 60, max_pixels=25_000_000)
     with pytest.raises(ImageError, match=r"memory|crash"):
         processes.pixels(data, rgb(8, 8))
+    isolated._end_idle()
+
+
+def stop_one() -> None:
+    """Let the process that decodes next never answer, and no clock of its own end it."""
+    while len(isolated._idle) > 1:
+        isolated._idle.pop().end()
+    isolated._idle[0]._process.send_signal(signal.SIGSTOP)
+
+
+def test_a_process_that_never_answers_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(noise(8, 8), "PNG")
+    DecodeProcesses(1, 60).size(data)
+    stop_one()
+    monkeypatch.setattr(isolated, "_SLACK", 0.0)
+    with pytest.raises(ImageError, match=r"took more than 0\.1 s"):
+        DecodeProcesses(1, 0.1).size(data)
+    assert DecodeProcesses(1, 60).size(data) == (8, 8)
 
 
 def test_closing_ends_what_hangs() -> None:
     processes = DecodeProcesses(1, 600)
     data = encoded(noise(8, 8), "PNG")
     processes.pixels(data, rgb(8, 8))
-    for process in isolated._idle:
-        process._process.send_signal(signal.SIGSTOP)
+    stop_one()
     seen: list[ImageError] = []
 
     def ask() -> None:

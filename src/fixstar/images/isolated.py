@@ -26,6 +26,7 @@ from fixstar.images.preprocessing import Preprocessing
 from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, read_pixels, upright_size
 
 _WAIT = 60.0  # seconds until a process is free
+_SLACK = 5.0  # seconds
 _BYTES_PER_PIXEL = 24  # the image, converted, on white, and converted again
 _BYTES_BESIDE = 1 << 30  # libraries, the file itself
 _SIZES = struct.Struct(">QQ")  # of the JSON and of the bytes that follow
@@ -77,6 +78,9 @@ class DecodeProcesses:
             raise ImageError(name, f"{_WAIT:.0f} s passed, and it was not its turn to be decoded; try again later")
         try:
             process = self._take(name)
+            watch = threading.Timer(self._limits["seconds"] + _SLACK, process.kill)  # if even the kernel's clock stands
+            watch.daemon = True
+            watch.start()
             try:
                 request = {**self._limits, **wanted, "path": path}
                 answer, content = process.ask(request, source if isinstance(source, bytes) else b"")
@@ -87,6 +91,8 @@ class DecodeProcesses:
                 if isinstance(error, (OSError, EOFError)):
                     raise ImageError(name, self._why(ended)) from error
                 raise
+            finally:
+                watch.cancel()
             with _changing:
                 self._busy.discard(process)
                 _idle.append(process)
@@ -112,7 +118,7 @@ class DecodeProcesses:
     def _why(self, ended: int) -> str:
         if self._closed:
             return "it was not decoded: this process is about to end"
-        if ended == -signal.SIGALRM:
+        if ended in (-signal.SIGALRM, -signal.SIGKILL):
             return f"decoding it took more than {self._limits['seconds']:g} s"
         return "it made the decoder crash"
 
