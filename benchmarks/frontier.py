@@ -36,7 +36,7 @@ def runs() -> Iterator[tuple[str, int, float, float]]:
 
 
 def _polaris(options: dict[str, Any]) -> str:
-    usual = {"hold": 20.0, "contrast": 2.0, "teachers": "previous and first", "old views": "the image itself"}
+    usual = {"hold": 40.0, "contrast": 2.0, "teachers": "previous and first", "old views": "the image itself"}
     special = (f"{key}={value}" for key, value in options.items() if usual.get(key) != value)
     return "__".join(["polaris", *special])
 

@@ -75,20 +75,20 @@ def test_the_best_of_three_settings_is_trained_in_full(space: Workspace, first: 
     said: list[str] = []
     version = space.upgrade(patches("cd"), options(), say=said.append)
     tried = space.registry.card("v2")["about"]["trials"]
-    assert [one["setting"] for one in tried] == ["as v1", "hold=40", "rate=1"]
+    assert [one["setting"] for one in tried] == ["as v1", "hold=20", "rate=1"]
     assert {one["epochs"] for one in tried} == {3}
     assert said[0].startswith("3 trial runs of 3 epochs each, about 30% of the time of the full run (30 epochs)")
     assert any("to go" in line for line in said)
     (chosen,) = [one for one in tried if one["chosen"]]
     assert Tried.from_json(chosen).score == max(Tried.from_json(one).score for one in tried)
     about = version.encoder.about
-    assert about["method"]["options"]["hold"] == (40 if chosen["setting"] == "hold=40" else 20)
+    assert about["method"]["options"]["hold"] == (20 if chosen["setting"] == "hold=20" else 40)
     assert not list(space.path.glob("trials-*"))
     with pytest.raises(InputError, match="the upgrade is done"):
         space.upgrade(patches("cd"), options())
     settings: dict[str, dict[str, Any]] = {
         "as v1": {},
-        "hold=40": {"method": create_method("polaris", hold=40)},
+        "hold=20": {"method": create_method("polaris", hold=20)},
         "rate=1": {"method": create_method("polaris", rate=1)},
     }
     plain = Workspace(shutil.copytree(first, tmp_path / "plain"), "cpu")
@@ -140,7 +140,7 @@ def test_damaged_results_are_measured_again(space: Workspace, monkeypatch: pytes
     (space.path / "trials-v1").mkdir()  # left behind by a kill just after v1 was finished
     said: list[str] = []
     space.upgrade(patches("cd"), options(), trials=2, say=said.append)
-    assert [line for line in said if line.startswith("Trial ")] == ["Trial 1 of 2: as v1", "Trial 2 of 2: hold=40"]
+    assert [line for line in said if line.startswith("Trial ")] == ["Trial 1 of 2: as v1", "Trial 2 of 2: hold=20"]
     assert not list(space.path.glob("trials-*"))
 
 
@@ -149,7 +149,7 @@ def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
     said: list[str] = []
     space.upgrade(patches("ef"), options(), trials=4, say=said.append)
     tried = space.registry.card("v3")["about"]["trials"]
-    assert [one["setting"] for one in tried] == ["as v2", "hold=40", "rate=1", "from v1"]
+    assert [one["setting"] for one in tried] == ["as v2", "hold=20", "rate=1", "from v1"]
     assert all(set(one["galleries"]) == {"v1", "v2"} for one in tried)
     (chosen,) = [one["setting"] for one in tried if one["chosen"]]
     assert space.registry.card("v3")["about"]["parent"] == ("v1" if chosen == "from v1" else "v2")
@@ -158,11 +158,11 @@ def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
 @pytest.mark.parametrize(
     ("given", "left"),
     [
-        ({}, ["as v1", "hold=40", "rate=1"]),
+        ({}, ["as v1", "hold=20", "rate=1"]),
         ({"method": create_method("polaris", hold=30)}, ["as v1"]),
-        ({"learning_rate": 0.05}, ["as v1", "hold=40"]),
-        ({"recipe": Recipe(epochs=30, learning_rate=0.2)}, ["as v1", "hold=40"]),
-        ({"start": "v1", "seed": 3}, ["as v1", "hold=40", "rate=1"]),
+        ({"learning_rate": 0.05}, ["as v1", "hold=20"]),
+        ({"recipe": Recipe(epochs=30, learning_rate=0.2)}, ["as v1", "hold=20"]),
+        ({"start": "v1", "seed": 3}, ["as v1", "hold=20", "rate=1"]),
         ({"method": create_method("hoc")}, ["as v1", "learning rate 0.015"]),
         ({"method": create_method("hoc"), "learning_rate": 0.1}, ["as v1"]),
     ],

@@ -119,7 +119,7 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
 
 
 def polaris(
-    hold: float = 20.0,
+    hold: float = 40.0,
     contrast: float = 2.0,
     rho: float = 5.0,
     rotated: bool = True,
