@@ -4,7 +4,7 @@
     python benchmarks/change_model.py VECTORS --out benchmarks/results/change_model.json
 
 VECTORS holds mobilenetv2.npz, resnet50.npz and efficientnet-lite2.npz: 1,000 photos without a label, which are fitted,
-and up to 30 others of each of 101 classes, half of them the gallery, a quarter to choose with and a quarter to judge.
+and up to 30 others of each of 100 classes, half of them the gallery, a quarter to choose with and a quarter to judge.
 Also: how far the alignment comes that has no image in common (half of the photos by one model, half by the other).
 """
 
@@ -116,6 +116,8 @@ def main() -> None:
             aligned = without_pairs(old, new, options.vectors, labelled)
             content["without_pairs"].append(aligned)
             print("no common image:", aligned, flush=True)
+        if options.out:
+            replace_json(options.out, content)
     content["best_adapter"] = speed(options.vectors)
     print(content["best_adapter"])
     if options.out:
