@@ -350,9 +350,7 @@ def add(
             raise InputError(
                 f"{model} holds vectors: there is no model that --size, --output, --weights or --argument fit"
             )
-        import_vectors(
-            Path(model), f"{name}@{compatible_with}" if compatible_with else name, workspace, as_json=as_json
-        )
+        import_vectors(model, f"{name}@{compatible_with}" if compatible_with else name, workspace, as_json=as_json)
         return
     if name is not None:
         raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
