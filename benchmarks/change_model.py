@@ -52,8 +52,8 @@ def without_pairs(old: str, new: str, vectors: Path, labelled: bool) -> dict[str
     judged = known[1::2] if labelled else known
     split = gallery_query_split(np.unique(labels[judged], return_inverse=True)[1])
     queries, gallery = judged[split.queries], judged[split.gallery]
-    ends = (VersionFeatures(name, part[queries], part[gallery]) for name, part in ((old, X), (new, Y)))
-    test = adapter_cross_test(adapter, *ends, labels[queries], labels[gallery])
+    before, after = (VersionFeatures(name, part[queries], part[gallery]) for name, part in ((old, X), (new, Y)))
+    test = adapter_cross_test(adapter, before, after, labels[queries], labels[gallery])
     verdict = verdicts(test)[1, 0]
     return {
         "old": old,
