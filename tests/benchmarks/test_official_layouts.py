@@ -214,9 +214,9 @@ def test_damaged_lists_of_landmarks_are_told(tmp_path: Path) -> None:
 
 def exhibits(folder: Path) -> Path:
     root = folder / "met"
-    database = [{"id": i // 2, "path": f"MET/{i // 2}/{i}.jpg"} for i in range(6)]
-    queries = [{"path": f"test_met/{i}.jpg", "MET_id": i} for i in (1, 2)]
-    touch(*(root / str(entry["path"]) for entry in (*database, *queries)))
+    database: list[dict[str, Any]] = [{"id": i // 2, "path": f"MET/{i // 2}/{i}.jpg"} for i in range(6)]
+    queries: list[dict[str, Any]] = [{"path": f"test_met/{i}.jpg", "MET_id": i} for i in (1, 2)]
+    touch(*(root / entry["path"] for entry in (*database, *queries)))
     (root / "ground_truth").mkdir()
     (root / "ground_truth" / "mini_MET_database.json").write_text(json.dumps(database))
     (root / "ground_truth" / "testset.json").write_text(json.dumps([*queries, {"path": "test_other/0.jpg"}]))

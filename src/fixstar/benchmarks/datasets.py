@@ -259,8 +259,8 @@ def lfw_pairs(folder: Path) -> tuple[list[tuple[Path, Path]], NDArray[np.bool_]]
     for number, cells in enumerate(lines[1:], start=2):
         if len(cells) not in (3, 4):
             raise DataError(f"{file}: line {number} has {len(cells)} columns, expected 3 or 4; copy the file again")
-        first, second = cells[:2], cells[2:] if len(cells) == 4 else [cells[0], cells[2]]
-        pairs.append((_lfw_image(folder, *first, file), _lfw_image(folder, *second, file)))
+        one, other = cells[0], cells[0] if len(cells) == 3 else cells[2]
+        pairs.append((_lfw_image(folder, one, cells[1], file), _lfw_image(folder, other, cells[-1], file)))
         same.append(len(cells) == 3)
     return pairs, np.array(same)
 

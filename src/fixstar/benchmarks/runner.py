@@ -121,9 +121,10 @@ class Searched:
         widths = {version.width for version in versions}
         measure = partial(cross_test, device=device, shared_components=len(widths) > 1)  # as BCT compares them
         if given.searches and protocol.startswith(("TPIR", "rank")):
-            return np.mean([_searched(versions, search, protocol, measure) for search in given.searches], axis=0)
-        others = {"pairs": given.pairs, "cameras": given.cameras, "relevant": given.relevant}
-        return measure(versions, *labels, protocol, **others).matrix
+            found = [_searched(versions, search, protocol, measure) for search in given.searches]
+            return np.asarray(np.mean(found, axis=0))
+        pairs, cameras, relevant = given.pairs, given.cameras, given.relevant
+        return measure(versions, *labels, protocol, pairs=pairs, cameras=cameras, relevant=relevant).matrix
 
     def backfilled(self, old: VersionFeatures, new: VersionFeatures) -> list[float]:
         """The share of queries by the new version answered rightly while the gallery is re-embedded (BCT, figure 3).
@@ -140,9 +141,9 @@ class Searched:
             self.gallery.labels,
         )
         for search in self.protocol.searches or [everything]:
-            chosen, truth, labels = _rows_of([old, new], search)
+            (before, after), truth, labels = _rows_of([old, new], search)
             shared = old.width != new.width
-            curves.append(backfill_curve(*chosen, truth, labels, _SHARES, "classes", shared_components=shared))
+            curves.append(backfill_curve(before, after, truth, labels, _SHARES, "classes", shared_components=shared))
         return [round(float(value), 6) for value in np.mean([curve.accuracy for curve in curves], axis=0)]
 
     def _templates(self, version: VersionFeatures) -> VersionFeatures:
