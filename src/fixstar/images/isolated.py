@@ -26,7 +26,7 @@ from fixstar.images.preprocessing import Preprocessing
 from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, read_pixels, upright_size
 
 _WAIT = 60.0  # seconds until a process is free
-_SLACK = 5.0  # seconds
+_SLACK = 50.0  # seconds beside those of its processor, to start and on a busy machine
 _BYTES_PER_PIXEL = 24  # the image, converted, on white, and converted again
 _BYTES_BESIDE = 1 << 30  # libraries, the file itself
 _SIZES = struct.Struct(">QQ")  # of the JSON and of the bytes that follow
@@ -44,7 +44,7 @@ def _end_idle() -> None:
 
 
 class DecodeProcesses:
-    """Decodes up to ``count`` images at a time, each in up to ``seconds``. Threads may share it."""
+    """Decodes up to ``count`` images at a time, each in up to ``seconds`` of a processor. Threads may share it."""
 
     def __init__(self, count: int, seconds: float, max_pixels: int = MAX_PIXELS) -> None:
         self._free = threading.BoundedSemaphore(count)
@@ -78,7 +78,7 @@ class DecodeProcesses:
             raise ImageError(name, f"{_WAIT:.0f} s passed, and it was not its turn to be decoded; try again later")
         try:
             process = self._take(name)
-            watch = threading.Timer(self._limits["seconds"] + _SLACK, process.kill)  # if even the kernel's clock stands
+            watch = threading.Timer(self._limits["seconds"] + _SLACK, process.kill)  # it may hang without working
             watch.daemon = True
             watch.start()
             try:
@@ -118,7 +118,7 @@ class DecodeProcesses:
     def _why(self, ended: int) -> str:
         if self._closed:
             return "it was not decoded: this process is about to end"
-        if ended in (-signal.SIGALRM, -signal.SIGKILL):
+        if ended in (-signal.SIGPROF, -signal.SIGKILL):
             return f"decoding it took more than {self._limits['seconds']:g} s"
         return "it made the decoder crash"
 
@@ -190,10 +190,10 @@ def _serve() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             request, content = _receive(asked)
-            signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # SIGALRM ends a process that does not handle it
+            signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF ends a process that does not handle it
             _limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * request["max_pixels"])
             head, pixels = _answer(request, content)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             _send(answers, head, pixels)
 
 
