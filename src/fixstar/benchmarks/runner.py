@@ -361,7 +361,8 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
         name: measured(searched.matrix(features, name, found_on), ties=name == "verification-published")
         for name in run.benchmark.protocols
     }
-    if not any(version.adapt for version in features):  # a moved gallery has no queries of its own
+    same_width = len({version.width for version in features}) == 1
+    if same_width and not any(version.adapt for version in features):  # a moved gallery has no queries of its own
         searches = [name for name in protocols if name in ("template", "image")]
         for name, matrix in searched.two_models(features, searches, found_on).items():
             protocols[f"{name}, two models"] = measured(matrix)
