@@ -154,7 +154,7 @@ def test_the_list_says_what_can_be_run_and_what_is_missing(data: Path, tmp_path:
     assert rows["cifar100-10/7"]["needs"] == ["CIFAR-100", "CIFAR-10"]
     listed = bench("list", "--data", tmp_path).output
     assert "cifar100-10/31" in listed
-    assert max(map(len, listed.splitlines())) <= 80
+    assert max(len(line) for line in listed.splitlines() if str(tmp_path) not in line) <= 80  # a path is not cut
     one = bench("list", "cifar100-10/16", "--data", tmp_path).output
     assert "https://www.cs.toronto.edu/~kriz/cifar.html" in one
     assert "cifar-100-binary/train.bin: no such file" in one
