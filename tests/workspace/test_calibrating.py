@@ -218,7 +218,7 @@ def test_cosines_decide_where_a_calibration_is_missing_or_needless(tmp_path: Pat
 def test_cosines_decide_where_a_live_version_has_a_space_of_its_own(tmp_path: Path) -> None:
     """Calibrations are fitted without adapters: what an adapter makes of a query is another matter."""
     checked(tmp_path, "v2", STEEP)
-    serving, pairs = small_serving(tmp_path), np.eye(2)[[0, 1, 0, 1]]
+    serving, pairs = small_serving(tmp_path), np.tile(np.eye(2), (4, 1))
     serving.adapters.use(fit_adapter("procrustes", pairs, pairs, source="v9", target="v1"))
     answer = serving.search_vectors("v2", QUERY)
     assert (found(answer), answer.calibrated, answer.left_out) == (["wrong"], False, ("v1",))
