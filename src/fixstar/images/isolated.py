@@ -2,7 +2,7 @@
 
 A small file can keep a decoder busy for minutes or make it take gigabytes, and a thread cannot be stopped. Here a few
 processes decode. The kernel ends one that takes too long; one that takes too much memory cannot get it. The next image
-then gets a new process. A process that is not busy serves whoever asks next, and ends with the process that started it.
+then gets a new process. A process that is not busy takes the next image, and ends with the process that started it.
 """
 
 from __future__ import annotations

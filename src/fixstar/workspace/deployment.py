@@ -160,7 +160,7 @@ class Rollout:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Held by whoever changes what is deployed, or deletes what could be."""
+        """Held while what is deployed changes, or what could be deployed is deleted."""
         try:
             with exclusive(self._directory, wait=_WAIT):
                 yield
