@@ -127,6 +127,39 @@ def test_the_optimiser_is_chosen_and_stays(space: Path, shop: Path) -> None:
         fixstar("upgrade", shop / "second", "-w", space, "--warmup", "9")
 
 
+def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tmp_path: Path, shop: Path) -> None:
+    space = tmp_path / "space"
+    fixstar("init", space)
+    words = shlex.split(
+        "--backbone own_models:small --frozen --size 16 --capacity 20 --batch-size 8 --epochs 1 --replay 2"
+    )
+    fixstar("train", shop / "first", "-w", space, *words)
+    settings = Workspace(space).settings()
+    assert settings.frozen
+    assert settings.recipe.learning_rate == 0.01
+    assert not Workspace(space).method().options["rotated"]
+    assert list((space / "features").rglob("*.safetensors"))
+    fixstar("index", shop / "first", "-w", space)
+    fixstar("upgrade", shop / "second", "-w", space, "--try", "off")
+    assert Workspace(space).settings().frozen
+    v1, v2 = (Encoder.load(space / "versions" / name) for name in ("v1", "v2"))
+    assert all(torch.equal(a, b) for a, b in zip(v1.backbone.parameters(), v2.backbone.parameters(), strict=True))
+    shown = CliRunner().invoke(app, ["check", "v2", "-w", str(space), "--data", str(shop / "second"), "--json"])
+    assert json.loads(shown.stdout)["version"] == "v2"
+    fixstar("upgrade", shop / "first", "-w", space, "--no-frozen", "--try", "off")
+    v3 = Encoder.load(space / "versions" / "v3")
+    assert not all(torch.equal(a, b) for a, b in zip(v3.backbone.parameters(), v2.backbone.parameters(), strict=True))
+    assert not Workspace(space).settings().frozen
+    wider = shlex.split("--replace own_models:small --frozen --size 20 --try off --keep-images no")
+    fixstar("upgrade", shop / "second", "-w", space, *wider)
+    assert Encoder.load(space / "versions" / "v4").preprocessing.size == (20, 20)
+    assert not (space / "features").exists()  # nothing of the images may be kept
+    with pytest.raises(FixstarError, match="only a model that replaces the last one"):
+        fixstar("upgrade", shop / "second", "-w", space, "--size", "16")
+    with pytest.raises(FixstarError, match="go with --size"):
+        fixstar("upgrade", shop / "second", "-w", space, "--mean", "0.5,0.5,0.5")
+
+
 def test_a_refused_version_is_bypassed_or_dropped(space: Path, shop: Path) -> None:
     fixstar("upgrade", shop / "second", "-w", space)
     fixstar("upgrade", shop / "second", "-w", space, "--from", "v1", "--option", "lam=0.4")

@@ -18,6 +18,7 @@ from fixstar.errors import FixstarError, InputError, NextStep
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
+    from fixstar.images import Preprocessing
     from fixstar.methods import Method
     from fixstar.training import Recipe, Version
     from fixstar.training.settings import Optimizer as OptimizerName
@@ -52,6 +53,18 @@ BackboneRate = Annotated[
     float | None,
     typer.Option(help="The backbone's learning rate, as a factor of that of the layers after it.", show_default="1"),
 ]
+ImageSize = Annotated[
+    str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Models of your own need it.")
+]
+Mean = Annotated[
+    str | None, typer.Option(help="Subtracted from pixels in 0..1, per channel.", show_default="0.485,0.456,0.406")
+]
+Std = Annotated[str | None, typer.Option(help="Divides them then.", show_default="0.229,0.224,0.225")]
+Fit = Annotated[str, typer.Option(help="Images of another shape: crop, squash or pad.")]
+CropFraction = Annotated[
+    float, typer.Option(help="With crop: the share of the shorter side that is kept, such as 0.875.")
+]
+Interpolation = Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")]
 HoldOut = Annotated[
     float | None,
     typer.Option(
@@ -70,7 +83,25 @@ HoldOut = Annotated[
 def train(
     data: DataPath,
     workspace: WorkspacePath = Path(),
-    backbone: Annotated[str, typer.Option(help="See: fixstar backbones")] = "resnet18",
+    backbone: Annotated[
+        str,
+        typer.Option(
+            help="See: fixstar backbones. Or a model of your own: hf:NAME_OR_FOLDER, FILE.onnx, package.module:name."
+        ),
+    ] = "resnet18",
+    frozen: Annotated[
+        bool,
+        typer.Option(
+            "--frozen",
+            help="Keep the backbone's weights: it runs once per image, and the layers after it train in seconds.",
+        ),
+    ] = False,
+    size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
+    fit: Fit = "crop",
+    crop_fraction: CropFraction = 1.0,
+    interpolation: Interpolation = "bicubic",
     method: Annotated[str, typer.Option(help="See: fixstar methods")] = "polaris",
     option: MethodOption = None,
     capacity: Annotated[
@@ -81,12 +112,12 @@ def train(
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper")
+        int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper; 20 if frozen")
     ] = None,
     optimizer: Optimizer = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Initial learning rate.", show_default="0.1; 0.001 with adam and adamw"),
+        typer.Option(help="Initial learning rate.", show_default="0.1; 0.01 if frozen; 0.001 with adam and adamw"),
     ] = None,
     schedule: Schedule = None,
     warmup: Warmup = None,
@@ -114,13 +145,14 @@ def train(
     from fixstar.data import Augmentation, open_images
     from fixstar.methods import OldVectors, create_method
     from fixstar.models.slots import CAPACITY
-    from fixstar.training import Settings, paper_recipe
+    from fixstar.training import FROZEN, Settings, paper_recipe
     from fixstar.workspace import Workspace
 
     space = Workspace(workspace)
-    chosen = create_method(method, **_method_options(option))
+    usual = {"rotated": False} if frozen and method == "polaris" else {}  # each turn would be embedded too
+    chosen = create_method(method, **{**usual, **_method_options(option)})
     recipe = _changed_recipe(
-        paper_recipe(chosen.scenario),
+        FROZEN if frozen else paper_recipe(chosen.scenario),
         epochs,
         optimizer,
         learning_rate=learning_rate,
@@ -136,6 +168,8 @@ def train(
     settings = Settings(
         backbone=backbone,
         capacity=CAPACITY if capacity is None else capacity,
+        preprocessing=_preprocessing(size, mean, std, fit, crop_fraction, interpolation),
+        frozen=frozen,
         recipe=recipe,
         augmentation=Augmentation(flip=flip),
         replay_per_class=replay,
@@ -166,8 +200,21 @@ def upgrade(
         bool, typer.Option("--from-scratch", help="Start from random weights, not from the last version's.")
     ] = False,
     replace: Annotated[
-        str | None, typer.Option(help="Start from another model: a backbone, or the directory of a saved one.")
+        str | None,
+        typer.Option(
+            help="Start from another model: a backbone (see train), or the directory of a saved one. --size, --mean "
+            "and so on are those of its images."
+        ),
     ] = None,
+    frozen: Annotated[
+        bool | None, typer.Option(help="Keep the backbone's weights, or train them.", show_default="as before")
+    ] = None,
+    size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
+    fit: Fit = "crop",
+    crop_fraction: CropFraction = 1.0,
+    interpolation: Interpolation = "bicubic",
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
     optimizer: Optimizer = None,
     learning_rate: Annotated[float | None, typer.Option(help="Another initial learning rate.")] = None,
@@ -231,6 +278,8 @@ def upgrade(
         bad_images=cast(Literal["refuse", "skip"], bad_images),
         from_scratch=from_scratch,
         replace=replace,
+        preprocessing=_preprocessing(size, mean, std, fit, crop_fraction, interpolation),
+        frozen=frozen,
         keep_images=keep,
         hold_out=_hold_out_share(hold_out, images_kept=select or (keep and settings.replay_per_class > 0)),
         select=select,
@@ -310,17 +359,12 @@ def add(
         ),
     ],
     workspace: WorkspacePath = Path(),
-    size: Annotated[
-        str | None,
-        typer.Option(help="Height and width of its images: 224, or 224x192. Needed unless hf:, open_clip: or st:."),
-    ] = None,
-    mean: Annotated[str, typer.Option(help="Subtracted from pixels in 0..1, per channel.")] = "0.485,0.456,0.406",
-    std: Annotated[str, typer.Option(help="Divides them then.")] = "0.229,0.224,0.225",
-    fit: Annotated[str, typer.Option(help="Images of another shape: crop, squash or pad.")] = "crop",
-    crop_fraction: Annotated[
-        float, typer.Option(help="With crop: the share of the shorter side that is kept, such as 0.875.")
-    ] = 1.0,
-    interpolation: Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")] = "bicubic",
+    size: ImageSize = None,
+    mean: Mean = None,
+    std: Std = None,
+    fit: Fit = "crop",
+    crop_fraction: CropFraction = 1.0,
+    interpolation: Interpolation = "bicubic",
     output: Annotated[str | None, typer.Option(help="Which of several ONNX outputs is the feature.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A safetensors file with the weights of package.module:name.")
@@ -337,7 +381,6 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add a model trained elsewhere as the next version; or stored vectors alone, under a name of their own."""
-    from fixstar.images.preprocessing import Fit, Interpolation, Preprocessing
     from fixstar.workspace import Workspace
 
     if Path(model).suffix.lower() in (".npy", ".npz", ".parquet", ".jsonl"):
@@ -354,19 +397,8 @@ def add(
         return
     if name is not None:
         raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
-    prepared = None
-    if size is not None:
-        means, stds = _numbers("--mean", mean), _numbers("--std", std)
-        prepared = Preprocessing(
-            size=_image_size(size),
-            channels=len(means),
-            mean=means,
-            std=stds,
-            fit=cast("Fit", fit),
-            crop_fraction=crop_fraction,
-            interpolation=cast("Interpolation", interpolation),
-        )
-    elif not model.startswith(("hf:", "open_clip:", "st:")):
+    prepared = _preprocessing(size, mean, std, fit, crop_fraction, interpolation)
+    if prepared is None and not model.startswith(("hf:", "open_clip:", "st:")):
         raise InputError(
             f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
             "and --mean and --std if they are not ImageNet's"
@@ -389,6 +421,21 @@ def add(
                 "adapt", {"version": space.deployed(), "queries_by": version}, "connect it with stored vectors"
             )
     print("\n".join(next_lines([step], workspace)))
+
+
+def _preprocessing(
+    size: str | None, mean: str | None, std: str | None, fit: str, crop_fraction: float, interpolation: str
+) -> Preprocessing | None:
+    """What the options say about images; None without a size."""
+    from fixstar.images.preprocessing import Preprocessing
+
+    if size is None:
+        if (mean, std, fit, crop_fraction, interpolation) != (None, None, "crop", 1.0, "bicubic"):
+            raise InputError("--mean, --std, --fit, --crop-fraction and --interpolation go with --size")
+        return None
+    means, stds = _numbers("--mean", mean or "0.485,0.456,0.406"), _numbers("--std", std or "0.229,0.224,0.225")
+    shape: dict[str, Any] = {"fit": fit, "crop_fraction": crop_fraction, "interpolation": interpolation}
+    return Preprocessing(size=_image_size(size), channels=len(means), mean=means, std=stds, **shape)
 
 
 def _image_size(text: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixstar.data.pixels import Augmentation, Crops, PixelSource, ResidentPixels
+from fixstar.data.pixels import Augmentation, Crops, PixelSource, ResidentFeatures, ResidentPixels
 from fixstar.errors import InputError
 from fixstar.kernels import AVAILABLE
 from fixstar.kernels.crops import cut as cut_crops
@@ -22,8 +22,8 @@ from fixstar.kernels.crops import cut as cut_crops
 class Batch(NamedTuple):
     """uint8 pixels [B, C, H, W], target slots [B], and which images come from the replay memory [B].
 
-    ``turns`` [B] are quarter turns, where the second view of each image is rotated: 0 in the first view, 1 to 3 in the
-    second.
+    For a frozen backbone ``pixels`` are its features [B, m], made before. ``turns`` [B] are quarter turns, where the
+    second view of each image is rotated: 0 in the first view, 1 to 3 in the second.
     """
 
     pixels: Tensor
@@ -97,7 +97,7 @@ class Batches:
     @property
     def resident(self) -> bool:
         """Whether all pixels are on the device, so that batches can be cut there by ``cut_at``."""
-        return all(isinstance(source.pixels, ResidentPixels) for source in self._sources)
+        return all(isinstance(source.pixels, ResidentPixels | ResidentFeatures) for source in self._sources)
 
     def plan_on_device(self, number: int) -> list[Tensor]:
         """The plan of an epoch on the device, for ``cut_at``: four tensors [batches, b] per source, then turns."""
@@ -108,7 +108,7 @@ class Batches:
     def cut_at(self, plan: Sequence[Tensor], at: Tensor) -> Batch:
         """The batch of step ``at`` [1] of a plan: on a GPU by one kernel per source, elsewhere by index arithmetic."""
         crops, turns = (plan[:-1], plan[-1].index_select(0, at)[0]) if self._rotated else (plan, None)
-        if at.is_cuda and AVAILABLE:
+        if at.is_cuda and AVAILABLE and isinstance(self._sources[0].pixels, ResidentPixels):
             batch = self._cut_by_kernel(crops, at)
         else:
             batch = self.cut([part.index_select(0, at)[0] for part in crops])
@@ -134,7 +134,7 @@ class Batches:
     def cut(self, plan: Sequence[Tensor]) -> Batch:
         """A batch from one row of each tensor of a plan [b]; only index arithmetic, nothing waits for the device."""
         sources = [(source, plan[4 * i : 4 * i + 4]) for i, source in enumerate(self._sources)]
-        pixels = [cast(ResidentPixels, source.pixels).cut_one(*part) for source, part in sources]
+        pixels = [cast(ResidentPixels | ResidentFeatures, source.pixels).cut_one(*part) for source, part in sources]
         targets = [source.targets[part[0]] for source, part in sources]
         flags = [
             torch.full_like(part[0], source.replay, dtype=torch.bool).chunk(self._views)[0] for source, part in sources
@@ -161,13 +161,17 @@ class Batches:
 
 def _turned(batch: Batch, turns: Tensor) -> Batch:
     """The batch with its second view rotated by ``turns`` [B] quarter turns; index arithmetic alone."""
+    both = torch.cat([torch.zeros_like(turns), turns])
+    if batch.pixels.ndim == 3:  # features [2 B, 4, m] of all turns
+        rows = torch.arange(len(both), device=both.device)
+        return batch._replace(pixels=batch.pixels[rows, both], turns=both)
     first, second = batch.pixels.chunk(2)
     if second.shape[2] != second.shape[3]:
         raise InputError(f"only square images are rotated, got {second.shape[2]} x {second.shape[3]} pixels")
     k = turns[:, None, None, None]
     quarter, three = second.rot90(1, (2, 3)), second.rot90(3, (2, 3))
     rotated = torch.where(k == 1, quarter, torch.where(k == 2, second.flip(2, 3), three))
-    return batch._replace(pixels=torch.cat([first, rotated]), turns=torch.cat([torch.zeros_like(turns), turns]))
+    return batch._replace(pixels=torch.cat([first, rotated]), turns=both)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

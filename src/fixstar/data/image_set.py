@@ -130,7 +130,7 @@ class ImageSet:
                     out[position - len(unreadable)] = result
                 progress()
         if unreadable and (bad == "refuse" or len(unreadable) == len(self)):
-            raise _unreadable(unreadable, len(self))
+            raise unreadable_error(unreadable, len(self))
         return tuple(unreadable)
 
     def fingerprint(self) -> str:
@@ -276,7 +276,8 @@ def _allocate(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         ) from None
 
 
-def _unreadable(unreadable: Sequence[ImageError], count: int) -> DataError:
+def unreadable_error(unreadable: Sequence[ImageError], count: int) -> DataError:
+    """One error for all images of a set that cannot be read."""
     lines = [f"{len(unreadable)} of {count} images cannot be read:"]
     lines += [f"  {image}" for image in unreadable[:_SHOWN]]
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []

@@ -108,6 +108,28 @@ class StreamedPixels:
             yield torch.from_numpy(pixels).to(self._device, non_blocking=True)
 
 
+class ResidentFeatures:
+    """A frozen backbone's features on the device in place of pixels, ``table`` [N, flips, turns, m].
+
+    Images are not cropped. A cut is [b, m], or with turns [b, 4, m] to choose from.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table.squeeze(2) if table.shape[2] == 1 else table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def cut(self, crops: Crops) -> Iterator[Tensor]:
+        """See ``PixelSource``."""
+        for part in zip(*(torch.from_numpy(part).to(self.table.device) for part in crops), strict=True):
+            yield self.cut_one(*part)
+
+    def cut_one(self, index: Tensor, _down: Tensor, _right: Tensor, flip: Tensor) -> Tensor:
+        """The features of one batch, by tensors on the device."""
+        return self.table[index, flip.long()]
+
+
 def _readable(item: Array | ImageError) -> Array:
     if isinstance(item, ImageError):
         raise DataError(f"{item.name} was readable before and is not now: {item.reason}. Repair it and train again")

@@ -46,10 +46,10 @@ def _adapted(
     encoder = upgrade.encoder
     if upgrade.teacher is None:
         return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
-    if encoder.projection is not None or encoder.feature_dim != upgrade.teacher.feature_dim:
+    if encoder.classifier.fixed or encoder.feature_dim != upgrade.teacher.feature_dim:
         raise ModelError(
-            "fan adapts the backbone's own features, of one width in both versions; this model has a projection or "
-            "another width. Begin with fan from v1"
+            "fan adapts features before a trainable classifier, of one width in both versions; this model has a fixed "
+            "one or another width. Begin with fan from v1"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(upgrade.seed)  # the same start whenever a run is repeated or resumed

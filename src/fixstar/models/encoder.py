@@ -26,7 +26,7 @@ from fixstar.durable import flush, is_vacant
 from fixstar.errors import FixstarError, ImageError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
-from fixstar.models.backbones import Backbone, create_backbone
+from fixstar.models.backbones import BACKBONES, Backbone, create_backbone
 from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
 from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS, library_model
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
@@ -81,10 +81,11 @@ class Outputs:
     def cosines(self, other: Outputs) -> Tensor:
         """cos(z_i, z'_j) of all features with all of another model's, [B, B'].
 
-        Where d > m they come from the m x m matrix P^T P' and no z is made: P h . P' h' = h^T (P^T P') h'.
+        Where it is less work they come from the m x m matrix P^T P' and no z is made: P h . P' h' = h^T (P^T P') h'.
         """
         P, Q = self.projection, other.projection
-        if P is None or Q is None or P.shape[0] <= P.shape[1] or Q.shape[0] <= Q.shape[1]:
+        rows = len(self.h) + len(other.h)
+        if P is None or Q is None or rows < P.shape[1] or P.shape[0] <= P.shape[1] or Q.shape[0] <= Q.shape[1]:
             return functional.normalize(self.z.float()) @ functional.normalize(other.z.float()).T
         return self._unit_scaled() @ (P.T @ Q) @ other._unit_scaled().T
 
@@ -196,7 +197,12 @@ class Encoder(nn.Module):
         """
         if classifier not in CLASSIFIERS:
             raise UnknownNameError("classifier", classifier, CLASSIFIERS)
-        body = create_backbone(backbone, **(backbone_options or {})) if isinstance(backbone, str) else backbone
+        body = backbone
+        if isinstance(body, str):
+            options = dict(backbone_options or {})
+            if preprocessing is not None and body not in BACKBONES:  # a model from elsewhere is measured by it
+                options["preprocessing"] = preprocessing.to_json()
+            body = create_backbone(body, **options)
         if CLASSIFIERS[classifier].fixed:
             if width is not None:
                 raise InputError(f"the width of a feature before a {classifier} follows from its capacity; got {width}")
@@ -265,8 +271,11 @@ class Encoder(nn.Module):
     ) -> Outputs:
         """uint8 pixels [B, C, H, W] (and the targets, for heads with a margin) to features and logits.
 
-        ``bfloat16`` runs the backbone in that precision; projection and classifier always see float32.
+        ``bfloat16`` runs the backbone in that precision; projection and classifier always see float32. Rows of floats
+        [B, m + ...] are features of the backbone that were made before, in their first m columns.
         """
+        if pixels.ndim == 2:
+            return self.heads(pixels[:, : self.backbone.feature_dim], targets)
         x = self.normalise(pixels)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             if bfloat16 or not x.is_cuda:
@@ -280,9 +289,14 @@ class Encoder(nn.Module):
         return Outputs(h, self.classifier, None if self.projection is None else self.projection.weight, targets, maps)
 
     def features(self, pixels: Tensor, form: Form = "full") -> Tensor:
-        """Features of uint8 pixels: z / |z| [B, d], the exact short form [B, min(d, m)], or z itself ("raw")."""
-        x = self.normalise(pixels)
-        h: Tensor = self.backbone(x if x.is_cuda else x.contiguous(memory_format=torch.channels_last))
+        """Features of uint8 pixels: z / |z| [B, d], the exact short form [B, min(d, m)], or z itself ("raw").
+
+        In place of pixels it takes features of the backbone [B, m] too.
+        """
+        h = pixels
+        if pixels.ndim != 2:
+            x = self.normalise(pixels)
+            h = self.backbone(x if x.is_cuda else x.contiguous(memory_format=torch.channels_last))
         if self.projection is not None:
             h = h @ (self._short_factor() if form == "short" else self.projection.weight).T
         return h if form == "raw" else unit(h)
@@ -335,6 +349,11 @@ class Encoder(nn.Module):
         self.projection.out_features = head.feature_dim
         self.classifier, self.slots = head.train(self.classifier.training), self.slots.grown(extra)
 
+    def project(self) -> None:
+        """Put a projection after the backbone, if there is none: the identity at first, so no feature changes."""
+        if self.projection is None:
+            self.projection = _projection(self.backbone, self.backbone.feature_dim).to(self.device)
+
     def join_slots(self, other: Encoder) -> None:
         """Add the classes of another model at the slots they own there; a trainable classifier grows.
 
@@ -369,6 +388,8 @@ class Encoder(nn.Module):
     ) -> Vectors:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors; decoding overlaps with the model.
 
+        A float array [N, m] is features of the backbone, made before.
+
         ``form="short"`` gives the exact short form, which a gallery stores; ``"raw"`` gives z before normalisation. An
         image that cannot be read raises ``ImageError`` (``bad="refuse"``), or its row is NaN and ``on_bad`` is called
         with the error (``bad="skip"``). ``decode`` reads one image; see ``decode_ahead``.
@@ -398,6 +419,13 @@ class Encoder(nn.Module):
     ) -> Iterator[tuple[list[int], Tensor]]:
         """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
         shape = (*self.preprocessing.size, self.preprocessing.channels)
+        if isinstance(images, np.ndarray) and images.dtype == np.float32 and images.ndim == 2:
+            if images.shape[1] != self.backbone.feature_dim:
+                raise InputError(f"features have {self.backbone.feature_dim} components here, got {images.shape[1]}")
+            for start in range(0, len(images), batch_size):
+                part = torch.from_numpy(images[start : start + batch_size])
+                yield list(range(start, start + len(part))), part
+            return
         if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == shape:
             for start in range(0, len(images), batch_size):  # pixels as the model takes them
                 part = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size]))

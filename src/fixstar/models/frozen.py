@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -125,6 +125,13 @@ class FrozenEncoder:
         for extra in grown:
             self._encoder.grow(extra)
         self._folded: FoldedCifarResNet | None = None
+        self._columns: slice | None = None
+        self._made: Callable[[Encoder, Any], Any] | None = None
+
+    def reads(self, columns: slice, made: Callable[[Encoder, Any], Any]) -> FrozenEncoder:
+        """Itself, for training on features made before: its columns in a row, and what gives those of images."""
+        self._columns, self._made = columns, made
+        return self
 
     def to(self, device: torch.device) -> FrozenEncoder:
         """Itself, moved."""
@@ -135,6 +142,8 @@ class FrozenEncoder:
     def __call__(self, pixels: Tensor, maps: bool = False, bfloat16: bool = False) -> Outputs:
         """The outputs of the past model for uint8 pixels."""
         encoder = self._encoder
+        if self._columns is not None:
+            return self.heads(pixels[:, self._columns])
         with torch.no_grad():
             pixels = refit_pixels(pixels, encoder.preprocessing)
             if bfloat16 and not maps and FoldedCifarResNet.supports(encoder.backbone):
@@ -155,6 +164,8 @@ class FrozenEncoder:
 
     def encode(self, images: Any, form: Form = "full") -> np.ndarray[Any, np.dtype[np.float32]]:
         """The features of many images, as ``Encoder.encode``; arrays of another size are resized whole."""
+        if self._made is not None:
+            return self._encoder.encode(self._made(self._encoder, images), form=form)
         own = self._encoder.preprocessing
         pixels = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
         if pixels and images.shape[1:] != (*own.size, own.channels):

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from fixstar.training.loop import EpochLog, train
     from fixstar.training.run import Training, ValidationScores
     from fixstar.training.scenarios import lifelong, replacing, retraining, run_scenario, train_versions
-    from fixstar.training.settings import CIFAR_CORES, CIFAR_LIFELONG, Recipe, Settings, paper_recipe
+    from fixstar.training.settings import CIFAR_CORES, CIFAR_LIFELONG, FROZEN, Recipe, Settings, paper_recipe
     from fixstar.training.version import TrainingContext, Validation, Version, train_version, version_features
 
 _MODULES = {
     "loop": ("EpochLog", "train"),
     "run": ("Training", "ValidationScores"),
     "scenarios": ("lifelong", "replacing", "retraining", "run_scenario", "train_versions"),
-    "settings": ("CIFAR_CORES", "CIFAR_LIFELONG", "Recipe", "Settings", "paper_recipe"),
+    "settings": ("CIFAR_CORES", "CIFAR_LIFELONG", "FROZEN", "Recipe", "Settings", "paper_recipe"),
     "version": ("TrainingContext", "Validation", "Version", "train_version", "version_features"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
@@ -27,6 +27,7 @@ _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "CIFAR_CORES",
     "CIFAR_LIFELONG",
+    "FROZEN",
     "EpochLog",
     "Recipe",
     "Settings",

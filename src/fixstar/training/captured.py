@@ -85,7 +85,8 @@ class CapturedSteps:
     def _record(self) -> torch.cuda.CUDAGraph:
         """Warm up and record, then restore weights, statistics and momenta."""
         run, modules = self._run, self._run.modules()
-        worthwhile = self._part.steps >= _WORTH_COMPILING and not run.maps and run.encoder.backbone.training
+        trained = run.encoder.backbone.training and not (run.maps or run.frozen)
+        worthwhile = self._part.steps >= _WORTH_COMPILING and trained
         with (
             _restored(modules, self._optimiser),
             _without_batch_counts(modules),

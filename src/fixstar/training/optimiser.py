@@ -19,7 +19,7 @@ def create_optimiser(run: Training, part: Part) -> optim.Optimizer:
     backbone = {id(p) for p in run.encoder.backbone.parameters()}
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for p in run.trained(part.stage).parameters():
-        if p.requires_grad:
+        if p.requires_grad and not (run.frozen and id(p) in backbone):
             factor = recipe.backbone_rate if id(p) in backbone else 1.0
             decay = recipe.weight_decay if recipe.decay_norms or p.ndim > 1 else 0.0
             members.setdefault((factor, decay), []).append(p)

@@ -37,8 +37,8 @@ class Training:
     """What one version's training works on.
 
     ``fingerprint`` prevents resuming with other settings; ``fingerprint_parts`` say what differs. ``teacher`` is the
-    previous model and ``first`` the first one. ``maps`` gives feature maps to the terms. ``select`` scores the model
-    after each epoch, to keep the best compatible one.
+    previous model and ``first`` the first one. If ``frozen``, the backbone is not trained. ``maps`` gives feature maps
+    to the terms. ``select`` scores the model after each epoch, to keep the best compatible one.
     """
 
     encoder: Encoder
@@ -54,6 +54,7 @@ class Training:
     title: str = "training"
     progress: bool = True
     maps: bool = False
+    frozen: bool = False
     select: Select | None = None
 
     def modules(self) -> nn.ModuleDict:

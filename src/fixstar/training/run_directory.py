@@ -5,6 +5,7 @@ run.json                     method, settings and data; resuming with others is 
 versions/v1, v2, ...         finished encoders, never rewritten
 memory/v1.safetensors, ...   the replay memory after each version
 checkpoint-vN.safetensors    the version being trained, after its last complete epoch
+features/                    a frozen backbone's features of images; may be deleted
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ class RunDirectory:
     def memory(self, number: int) -> Path:
         """The replay memory after version ``number``."""
         return self.path / "memory" / f"v{number}.safetensors"
+
+    @property
+    def features(self) -> Path:
+        """A frozen backbone's features."""
+        return self.path / "features"
 
     def finish(self, number: int, encoder: Encoder, memory: ReplayMemory) -> None:
         """Save a finished version. The memory is written first, so that a version on disk is always complete."""

@@ -24,7 +24,7 @@ from fixstar.models import Encoder
 from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero
 from fixstar.training.run_directory import RunDirectory
-from fixstar.training.settings import Settings, paper_recipe
+from fixstar.training.settings import FROZEN, Settings, paper_recipe
 from fixstar.training.version import TrainingContext, Validation, Version, train_version
 
 _MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "width", "preprocessing")
@@ -47,8 +47,10 @@ def train_versions(
     if not images:
         raise InputError("give one image set or folder per version, such as train('photos/2024', 'photos/2025')")
     sets = [one if isinstance(one, ImageSet) else open_images(one) for one in images]
-    chosen = create_method(method) if isinstance(method, str) else method
-    recipe = settings.pop("recipe", None) or paper_recipe(chosen.scenario)
+    frozen = bool(settings.get("frozen"))
+    usual = {"rotated": False} if frozen and method == "polaris" else {}  # each turn would be embedded too
+    chosen = create_method(method, **usual) if isinstance(method, str) else method
+    recipe = settings.pop("recipe", None) or (FROZEN if frozen else paper_recipe(chosen.scenario))
     settings = {"capacity": 10_000, **settings}
     stream = TaskStream(
         tuple(Task(number, one) for number, one in enumerate(sets, start=1)),
@@ -198,8 +200,15 @@ class _Sequence:
                 images = task.images if is_lifelong else self.stream.seen(number)
                 checkpoint = None if run is None else run.checkpoint(number)
                 replacement = self.replacements.get(number)
+                features = None if run is None else run.features
                 context = TrainingContext(
-                    previous, memory, replacement, self.pretrained, first=first, first_vectors=vectors
+                    previous,
+                    memory,
+                    replacement,
+                    self.pretrained,
+                    first=first,
+                    first_vectors=vectors,
+                    features=features,
                 )
                 settings = self._settings(number)
                 method = (self.first_method if number == 1 else None) or self.method

@@ -17,6 +17,7 @@ from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, Scenario
 from fixstar.models import Encoder, resolve_device
+from fixstar.models.backbones import BACKBONES
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.models.slots import CAPACITY, Side
 
@@ -127,6 +128,7 @@ def _is_ascending(milestones: tuple[float, ...]) -> bool:
 
 
 CIFAR_LIFELONG = Recipe()
+FROZEN = Recipe(epochs=20, learning_rate=0.01, milestones=(14, 18))  # larger steps forget what the backbone knows
 CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # CoReS, section 5.1
 
 
@@ -140,9 +142,11 @@ class Settings:
     """The model, the recipe and the replay memory of a sequence of versions.
 
     ``capacity`` is K, the maximum number of classes of a simplex: choose it large, it costs O(K). ``width`` is that of
-    the features before a trainable classifier, if it is not the backbone's own. ``grown`` are the
-    capacities of simplices added later (see ``lifelong``): a version gets those that it lacks before its classes get
-    slots. ``preprocessing`` replaces the backbone's own. New classes take their slots from ``side``.
+    the features before a trainable classifier, if it is not the backbone's own. ``grown`` are the capacities of
+    simplices added later (see ``lifelong``): a version gets those that it lacks before its classes get slots. New
+    classes take their slots from ``side``. ``preprocessing`` replaces the backbone's own; an ONNX model or a module of
+    the user's has none. A ``frozen`` backbone keeps its weights: projection and classifier are trained on the features
+    that it makes of every image once.
     """
 
     backbone: str = "resnet32"
@@ -160,6 +164,7 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     grown: tuple[int, ...] = ()
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -183,6 +188,11 @@ class Settings:
 
         Growth does not change the other weights: its rows of the projection are drawn last.
         """
+        if self.frozen and self.backbone in BACKBONES:
+            raise InputError(
+                f"{self.backbone} starts from random weights, and a frozen backbone keeps its weights. Choose a "
+                "trained model: hf:NAME_OR_FOLDER, an ONNX file or a module of your own"
+            )
         if self.grown and CLASSIFIERS[method.classifier].fixed and method.classifier != "simplex":
             raise InputError(f"only a simplex grows, and {method.name} trains a {method.classifier}")
         added = {"added": self.grown} if self.grown and method.classifier == "simplex" else {}

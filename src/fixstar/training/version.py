@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +18,23 @@ from numpy.typing import NDArray
 
 from fixstar.data.batches import Batches, BatchSource
 from fixstar.data.image_set import ImageSet
-from fixstar.data.pixels import PixelSource, ResidentPixels, available_memory, pixel_source, resident_budget
+from fixstar.data.pixels import (
+    PixelSource,
+    ResidentFeatures,
+    ResidentPixels,
+    available_memory,
+    pixel_source,
+    resident_budget,
+)
 from fixstar.data.replay import HeldOut, ReplayMemory, hold_out
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import InputError, ModelError, NextStep
 from fixstar.evaluation import Pairs, VersionFeatures, cross_test
 from fixstar.methods import Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import all_gather_json, local_device, world
+from fixstar.training.features import FrozenFeatures
 from fixstar.training.loop import EpochLog, train
 from fixstar.training.run import Select, Training, ValidationScores, selected_epoch
 from fixstar.training.settings import Settings
@@ -55,7 +64,8 @@ class TrainingContext:
     Training starts from a ``replacement`` instead of the previous version, and it becomes the teacher. ``pretrained``
     is the start for methods that do not continue from the last version. ``old_vectors`` may be all that is left of an
     old model. ``first`` is the oldest version with vectors in use. ``first_vectors`` are those of remembered images,
-    each by the version that learnt its class.
+    each by the version that learnt its class. ``features`` is the folder for a frozen backbone's features of images;
+    without it they are not kept.
     """
 
     previous: Encoder | None = None
@@ -65,6 +75,7 @@ class TrainingContext:
     old_vectors: OldVectors | None = None
     first: Encoder | None = None
     first_vectors: OldVectors | None = None  # in no fingerprint: earlier versions and the memory determine them
+    features: Path | None = None
 
     @property
     def predecessor(self) -> Encoder | None:
@@ -114,9 +125,14 @@ def train_version(
             stacklevel=2,
         )
     predecessor, seed = context.predecessor, settings.seed * 1009 + number
+    features = None
+    if settings.frozen:
+        flip = settings.augmentation.flip
+        features = FrozenFeatures(encoder, context.features, flip, method.rotated, progress)
     teacher = None
     if predecessor is not None and {"old model", "old classifier"} & method.needs:
-        teacher = _teacher(predecessor, encoder).to(device)
+        teacher = _teacher(predecessor, encoder, features).to(device)
+    first = _first_teacher(context, encoder, method, features)
     held = hold_out(
         images,
         context.memory.images,
@@ -124,8 +140,8 @@ def train_version(
         settings.seed,
         lambda part: part.load(encoder.preprocessing, settings.bad_images).images,
     )
-    batches, readable = _batches(encoder, held.images, held.memory, method, settings, number, progress)
-    upgrade = _upgrade(encoder, teacher, held._replace(images=readable), context, method, seed)
+    batches, readable = _batches(encoder, held.images, held.memory, method, settings, number, progress, features)
+    upgrade = _upgrade(encoder, teacher, held._replace(images=readable), context, method, seed, features)
     fingerprint = fingerprint_of(number, images, context, method, settings, validation)
     run = Training(
         encoder=encoder,
@@ -133,7 +149,7 @@ def train_version(
         batches=batches,
         recipe=settings.recipe,
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
-        first=_first_teacher(context, encoder, method, device),
+        first=None if first is None else first.to(device),
         seed=seed,
         checkpoint=checkpoint,
         fingerprint=fingerprint.whole,
@@ -141,26 +157,28 @@ def train_version(
         title=f"training v{number}",
         progress=progress,
         maps=method.maps,
-        select=validation.select(predecessor) if validation is not None and predecessor is not None else None,
+        frozen=settings.frozen,
+        select=validation.select(predecessor, features) if validation is not None and predecessor is not None else None,
     )
     log = train(run)
     encoder.about = _about(number, images, context, method, settings, log, validation)
     return Version(number, encoder, tuple(log), readable)
 
 
-def _teacher(predecessor: Encoder, encoder: Encoder) -> FrozenEncoder:
+def _teacher(predecessor: Encoder, encoder: Encoder, features: FrozenFeatures | None) -> FrozenEncoder:
     """The predecessor, with the simplices that only the new version has: its features are zero there."""
-    return FrozenEncoder(predecessor, missing_growth(predecessor, encoder.classifier.added))
+    teacher = FrozenEncoder(predecessor, missing_growth(predecessor, encoder.classifier.added))
+    return teacher if features is None else teacher.reads(features.columns(predecessor), features.of)
 
 
 def _first_teacher(
-    context: TrainingContext, encoder: Encoder, method: Method, device: torch.device
+    context: TrainingContext, encoder: Encoder, method: Method, features: FrozenFeatures | None
 ) -> FrozenEncoder | None:
     """The first version as a second teacher, from the third version on, for methods that ask for it."""
     first = context.first
     if first is None or first is context.previous or context.previous is None or not method.first:
         return None
-    return _teacher(first, encoder).to(device)
+    return _teacher(first, encoder, features)
 
 
 def _upgrade(
@@ -170,6 +188,7 @@ def _upgrade(
     context: TrainingContext,
     method: Method,
     seed: int,
+    features: FrozenFeatures | None,
 ) -> Upgrade:
     predecessor, images = context.predecessor, held.images
     known = predecessor.slots if predecessor is not None else Slots()
@@ -178,7 +197,8 @@ def _upgrade(
     if vectors is None and predecessor is not None and "old vectors" in method.needs:
         seen = images.of_classes([name for name in images.classes if name in known])
         if len(seen):  # the vectors that a gallery would hold of them
-            vectors = OldVectors(FrozenEncoder(predecessor).encode(seen.images), seen.labels, seen.classes)
+            shown = seen.images if features is None else features.of(predecessor, seen.images)
+            vectors = OldVectors(FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes)
     return Upgrade(encoder, teacher, images, known.classes, new, held.memory, held.held_out, vectors, seed)
 
 
@@ -190,20 +210,25 @@ def _batches(
     settings: Settings,
     number: int,
     progress: bool,
+    features: FrozenFeatures | None,
 ) -> tuple[Batches, ImageSet]:
     """Batches of new and replayed images, and the new images that can be read."""
     sources, kept = [], []
     for part, replay in ((images, False), (memory, True)):
         if part is not None and len(part):
-            source, readable = pixel_source(
-                part,
-                encoder.preprocessing,
-                settings.augmentation,
-                encoder.device,
-                settings.bad_images,
-                _budget(encoder.device),
-                show_progress=progress and world().is_rank_zero,
-            )
+            source: PixelSource
+            if features is not None:
+                source, readable = features.source(part, settings.bad_images)
+            else:
+                source, readable = pixel_source(
+                    part,
+                    encoder.preprocessing,
+                    settings.augmentation,
+                    encoder.device,
+                    settings.bad_images,
+                    _budget(encoder.device),
+                    show_progress=progress and world().is_rank_zero,
+                )
             targets = encoder.targets(readable.classes)[torch.from_numpy(readable.labels)]
             sources.append(BatchSource(_shared(source), targets, replay))
             kept.append(readable)
@@ -221,7 +246,8 @@ def _budget(device: torch.device) -> int | None:
 
 
 def _shared(source: PixelSource) -> PixelSource:
-    return source if isinstance(source, ResidentPixels) or world().size == 1 else SharedPixels(source)
+    streamed = not isinstance(source, ResidentPixels | ResidentFeatures)
+    return SharedPixels(source) if streamed and world().size > 1 else source
 
 
 def _about(
@@ -263,6 +289,28 @@ def starting_encoder(
 ) -> Encoder:
     """The previous weights, the replacement's, or new ones; classes seen before always keep their slots."""
     require_same_classifier(context, method)
+    encoder = _started(number, images, context, method, settings)
+    _require_trainable(encoder, method, settings)
+    if settings.frozen:
+        encoder.project()  # or a trainable classifier would leave the features as they are
+    return encoder
+
+
+def _require_trainable(encoder: Encoder, method: Method, settings: Settings) -> None:
+    """Refuse what cannot be trained: a backbone that only runs, and maps that never change."""
+    if settings.frozen and method.maps:
+        raise InputError(
+            f"method {method.name!r} compares feature maps, and a frozen backbone's never change; choose another method"
+        )
+    if not settings.frozen and not any(p.requires_grad for p in encoder.backbone.parameters()):
+        raise InputError(
+            f"the backbone {settings.backbone} has no weights that can be trained: an ONNX model only runs. Train the "
+            "layers after it, with a frozen backbone",
+            NextStep("repeat", {"frozen": True}),
+        )
+
+
+def _started(number: int, images: ImageSet, context: TrainingContext, method: Method, settings: Settings) -> Encoder:
     base = context.replacement
     if base is None and method.initialisation == "previous":
         base = context.previous
@@ -431,13 +479,18 @@ class Validation:
                 f"{self.queries.classes} and {self.gallery.classes}; use of_classes on one of them"
             )
 
-    def select(self, previous: Encoder) -> Select:
-        """Scores a model after an epoch against ``previous``, whose own test is run once."""
-        old = version_features("old", previous, self.queries, self.gallery)
+    def select(self, previous: Encoder, made: FrozenFeatures | None = None) -> Select:
+        """Scores a model after an epoch against ``previous``, whose own test is run once.
+
+        ``made`` has the features of a frozen backbone.
+        """
+
+        shown = functools.cache(lambda model: _shown(model, self.queries, self.gallery, made))
+        old = _features_of("old", previous, shown(previous))
         old_self_test = float(self._matrix(old)[0, 0])
 
         def scores(encoder: Encoder) -> ValidationScores:
-            new = version_features("new", encoder, self.queries, self.gallery)
+            new = _features_of("new", encoder, shown(encoder))
             matrix = self._matrix(old, new)
             return ValidationScores(float(matrix[1, 1]), float(matrix[1, 0]), old_self_test)
 
@@ -454,11 +507,28 @@ class Validation:
 
 
 def version_features(
-    name: str, encoder: Encoder, queries: ImageSet, gallery: ImageSet, progress: bool = False
+    name: str,
+    encoder: Encoder,
+    queries: ImageSet,
+    gallery: ImageSet,
+    progress: bool = False,
+    made: FrozenFeatures | None = None,
 ) -> VersionFeatures:
-    """A version's short forms of query and gallery images, ready for a cross-test."""
+    """A version's short forms of query and gallery images, ready for a cross-test.
+
+    ``made`` keeps the features of a frozen backbone, which then runs once per image.
+    """
+    return _features_of(name, encoder, _shown(encoder, queries, gallery, made), progress)
+
+
+def _shown(encoder: Encoder, queries: ImageSet, gallery: ImageSet, made: FrozenFeatures | None) -> list[Any]:
+    """What an encoder embeds: images, or its frozen backbone's features of them; once if both sets are one."""
     sets = [queries] if queries is gallery else [queries, gallery]
-    vectors = [encoder.encode(part.images, form="short", progress=progress) for part in sets]
+    return [part.images if made is None else made.of(encoder, part.images) for part in sets]
+
+
+def _features_of(name: str, encoder: Encoder, images: Sequence[Any], progress: bool = False) -> VersionFeatures:
+    vectors = [encoder.encode(part, form="short", progress=progress) for part in images]
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
     return VersionFeatures(
         name, vectors[0], vectors[-1], encoder.projection_matrix(), adapt, parts=encoder.classifier.parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.evaluation.verification import gallery_query_split
+from fixstar.images import Preprocessing
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
 from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version
@@ -37,7 +39,8 @@ class UpgradeOptions:
     Trials do not vary what is given here: the method, the learning rate (alone or with a recipe), the start.
 
     ``start`` names the version to continue from, if it is not the newest one. ``from_scratch`` starts from random
-    weights instead. ``replace`` starts from another model: the name of a backbone, or a directory with a saved encoder.
+    weights instead. ``replace`` starts from another model: the name of a backbone, which may have a
+    ``preprocessing`` of its own, or a directory with a saved encoder. ``frozen`` keeps the backbone's weights.
     ``keep_images=False`` trains without replayed images and keeps none, nor do later versions. ``hold_out`` is the
     share of images that are kept for the gate instead of being trained on; with ``select`` they also choose the epoch
     (CoReS, eq. 11).
@@ -52,6 +55,8 @@ class UpgradeOptions:
     bad_images: Literal["refuse", "skip"] = "refuse"
     from_scratch: bool = False
     replace: str | None = None
+    preprocessing: Preprocessing | None = None
+    frozen: bool | None = None
     keep_images: bool = True
     hold_out: float = 0.0
     select: bool = False
@@ -77,7 +82,8 @@ def train_first(
         )
     if names := registry.names():
         raise InputError(f"{registry.path} has {names[-1]} already", NextStep("upgrade", {"data": ...}))
-    past = TrainingContext(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors)
+    features = RunDirectory(registry.path).features
+    past = TrainingContext(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors, features=features)
     split = split_off(images, hold_out)
     about = {SHARE: hold_out if split.held is not None else 0.0}
     if old_vectors is not None:
@@ -151,12 +157,17 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
         bad_images=options.bad_images,
         recipe=recipe if options.learning_rate is None else replace(recipe, learning_rate=options.learning_rate),
         seed=settings.seed if options.seed is None else options.seed,
+        frozen=settings.frozen if options.frozen is None else options.frozen,
         grown=registry.growth(),
         replay_per_class=settings.replay_per_class if options.keep_images else 0,
     )
     previous, known = registry.encoder(start), registry.names()
     first = next(name for name in registry.lineage(start) if name in known)
-    past = TrainingContext(previous, first=previous if first == start else registry.encoder(first))
+    past = TrainingContext(
+        previous,
+        first=previous if first == start else registry.encoder(first),
+        features=RunDirectory(registry.path).features,
+    )
     past, settings, method = _starting_point(past, settings, options.method or last_method, options)
     if options.keep_images:
         past = replace(past, memory=ReplayMemory.load(RunDirectory(registry.path).memory(int(start[1:]))))
@@ -229,6 +240,8 @@ def _train_in(
     version.encoder.about.update(about)
     on_rank_zero(lambda: _keep_for_gate(run.path, version, split))
     run.finish(number, version.encoder, remember(setup.past.memory, version, settings))
+    if not settings.replay_per_class:  # nothing of the images may be kept
+        on_rank_zero(lambda: shutil.rmtree(run.features, ignore_errors=True))
     return version
 
 
@@ -280,6 +293,8 @@ def _starting_point(
     past: TrainingContext, settings: Settings, method: Method, options: UpgradeOptions
 ) -> tuple[TrainingContext, Settings, Method]:
     """Where training starts, if not from the last version's weights."""
+    if options.preprocessing is not None and options.replace is None:
+        raise InputError("only a model that replaces the last one has a preprocessing of its own; name it (replace)")
     if options.replace is not None and options.from_scratch:
         raise InputError("from_scratch and replace both say where to start; use only one of them")
     if options.from_scratch:
@@ -290,10 +305,13 @@ def _starting_point(
         model = Encoder.load(options.replace)
         body, shape = model.backbone.name, dict(model.backbone.options)
         return replace(past, replacement=model), replace(settings, backbone=body, backbone_options=shape), method
-    if options.replace not in (known := backbone_names()) and not options.replace.startswith("hf:"):
+    foreign = ":" in options.replace or options.replace.endswith(".onnx")
+    if options.replace not in (known := backbone_names()) and not foreign:
         raise UnknownNameError("backbone", options.replace, known, "Or name a directory with a saved model")
-    other = replace(settings, backbone=options.replace, backbone_options={})
-    return past, settings if other.backbone == settings.backbone else other, replace(method, initialisation="fresh")
+    prepared = options.preprocessing or (None if foreign else settings.preprocessing)
+    other = replace(settings, backbone=options.replace, backbone_options={}, preprocessing=prepared)
+    same = other.backbone == settings.backbone and options.preprocessing is None
+    return past, settings if same else other, replace(method, initialisation="fresh")
 
 
 def _validation(held: ImageSet | None) -> Validation:

@@ -28,6 +28,7 @@ from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
 from fixstar.training import Settings, TrainingContext, train_version, version_features
 from fixstar.training.distributed import from_rank_zero, on_rank_zero
+from fixstar.training.features import FrozenFeatures
 from fixstar.training.version import fingerprint_of
 
 # What is tried beside the settings of the last version.
@@ -205,9 +206,11 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet) -> di
         models = {str(first.about.get("version", "first")): first, **models}
     models["new"] = encoder
 
+    made = FrozenFeatures(encoder, setup.past.features) if setup.settings.frozen else None
+
     def features(queries: ImageSet, gallery: ImageSet) -> list[VersionFeatures]:
         moved = {name: copy.deepcopy(model).to(encoder.device) for name, model in models.items()}
-        return [version_features(name, model, queries, gallery) for name, model in moved.items()]
+        return [version_features(name, model, queries, gallery, made=made) for name, model in moved.items()]
 
     trial = trial_of_images(features, test)
     *older, newest = trial.versions

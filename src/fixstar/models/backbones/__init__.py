@@ -1,7 +1,8 @@
 """Backbones: float images [B, C, H, W] to pooled features [B, feature_dim], without a classifier.
 
 ``create_backbone("resnet18")`` builds one of ours, with random weights; ``create_backbone("hf:FOLDER")`` takes any
-vision model of transformers. Each has the name and options that rebuild it, and how its images are prepared.
+vision model of transformers; an ONNX file or an import path is a model of the user's own. Each has the name and options
+that rebuild it, and how its images are prepared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.models.backbones.base import Backbone
-from fixstar.models.backbones.foreign import ModuleBackbone, OnnxBackbone
+from fixstar.models.backbones.foreign import ModuleBackbone, OnnxBackbone, own_backbone
 from fixstar.models.backbones.hf import hf_backbone
 from fixstar.models.backbones.resnets import CifarResNet, RegNet, ResNet, SENet
 from fixstar.models.backbones.small import LeNetPlusPlus, Tiny
@@ -40,7 +41,10 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {
 _FOREIGN: dict[str, Callable[..., Backbone]] = {"module": ModuleBackbone, "onnx": OnnxBackbone}
 
 _HF = "hf:"
-_HF_HINT = "hf:NAME_OR_FOLDER takes any vision model of transformers, such as hf:facebook/dinov2-small or hf:./my-model"
+_HINT = (
+    "hf:NAME_OR_FOLDER takes any vision model of transformers, such as hf:facebook/dinov2-small or hf:./my-model; "
+    "FILE.onnx and package.module:name take a model of your own"
+)
 
 
 def backbone_names() -> list[str]:
@@ -51,6 +55,9 @@ def backbone_names() -> list[str]:
 def create_backbone(name: str, **options: Any) -> Backbone:
     """A backbone by name: random weights for those of ``BACKBONES``, pre-trained ones for ``hf:NAME_OR_FOLDER``.
 
+    ``FILE.onnx`` and ``package.module:name`` are models of the user's own. They need the option ``preprocessing``
+    (``Preprocessing.to_json``), which models of transformers may have.
+
     >>> create_backbone("resnet18", stem="cifar").feature_dim
     512
     """
@@ -58,8 +65,10 @@ def create_backbone(name: str, **options: Any) -> Backbone:
         builder: Callable[..., Backbone] = partial(hf_backbone, name.removeprefix(_HF))
     elif name in BACKBONES or name in _FOREIGN:
         builder = BACKBONES.get(name) or _FOREIGN[name]
+    elif name.endswith(".onnx") or ":" in name:
+        builder = partial(own_backbone, name)
     else:
-        raise UnknownNameError("backbone", name, BACKBONES, hint=_HF_HINT)
+        raise UnknownNameError("backbone", name, BACKBONES, hint=_HINT)
     allowed = list(inspect.signature(builder).parameters)
     unknown = sorted(set(options) - set(allowed))
     if unknown:

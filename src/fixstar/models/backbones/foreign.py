@@ -69,6 +69,20 @@ def foreign_backbone(
     return backbone
 
 
+def own_backbone(
+    model: str,
+    *,
+    preprocessing: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    weights: str | None = None,
+    output: str | None = None,
+) -> Backbone:
+    """An ONNX file or an import path as the backbone of a model that is trained here; see ``foreign_backbone``."""
+    require_fitting(model, arguments=arguments, weights=weights, output=output)
+    prepared = None if preprocessing is None else Preprocessing.from_json(preprocessing)
+    return foreign_backbone(model, prepared, None, arguments, weights, output)
+
+
 def require_fitting(model: str | Path | nn.Module, **given: object) -> None:
     """Refuse options that do not go with a model: they would be ignored."""
     kind, allowed = _kind(model, given.get("source") is not None)
@@ -200,6 +214,10 @@ class OnnxBackbone(_Foreign):
         backbone.feature_dim = backbone._measured()
         backbone.options["feature_dim"] = backbone.feature_dim
         return backbone
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: each opens the model for itself."""
+        return {**self.__dict__, "_session": None}
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, H, W] to [B, feature_dim]; no gradient flows."""

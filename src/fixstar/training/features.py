@@ -1,0 +1,249 @@
+"""Training on a frozen backbone: its features of every image are made once, kept on disk, and stand in for pixels.
+
+    features/KEY/VIEW/*.safetensors     of up to 1,024 images each: the digest of its bytes, and its feature
+
+KEY is a digest of the backbone, its weights and its preprocessing. VIEW is the image itself, flipped, or turned. A file
+is complete or absent and has a checksum; a damaged one is made again. The folder may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from fixstar.data.image_set import Bad, ImageSet, unreadable_error
+from fixstar.data.pixels import ResidentFeatures
+from fixstar.durable import replace_file
+from fixstar.errors import ImageError, InputError, ModelError
+from fixstar.images import decode_ahead
+from fixstar.models import Encoder
+from fixstar.progress import progress_bar
+from fixstar.training.checkpoint import weights_digest
+from fixstar.training.distributed import from_rank_zero, world
+
+_BATCH = 64  # images through the backbone at a time
+_SHARD = 1024  # images in a file; a kill loses fewer
+_DIGEST = 16  # bytes
+_FORMAT = "fixstar-features"
+
+Vectors = NDArray[np.float32]
+
+
+class View(NamedTuple):
+    """How an image is shown to the backbone."""
+
+    flip: bool
+    turn: int  # by 90 degrees
+
+    def of(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, C, H, W], flipped first, then turned."""
+        return torch.rot90(pixels.flip(3) if self.flip else pixels, self.turn, (2, 3))
+
+
+PLAIN = View(flip=False, turn=0)
+
+
+class FrozenFeatures:
+    """The features of the model that is trained and of its predecessors, in the views that training asks for.
+
+    A row is one image: the features of the model itself first, then those of each other backbone. Without a ``folder``
+    nothing is kept.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        folder: Path | None = None,
+        flip: bool = False,
+        rotated: bool = False,
+        progress: bool = False,
+    ) -> None:
+        self._flips, self._turns = (False, True) if flip else (False,), range(4 if rotated else 1)
+        self._device, self._show, self._shared = encoder.device, progress and world().is_rank_zero, folder is not None
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="fixstar-features-")
+        self._folder = folder or Path(self._temporary.name if self._temporary else "")
+        self._models: dict[str, Encoder] = {}
+        self.columns(encoder)
+        if rotated and encoder.preprocessing.size[0] != encoder.preprocessing.size[1]:
+            raise InputError(f"only square images are rotated, got {encoder.preprocessing.size} pixels")
+
+    def columns(self, model: Encoder) -> slice:
+        """Where a model's features are in a row. A new backbone is added at the end."""
+        key = _backbone_key(model)
+        if key not in self._models:
+            on_device = model if model.device == self._device else copy.deepcopy(model).to(self._device)
+            self._models[key] = on_device
+        widths = [other.backbone.feature_dim for other in self._models.values()]
+        place = list(self._models).index(key)
+        return slice(sum(widths[:place]), sum(widths[: place + 1]))
+
+    def source(self, images: ImageSet, bad: Bad = "refuse") -> tuple[ResidentFeatures, ImageSet]:
+        """The features of a set, ready for batches, and the set without the images that cannot be read."""
+        digests = _digests(images.images)
+        views = [View(flip, turn) for flip in self._flips for turn in self._turns]
+        unread = self._make(self._models, images.images, digests, views)
+        if unread and (bad == "refuse" or len(unread) == len(images)):
+            raise unreadable_error(unread, len(images))
+        for image in unread:
+            warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
+        kept = sorted(set(range(len(images))) - {image.index for image in unread})
+        chosen = [digests[row] for row in kept]
+        rows = np.stack([self._row(self._models, chosen, view) for view in views], axis=1)
+        table = torch.from_numpy(rows.reshape(len(kept), len(self._flips), len(self._turns), -1)).to(self._device)
+        return ResidentFeatures(table), images.take(kept) if unread else images
+
+    def of(self, model: Encoder, images: Any) -> Vectors:
+        """A model's features [N, m] of images as they are; all must be readable."""
+        self.columns(model)
+        digests, models = _digests(images), {key: self._models[key] for key in [_backbone_key(model)]}
+        if unread := self._make(models, images, digests, [PLAIN]):
+            raise unreadable_error(unread, len(images))
+        return self._row(models, digests, PLAIN)
+
+    def _make(
+        self, models: Mapping[str, Encoder], images: Any, digests: Sequence[bytes], views: Sequence[View]
+    ) -> list[ImageError]:
+        """Make what is missing; an error for each image that cannot be read. Of several processes only one writes."""
+
+        def make() -> list[list[Any]]:
+            reasons: dict[bytes, str] = {}
+            for key, model in models.items():
+                reasons |= _make(model, images, digests, views, self._folder / key, self._show)
+            return [[_name(images, row), reasons[one], row] for row, one in enumerate(digests) if one in reasons]
+
+        return [ImageError(*bad) for bad in (from_rank_zero(make) if self._shared else make())]
+
+    def _row(self, models: Mapping[str, Encoder], digests: Sequence[bytes], view: View) -> Vectors:
+        """The features of images in one view, those of several backbones side by side."""
+        parts = []
+        for key, model in models.items():
+            rows, features = _stored(_place(self._folder / key, view), model.backbone.feature_dim)
+            parts.append(features[[rows[digest] for digest in digests]])
+        return np.concatenate(parts, axis=1)
+
+
+def _backbone_key(model: Encoder) -> str:
+    """A digest of everything that a backbone's features depend on."""
+    facts = [model.backbone.name, model.backbone.options, model.preprocessing.to_json(), weights_digest(model.backbone)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _place(folder: Path, view: View) -> Path:
+    return folder / f"flip{int(view.flip)}-turn{view.turn}"
+
+
+def _name(images: Any, row: int) -> str:
+    return str(images[row]) if isinstance(images[row], Path) else f"image {row}"
+
+
+def _digests(images: Any) -> list[bytes]:
+    """A digest of each image's bytes: of its file, or of its pixels."""
+
+    def digest(row: int) -> bytes:
+        source = images[row]
+        try:
+            content = source.read_bytes() if isinstance(source, Path) else np.ascontiguousarray(source).tobytes()
+        except OSError:
+            return f"row {row}".encode()  # never stored: decoding says what is wrong
+        return hashlib.blake2b(content, digest_size=_DIGEST).digest()
+
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(digest, range(len(images))))
+
+
+def _make(
+    model: Encoder, images: Any, digests: Sequence[bytes], views: Sequence[View], folder: Path, show: bool
+) -> dict[bytes, str]:
+    """Store the features that a folder lacks, file by file; why an image has none, by its digest."""
+    width, reasons = model.backbone.feature_dim, dict[bytes, str]()
+    known = {view: set(_stored(_place(folder, view), width)[0]) for view in views}
+    missing: dict[bytes, int] = {}
+    for row, digest in enumerate(digests):
+        if any(digest not in stored for stored in known.values()):
+            missing.setdefault(digest, row)
+    names, training = list(missing), model.training
+    with progress_bar("embedding", len(names), "images", show=show and bool(names)) as advance:
+        for start in range(0, len(names), _SHARD):
+            chunk = names[start : start + _SHARD]
+            made = {view: (list[bytes](), list[Vectors]()) for view in views}
+            decoded = decode_ahead([images[missing[name]] for name in chunk], model.preprocessing)
+            pairs = zip(chunk, decoded, strict=True)
+            while batch := list(itertools.islice(pairs, _BATCH)):
+                reasons |= {name: item.reason for name, item in batch if isinstance(item, ImageError)}
+                pixels = {name: item for name, item in batch if not isinstance(item, ImageError)}
+                for view, (held, features) in made.items():
+                    if lacking := [name for name in pixels if name not in known[view]]:
+                        held += lacking
+                        features.append(_seen(model, np.stack([pixels[name] for name in lacking]), view))
+                advance(len(batch))
+            for view, (held, features) in made.items():
+                if held:
+                    _store(_place(folder, view), held, np.concatenate(features))
+    model.train(training)
+    return reasons
+
+
+@torch.no_grad()
+def _seen(model: Encoder, pixels: NDArray[np.uint8], view: View) -> Vectors:
+    """The backbone's features [B, m] of pixels [B, H, W, C], in float32."""
+    planes = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(model.device)
+    x = model.eval().normalise(view.of(planes))
+    features = model.backbone(x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)).float().cpu().numpy()
+    if not np.isfinite(features).all():
+        raise ModelError(f"the backbone {model.backbone.name} returned non-finite values")
+    found: Vectors = features
+    return found
+
+
+def _store(folder: Path, digests: Sequence[bytes], features: Vectors) -> None:
+    tensors: dict[str, NDArray[Any]] = {
+        "digests": np.frombuffer(b"".join(digests), np.uint8).reshape(-1, _DIGEST),
+        "features": features,
+    }
+    metadata = {"format": _FORMAT, "checksum": _checksum(tensors)}
+    name = hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()
+    replace_file(folder / f"{name}.safetensors", lambda partial: save_file(tensors, partial, metadata))
+
+
+def _stored(folder: Path, width: int) -> tuple[dict[bytes, int], Vectors]:
+    """The row of each digest, and the features [N, width]. A damaged file is deleted, and made again later."""
+    rows: dict[bytes, int] = {}
+    tables = [np.zeros((0, width), np.float32)]
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                tensors = {name: file.get_tensor(name) for name in ("digests", "features")}
+                intact = (file.metadata() or {}).get("checksum") == _checksum(tensors)
+        except (SafetensorError, OSError):
+            intact = False
+        if not intact:
+            warnings.warn(f"{path} is damaged; its features are made again", stacklevel=2)
+            path.unlink(missing_ok=True)
+            continue
+        rows |= {bytes(digest): total + row for row, digest in enumerate(tensors["digests"])}
+        tables.append(tensors["features"])
+        total += len(tables[-1])
+    return rows, np.concatenate(tables)
+
+
+def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("digests", "features"):
+        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return digest.hexdigest()
