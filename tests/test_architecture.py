@@ -274,7 +274,7 @@ EXPORTED = {
         *("ImageStore", "Indexed", "Move", "Status", "UpgradeOptions", "Workspace", "catalogue", "labelled_items"),
     ],
     "fixstar.training": [
-        *("CIFAR_CORES", "CIFAR_LIFELONG", "EpochLog", "Recipe", "Settings", "Training", "TrainingContext"),
+        *("CIFAR_CORES", "CIFAR_LIFELONG", "FROZEN", "EpochLog", "Recipe", "Settings", "Training", "TrainingContext"),
         *("Validation", "ValidationScores", "Version", "lifelong", "paper_recipe", "replacing", "retraining"),
         *("run_scenario", "train", "train_version", "train_versions", "version_features"),
     ],
