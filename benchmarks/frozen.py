@@ -1,103 +1,113 @@
-"""How long a version takes to train on a frozen backbone's features, once they are made.
+"""How long ``fixstar train --frozen`` takes once the features of all images are made: the whole command, start to end.
 
-    PYTHONPATH=src python benchmarks/frozen.py --out benchmarks/results/frozen_cpu.json
+    python benchmarks/frozen.py --out benchmarks/results/frozen_cpu.json
 
-10,000 images of 100 classes with features of 384 components by a stand-in backbone: the time does not depend on what is
-learnt. v1 on all of them, then an upgrade by 5,000 images of 50 new classes, with replay, by the default recipe.
+10,000 images of 100 classes; a DINOv2 of transformers, 384 wide, built from its configuration with random weights: the
+time does not depend on what is learnt. It has 2 layers and sees 70 pixels, so that embedding is quick; ``--layers 12
+--size 224`` are DINOv2-small's own, and ``--embed-on cuda`` then makes the features. The rows are
+timed on the CPU. Nothing is held out. The upgrade has 5,000 images of 50 new classes, and replay.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from PIL import Image
 
-from fixstar.data import ImageSet, ReplayMemory, from_arrays
 from fixstar.durable import replace_json
-from fixstar.images import Preprocessing
-from fixstar.methods import create_method
-from fixstar.training import FROZEN, Settings, TrainingContext, train_version
-from fixstar.training.scenarios import remember
+from fixstar.training import FROZEN
 
-IMAGES, CLASSES, WIDTH = 10_000, 100, 384
+PER_CLASS, FIRST, MORE = 100, 100, 50
 
 
-class Cheap(nn.Module):
-    """Stands in for a backbone of 384 features: embedding is not what is timed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(3 * 8 * 8, WIDTH)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, 3, H, W] to [B, 384]."""
-        features: Tensor = self.head(nn.functional.adaptive_avg_pool2d(images, 8).flatten(1))
-        return features
-
-
-def cheap() -> Cheap:
-    """The same weights whenever it is made."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Cheap()
-
-
-def patches(first: int, count: int) -> ImageSet:
+def draw(folder: Path, first: int, count: int) -> Path:
+    """``count`` folders of PER_CLASS small photos: coloured patches and noise."""
     rng = np.random.default_rng(first)
-    labels = np.repeat(np.arange(count), IMAGES // CLASSES)
-    centres = rng.integers(0, 160, (count, 4, 4, 3)).repeat(8, 1).repeat(8, 2)
-    pixels = (centres[labels] + rng.integers(0, 90, (len(labels), 32, 32, 3))).astype(np.uint8)
-    return from_arrays(pixels, labels, [f"class {first + i:03}" for i in range(count)])
+    for number in range(first, first + count):
+        (folder / f"class {number:03}").mkdir(parents=True)
+        centre = rng.integers(0, 160, (4, 4, 3)).repeat(16, 0).repeat(16, 1)
+        for image in range(PER_CLASS):
+            pixels = (centre + rng.integers(0, 90, (64, 64, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"class {number:03}" / f"{image:03}.jpg", quality=90)
+    return folder
 
 
-def measured(method: str, capacity: int, folder: Path) -> dict[str, Any]:
-    """Seconds of v1 on all 10,000 images, and of an upgrade on 5,000, with all features on disk."""
-    settings = Settings(
-        backbone="frozen:cheap",
-        preprocessing=Preprocessing(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)),
-        capacity=capacity,
-        recipe=FROZEN,
-        frozen=True,
-        device="cpu",
+def save_dinov2(folder: Path, layers: int, size: int) -> Path:
+    """A DINOv2 as wide as the small one, with random weights, as ``save_pretrained`` writes it."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Dinov2Config(
+        hidden_size=384, num_attention_heads=6, num_hidden_layers=layers, image_size=size, patch_size=14
     )
-    chosen = create_method(method, **({"rotated": False} if method == "polaris" else {}))
-    everything, more = patches(0, CLASSES), patches(CLASSES, CLASSES // 2)
-    context = TrainingContext(None, ReplayMemory(20), features=folder)
-    embedded = replace(settings, recipe=FROZEN.shortened(1))
-    for images in (everything, more):
-        train_version(1, images, context, chosen, embedded, progress=False)
-    start = time.perf_counter()
-    first = train_version(1, everything, context, chosen, settings, progress=False)
-    trained = time.perf_counter() - start
-    memory = remember(context.memory, first, settings)
-    past = replace(context, previous=first.encoder, first=first.encoder, memory=memory)
-    start = time.perf_counter()
-    train_version(2, more, past, chosen, settings, progress=False)
-    upgraded = time.perf_counter() - start
-    print(f"{method}, K = {capacity:,}: v1 {trained:.1f} s, upgrade {upgraded:.1f} s", flush=True)
-    return {"method": method, "capacity": capacity, "train_s": round(trained, 1), "upgrade_s": round(upgraded, 1)}
+    transformers.Dinov2Model(config).save_pretrained(folder)
+    return folder
+
+
+def fixstar(*words: str | Path) -> dict[str, float]:
+    """Run a command; wall and CPU seconds."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-m", "fixstar", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
+
+
+def measured(method: str, photos: tuple[Path, Path], model: Path, features: Path, folder: Path) -> dict[str, Any]:
+    """v1 and v2 in a new workspace that has all features."""
+    fixstar("init", folder)
+    shutil.copytree(features, folder / "features")
+    words = ("-w", folder, "--device", "cpu")
+    own = ("--backbone", f"hf:{model}", "--frozen", "--method", method)
+    trained = fixstar("train", photos[0], *words, *own, "--hold-out", "0")
+    upgraded = fixstar("upgrade", photos[1], *words, "--hold-out", "0", "--try", "off")
+    print(f"{method}: train {trained}, upgrade {upgraded}", flush=True)
+    return {"method": method, "train": trained, "upgrade": upgraded}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = [
-            measured(method, capacity, Path(folder)) for capacity in (1000, 10_000) for method in ("polaris", "hoc")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--size", type=int, default=70, help="pixels, in steps of 14")
+    parser.add_argument("--embed-on", default="cpu", help="the device that makes the features")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        photos = draw(folder / "photos", 0, FIRST), draw(folder / "more", FIRST, MORE)
+        model = save_dinov2(folder / "model", options.layers, options.size)
+        first, words = folder / "first", ("-w", folder / "first", "--device", options.embed_on, "--epochs", "1")
+        fixstar("init", first)
+        embedding = [
+            fixstar("train", photos[0], *words, "--hold-out", "0", "--backbone", f"hf:{model}", "--frozen"),
+            fixstar("upgrade", photos[1], *words, "--hold-out", "0", "--try", "off"),
         ]
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    facts = {"images": IMAGES, "width": WIDTH, "epochs": FROZEN.epochs, "threads": torch.get_num_threads()}
-    if arguments.out is not None:
-        replace_json(arguments.out, {**facts, "load_at_the_end": load, "rows": rows})
+        print(f"with embedding, one epoch: {embedding}", flush=True)
+        rows = [measured(name, photos, model, first / "features", folder / name) for name in ("polaris", "hoc")]
+    content = {
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}",
+        "load_at_the_end": round(os.getloadavg()[0], 1),
+        "images": FIRST * PER_CLASS,
+        "new_images": MORE * PER_CLASS,
+        "model": f"DINOv2, 384 wide, {options.layers} layers, {options.size} pixels",
+        "epochs": FROZEN.epochs,
+        "embedding_and_one_epoch": {"device": options.embed_on, "train": embedding[0], "upgrade": embedding[1]},
+        "rows": rows,
+    }
+    if options.out is not None:
+        replace_json(options.out, content)
 
 
 if __name__ == "__main__":

@@ -160,6 +160,25 @@ def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tm
         fixstar("upgrade", shop / "second", "-w", space, "--mean", "0.5,0.5,0.5")
 
 
+def test_a_model_of_transformers_is_trained_frozen(tmp_path: Path, shop: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the backbones extra is not installed")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    theirs = transformers.Dinov2Model(transformers.Dinov2Config(**sizes, patch_size=14))
+    theirs.save_pretrained(tmp_path / "dino")
+    space, words = tmp_path / "space", shlex.split("--capacity 20 --batch-size 8 --epochs 2 --replay 2 --hold-out 0")
+    fixstar("init", space)
+    fixstar("train", shop / "first", "-w", space, "--backbone", f"hf:{tmp_path / 'dino'}", "--frozen", *words)
+    made = {path.name for path in (space / "features").rglob("*.safetensors")}
+    assert len(made) == 1  # the same images in two views, plain and mirrored
+    shutil.rmtree(tmp_path / "dino")  # a version needs only its own files
+    fixstar("upgrade", shop / "second", "-w", space, "--try", "off", "--hold-out", "0")
+    fixstar("index", shop / "first", "-w", space)
+    assert "a/" in fixstar("search", shop / "first" / "a" / "0.png", "-w", space)
+    for version in ("v1", "v2"):
+        state = Encoder.load(space / "versions" / version).backbone.state_dict()
+        assert all(torch.equal(state[f"model.{name}"], value) for name, value in theirs.state_dict().items())
+
+
 def test_a_refused_version_is_bypassed_or_dropped(space: Path, shop: Path) -> None:
     fixstar("upgrade", shop / "second", "-w", space)
     fixstar("upgrade", shop / "second", "-w", space, "--from", "v1", "--option", "lam=0.4")

@@ -19,8 +19,9 @@ from fixstar.errors import DataError, InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, create_method
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version
+from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, loop, train_version
 from fixstar.training import features as made_features
+from fixstar.training.checkpoint import save_checkpoint
 from fixstar.training.features import FrozenFeatures, View
 from fixstar.training.scenarios import remember
 
@@ -175,6 +176,25 @@ def test_a_kill_while_embedding_loses_one_file_at_most(tmp_path: Path, monkeypat
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
     assert forwards(lambda: calls.append(same(trained(images, context=context).encoder, whole.encoder))) == 18 - 8 + 2
     assert calls[-1] is True
+
+
+def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, context, method = patches(), TrainingContext(features=tmp_path / "features"), create_method("hoc")
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    whole = trained(images, context=context)
+    monkeypatch.setattr(loop, "_PAUSE", 0.0)
+
+    def killed(*state: Any) -> None:
+        save_checkpoint(*state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_version(1, images, context, method, SETTINGS, checkpoint, progress=False)
+    resumed = train_version(1, images, context, method, SETTINGS, checkpoint, progress=False)
+    assert same(resumed.encoder, whole.encoder)
+    assert resumed.log == whole.log
 
 
 def test_a_damaged_file_is_made_again(tmp_path: Path) -> None:

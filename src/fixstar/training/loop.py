@@ -24,7 +24,7 @@ from fixstar.training.optimiser import create_optimiser
 from fixstar.training.run import Part, Training, ValidationScores, parts_of, selected_epoch
 from fixstar.training.steps import EagerSteps, Steps
 
-_PAUSE = 5.0  # seconds between two checkpoints on a GPU, where an epoch may take less than writing one
+_PAUSE = 5.0  # seconds between two checkpoints where an epoch may take less than writing one: a GPU, a frozen backbone
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _run_part(
         log.append(entry)
         if entry.scores is not None and selected_epoch([e.scores for e in log if e.scores]) == epoch - part.first:
             best.update({name: value.clone() for name, value in run.encoder.state_dict().items()})
-        pause = _PAUSE if run.encoder.device.type == "cuda" else 0.0
+        pause = _PAUSE if run.frozen or run.encoder.device.type == "cuda" else 0.0
         due = epoch + 1 == part.after or time.monotonic() >= saved + pause
         if run.checkpoint is not None and due and world().is_rank_zero:
             saved = time.monotonic()

@@ -128,7 +128,7 @@ def _is_ascending(milestones: tuple[float, ...]) -> bool:
 
 
 CIFAR_LIFELONG = Recipe()
-FROZEN = Recipe(epochs=20, learning_rate=0.01, milestones=(14, 18))  # larger steps forget what the backbone knows
+FROZEN = Recipe(epochs=20, learning_rate=0.01, milestones=(14, 18))
 CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # CoReS, section 5.1
 
 
