@@ -1,23 +1,39 @@
-# make demo   set everything up and run the demo
-# make test   set everything up, check types and style, run the tests
-# make test-browser   tests of the page in Debian's Chromium, which is installed where it is missing
-# make bench  the benchmarks that run on a CPU (minutes)
+# make demo           install what the demo needs, and run it
+# make test           install the rest, check types and style, run the tests
+# make test-browser   tests of the page in Chromium, which is installed where it is missing
+# make docs           the documentation, in build/site; a broken link or an undocumented name fails
+# make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
+# make bench          the benchmarks that run on a CPU (minutes)
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CORE   := $(VENV)/.core
+DOCS   := $(VENV)/.docs
+DEV    := $(VENV)/.installed
+DEPENDENCIES := pyproject.toml constraints.txt
 
-.PHONY: setup demo test test-browser chromium lint bench clean
+.PHONY: setup demo test test-browser chromium lint docs package bench clean
 
-setup: $(STAMP)
+setup: $(DEV)
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(STAMP)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
 
-demo: setup
+$(CORE): $(DEPENDENCIES) | $(BIN)/python
+	$(PIP) -e .
+	touch $(CORE)
+
+$(DOCS): $(DEPENDENCIES) | $(BIN)/python
+	$(PIP) -e ".[docs]"
+	touch $(CORE) $(DOCS)
+
+$(DEV): $(DEPENDENCIES) | $(BIN)/python
+	$(PIP) -e ".[dev]"
+	touch $(CORE) $(DOCS) $(DEV)
+
+demo: $(CORE)
 	$(BIN)/fixstar demo
 
 test: lint
@@ -37,8 +53,23 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict
+
+package: $(CORE)
+	$(PIP) build
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	@for package in dist/*.whl dist/*.tar.gz; do \
+		echo "$$package in an empty environment"; \
+		rm -rf build/empty && $(PYTHON) -m venv build/empty && \
+		build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$package" && \
+		(cd build/empty && PYTHONPATH= bin/fixstar doctor && PYTHONPATH= bin/fixstar demo --json --out demo >demo.json) || exit 1; \
+	done
+	rm -rf build/empty
+
 bench: setup
 	$(BIN)/python benchmarks/simplex_head.py --out benchmarks/results/simplex_head_cpu.json
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,7 +5,7 @@ drawings each in the gallery and 10 as queries. The data is the official layout 
 
     python benchmarks/methods.py OMNIGLOT_FOLDER                          all methods, two class orders
     python benchmarks/methods.py OMNIGLOT_FOLDER --methods hoc,er --orders 1
-    python benchmarks/methods.py OMNIGLOT_FOLDER --jobs 2 --docs docs/methods.md     two at a time, tables into the docs
+    python benchmarks/methods.py OMNIGLOT_FOLDER --jobs 2 --docs docs/appendix/methods.md     writes the tables
 """
 
 from __future__ import annotations

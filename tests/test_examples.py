@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from fixstar.data.glyphs import SCRIPTS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -21,15 +25,50 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 
 def test_every_example_is_run_here_and_is_short() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+    assert {path.name for path in EXAMPLES.glob("*.*")} == {
+        "characters.py",
+        "first_upgrade.ipynb",
         "foreign_model.py",
         "hf_trainer.py",
         "judge_features.py",
         "lightning_loop.py",
         "plain_loop.py",
+        "two_models.ipynb",
         "two_versions.py",
     }
     assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES.glob("*.py"))
+    assert all(sum(len(cell["source"]) for cell in cells(path.name)) < 60 for path in EXAMPLES.glob("*.ipynb"))
+
+
+def cells(name: str) -> list[dict[str, Any]]:
+    return list(json.loads((EXAMPLES / name).read_text())["cells"])
+
+
+def run_notebook(name: str) -> dict[str, Any]:
+    """Run its cells of code in order; what they leave."""
+    left: dict[str, Any] = {}
+    for cell in cells(name):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), name, "exec"), left)
+    return left
+
+
+def test_first_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = run_notebook("first_upgrade.ipynb")
+    assert left["check"].cells[0].version == "v1"
+    assert left["check"].outcome in ("pass", "refuse", "missing evidence")
+
+
+def test_two_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_notebook("two_models.ipynb")["found"].outcome
+    assert "held-out queries" in capsys.readouterr().out
+
+
+def test_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fixstar.data.glyphs.SCRIPTS", {name: marks[:2] for name, marks in SCRIPTS.items()})
+    run("characters.py", monkeypatch, str(tmp_path))
+    assert len(list((tmp_path / "held-out" / "U+05D0").glob("*.png"))) == 120
 
 
 def test_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

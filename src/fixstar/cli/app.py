@@ -40,6 +40,7 @@ ORDER = (
         "backfill",
         "rollback",
         "status",
+        "doctor",
     ),
     *(
         "serve",

@@ -30,7 +30,9 @@ DataPath = Annotated[
 ]
 MethodOption = Annotated[
     list[str] | None,
-    typer.Option("--option", help="An option of the method, such as hold=40; see docs/methods.md. Repeatable."),
+    typer.Option(
+        "--option", help="An option of the method, such as hold=40; see docs/reference/methods.md. Repeatable."
+    ),
 ]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")]
 Schedule = Annotated[

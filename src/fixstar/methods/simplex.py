@@ -138,7 +138,7 @@ def polaris(
     - Upgrades take small steps: ``rate`` times the learning rate, and smaller ones still for an upgrade of few classes
       (n) over many old ones (o): times (n / o)^``fade``, where n < o. Large steps lose more than the images can teach.
 
-    A large capacity belongs to it (10,000): see docs/methods.md for why, and for what each part adds.
+    A large capacity belongs to it (10,000): see docs/appendix/methods.md for why, and for what each part adds.
     """
     if not (hold >= 0 and contrast >= 0 and rho > 0 and rate > 0 and fade >= 0):
         raise InputError(

@@ -1,0 +1,127 @@
+"""fixstar doctor: what is installed, on which devices, whether a workspace is in order, and what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fixstar.cli.app import AsJson, app
+from fixstar.cli.next_steps import command_of, next_lines
+from fixstar.cli.output import print_result
+from fixstar.errors import FixstarError, NextStep
+
+_REQUIREMENT = re.compile(r"""([\w.-]+)[^;]*(?:;.*extra == ['"]([\w-]+)['"])?""")
+_NOT_FOR_USERS = ("all", "dev", "docs")
+
+
+@app.command(epilog="Examples:  fixstar doctor   |   fixstar doctor -w shop   |   fixstar doctor --json")
+def doctor(
+    workspace: Annotated[
+        Path | None, typer.Option("--workspace", "-w", help="Also read everything in this workspace.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show versions, devices and extras, and whether a workspace is in order. Exit code 1 if something is wrong."""
+    from fixstar import __version__
+
+    packages, extras = installed()
+    found: dict[str, Any] = {
+        "fixstar": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "packages": packages,
+        "devices": devices(),
+        "extras": extras,
+        "problems": [f"{name} is not installed" for name, version in packages.items() if version is None],
+    }
+    steps: list[NextStep] = []
+    if workspace is not None:
+        found["workspace"], problems, steps = examined(workspace)
+        found["problems"] += problems
+    print_result(as_json, found, *_lines(found), *next_lines(steps, workspace))
+    raise typer.Exit(1 if found["problems"] else 0)
+
+
+def installed() -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
+    """The versions of the packages that fixstar needs, and of those that each extra adds. None: not installed."""
+    try:
+        requirements = metadata.requires("fixstar") or []
+    except metadata.PackageNotFoundError:  # run from a source tree
+        requirements = []
+    needed: dict[str, str | None] = {}
+    extras: dict[str, dict[str, str | None]] = {}
+    for requirement in requirements:
+        if (match := _REQUIREMENT.match(requirement)) and match[1] != "fixstar" and match[2] not in _NOT_FOR_USERS:
+            (extras.setdefault(match[2], {}) if match[2] else needed)[match[1]] = _version(match[1])
+    return needed, dict(sorted(extras.items()))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def devices() -> list[str]:
+    """Where models can run."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    found = [f"cpu: {torch.get_num_threads()} threads"]
+    for i in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(i)
+        found.append(f"cuda:{i}: {about.name}, {about.total_memory / 2**30:.0f} GiB")
+    return found
+
+
+def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
+    """A workspace's state, what is wrong with it, and what to do. Reads everything and changes nothing."""
+    from fixstar.gallery import verify_gallery
+    from fixstar.workspace import Workspace
+
+    about: dict[str, Any] = {"path": str(path)}
+    try:
+        with Workspace(path, "cpu") as space:
+            state = space.status()
+            about |= {"deployed": state.deployed, "versions": state.versions, "vectors": sum(state.vectors.values())}
+            about["free_bytes"] = shutil.disk_usage(path).free
+            problems = list(verify_gallery(space.gallery))
+            for name in state.versions:
+                space.registry.encoder(name)
+    except FixstarError as error:
+        return about, [str(error)], list(error.next_steps)
+    steps = [] if state.versions else [NextStep("train", {"data": ...})]
+    return about, problems, [NextStep("verify-gallery")] if problems else steps
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    lines = [
+        f"fixstar {found['fixstar']}, Python {found['python']}, {found['system']}, {found['cores']} cores",
+        ", ".join(f"{name} {version or 'MISSING'}" for name, version in found["packages"].items())
+        or "run from a source tree: packages and extras are not known",
+        *(f"device {device}" for device in found["devices"]),
+    ]
+    for extra, packages in found["extras"].items():
+        missing = [name for name, version in packages.items() if version is None]
+        if missing:
+            install = command_of(NextStep("install", {"extra": extra}))
+            lines.append(f"extra {extra}: {', '.join(missing)} missing ({install})")
+        else:
+            lines.append(f"extra {extra}: {', '.join(f'{name} {version}' for name, version in packages.items())}")
+    about = found.get("workspace", {})
+    if "versions" in about:
+        lines.append(
+            f"workspace {about['path']}: {len(about['versions'])} versions, {about['deployed'] or 'none'} deployed, "
+            f"{about['vectors']:,} vectors, {about['free_bytes'] / 1e9:.1f} GB free"
+        )
+    return lines + ([f"PROBLEM: {problem}" for problem in found["problems"]] or ["no problems"])
