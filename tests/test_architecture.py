@@ -30,7 +30,8 @@ LAYERS: list[set[str]] = [
     {"models"},
     {"kernels"},
     {"images", "geometry", "polytopes"},
-    {"durable", "errors", "progress"},
+    {"durable"},
+    {"errors", "progress"},
     {""},  # fixstar itself: the version
 ]
 HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}

@@ -1,18 +1,29 @@
-"""Files that are complete or absent, whenever the machine dies, and directories with one writer."""
+"""Files that are complete or absent, whenever the machine dies, and directories with one writer.
+
+A file says what it is, in which version of its format, and has a digest of its content: a flipped bit is noticed when
+it is read, and a file of a newer fixstar is refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from fixstar.errors import ModelError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Content = TypeVar("Content")
+Arrays = Mapping[str, "NDArray[Any]"]
 
 _LOCK = ".lock"
 
@@ -47,6 +58,79 @@ def replace_json(path: Path, content: Any) -> None:
     """The same for a JSON document."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def document(name: str, content: Mapping[str, Any], version: int = 1) -> dict[str, Any]:
+    """A JSON document for ``read_document``: what it is, in which version of its format, and a digest."""
+    body = json.loads(json.dumps({"format": f"fixstar-{name}", "format_version": version, **content}))
+    return {**body, "digest": _digest(body)}
+
+
+def read_document(path: Path, name: str, version: int = 1) -> dict[str, Any]:
+    """The content of a document, or a ``ModelError`` if it is damaged, another one, or of a newer format."""
+    with _damage_named(path):
+        return open_document(json.loads(path.read_text(encoding="utf-8")), name, version)
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is damaged ({error}); restore it from a copy") from error
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def open_document(content: dict[str, Any], name: str, version: int = 1) -> dict[str, Any]:
+    """What was given to ``document``; raises a ``ModelError`` if it is newer, else anything if it is damaged."""
+    kind, found = content["format"], content["format_version"]
+    if kind == f"fixstar-{name}" and isinstance(found, int) and found > version:
+        raise ModelError(f"it has format {found}; this fixstar reads formats up to {version}. Update fixstar")
+    if content.pop("digest", None) != _digest(content):
+        raise ValueError("its digest is not that of its content")
+    if kind != f"fixstar-{name}":
+        raise ValueError(f"it is a {kind}, not a fixstar-{name}")
+    del content["format"], content["format_version"]
+    return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def write_arrays(path: Path, name: str, content: Mapping[str, Any], arrays: Arrays, version: int = 1) -> None:
+    """Write arrays and a document about them as FILE.safetensors, for ``read_arrays``."""
+    from safetensors.numpy import save_file
+
+    whole = document(name, {**content, "arrays_sha256": _arrays_digest(arrays)}, version)
+    replace_file(path, lambda partial: save_file(dict(arrays), partial, {"document": json.dumps(whole)}))
+
+
+def read_arrays(path: Path, name: str, version: int = 1) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The document and the arrays of a file, whole and unchanged, or a ``ModelError``."""
+    from safetensors import SafetensorError, safe_open
+
+    with _damage_named(path):
+        try:
+            with safe_open(path, framework="np") as file:
+                content = open_document(json.loads((file.metadata() or {})["document"]), name, version)
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
+        if content.pop("arrays_sha256") != _arrays_digest(arrays):
+            raise ValueError("the digest of its arrays is another one")
+    return content, arrays
+
+
+def _arrays_digest(arrays: Arrays) -> str:
+    """Over name, type, shape and numbers of every array."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 class WatchedFile(Generic[Content]):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from documents import rewrite
 from forked import fork_fixstar
 from PIL import Image
 from typed import typed
@@ -107,9 +108,8 @@ def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(sho
     card = shop / "versions" / "v2" / "card.json"
     whole = card.read_text()
     for key in ("settings", "method"):
-        content = json.loads(whole)
-        del content["about"][key]
-        card.write_text(json.dumps(content))
+        card.write_text(whole)
+        rewrite(card, lambda content, gone: content["about"].pop(gone), key)
         assert "does not say how it was trained" in typed("upgrade", first, "-w", shop).err
     card.write_text(whole)
     assert "fixstar upgrade LABELLED_IMAGES" in typed("train", first, "-w", shop).err

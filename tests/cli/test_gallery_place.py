@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 from contextlib import closing
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import rewrite
 from shops import indexed_shop
 from typed import typed
 
@@ -47,8 +47,7 @@ class TestPasswords:
         assert mark(full) == before
 
     def test_one_that_was_written_there_by_hand_is_not_shown(self, full: Path) -> None:
-        written = json.loads(mark(full)) | {"gallery": f"{AWAY}&password=geheim"}
-        (full / "workspace.json").write_text(json.dumps(written))
+        rewrite(full / "workspace.json", lambda written: written.update(gallery=f"{AWAY}&password=geheim"))
         for words in (["stats"], ["move", "x.db"], ["use", full / "gallery.db"]):
             told = typed("gallery", *words, "-w", full)
             assert "geheim" not in told.out + told.err
@@ -100,14 +99,14 @@ class TestUse:
         with open_gallery(tmp_path / "newer.db") as gallery:
             gallery.create_version("v7", 2)
             gallery.upsert("v7", ["x"], np.array([[1.0, 0.0]]))
-        (full / "workspace.json").write_text(json.dumps(json.loads(mark(full)) | {"gallery": AWAY}))
+        rewrite(full / "workspace.json", lambda written: written.update(gallery=AWAY))
         asked = typed("gallery", "use", tmp_path / "newer.db", "-w", full)
         assert asked.code == 1
         assert "no vectors of this workspace's versions (v1, v2); vectors of v7, a version that this work" in asked.err
 
 
 def test_a_workspace_on_a_server_says_how_to_leave_it(full: Path) -> None:
-    (full / "workspace.json").write_text(json.dumps(json.loads(mark(full)) | {"gallery": AWAY}))
+    rewrite(full / "workspace.json", lambda written: written.update(gallery=AWAY))
     with (
         Workspace(full, device="cpu") as space,
         pytest.raises(GalleryUnavailableError, match="the workspace can use that") as away,

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from documents import rewrite
 from postgres_server import shared_server
 from shops import indexed_shop
 from typed import typed
@@ -42,12 +43,12 @@ def test_back_to_the_old_file_while_the_server_is_away(full: Path, tmp_path: Pat
     assert moved.code == 0, moved.err
     back = f"fixstar gallery use {full / 'gallery.db'} -w {full}"
     assert f"The old one stays as it is. To return to it: {back}" in moved.out
-    mark = full / "workspace.json"
-    mark.write_text(mark.read_text().replace(str(shared_server().folder), "/nowhere"))  # it is gone
+    away = str(shared_server().folder), "/nowhere"  # it is gone
+    rewrite(full / "workspace.json", lambda mark: mark.update(gallery=mark["gallery"].replace(*away)))
     for words in (["gallery", "stats"], ["status"]):
-        away = typed(*words, "-w", full)
-        assert away.code == 1
-        assert "fixstar gallery use ADDRESS" in away.err
+        told = typed(*words, "-w", full)
+        assert told.code == 1
+        assert "fixstar gallery use ADDRESS" in told.err
     used = typed(*back.split()[1:])
     assert used.code == 0, used.err
     assert f"now uses {full / 'gallery.db'}: 9 items of v1" in used.out

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from documents import rewrite
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -162,9 +162,7 @@ def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is
 
 def test_a_card_cannot_ask_for_more_bytes_than_there_are(exported: Path, tmp_path: Path) -> None:
     Encoder.wrap(exported, PREPARED).save(tmp_path / "v1")
-    card = json.loads((tmp_path / "v1" / "card.json").read_text())
-    card["backbone"]["options"]["size"] = 10**15
-    (tmp_path / "v1" / "card.json").write_text(json.dumps(card))
+    rewrite(tmp_path / "v1" / "card.json", lambda card: card["backbone"]["options"].update(size=10**15))
     with pytest.raises(ModelError, match="is not that of the weights"):
         Encoder.load(tmp_path / "v1")
 

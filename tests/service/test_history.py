@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from service_clients import client, picture
 from shops import passed, shop
 
+from fixstar.durable import read_document
 from fixstar.service.jobs import History
 from fixstar.workspace import BackfillOptions, CatalogueItem, Workspace
 
@@ -27,7 +27,7 @@ def add(space: Workspace, *numbers: int) -> None:
 
 
 def stored(space: Workspace) -> list[dict[str, int]]:
-    return [sample["vectors"] for sample in json.loads((space.path / "state" / "history.json").read_text())]
+    return [sample["vectors"] for sample in read_document(space.path / "state" / "history.json", "history")["samples"]]
 
 
 def test_only_changes_are_noted(space: Workspace) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -450,4 +451,20 @@ def test_a_backfill_for_a_version_that_is_no_longer_deployed_writes_nothing(upgr
     stopped = ended(work, work.submit("backfill", WANTED))
     assert (stopped.state, stopped.message) == ("cancelled", "v1 is deployed now: nothing is re-embedded with v2")
     assert upgraded.gallery.count() == {"v1": 9, "v2": 0}
+    work.stop()
+
+
+def test_jobs_keep_their_order_if_the_clock_is_set_back(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Back(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls(2001, 1, 1, tzinfo=tz)
+
+    work = running(space)
+    first = work.submit("index", kept(space, 1))
+    monkeypatch.setattr(jobs, "datetime", Back)
+    later = [work.submit("index", kept(space, 1)) for _ in range(3)]
+    ids = [job.id for job in (first, *later)]
+    assert ids == sorted(ids)
+    assert [job.id for job in work.all()] == ids[::-1]
     work.stop()

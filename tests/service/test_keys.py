@@ -14,6 +14,7 @@ from service_clients import ADDRESS, client, picture
 from shops import shop
 from typed import typed
 
+from fixstar.durable import document, replace_json
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.service.app import create_app
 from fixstar.service.keys import Caller, Keys
@@ -105,6 +106,10 @@ def test_a_damaged_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
     (tmp_path / "state" / "keys.json").write_text(text)
     with pytest.raises(ModelError, match="damaged"):
         Keys(tmp_path).all()
+    if text.startswith("{"):
+        replace_json(tmp_path / "state" / "keys.json", document("keys", json.loads(text)))
+        with pytest.raises(ModelError, match="damaged"):
+            Keys(tmp_path).all()
 
 
 def test_roles_include_those_below(tmp_path: Path) -> None:

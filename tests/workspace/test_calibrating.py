@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documents import rewrite
 from numpy.typing import NDArray
 from shops import passed, pictures, shop
 
@@ -232,8 +233,7 @@ def test_a_damaged_check_does_not_stop_a_search(tmp_path: Path) -> None:
     checked(tmp_path, "v2", STEEP)
     path = tmp_path / "checks" / "v2.json"
     for broken in ('"calibrations": {"v1": [0, 1]}', '"calibrations": {"v1": ["x", 1]}', '"calibrations": [1]'):
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({**content, **json.loads("{" + broken + "}")}))
+        rewrite(path, dict.update, json.loads("{" + broken + "}"))
         with pytest.raises(ModelError, match="is damaged"):
             last_check(tmp_path, "v2")
         assert not serving.search_vectors("v2", QUERY).calibrated

@@ -142,6 +142,6 @@ def test_an_image_that_was_the_only_one_of_its_class_is_known_to_be_learnt(space
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\x93NUMPY\x01\x00"])
 def test_where_it_cannot_be_read_what_was_learnt_the_share_decides(space: Workspace, damage: bytes) -> None:
     space.upgrade(others(), PLAIN)
-    (space.path / "held-out" / "v2-learnt.npy").write_bytes(damage)
+    (space.path / "held-out" / "v2-learnt.safetensors").write_bytes(damage)
     found = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v2").preprocessing)
     assert (drawn(found.images), found.learnt_by) == ([], ("v2",))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fixstar.durable import document, replace_json
 from fixstar.errors import DeploymentMovedError, InputError, ModelError
 from fixstar.workspace.deployment import Rollout
 from fixstar.workspace.registry import Registry
@@ -125,6 +126,10 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
     (tmp_path / "state" / "deployment.json").write_text(content)
     with pytest.raises(ModelError, match="damaged"):
         Rollout(tmp_path).current()
+    if content:
+        replace_json(tmp_path / "state" / "deployment.json", document("deployment", json.loads(content)))
+        with pytest.raises(ModelError, match="damaged"):
+            Rollout(tmp_path).current()
 
 
 def test_the_file_can_be_read_by_others(tmp_path: Path) -> None:

@@ -84,11 +84,23 @@ def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_
 
 @gallery_app.command(epilog="Example:  fixstar gallery verify -w shop")
 def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
-    """Read everything and report what is damaged. Changes nothing. Exit code 1 if there are problems."""
-    from fixstar.gallery import verify_gallery
+    """Read everything and report what is damaged: a workspace's other files too. Changes nothing.
 
-    with _opened(workspace, gallery) as store:
-        count, problems = sum(store.count().values()), verify_gallery(store)
+    Exit code 1 if there are problems.
+    """
+    if gallery is None:
+        from fixstar.workspace.files import read_mark
+        from fixstar.workspace.verify import verify_workspace
+
+        read_mark(workspace)
+        problems = list(verify_workspace(workspace))
+    count = 0
+    if gallery is not None or not problems:
+        from fixstar.gallery import verify_gallery
+
+        with _opened(workspace, gallery) as store:
+            count = sum(store.count().values())
+            problems = problems if gallery is None else verify_gallery(store)
     print_result(as_json, {"items": count, "problems": problems}, *(problems or [f"{count:,} items, no problems"]))
     raise typer.Exit(1 if problems else 0)
 
@@ -223,6 +235,14 @@ def import_vectors(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Replace the vectors of items that other versions hold.")
     ] = False,
+    trust_images: Annotated[
+        bool,
+        typer.Option(
+            "--trust-images",
+            help="Keep the payload fields image and stamp: a backfill reads the files that they name, and the "
+            "service shows them. Only for files whose maker may name any image on this machine.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Store vectors of any system and width as a version of their own. Everything is checked first.
@@ -234,13 +254,15 @@ def import_vectors(
     from fixstar.gallery.addresses import without_secret
     from fixstar.gallery.transfer import open_vectors
     from fixstar.progress import progress_bar
+    from fixstar.workspace.items import IMAGE, STAMP
 
     with _opened(workspace, gallery) as store:
         vectors = open_vectors(file, id_column, vector_column)
         if gallery is None:
             _require_own(workspace, name, without_secret(file), vectors.origin)
         with progress_bar("importing", len(vectors.ids), "items", show=not as_json) as advance:
-            count = import_version(store, name, vectors, advance, take_over=take_over)
+            without = () if trust_images else (IMAGE, STAMP)
+            count = import_version(store, name, vectors, advance, take_over=take_over, without=without)
     print_result(as_json, {"version": name, "items": count}, f"{count:,} items stored as version {name}")
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from fixstar.data.image_set import ImageSet, concatenate
-from fixstar.durable import replace_file
-from fixstar.errors import CheckpointError, InputError
+from fixstar.durable import read_arrays, write_arrays
+from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.images import Preprocessing
 
 Selection = Literal["random", "herding"]
@@ -136,26 +133,21 @@ class ReplayMemory:
 
     def save(self, path: Path) -> None:
         """Write the memory to one file, all or nothing."""
-        metadata = {"format": "fixstar-replay", "per_class": str(self.per_class), "classes": "[]"}
-        tensors: dict[str, np.ndarray[Any, Any]] = {"labels": np.zeros(0, np.int64)}
+        classes: tuple[str, ...] = ()
+        arrays: dict[str, np.ndarray[Any, Any]] = {"labels": np.zeros(0, np.int64)}
         if self.images is not None:
-            metadata["classes"] = json.dumps(self.images.classes)
+            classes = tuple(self.images.classes)
             pixels = np.ascontiguousarray(self.images.images)  # safetensors needs contiguous memory
-            tensors = {"pixels": pixels, "labels": np.ascontiguousarray(self.images.labels)}
-        replace_file(path, lambda partial: save_file(tensors, partial, metadata))
+            arrays = {"pixels": pixels, "labels": np.ascontiguousarray(self.images.labels)}
+        write_arrays(path, "replay", {"per_class": self.per_class, "classes": classes}, arrays)
 
     @classmethod
     def load(cls, path: Path) -> ReplayMemory:
         """Restore a saved memory."""
         try:
-            with safe_open(path, framework="numpy") as stored:
-                metadata = stored.metadata() or {}
-                if metadata.get("format") != "fixstar-replay":
-                    raise CheckpointError(f"{path} is not a replay memory")
-                classes = tuple(json.loads(metadata["classes"]))
-                per_class = int(metadata["per_class"])
-                if not classes:
-                    return cls(per_class)
-                return cls(per_class, ImageSet(stored.get_tensor("pixels"), stored.get_tensor("labels"), classes))
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            about, arrays = read_arrays(path, "replay")
+            if not (classes := tuple(about["classes"])):
+                return cls(about["per_class"])
+            return cls(about["per_class"], ImageSet(arrays["pixels"], arrays["labels"], classes))
+        except (ModelError, OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"the replay memory {path} cannot be read: {error}") from error

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from fixstar.errors import GalleryError, GalleryUnavailableError
+from fixstar.errors import GalleryError
 
 Payload = Mapping[str, Any]
 Where = Mapping[str, Any]
@@ -60,7 +60,7 @@ def payload_test(where: Where) -> Callable[[Payload], bool]:
         nonlocal asked
         asked += 1
         if asked % _OFTEN == 0 and time.monotonic() > end:
-            raise GalleryUnavailableError(
+            raise GalleryError(
                 f"this filter took more than {_SECONDS:g} s; use fewer conditions, or ask again: what was compared "
                 "so far may be remembered"
             )

@@ -4,9 +4,10 @@ Every search first checks whether anything was written since the last one (micro
 matter who wrote it: this thread, another one, another process. Threads may share a gallery; each has its own
 connection. Any number of processes may open the same file. One writes at a time, the others wait; searches never do.
 
-versions   one row per version; ``items`` counts its vectors
-items      one row per item. Rows are never updated: writing an item again removes its row and adds one with a new,
-           higher number, so ``number > n`` is everything written since n
+versions   one row per version; ``items`` counts its vectors; ``digest`` covers its name, widths and projection
+items      one row per item; ``digest`` covers its version, id, payload and vector, and is checked when it is read. Rows
+           are never updated: writing an item again removes its row and adds one with a new, higher number, so
+           ``number > n`` is everything written since n
 removed    the numbers of removed rows, for processes that hold them in memory; the oldest are forgotten
 
 Write-ahead log: readers never wait for a writer. ``synchronous=FULL``: a write that returned survives a power cut.
@@ -14,9 +15,12 @@ Write-ahead log: readers never wait for a writer. ``synchronous=FULL``: a write 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
+import struct
+import sys
 import threading
 import time
 import weakref
@@ -44,6 +48,7 @@ from fixstar.gallery.store import (
     VersionSpace,
     check_new_version,
     replaceable,
+    require_digest,
     stored_payload,
     stored_projection,
 )
@@ -55,15 +60,15 @@ _WAL_PAGES = (16 << 20) // _PAGE_SIZE
 _REMOVED_KEPT = 100_000  # a process that missed more reads everything again
 _READ = 4096  # rows read into memory at once
 _PAGE = 256  # items read at once by iterate
-_Row = tuple[str, str | None, bytes, bytes]  # id, version, vector, payload
+_Row = tuple[str, str | None, int, int, bytes, bytes, bytes]  # id, version, its width, number, vector, payload, digest
 _MAGIC = b"SQLite format 3\0"
 _TABLES = (
     "CREATE TABLE versions (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, "
-    "width INTEGER NOT NULL, full_width INTEGER NOT NULL, projection BLOB, created TEXT NOT NULL, "
-    "items INTEGER NOT NULL DEFAULT 0)",
+    "width INTEGER NOT NULL, full_width INTEGER NOT NULL, projection BLOB, digest BLOB NOT NULL, "
+    "created TEXT NOT NULL, items INTEGER NOT NULL DEFAULT 0)",
     "CREATE TABLE items (number INTEGER PRIMARY KEY AUTOINCREMENT, "
     "version INTEGER NOT NULL REFERENCES versions (number), id TEXT NOT NULL, payload TEXT NOT NULL, "
-    "vector BLOB NOT NULL)",
+    "digest BLOB NOT NULL, vector BLOB NOT NULL)",
     "CREATE UNIQUE INDEX items_by_id ON items (id)",
     "CREATE INDEX items_by_version ON items (version, id)",
     "CREATE TABLE removed (number INTEGER PRIMARY KEY AUTOINCREMENT, version INTEGER NOT NULL, item INTEGER NOT NULL)",
@@ -136,11 +141,14 @@ def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
         asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
         db.execute("ROLLBACK")
+        _refuse_damaged_log(path)
         if (application, version, tables) == (0, 0, 0):
             _fill(db)  # its creator was killed before this, or is about to do it
             return
     if application != _APPLICATION:
         raise GalleryError(f"{path} is an SQLite database of another program, not a gallery; it was left unchanged")
+    if version < 1:
+        raise GalleryError(f"{path} is damaged: it has no format; it was left unchanged. Restore it from a backup")
     if version > _FORMAT:
         raise GalleryError(f"{path} has format {version}; this fixstar reads formats up to {_FORMAT}. Update fixstar")
 
@@ -181,6 +189,54 @@ def _use_log(db: sqlite3.Connection, seconds: float = 10.0) -> None:
             time.sleep(0.05)
 
 
+def _refuse_damaged_log(path: Path) -> None:
+    """Refuse a gallery whose log has writes that SQLite does not see: it ignores all behind a damaged one, in silence.
+
+    A log that simply ends, or ends within a write, is as a kill leaves it. A connection must be open.
+    """
+    log, end = path.with_name(path.name + "-wal"), time.monotonic() + 1.0
+    while _has_unseen_writes(log, path.with_name(path.name + "-shm")):
+        if time.monotonic() > end:  # else another process is about to announce its write
+            raise GalleryUnavailableError(
+                f"{log} is damaged: writes that were acknowledged cannot be read any more. Restore the gallery from a "
+                f"backup, or delete {log.name} to do without them"
+            )
+        time.sleep(0.05)
+
+
+def _has_unseen_writes(log: Path, index: Path) -> bool:
+    """Whether a frame that ends a write stands behind the last one that SQLite knows (sqlite.org/walformat.html)."""
+    try:
+        size = log.stat().st_size
+        with log.open("rb") as file:
+            head = file.read(32)
+            if size <= 32:
+                return False
+            if _log_sum(head[:24], head[3] & 1) != head[24:]:
+                return True
+            page, last = int.from_bytes(head[8:12], "big"), 0
+            for frame in range((size - 32) // (24 + page)):
+                file.seek(32 + frame * (24 + page))
+                written = file.read(24)
+                if written[8:16] == head[16:24] and any(written[4:8]):  # since the last reset; the end of a write
+                    last = frame + 1
+        with index.open("rb") as file:
+            known = int.from_bytes(file.read(20)[16:], sys.byteorder)
+    except FileNotFoundError:
+        return False
+    return last > known
+
+
+def _log_sum(content: bytes, big: int) -> bytes:
+    """SQLite's checksum of words x: s0 += x0 + s1, s1 += x1 + s0."""
+    first = second = 0
+    words = struct.unpack(f"{'>' if big else '<'}{len(content) // 4}I", content)
+    for one, two in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + two + first) & 0xFFFFFFFF
+    return struct.pack(">2I", first, second)
+
+
 _MEANINGS = {
     "SQLITE_FULL": "the disk of {path} is full; nothing of this write was kept. Free some space and write again",
     "SQLITE_READONLY": "{path} cannot be written (opened for reading only, or no permission); nothing was changed",
@@ -209,21 +265,33 @@ def _translated(path: Path) -> Iterator[None]:
 def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> list[_Row]:
     """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
     return db.execute(
-        "SELECT id, (SELECT name FROM versions WHERE versions.number = items.version), CAST(vector AS BLOB), "
-        f"CAST(payload AS BLOB) FROM items WHERE {condition}",
+        "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest FROM items "
+        f"LEFT JOIN versions ON versions.number = items.version WHERE {condition}",
         values,
     ).fetchall()
 
 
+def _item_digest(version: int, name: str, payload: bytes, vector: bytes | memoryview) -> bytes:
+    digest = hashlib.blake2b(f"{version} {len(payload)} {name}\0".encode(), digest_size=8)
+    digest.update(payload)
+    digest.update(vector)
+    return digest.digest()
+
+
+def _version_digest(space: VersionSpace, projection: bytes | None) -> bytes:
+    return hashlib.blake2b(f"{space}{projection is None}".encode() + (projection or b""), digest_size=16).digest()
+
+
 def _as_item(row: _Row) -> Item:
     """A stored row as an item, or what is wrong with it."""
-    name, version, vector, payload = row
+    name, version, width, number, vector, payload, digest = row
     if version is None:
         raise DamagedItemError(name, version, "it belongs to no version of this gallery")
     if len(vector) % 4:
         raise DamagedItemError(name, version, f"the vector is damaged ({len(vector)} bytes)")
     vector_read = np.frombuffer(vector, "<f4").astype(np.float32)
-    return Item(name, version, vector_read, stored_payload(name, version, payload))
+    item = Item(name, version, vector_read, stored_payload(name, version, payload))
+    return require_digest(item, width, digest == _item_digest(number, name, payload, vector))
 
 
 def _remove_items(db: sqlite3.Connection, names: list[str]) -> int:
@@ -255,10 +323,20 @@ def _write_items(db: sqlite3.Connection, version: str, names: list[str], rows: F
     (number,) = db.execute("SELECT number FROM versions WHERE name = ?", (version,)).fetchone()
     blobs, size = memoryview(rows.astype("<f4", copy=False).tobytes()), 4 * rows.shape[1]
     db.executemany(
-        "INSERT INTO items (version, id, payload, vector) VALUES (?, ?, ?, ?)",
-        ((number, names[i], texts[i], blobs[i * size : (i + 1) * size]) for i in range(len(names))),
+        "INSERT INTO items (version, id, payload, digest, vector) VALUES (?, ?, ?, ?, ?)",
+        (
+            (number, name, text, _item_digest(number, name, text.encode(), vector), vector)
+            for i, (name, text) in enumerate(zip(names, texts, strict=True))
+            for vector in (blobs[i * size : (i + 1) * size],)
+        ),
     )
     db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
+
+
+def _checked_projection(space: VersionSpace, blob: bytes | None, digest: bytes) -> Floats | None:
+    if digest != _version_digest(space, blob):
+        raise GalleryError(f"the version {space.name!r} is damaged (its digest); restore the gallery from a backup")
+    return stored_projection(blob, space.full_width)
 
 
 class _StoredMatrices:
@@ -293,24 +371,31 @@ class _StoredMatrices:
 
     def _read_versions(self, db: sqlite3.Connection) -> None:
         rows = db.execute(
-            "SELECT number, name, width, full_width, projection FROM versions WHERE number > ? ORDER BY number",
+            "SELECT number, name, width, full_width, projection, digest FROM versions WHERE number > ? ORDER BY number",
             (max(self._names, default=0),),
         )
-        for number, name, width, full_width, blob in rows:
-            self.exact.add_version(VersionSpace(name, width, full_width), stored_projection(blob, full_width))
+        for number, name, width, full_width, blob, digest in rows:
+            space = VersionSpace(name, width, full_width)
+            self.exact.add_version(space, _checked_projection(space, blob, digest))
             self._names[number] = name
 
     def _read_items(self, db: sqlite3.Connection, drafts: dict[str, Draft]) -> None:
         """Read new rows page by page: only one page is in memory beside the matrices."""
         rows = db.execute(
-            "SELECT number, version, id, payload, vector FROM items WHERE number > ? ORDER BY number", (self.position,)
+            "SELECT number, version, id, payload, vector, digest FROM items WHERE number > ? ORDER BY number",
+            (self.position,),
         )
         while page := rows.fetchmany(_READ):
             for version in {row[1] for row in page}:
                 part = [row for row in page if row[1] == version]
-                numbers, _, ids, texts, blobs = zip(*part, strict=True)
+                numbers, _, ids, texts, blobs, digests = zip(*part, strict=True)
                 name = self._names[version]
-                drafts[name].append(numbers, ids, self._vectors(name, ids, blobs), texts)
+                vectors = self._vectors(name, ids, blobs)
+                for row, digest in enumerate(digests):
+                    if digest != _item_digest(version, ids[row], texts[row].encode(), blobs[row]):
+                        seen = "its digest is not that of its content: something changed it"
+                        raise DamagedItemError(ids[row], name, seen)
+                drafts[name].append(numbers, ids, vectors, texts)
 
     def _vectors(self, name: str, ids: Sequence[str], blobs: Sequence[bytes]) -> Floats:
         size = 4 * self.exact.space(name).width
@@ -372,8 +457,8 @@ class SqliteGallery(Gallery):
             check_new_version(space.name, [name for (name,) in db.execute("SELECT name FROM versions")])
             blob = None if projection is None else projection.astype("<f4").tobytes()
             db.execute(
-                "INSERT INTO versions (name, width, full_width, projection, created) VALUES (?, ?, ?, ?, ?)",
-                (*space, blob, datetime.now(UTC).isoformat(timespec="seconds")),
+                "INSERT INTO versions (name, width, full_width, projection, digest, created) VALUES (?, ?, ?, ?, ?, ?)",
+                (*space, blob, _version_digest(space, blob), datetime.now(UTC).isoformat(timespec="seconds")),
             )
 
     def versions(self) -> list[VersionSpace]:
@@ -386,8 +471,8 @@ class SqliteGallery(Gallery):
         """P [d, m] of a version whose vectors are short forms."""
         space = self.space(version)
         with self._reading() as db:
-            (blob,) = db.execute("SELECT projection FROM versions WHERE name = ?", (version,)).fetchone()
-        return stored_projection(blob, space.full_width)
+            found = db.execute("SELECT projection, digest FROM versions WHERE name = ?", (version,)).fetchone()
+        return _checked_projection(space, *found)
 
     def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
         if names:
@@ -466,9 +551,15 @@ class SqliteGallery(Gallery):
         self.flush()
 
     def damage(self) -> list[str]:
-        """What SQLite finds wrong with the file; empty if nothing. Reads everything."""
+        """What is wrong with the file; empty if nothing. Reads everything."""
         with self._reading() as db:
-            return [row[0] for row in db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+            found = [row[0] for row in db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+        for space in [] if found else self.versions():
+            try:
+                self.projection(space.name)
+            except GalleryError as error:
+                found.append(str(error))
+        return found
 
     def close(self) -> None:
         """Close all connections and release the matrices; the file stays."""

@@ -367,6 +367,14 @@ def _problem(item: Item, width: int) -> str:
     return "" if abs(length - 1) < 1e-5 else f"the vector has length {length:.4g}"
 
 
+def require_digest(item: Item, width: int, matches: bool) -> Item:
+    """The item, if its stored digest is that of its content; else the error says what is wrong, as far as it shows."""
+    if not matches:
+        reason = _problem(item, width) or "its digest is not that of its content: something changed it"
+        raise DamagedItemError(item.id, item.version, reason)
+    return item
+
+
 # --- arguments
 
 

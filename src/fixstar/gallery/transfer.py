@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -65,12 +65,13 @@ def import_version(
     id_column: str | None = None,
     vector_column: str | None = None,
     take_over: bool = False,
+    without: Collection[str] = (),
 ) -> int:
     """Store vectors, by their address (``open_vectors``) or of a ``VectorSource``, as a version; returns their number.
 
     Everything is checked before anything is stored. An existing version must have the same width, so an interrupted
     import can be repeated. An item has one vector: ids that other versions hold are refused, unless ``take_over`` moves
-    them to this one.
+    them to this one. ``without`` are payload fields that are left out.
     """
     opened = open_vectors(source, id_column, vector_column) if isinstance(source, (str, Path)) else source
     checked_ids(opened.ids)
@@ -79,7 +80,8 @@ def import_version(
         _refuse_held(gallery, version, opened)
     _make_version(gallery, version, opened.width, opened.projection)
     stored, advance = 0, progress or silent
-    for ids, vectors, payloads in opened.blocks(BATCH):
+    for ids, vectors, whole in opened.blocks(BATCH):
+        payloads = [{name: value for name, value in one.items() if name not in without} for one in whole]
         gallery.upsert(version, ids, unit_rows(vectors, _lengths(vectors)), payloads)
         stored += len(ids)
         advance(len(ids))

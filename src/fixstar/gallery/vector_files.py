@@ -94,6 +94,12 @@ class VectorFile:
         self._digest: str | None = None  # of the vectors that belong to the ids
         with self._reading(), self._open(_VECTORS) as stream:
             (self.count, self.width), self._dtype = self._header(stream)
+            claimed, there = self.count * self.width * self._dtype.itemsize, self._size() - stream.tell()
+            if there < claimed:  # before anything of that size is made
+                raise DataError(
+                    f"{path} is cut off: its header claims {self.count:,} vectors, which take {claimed:,} bytes, and "
+                    f"{there:,} are there"
+                )
             self.ids = self._read_ids()
         for what, of in (("ids", self.ids), ("labels", self._labels)):
             if of is not None and len(of) != self.count:
@@ -130,6 +136,12 @@ class VectorFile:
                 f"the two, or one was changed. Export again; if you changed the vectors on purpose, delete {_DIGEST} "
                 f"from the first line of {beside.name}"
             )
+
+    def _size(self) -> int:
+        if self.path.suffix == ".npy":
+            return self.path.stat().st_size
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.getinfo(_VECTORS).file_size
 
     def _header(self, stream: IO[bytes]) -> tuple[tuple[int, int], np.dtype[Any]]:
         version = npy.read_magic(stream)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from fixstar.errors import InputError
 
+MAX_MODEL_PIXELS = 1 << 24  # 4096 x 4096: what a card may ask for
 Fit = Literal["crop", "squash", "pad"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
@@ -70,6 +71,8 @@ def _mistakes(p: Preprocessing) -> Iterator[str]:
     """Everything that is wrong with the settings, to be reported together."""
     if not (isinstance(p.size, tuple) and len(p.size) == 2 and all(_is_count(side) for side in p.size)):
         yield f"size must be (height, width), whole numbers of at least 1, got {p.size!r}"
+    elif math.prod(p.size) > MAX_MODEL_PIXELS:
+        yield f"size must be (height, width) of up to {MAX_MODEL_PIXELS:,} pixels, got {p.size!r}"
     channels_fit = _is_count(p.channels) and p.channels in (1, 3)
     if not channels_fit:
         yield f"channels must be 1 (grey) or 3 (RGB), got {p.channels!r}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.durable import flush, is_vacant
+from fixstar.durable import document, flush, is_vacant, read_document, replace_json
 from fixstar.errors import FixstarError, ImageError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
@@ -39,7 +38,7 @@ CANARY = "canary"  # among the weights: vectors of a few fixed images
 Form = Literal["full", "short", "raw"]
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
-_FORMAT, _FORMAT_VERSION = "fixstar-encoder", 1
+_FORMAT = "encoder"
 _SAME = 0.03  # the largest distance of two unit vectors of one image by one model; devices differ by far less
 _AHEAD = 32  # images decoded in advance, at least
 
@@ -514,7 +513,7 @@ def _save(encoder: Encoder, directory: Path) -> Path:
     try:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
         save_file({**weights, CANARY: torch.from_numpy(canary_vectors(encoder))}, partial / WEIGHTS)
-        (partial / CARD).write_text(json.dumps(_card(encoder, partial / WEIGHTS), indent=2) + "\n")
+        replace_json(partial / CARD, document(_FORMAT, _card(encoder, partial / WEIGHTS)))
         partial.chmod(0o755)
         for written in (partial / WEIGHTS, partial / CARD):
             written.chmod(0o644)
@@ -534,8 +533,6 @@ def _card(encoder: Encoder, weights: Path) -> dict[str, Any]:
 
     projection = encoder.projection
     return {
-        "format": _FORMAT,
-        "format_version": _FORMAT_VERSION,
         "fixstar": __version__,
         "backbone": {"name": encoder.backbone.name, "options": encoder.backbone.options},
         "projection": None if projection is None else {"in": projection.in_features, "out": projection.out_features},
@@ -561,18 +558,12 @@ def read_card(directory: Path) -> dict[str, Any]:
         if not (directory / name).is_file():
             seen = ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
             raise ModelError(f"{directory} is not a saved fixstar model: {name} is missing (found: {seen})")
-    try:
-        card = json.loads((directory / CARD).read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ModelError(f"{directory / CARD} is not valid JSON ({error}); restore the model from a copy") from None
-    if not isinstance(card, dict) or card.get("format") != _FORMAT:
-        raise ModelError(f"{directory / CARD} is not the card of a fixstar model")
-    if card.get("format_version") != _FORMAT_VERSION:
-        raise ModelError(
-            f"{directory} has format version {card.get('format_version')!r}; this fixstar reads {_FORMAT_VERSION}. "
-            "Upgrade fixstar"
-        )
-    return card
+    return read_document(directory / CARD, _FORMAT)
+
+
+def verify_saved(directory: Path) -> None:
+    """Raise if a saved encoder is damaged: its card, or one byte of its weights. Loads nothing."""
+    _check_weights(directory / WEIGHTS, read_card(directory))
 
 
 def _load(directory: Path) -> Encoder:

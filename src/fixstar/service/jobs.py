@@ -9,18 +9,17 @@ Needs no web framework: the command line reads the files of jobs without one.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from fixstar.durable import exclusive, remove_leftovers, replace_json
+from fixstar.durable import document, exclusive, read_document, remove_leftovers, replace_json
 from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Vectors
@@ -47,8 +46,8 @@ RETRY = 5.0  # seconds until a job whose start could not be written is tried aga
 ATTEMPTS = 5  # times that the process may die under a job before it is abandoned
 BATCH = 64  # images that an index job stores at a time
 
-_FORMAT = {"format": "fixstar-job", "format_version": 1}
 _REEMBEDDING = "re-embedding with {target}, order: {order}, budget: {budget}"
+_STAMP = "%Y%m%dT%H%M%S%f"  # how an id begins
 _NAMED = 100  # items that a result names
 _COUNTED = ("done", "done before", "deleted", "rewritten")  # of a plan's items
 _log = logging.getLogger("fixstar.service")
@@ -88,8 +87,8 @@ class Job:
     by: str | None = None
 
     @classmethod
-    def new(cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
-        """A new job. Ids sort by time."""
+    def new(cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None, newest: str = "") -> Job:
+        """A new job. Ids sort by time, and behind ``newest`` even if the clock was set back."""
         if kind == "index":
             total, message = len(parameters["items"]), "embedding with the deployed version"
         elif kind == "check":
@@ -97,7 +96,10 @@ class Job:
         else:
             total, message = None, _REEMBEDDING.format(**parameters)
         when = datetime.now(UTC)
-        name = f"{when:%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
+        stamp, last = f"{when:{_STAMP}}", newest.partition("-")[0]
+        if stamp <= last:
+            stamp = f"{datetime.strptime(last, _STAMP) + timedelta(microseconds=1):{_STAMP}}"
+        name = f"{stamp}-{uuid.uuid4().hex[:8]}"
         created = when.isoformat(timespec="milliseconds")
         return cls(name, kind, parameters, total=total, message=message, created=created, by=by)
 
@@ -141,7 +143,7 @@ class JobFiles:
         """Write a job as it is now. One that has ended needs no list of items any more."""
         if job.has_ended:
             job = job.without_items()
-        replace_json(self._path(job.id), {**_FORMAT, **asdict(job)})
+        replace_json(self._path(job.id), document("job", asdict(job)))
 
     def delete(self, name: str) -> None:
         """Forget a job."""
@@ -158,16 +160,13 @@ class JobFiles:
 
 def _read_job(path: Path) -> Job:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if {key: content.pop(key) for key in _FORMAT} != _FORMAT:
-            raise ValueError("an unknown format")
-        job = Job(**content)
+        job = Job(**read_document(path, "job"))
         if job.id != path.stem or job.kind not in KINDS or job.state not in get_args(JobState):
             raise ValueError(f"not a job: {job.id!r}, {job.kind!r}, {job.state!r}")
         if not isinstance(job.parameters, dict) or not isinstance(job.done, int):
             raise ValueError("not the parameters of a job")
         return job
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FixstarError, OSError, ValueError, TypeError) as error:
         _log.error("%s is damaged (%s); what it asked for was not finished, ask for it again", path, error)
     when = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
     problem = Problem("damaged-job", "what it asked for may not have been done").body()
@@ -463,9 +462,10 @@ class Jobs:
 
     def submit(self, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
         """Accept a job asked for by ``by``; it is on disk when this returns. Refused while another one blocks it."""
-        job = Job.new(kind, parameters, by)
         with self._changed:
             self.require_room(kind)
+            newest = max((one.id for one in self._jobs.values() if one.kind in KINDS), default="")
+            job = Job.new(kind, parameters, by, newest)
             self._files.save(job)
             self._jobs[job.id] = job
             self._changed.notify_all()
@@ -594,8 +594,7 @@ class Jobs:
             try:
                 self._keep(ended)
             finally:
-                over = sorted((one.ended or "", name) for name, one in self._jobs.items() if one.has_ended)[:-KEPT]
-                for _, name in over:
+                for name in sorted(name for name, one in self._jobs.items() if one.has_ended)[:-KEPT]:
                     self._files.delete(name)
                     del self._jobs[name]
         return ended
@@ -652,7 +651,7 @@ class History:
             if len(known) > self._most:  # the distant past is kept more coarsely
                 half = len(known) // 2
                 known[:half] = known[:half:2]
-            replace_json(self._path, [sample._asdict() for sample in known])
+            replace_json(self._path, document("history", {"samples": [sample._asdict() for sample in known]}))
 
     def _watch(self) -> None:
         while True:
@@ -667,8 +666,8 @@ class History:
     def _known(self) -> list[Sample]:
         if self._samples is None:
             try:
-                content = json.loads(self._path.read_text(encoding="utf-8"))
+                content = read_document(self._path, "history")["samples"]
                 self._samples = [Sample(one["when"], dict(one["vectors"])) for one in content]
-            except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: only a picture is lost
+            except (FixstarError, OSError, ValueError, KeyError, TypeError):  # only a picture is lost
                 self._samples = []
         return self._samples

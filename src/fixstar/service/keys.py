@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fixstar.durable import WatchedFile, exclusive, replace_file
+from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_file
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
@@ -126,7 +126,7 @@ class Keys:
 
     def _write(self, keys: tuple[Key, ...]) -> None:
         stored = [{name: value for name, value in asdict(key).items() if value is not None} for key in keys]
-        text = json.dumps({"format": "fixstar-keys", "keys": stored}, indent=2) + "\n"
+        text = json.dumps(document("keys", {"keys": stored}), indent=2) + "\n"
 
         def write(partial: Path) -> None:
             partial.touch(mode=0o600)
@@ -137,7 +137,7 @@ class Keys:
 
 def _parsed(file: Path) -> tuple[Key, ...]:
     try:
-        keys = tuple(Key(**key) for key in json.loads(file.read_text(encoding="utf-8"))["keys"])
+        keys = tuple(Key(**key) for key in read_document(file, "keys")["keys"])
         for key in keys:
             _ = key.has_expired  # an unreadable time is damage too
     except (ValueError, KeyError, TypeError) as error:

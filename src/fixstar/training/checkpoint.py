@@ -38,10 +38,14 @@ class Checkpoint:
 
 def weights_digest(module: nn.Module) -> str:
     """A SHA-256 of a module's weights."""
+    return _tensors_digest(module.state_dict())
+
+
+def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
+    for name, value in sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -64,7 +68,7 @@ def save_checkpoint(
         tensors |= {f"optimiser.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     metadata = {"format": _FORMAT, "fingerprint": fingerprint, "log": json.dumps(list(log))}
-    metadata["parts"] = json.dumps(dict(parts or {}))
+    metadata |= {"parts": json.dumps(dict(parts or {})), "sha256": _tensors_digest(tensors)}
     replace_file(path, lambda partial: save_file(tensors, partial, metadata))
 
 
@@ -84,6 +88,8 @@ def load_checkpoint(
         ) from error
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a fixstar checkpoint; move it away to train this version from the start")
+    if metadata.get("sha256") != _tensors_digest(tensors):
+        raise CheckpointError(f"{path} is damaged; delete it to train this version from the start")
     if metadata.get("fingerprint") != fingerprint:
         written, asked = json.loads(metadata["parts"]), parts or {}
         names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]

@@ -1,7 +1,7 @@
 """What the gate found about a version. A deployment requires it.
 
 checks/v2.json                the check that counts: the last one that is not weaker than the one before
-checks/v2/check-WHEN.json     every check of v2, for ever
+checks/v2/check-NUMBER-*.json  every check of v2, for ever
 checks/v2/flips-*             pictures of the negative flips of the check that counts; the images may be gone
 
 A check counts only for the versions it was made against: vectors of another version that arrive later make it
@@ -11,18 +11,16 @@ incomplete. Versions are never rewritten, so an old check stays true.
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import WatchedFile, replace_file, replace_json
+from fixstar.durable import WatchedFile, document, read_document, replace_json, write_arrays
 from fixstar.errors import GateError, ModelError, NextStep
 from fixstar.evaluation import Thumbnails
 from fixstar.gallery import Calibration
@@ -216,13 +214,11 @@ def save_check(workspace: Path, check: Check, name: str | None = None) -> Path:
 
     With a ``name`` it is kept in a file of that name alone.
     """
-    path, content = (
-        workspace / "checks" / f"{name or check.version}.json",
-        {"format": "fixstar-check", **check.to_json()},
-    )
+    path, content = workspace / "checks" / f"{name or check.version}.json", document("check", check.to_json())
     if name is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        replace_json(workspace / "checks" / check.version / f"check-{stamp}-{uuid.uuid4().hex[:6]}.json", content)
+        folder = workspace / "checks" / check.version
+        number = 1 + len(list(folder.glob("check-*.json")))  # clocks may be set back
+        replace_json(folder / f"check-{number:06}-{uuid.uuid4().hex[:6]}.json", content)
         if outweighing_check(workspace, check) is not None:
             return path
     replace_json(path, content)
@@ -246,10 +242,8 @@ def check_history(workspace: Path, version: str) -> list[Check]:
 
 def _read_check(path: Path, version: str) -> Check:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content.pop("format")
-        return Check.from_json(content)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        return Check.from_json(read_document(path, "check"))
+    except (ModelError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(f"{path} is damaged ({error})", NextStep("check", {"version": version})) from error
 
 
@@ -343,8 +337,6 @@ def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> 
 
     A flip has three: the query, what the old version found, and what the new one finds.
     """
-    from safetensors.numpy import save_file
-
     rows = [lost.rows for cell in check.cells for lost in cell.lost if lost.rows is not None]
     if not rows or thumbnails is None:
         return None
@@ -353,7 +345,7 @@ def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> 
         for query, *found in rows
     ]
     name = f"checks/{check.version}/flips-{uuid.uuid4().hex[:12]}.safetensors"  # readers of the last check keep theirs
-    replace_file(workspace / name, lambda partial: save_file({"flips": np.stack(shown)}, partial))
+    write_arrays(workspace / name, "flips", {}, {"flips": np.stack(shown)})
     return name
 
 

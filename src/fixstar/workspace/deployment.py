@@ -5,7 +5,6 @@ state/deployment.json    the moves, oldest first; the last one says what is depl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fixstar.durable import WatchedFile, exclusive, replace_json
+from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_json
 from fixstar.errors import DeploymentMovedError, GateError, InputError, ModelError
 from fixstar.workspace.registry import Registry
 
@@ -150,7 +149,7 @@ class Rollout:
 
     def _append(self, moves: tuple[Move, ...], move: Move) -> Move:
         move = replace(move, when=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        replace_json(self._file, {"format": "fixstar-deployment", "moves": [asdict(m) for m in (*moves, move)]})
+        replace_json(self._file, document("deployment", {"moves": [asdict(m) for m in (*moves, move)]}))
         return move
 
     def _require_weights(self, *versions: str) -> None:
@@ -173,7 +172,7 @@ class Rollout:
 
 def _parse(file: Path) -> tuple[Move, ...]:
     try:
-        return tuple(map(_parse_move, json.loads(file.read_text(encoding="utf-8"))["moves"]))
+        return tuple(map(_parse_move, read_document(file, "deployment")["moves"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
 

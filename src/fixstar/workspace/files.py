@@ -12,15 +12,13 @@ checks/, state/              what the gate found, what is deployed, what jobs ar
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from fixstar.durable import is_vacant, replace_json
-from fixstar.errors import GalleryUnavailableError, InputError, NextStep
+from fixstar.durable import document, is_vacant, read_document, replace_json
+from fixstar.errors import GalleryUnavailableError, InputError, ModelError, NextStep
 from fixstar.gallery import Gallery, open_gallery
 from fixstar.gallery.addresses import has_secret, without_secret
 
-MARK = {"format": "fixstar-workspace", "format_version": 1}
 GALLERY = "gallery.db"
 
 
@@ -30,12 +28,24 @@ def create_mark(path: Path, gallery: str | None) -> None:
         if gallery is not None and (there := read_mark(path).get("gallery", GALLERY)) != gallery:
             raise InputError(f"{path} is a workspace already, with its gallery at {without_secret(there)}")
         return
-    if not is_vacant(path):
+    if not _is_vacant(path):
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
-    if gallery is None:
-        replace_json(path / "workspace.json", MARK)
-    else:
-        _write_mark(path, gallery)
+    if gallery is not None:
+        refuse_secret(gallery)
+    if "://" not in (gallery or ""):  # from now on it must be there; a server may be away
+        path.mkdir(parents=True, exist_ok=True)
+        open_gallery(_address(path, gallery or GALLERY)).close()
+    _write_mark(path, gallery)
+
+
+def _is_vacant(path: Path) -> bool:
+    """Whether nothing is there but what a killed ``create_mark`` left behind."""
+    if is_vacant(path):
+        return True
+    if not path.is_dir() or any(not file.name.startswith((GALLERY, ".")) for file in path.iterdir()):
+        return False
+    with open_gallery(path / GALLERY) as gallery:
+        return not gallery.versions()
 
 
 def read_mark(path: Path) -> dict[str, str]:
@@ -47,15 +57,10 @@ def read_mark(path: Path) -> dict[str, str]:
             f"{'the current directory' if here else path} is not a workspace{'; name yours, or make one' * here}",
             NextStep("init", {"path": ... if here else str(path)}),
         )
-    try:
-        content = json.loads(mark.read_text())
-    except ValueError as error:
-        raise InputError(f"{mark} is not valid JSON ({error}); restore it from a copy") from error
-    known = isinstance(content, dict) and {key: content.get(key) for key in MARK} == MARK
-    if not known or not isinstance(content.get("gallery", ""), str):
-        found = {key: content.get(key) for key in MARK} if isinstance(content, dict) else type(content).__name__
-        raise InputError(f"{mark} is not a workspace that this fixstar can open (found {found})")
-    return dict(content)
+    content = read_document(mark, "workspace")
+    if not isinstance(content.get("gallery", ""), str):
+        raise ModelError(f"{mark} is damaged: it does not say where the gallery is; restore it from a copy")
+    return content
 
 
 def set_gallery(path: Path, url: str) -> None:
@@ -64,20 +69,33 @@ def set_gallery(path: Path, url: str) -> None:
     _write_mark(path, url)
 
 
-def _write_mark(path: Path, url: str) -> None:
-    refuse_secret(url)
-    replace_json(path / "workspace.json", {**MARK, "gallery": url})
+def _write_mark(path: Path, url: str | None) -> None:
+    refuse_secret(url or "")
+    replace_json(path / "workspace.json", document("workspace", {} if url is None else {"gallery": url}))
 
 
 def gallery_url(path: Path) -> str:
     """Where the gallery of a workspace is: a file in it, or a server."""
-    url = read_mark(path).get("gallery", GALLERY)
+    return _address(path, read_mark(path).get("gallery", GALLERY))
+
+
+def _address(path: Path, url: str) -> str:
     return url if "://" in url or url == ":memory:" else str(path / url)
 
 
 def open_workspace_gallery(path: Path, read_only: bool = False) -> Gallery:
-    """The gallery of a workspace. If its server is away, the error says how to use a copy of it instead."""
+    """The gallery of a workspace. If its server is away, the error says how to use a copy of it instead.
+
+    A file that is missing or empty is refused, not made again: its vectors are lost, and nobody would notice.
+    """
     url = gallery_url(path)
+    is_file = "://" not in url and url != ":memory:"
+    if is_file and (not Path(url).is_file() or not Path(url).stat().st_size):
+        raise GalleryUnavailableError(
+            f"the gallery {url} is {'empty' if Path(url).is_file() else 'missing'}: its vectors are gone. Restore it "
+            "from a copy, or use another gallery",
+            NextStep("use-gallery", {"address": ...}, "a copy of the gallery"),
+        )
     try:
         return open_gallery(url, read_only=read_only)
     except GalleryUnavailableError as error:

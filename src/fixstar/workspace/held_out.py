@@ -4,14 +4,13 @@ They are kept as pixels at the model's size, so the gate works when the original
 nothing is split off, and the gate needs images from the user.
 
 Every image draws a number by its content. held-out/v1.json keeps the draws of the images that were held out,
-v1-learnt.npy those of the images that were trained on (8 bytes each). So it is known which version has learnt what
-another held out.
+v1-learnt.safetensors those of the images that were trained on (8 bytes each). So it is known which version has learnt
+what another held out.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +20,8 @@ from numpy.typing import NDArray
 
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import replace_file, replace_json
-from fixstar.errors import ImageError, InputError
+from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
+from fixstar.errors import ImageError, InputError, ModelError
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.workspace.registry import Registry
 
@@ -83,18 +82,13 @@ def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: P
     loaded, bad = chosen.load(preprocessing, "skip")
     unread = {one.index for one in bad}
     draws = [_draw(source) for row, source in enumerate(chosen.images) if row not in unread]
-    replace_json(_file(workspace, f"{name}.json"), {"format": "fixstar-draws", "draws": draws})
+    replace_json(_file(workspace, f"{name}.json"), document("draws", {"draws": draws}))
     ReplayMemory(MOST, loaded).save(_file(workspace, f"{name}.safetensors"))
 
 
 def keep_learnt(workspace: Path, name: str, drawn: NDArray[np.float64]) -> None:
     """Keep the draws of the images that a version was trained on."""
-
-    def write(partial: Path) -> None:
-        with partial.open("wb") as file:  # given a name, numpy would add its own ending
-            np.save(file, np.unique(drawn), allow_pickle=False)
-
-    replace_file(_file(workspace, f"{name}-learnt.npy"), write)
+    write_arrays(_file(workspace, f"{name}-learnt.safetensors"), "learnt", {}, {"draws": np.unique(drawn)})
 
 
 def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:
@@ -148,9 +142,9 @@ def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDAr
     If the list of what it learnt is missing or damaged, the share that it held out decides.
     """
     try:
-        learnt = np.load(_file(registry.path, f"{name}-learnt.npy"), allow_pickle=False)
-        return ~np.isin(draws, learnt.astype(np.float64))
-    except (OSError, ValueError, EOFError):
+        _, learnt = read_arrays(_file(registry.path, f"{name}-learnt.safetensors"), "learnt")
+        return ~np.isin(draws, learnt["draws"].astype(np.float64))
+    except (ModelError, OSError, KeyError):
         share = registry.card(name)["about"].get(SHARE)
         return np.ones(len(draws), bool) if share is None else draws < float(share)
 
@@ -163,9 +157,8 @@ def _kept(workspace: Path, names: Sequence[str]) -> Iterator[tuple[ImageSet, NDA
         if images is None:
             continue
         try:
-            content = json.loads(_file(workspace, f"{name}.json").read_text(encoding="utf-8"))
-            draws = np.array(content["draws"], np.float64)
-        except (OSError, ValueError, KeyError, TypeError):
+            draws = np.array(read_document(_file(workspace, f"{name}.json"), "draws")["draws"], np.float64)
+        except (ModelError, OSError, ValueError, KeyError, TypeError):
             continue
         if len(draws) == len(images):
             yield images, draws

@@ -172,7 +172,10 @@ class ImageStore:
         name = f"images/{digest[:2]}/{digest}{suffix}"
         try:
             os.utime(self.path / name)  # kept already, and used again: ``prune`` must not delete it now
+            whole = (self.path / name).read_bytes() == content
         except FileNotFoundError:
+            whole = False
+        if not whole:
             replace_file(self.path / name, lambda partial: partial.write_bytes(content))
         return {IMAGE: name, STAMP: digest[:16]}
 
@@ -206,7 +209,10 @@ class ImageStore:
         name = item.payload.get(IMAGE)
         if not isinstance(name, str) or not name:
             return None
-        path = Path(name) if Path(name).is_absolute() else self.path / name
+        if Path(name).is_absolute():
+            path = Path(name)
+        elif (path := self.path / name).resolve().parent.parent != (self.path / "images").resolve():
+            return None  # not one that the workspace keeps
         return path if path.is_file() else None
 
 

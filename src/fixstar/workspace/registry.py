@@ -7,14 +7,13 @@ growth.json              simplices that were added to the first one, for version
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fixstar.durable import exclusive, replace_json
+from fixstar.durable import document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
@@ -75,8 +74,7 @@ class Registry:
     def card(self, name: str) -> dict[str, Any]:
         """What a version is: backbone, classifier, slots, and ``about``, where it comes from. Retired ones too."""
         if self._tombstone(name).is_file():
-            card: dict[str, Any] = json.loads(self._tombstone(name).read_text())
-            return card
+            return read_document(self._tombstone(name), "encoder")
         return read_card(self.directory(self.checked(name)))
 
     def encoder(self, name: str, device: str = "cpu") -> Encoder:
@@ -109,8 +107,8 @@ class Registry:
         if not path.is_file():
             return ()
         try:
-            added = tuple(json.loads(path.read_text())["added"])
-        except (ValueError, KeyError, TypeError) as error:
+            added = tuple(read_document(path, "growth")["added"])
+        except (KeyError, TypeError) as error:
             raise ModelError(f"{path} is damaged ({error}); restore it from a copy") from error
         if not all(isinstance(count, int) and count >= 2 for count in added):
             raise ModelError(f"{path} is damaged: it holds {added}; restore it from a copy")
@@ -151,7 +149,7 @@ class Registry:
                     NextStep("upgrade", {"data": ...}, "the same as before: it resumes"),
                 )
             added = (*self.growth(), count)
-            replace_json(self.path / "growth.json", {"added": list(added)})
+            replace_json(self.path / "growth.json", document("growth", {"added": list(added)}))
         return added
 
     def using(self, name: str) -> AbstractContextManager[None]:
@@ -177,7 +175,7 @@ class Registry:
     def retire(self, name: str) -> None:
         """Delete a version's weights and memory; its card stays."""
         if not self._tombstone(name).is_file():
-            replace_json(self._tombstone(name), self.card(name))
+            replace_json(self._tombstone(name), document("encoder", self.card(name)))
         (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
 

@@ -9,7 +9,6 @@ After a kill the same upgrade resumes, in its trials too. They are deleted once 
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,8 @@ from typing import Any, Literal
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import replace_json
-from fixstar.errors import InputError
+from fixstar.durable import document, read_document, replace_json
+from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures, cross_test
 from fixstar.evaluation.trial import searchable, trial_of_images
 from fixstar.methods import Method, create_method
@@ -190,7 +189,7 @@ def _run_trials(
             version = train_version(number, shown, setup.context, setup.method, setup.settings, checkpoint, progress)
             took = time.monotonic() - started
             known[key] = from_rank_zero(partial(_measured, setups[0], setup, version.encoder, test))
-            on_rank_zero(partial(replace_json, folder / "results.json", known))
+            on_rank_zero(partial(replace_json, folder / "results.json", document("trials", {"results": known})))
             on_rank_zero(partial(checkpoint.unlink, missing_ok=True))
             if row == 0:
                 short = setup.settings.recipe.epochs
@@ -223,9 +222,9 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet) -> di
 def _results(path: Path) -> dict[str, Any]:
     """What finished trials measured; nothing if the file is not there or damaged: they are then run again."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_document(path, "trials")["results"]
         return {key: asdict(Tried.from_json(value)) for key, value in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return {}
 
 

@@ -6,14 +6,13 @@ adapters/*.safetensors       the adapters, never rewritten
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from fixstar.durable import WatchedFile, exclusive, replace_json
+from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, ModelError
 from fixstar.workspace.adapters.maps import Applied, VectorAdapter, load_adapter, save_adapter
 
@@ -79,7 +78,7 @@ class AdapterRegistry:
             self._write([e for e in self.entries() if e[:3] != (version, queries_by, applied)])
 
     def _write(self, entries: list[AdapterEntry]) -> None:
-        replace_json(self._file, {"format": "fixstar-adapters", "in_use": [entry._asdict() for entry in entries]})
+        replace_json(self._file, document("adapters", {"in_use": [entry._asdict() for entry in entries]}))
 
     def _locked(self) -> AbstractContextManager[None]:
         seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
@@ -88,6 +87,6 @@ class AdapterRegistry:
 
 def _parse(file: Path) -> tuple[AdapterEntry, ...]:
     try:
-        return tuple(AdapterEntry(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))["in_use"])
+        return tuple(AdapterEntry(**entry) for entry in read_document(file, "adapters")["in_use"])
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error

@@ -14,6 +14,7 @@ Others may write meanwhile: items that were deleted or written since their image
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -29,8 +30,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fixstar.durable import exclusive, replace_file, replace_json
-from fixstar.errors import CheckpointError, InputError
+from fixstar.durable import document, exclusive, open_document, read_document, replace_file, replace_json
+from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
 from fixstar.progress import Advance
@@ -106,9 +107,10 @@ class PlanFiles:
 
     def save(self, plan: BackfillPlan) -> None:
         """Put a plan in the place of the last one, whose cursor and list no longer count."""
-        head = {"format": "fixstar-backfill", **vars(plan)}
-        ids = head.pop("ids")
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (head, *ids))
+        head = {**vars(plan)}
+        ids = "".join(json.dumps(name, ensure_ascii=False) + "\n" for name in head.pop("ids"))
+        head = document("backfill", {**head, "ids_sha256": hashlib.sha256(ids.encode()).hexdigest()})
+        text = json.dumps(head, ensure_ascii=False) + "\n" + ids
         replace_file(self._plan, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
 
     def plan(self, with_ids: bool = True) -> BackfillPlan | None:
@@ -117,10 +119,12 @@ class PlanFiles:
             return None
         try:
             with self._plan.open(encoding="utf-8", newline="\n") as lines:
-                head = json.loads(next(lines))
-                head.pop("format")
-                return BackfillPlan(**head, ids=tuple(json.loads(line) for line in lines) if with_ids else ())
-        except (ValueError, KeyError, TypeError, StopIteration) as error:
+                head = open_document(json.loads(next(lines)), "backfill")
+                ids = lines.read() if with_ids else ""
+            if head.pop("ids_sha256") != hashlib.sha256(ids.encode()).hexdigest() and with_ids:
+                raise ValueError("the digest of its ids is another one")
+            return BackfillPlan(**head, ids=tuple(json.loads(line) for line in ids.split("\n")[:-1]))
+        except (ModelError, ValueError, KeyError, TypeError, StopIteration) as error:
             raise CheckpointError(
                 f"{self._plan} is damaged ({error}); delete it and plan again: what was re-embedded stays"
             ) from error
@@ -135,14 +139,15 @@ class PlanFiles:
 
     def _progress(self, plan: BackfillPlan) -> tuple[int, dict[str, int]]:
         try:
-            cursor = json.loads(self._cursor.read_text(encoding="utf-8"))
+            cursor = read_document(self._cursor, "cursor")
             return (int(cursor["position"]), dict(cursor["counts"])) if cursor["token"] == plan.token else (0, {})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ModelError, OSError, ValueError, KeyError, TypeError):
             return 0, {}  # the gallery knows what is done; going through the plan again costs little
 
     def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:
         """Note that the first ``position`` ids are done, and what happened to them."""
-        replace_json(self._cursor, {"token": plan.token, "position": position, "counts": dict(counts)})
+        done = {"token": plan.token, "position": position, "counts": dict(counts)}
+        replace_json(self._cursor, document("cursor", done))
 
     def keep(self, plan: BackfillPlan, kept: Sequence[KeptItem]) -> None:
         """Note items that keep their old vector."""

@@ -1,0 +1,78 @@
+"""Reads every file of a workspace and says which are damaged. Changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from fixstar.durable import read_arrays, read_document
+from fixstar.errors import FixstarError
+from fixstar.gallery import verify_gallery
+from fixstar.models.encoder import verify_saved
+from fixstar.workspace.adapters.maps import load_adapter
+from fixstar.workspace.backfill.run import PlanFiles
+from fixstar.workspace.files import open_workspace_gallery
+
+DOCUMENTS = {
+    "workspace.json": "workspace",
+    "growth.json": "growth",
+    "retired/v*.json": "encoder",
+    "held-out/v*.json": "draws",
+    "checks/*.json": "check",
+    "checks/*/check-*.json": "check",
+    "adapters/registry.json": "adapters",
+    "state/deployment.json": "deployment",
+    "state/keys.json": "keys",
+    "state/history.json": "history",
+    "state/jobs/*.json": "job",
+    "state/backfill/cursor.json": "cursor",
+    "trials-v*/results.json": "trials",
+}
+ARRAYS = {
+    "memory/*.safetensors": "replay",
+    "held-out/v*[0-9].safetensors": "replay",
+    "held-out/v*-learnt.safetensors": "learnt",
+    "checks/*/flips-*.safetensors": "flips",
+}
+
+
+def verify_workspace(path: Path) -> Iterator[str]:
+    """What is damaged, one sentence each: documents, weights, replay memories, kept images, and the gallery's items."""
+    for kinds, read in ((DOCUMENTS, read_document), (ARRAYS, read_arrays)):
+        for pattern, kind in kinds.items():
+            for file in sorted(path.glob(pattern)):
+                yield from _problem(partial(read, file, kind))
+    for directory in sorted((path / "versions").glob("v*")):
+        yield from _problem(partial(verify_saved, directory))
+    for file in sorted((path / "adapters").glob("*.safetensors")):
+        yield from _problem(partial(load_adapter, file))
+    yield from _problem(PlanFiles(path).plan)
+    yield from _problem(partial(_check_counts, path / "state" / "usage.db"))
+    for image in sorted(path.glob("images/??/[!.]*")):
+        with image.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != image.stem:
+                yield f"{image} is damaged: store that image again, or restore it from a copy"
+    try:
+        with open_workspace_gallery(path) as gallery:
+            yield from verify_gallery(gallery)
+    except FixstarError as error:
+        yield str(error)
+
+
+def _check_counts(path: Path) -> None:
+    if path.is_file():
+        with closing(sqlite3.connect(path)) as db:
+            (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise FixstarError(f"{path} is damaged ({found}); delete it: it holds counts only")
+
+
+def _problem(read: Callable[[], object]) -> Iterator[str]:
+    try:
+        read()
+    except (FixstarError, OSError, sqlite3.Error) as error:
+        yield str(error)
