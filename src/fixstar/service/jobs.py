@@ -594,7 +594,8 @@ class Jobs:
             try:
                 self._keep(ended)
             finally:
-                for name in sorted(name for name, one in self._jobs.items() if one.has_ended)[:-KEPT]:
+                over = sorted((one.ended or "", name) for name, one in self._jobs.items() if one.has_ended)[:-KEPT]
+                for _, name in over:
                     self._files.delete(name)
                     del self._jobs[name]
         return ended
