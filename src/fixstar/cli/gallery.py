@@ -88,19 +88,22 @@ def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as
 
     Exit code 1 if there are problems.
     """
+    from fixstar.gallery import verify_gallery
+
+    count, problems = 0, list[str]()
     if gallery is None:
         from fixstar.workspace.files import read_mark
         from fixstar.workspace.verify import verify_workspace
 
         read_mark(workspace)
         problems = list(verify_workspace(workspace))
-    count = 0
-    if gallery is not None or not problems:
-        from fixstar.gallery import verify_gallery
-
+    try:
         with _opened(workspace, gallery) as store:
             count = sum(store.count().values())
-            problems = problems if gallery is None else verify_gallery(store)
+            problems += verify_gallery(store) if gallery is not None else []
+    except FixstarError:  # told already
+        if not problems:
+            raise
     print_result(as_json, {"items": count, "problems": problems}, *(problems or [f"{count:,} items, no problems"]))
     raise typer.Exit(1 if problems else 0)
 
