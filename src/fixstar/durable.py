@@ -83,7 +83,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def open_document(content: dict[str, Any], name: str, version: int = 1) -> dict[str, Any]:
-    """What was given to ``document``; raises a ``ModelError`` if it is newer, else anything if it is damaged."""
+    """What was given to ``document``. A newer one raises a ``ModelError``, damage any error of reading JSON."""
     kind, found = content["format"], content["format_version"]
     if kind == f"fixstar-{name}" and isinstance(found, int) and found > version:
         raise ModelError(f"it has format {found}; this fixstar reads formats up to {version}. Update fixstar")

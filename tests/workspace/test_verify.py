@@ -14,11 +14,12 @@ from shops import indexed_shop, pictures, shop
 from typed import typed
 
 from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
-from fixstar.errors import DamagedItemError, DataError, GalleryError, GalleryUnavailableError, ModelError
+from fixstar.errors import DamagedItemError, DataError, GalleryError, GalleryUnavailableError, InputError, ModelError
 from fixstar.gallery import MemoryGallery, SqliteGallery, import_version, verify_gallery
+from fixstar.gallery.sqlite import _has_unseen_writes
 from fixstar.images import Preprocessing
 from fixstar.workspace import CatalogueItem, Workspace, catalogue
-from fixstar.workspace.verify import ARRAYS, DOCUMENTS, verify_workspace
+from fixstar.workspace.verify import verify_workspace
 
 
 def test_a_document_says_what_it_is_and_is_whole(tmp_path: Path) -> None:
@@ -63,12 +64,8 @@ def test_arrays_are_whole(tmp_path: Path) -> None:
         assert all(np.array_equal(same[1][name], array) for name, array in arrays.items())
 
 
-def test_every_kind_of_file_of_a_workspace_has_a_version(tmp_path: Path) -> None:
+def test_a_gallery_of_a_newer_fixstar_is_refused_with_what_to_do(tmp_path: Path) -> None:
     indexed_shop(tmp_path)
-    for pattern, kind in DOCUMENTS.items():
-        for path in (tmp_path / "shop").glob(pattern):
-            read_document(path, kind)
-    assert set(DOCUMENTS.values()) | set(ARRAYS.values())
     with SqliteGallery(tmp_path / "shop" / "gallery.db") as gallery:
         gallery._session().db.execute("PRAGMA user_version = 9")
     with pytest.raises(GalleryError, match=r"has format 9; this fixstar reads formats up to 1\. Update fixstar"):
@@ -99,6 +96,11 @@ def test_a_killed_creation_is_repeated(tmp_path: Path) -> None:
     Workspace.create(tmp_path / "shop").close()
     with Workspace(tmp_path / "shop") as space:
         assert space.status().vectors == {}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".profile").touch()
+    with pytest.raises(InputError, match="is not empty"):
+        Workspace.create(tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == [".profile"]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,26 @@ def test_a_damaged_log_is_told(tmp_path: Path) -> None:
     for place in (9, 20, 30, 40, 50, len(log) // 2, len(log) - 100):
         with pytest.raises(GalleryUnavailableError, match="cannot be read any more"):
             opened(log[:place] + bytes([log[place] ^ 1]) + log[place + 1 :])
+
+
+def test_a_write_that_is_being_announced_is_no_damage(tmp_path: Path) -> None:
+    with SqliteGallery(tmp_path / "g.db") as gallery:
+        gallery.create_version("v1", 2)
+        log, index = tmp_path / "g.db-wal", tmp_path / "before-shm"
+        index.write_bytes((tmp_path / "g.db-shm").read_bytes())
+        known = log.stat().st_size
+        gallery.upsert("v1", ["a"], np.eye(2)[:1])
+        (tmp_path / "later-wal").write_bytes(log.read_bytes())
+        gallery.flush()
+    later = tmp_path / "later-wal"
+    assert later.stat().st_size > known
+    assert not _has_unseen_writes(later, index)
+    content = bytearray(later.read_bytes())
+    content[known + 100] ^= 1
+    later.write_bytes(content)
+    assert _has_unseen_writes(later, index)
+    index.write_bytes(index.read_bytes()[:32] + bytes(8))  # a log that begins again
+    assert not _has_unseen_writes(later, index)
 
 
 def test_storing_an_image_again_repairs_its_damaged_copy(tmp_path: Path) -> None:

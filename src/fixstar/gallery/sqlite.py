@@ -20,7 +20,6 @@ import json
 import os
 import sqlite3
 import struct
-import sys
 import threading
 import time
 import weakref
@@ -196,7 +195,7 @@ def _refuse_damaged_log(path: Path) -> None:
     """
     log, end = path.with_name(path.name + "-wal"), time.monotonic() + 1.0
     while _has_unseen_writes(log, path.with_name(path.name + "-shm")):
-        if time.monotonic() > end:  # else another process is about to announce its write
+        if time.monotonic() > end:  # else another process may be writing just now
             raise GalleryUnavailableError(
                 f"{log} is damaged: writes that were acknowledged cannot be read any more. Restore the gallery from a "
                 f"backup, or delete {log.name} to do without them"
@@ -205,36 +204,42 @@ def _refuse_damaged_log(path: Path) -> None:
 
 
 def _has_unseen_writes(log: Path, index: Path) -> bool:
-    """Whether a frame that ends a write stands behind the last one that SQLite knows (sqlite.org/walformat.html)."""
+    """Whether whole writes stand behind a damaged frame, where SQLite stops reading (sqlite.org/walformat.html)."""
     try:
         size = log.stat().st_size
         with log.open("rb") as file:
             head = file.read(32)
             if size <= 32:
                 return False
-            if _log_sum(head[:24], head[3] & 1) != head[24:]:
+            order, salts = ">" if head[3] & 1 else "<", head[16:24]
+            if _log_sum(head[:24], order) != struct.unpack(">2I", head[24:]):
                 return True
             page, last = int.from_bytes(head[8:12], "big"), 0
             for frame in range((size - 32) // (24 + page)):
                 file.seek(32 + frame * (24 + page))
                 written = file.read(24)
-                if written[8:16] == head[16:24] and any(written[4:8]):  # since the last reset; the end of a write
+                if written[8:16] == salts and any(written[4:8]):  # since the last reset; the end of a write
                     last = frame + 1
-        with index.open("rb") as file:
-            known = int.from_bytes(file.read(20)[16:], sys.byteorder)
-    except FileNotFoundError:
+            with index.open("rb") as shared:
+                known, _, *before, of = struct.unpack("=4I8s", shared.read(40)[16:])
+            if last <= known or of != salts:  # other salts: the log is about to begin again
+                return False
+            file.seek(32 + known * (24 + page))
+            following = file.read(24 + page)
+    except (FileNotFoundError, struct.error):  # no index, or one that is being made
         return False
-    return last > known
+    start = before if known else struct.unpack(">2I", head[24:])
+    whole = _log_sum(following[:8] + following[24:], order, *start) == struct.unpack(">2I", following[16:24])
+    return not whole  # a whole one is being announced, or its writer was killed before that
 
 
-def _log_sum(content: bytes, big: int) -> bytes:
+def _log_sum(content: bytes, order: str, first: int = 0, second: int = 0) -> tuple[int, int]:
     """SQLite's checksum of words x: s0 += x0 + s1, s1 += x1 + s0."""
-    first = second = 0
-    words = struct.unpack(f"{'>' if big else '<'}{len(content) // 4}I", content)
+    words = struct.unpack(f"{order}{len(content) // 4}I", content)
     for one, two in zip(words[::2], words[1::2], strict=True):
         first = (first + one + second) & 0xFFFFFFFF
         second = (second + two + first) & 0xFFFFFFFF
-    return struct.pack(">2I", first, second)
+    return first, second
 
 
 _MEANINGS = {
@@ -279,7 +284,8 @@ def _item_digest(version: int, name: str, payload: bytes, vector: bytes | memory
 
 
 def _version_digest(space: VersionSpace, projection: bytes | None) -> bytes:
-    return hashlib.blake2b(f"{space}{projection is None}".encode() + (projection or b""), digest_size=16).digest()
+    head = f"{space.width} {space.full_width} {projection is not None} {space.name}\0".encode()
+    return hashlib.blake2b(head + (projection or b""), digest_size=16).digest()
 
 
 def _as_item(row: _Row) -> Item:

@@ -14,11 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 
-from fixstar.durable import replace_file
-from fixstar.errors import CheckpointError
+from fixstar.durable import document, open_document, replace_file
+from fixstar.errors import CheckpointError, ModelError
 from fixstar.training.optimiser import lay_out_state
 
-_FORMAT = "fixstar-checkpoint"
+_FORMAT = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def save_checkpoint(
     for number, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    metadata = {"format": _FORMAT, "fingerprint": fingerprint, "log": json.dumps(list(log))}
-    metadata |= {"parts": json.dumps(dict(parts or {})), "sha256": _tensors_digest(tensors)}
-    replace_file(path, lambda partial: save_file(tensors, partial, metadata))
+    about = {"fingerprint": fingerprint, "log": list(log), "parts": dict(parts or {})}
+    written = document(_FORMAT, {**about, "sha256": _tensors_digest(tensors)})
+    replace_file(path, lambda partial: save_file(tensors, partial, {"document": json.dumps(written)}))
 
 
 def load_checkpoint(
@@ -82,16 +82,19 @@ def load_checkpoint(
         with safe_open(path, framework="pt") as stored:
             metadata = stored.metadata() or {}
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        if "document" not in metadata:
+            raise CheckpointError(
+                f"{path} is not a fixstar checkpoint; move it away to train this version from the start"
+            )
+        about = open_document(json.loads(metadata["document"]), _FORMAT)
+        if about["sha256"] != _tensors_digest(tensors):
+            raise ValueError("the digest of its tensors is another one")
+    except (SafetensorError, OSError, ModelError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}); delete it to train this version from the start"
         ) from error
-    if metadata.get("format") != _FORMAT:
-        raise CheckpointError(f"{path} is not a fixstar checkpoint; move it away to train this version from the start")
-    if metadata.get("sha256") != _tensors_digest(tensors):
-        raise CheckpointError(f"{path} is damaged; delete it to train this version from the start")
-    if metadata.get("fingerprint") != fingerprint:
-        written, asked = json.loads(metadata["parts"]), parts or {}
+    if about["fingerprint"] != fingerprint:
+        written, asked = about["parts"], parts or {}
         names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]
         differ = f" (different now: {', '.join(names)})" if names else ""
         raise CheckpointError(
@@ -103,7 +106,7 @@ def load_checkpoint(
     for name, value in _under("optimiser.", tensors).items():
         number, key = name.split(".", 1)
         state.setdefault(int(number), {})[key] = value
-    return Checkpoint(json.loads(metadata["log"]), _under("best.", tensors), state)
+    return Checkpoint(about["log"], _under("best.", tensors), state)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

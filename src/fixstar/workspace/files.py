@@ -30,8 +30,7 @@ def create_mark(path: Path, gallery: str | None) -> None:
         return
     if not _is_vacant(path):
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
-    if gallery is not None:
-        refuse_secret(gallery)
+    refuse_secret(gallery or "")
     if "://" not in (gallery or ""):  # from now on it must be there; a server may be away
         path.mkdir(parents=True, exist_ok=True)
         open_gallery(_address(path, gallery or GALLERY)).close()
@@ -42,9 +41,11 @@ def _is_vacant(path: Path) -> bool:
     """Whether nothing is there but what a killed ``create_mark`` left behind."""
     if is_vacant(path):
         return True
-    if not path.is_dir() or any(not file.name.startswith((GALLERY, ".")) for file in path.iterdir()):
+    made = path / GALLERY
+    known = (file.name.startswith(GALLERY) or file.name.endswith(".partial") for file in path.iterdir())
+    if not made.is_file() or not all(known):
         return False
-    with open_gallery(path / GALLERY) as gallery:
+    with open_gallery(made) as gallery:
         return not gallery.versions()
 
 
