@@ -59,6 +59,23 @@ def test_another_process_is_seen_by_the_next_search(tmp_path: Path) -> None:
             other.stdin.write("end -\n")
 
 
+def test_opening_a_gallery_twice_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
+    with gallery_of(tmp_path / "g.db") as gallery:
+        SqliteGallery(gallery.path).close()
+        for name in ("1", "2"):  # another process that comes and goes must not believe that it is the last one
+            subprocess.run(
+                [sys.executable, "-c", WRITER, str(gallery.path)], input=f"{name} v1\n", text=True, check=True
+            )
+            gallery.upsert("v1", [f"own {name}"], vectors(1, 8))
+        command = (
+            "import sys; from fixstar.gallery import SqliteGallery; print(SqliteGallery(sys.argv[1]).count()['v1'])"
+        )
+        seen = subprocess.run(
+            [sys.executable, "-c", command, str(gallery.path)], capture_output=True, text=True, check=True
+        )
+        assert seen.stdout == "4\n"
+
+
 def test_a_new_version_of_another_writer_is_seen(tmp_path: Path) -> None:
     with gallery_of(tmp_path / "g.db", 5) as gallery, SqliteGallery(tmp_path / "g.db") as other:
         gallery.search("v1", vectors(1, 8))

@@ -27,10 +27,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError
 from fixstar.gallery.filters import Payload
@@ -60,7 +62,6 @@ _REMOVED_KEPT = 100_000  # a process that missed more reads everything again
 _READ = 4096  # rows read into memory at once
 _PAGE = 256  # items read at once by iterate
 _Row = tuple[str, str | None, int, int, bytes, bytes, bytes]  # id, version, its width, number, vector, payload, digest
-_MAGIC = b"SQLite format 3\0"
 _TABLES = (
     "CREATE TABLE versions (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, "
     "width INTEGER NOT NULL, full_width INTEGER NOT NULL, projection BLOB, digest BLOB NOT NULL, "
@@ -132,18 +133,20 @@ def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
         raise GalleryError(f"{path} is a directory; a gallery is one file, such as {path / 'gallery.db'}")
     if not path.exists() or not path.stat().st_size:
         _make(path, create and not read_only, wait)
-    with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise GalleryError(f"{path} is not a gallery and was left unchanged; choose another path")
-    with closing(_connect(path, read_only, wait)[0]) as db:
-        db.execute("BEGIN")  # one snapshot: somebody may be creating the tables
-        asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-        application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
-        db.execute("ROLLBACK")
-        _refuse_damaged_log(path)
-        if (application, version, tables) == (0, 0, 0):
-            _fill(db)  # its creator was killed before this, or is about to do it
-            return
+    _refuse_damaged_log(path)
+    try:
+        with closing(_connect(path, read_only, wait)[0]) as db:
+            db.execute("BEGIN")  # one snapshot: somebody may be creating the tables
+            asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+            application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
+            db.execute("ROLLBACK")
+            if (application, version, tables) == (0, 0, 0):
+                _fill(db)  # its creator was killed before this, or is about to do it
+                return
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
+            raise
+        raise GalleryError(f"{path} is not a gallery and was left unchanged; choose another path") from error
     if application != _APPLICATION:
         raise GalleryError(f"{path} is an SQLite database of another program, not a gallery; it was left unchanged")
     if version < 1:
@@ -189,57 +192,63 @@ def _use_log(db: sqlite3.Connection, seconds: float = 10.0) -> None:
 
 
 def _refuse_damaged_log(path: Path) -> None:
-    """Refuse a gallery whose log has writes that SQLite does not see: it ignores all behind a damaged one, in silence.
+    """Refuse a gallery whose log has writes behind a damaged one: SQLite ignores them all, in silence.
 
-    A log that simply ends, or ends within a write, is as a kill leaves it. A connection must be open.
+    A log that simply ends, or ends within a write, is as a kill leaves it.
     """
     log, end = path.with_name(path.name + "-wal"), time.monotonic() + 1.0
-    while _has_unseen_writes(log, path.with_name(path.name + "-shm")):
+    while (readable := _damaged_behind(log)) is not None:
         if time.monotonic() > end:  # else another process may be writing just now
             raise GalleryUnavailableError(
-                f"{log} is damaged: writes that were acknowledged cannot be read any more. Restore the gallery from a "
-                f"backup, or delete {log.name} to do without them"
+                f"{log} is damaged: acknowledged writes behind its first {readable:,} bytes cannot be read any more. "
+                "Restore the gallery from a backup, or cut the file to these bytes to do without the others"
             )
         time.sleep(0.05)
 
 
-def _has_unseen_writes(log: Path, index: Path) -> bool:
-    """Whether whole writes stand behind a damaged frame, where SQLite stops reading (sqlite.org/walformat.html)."""
+def _damaged_behind(log: Path) -> int | None:
+    """How many bytes of a log SQLite can read, if whole writes stand behind them (sqlite.org/walformat.html).
+
+    The log has no locks, so it may be opened here. A file that has some must be opened by SQLite alone: where a process
+    closes such a file, all its locks on it are gone.
+    """
     try:
-        size = log.stat().st_size
         with log.open("rb") as file:
             head = file.read(32)
-            if size <= 32:
-                return False
-            order, salts = ">" if head[3] & 1 else "<", head[16:24]
-            if _log_sum(head[:24], order) != struct.unpack(">2I", head[24:]):
-                return True
-            page, last = int.from_bytes(head[8:12], "big"), 0
-            for frame in range((size - 32) // (24 + page)):
-                file.seek(32 + frame * (24 + page))
-                written = file.read(24)
-                if written[8:16] == salts and any(written[4:8]):  # since the last reset; the end of a write
-                    last = frame + 1
-            with index.open("rb") as shared:
-                known, _, *before, of = struct.unpack("=4I8s", shared.read(40)[16:])
-            if last <= known or of != salts:  # other salts: the log is about to begin again
-                return False
-            file.seek(32 + known * (24 + page))
-            following = file.read(24 + page)
-    except (FileNotFoundError, struct.error):  # no index, or one that is being made
-        return False
-    start = before if known else struct.unpack(">2I", head[24:])
-    whole = _log_sum(following[:8] + following[24:], order, *start) == struct.unpack(">2I", following[16:24])
-    return not whole  # a whole one is being announced, or its writer was killed before that
+            if len(head) < 32:
+                return None
+            order, salts, total = "<>"[head[3] & 1], head[16:24], struct.unpack(">2I", head[24:])
+            if _log_sum(head[:24], order) != total:
+                return 0
+            frame, readable, whole = 24 + int.from_bytes(head[8:12], "big"), 32, True
+            while len(written := file.read(frame)) == frame:
+                if whole:
+                    total = _log_sum(written[:8] + written[24:], order, *total)
+                    whole = written[8:24] == salts + struct.pack(">2I", *total)
+                if any(written[4:8]) and written[8:16] == salts:  # the end of a write, since the log last began
+                    if not whole:
+                        return readable
+                    readable = file.tell()
+    except FileNotFoundError:
+        pass
+    return None
 
 
 def _log_sum(content: bytes, order: str, first: int = 0, second: int = 0) -> tuple[int, int]:
-    """SQLite's checksum of words x: s0 += x0 + s1, s1 += x1 + s0."""
-    words = struct.unpack(f"{order}{len(content) // 4}I", content)
-    for one, two in zip(words[::2], words[1::2], strict=True):
-        first = (first + one + second) & 0xFFFFFFFF
-        second = (second + two + first) & 0xFFFFFFFF
-    return first, second
+    """SQLite's checksum of words x: t_k = t_(k-1) + t_(k-2) + x_k modulo 2^32, from the last two; the new last two."""
+    start = np.array([first, (second - first) % 2**32], np.uint32)
+    words = np.concatenate([start, np.frombuffer(content, f"{order}u4").astype(np.uint32)])
+    weights = _fibonacci(len(words))
+    return int(np.sum(words[:-1] * weights[1:], dtype=np.uint32)), int(np.sum(words * weights, dtype=np.uint32))
+
+
+@cache
+def _fibonacci(count: int) -> NDArray[np.uint32]:
+    """So many Fibonacci numbers modulo 2^32, the first one last."""
+    numbers = [1, 1]
+    while len(numbers) < count:
+        numbers.append((numbers[-1] + numbers[-2]) % 2**32)
+    return np.array(numbers[count - 1 :: -1], np.uint32)
 
 
 _MEANINGS = {
