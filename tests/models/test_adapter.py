@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from documents import rewrite
 
 from fixstar.errors import InputError, ModelError
 from fixstar.models import Adapter, Encoder
@@ -68,7 +68,7 @@ def test_an_encoder_comes_back_with_its_adapter(tmp_path: Path) -> None:
 )
 def test_a_damaged_card_is_refused(tmp_path: Path, entry: Any) -> None:
     card = with_adapter().save(tmp_path / "v2") / CARD
-    card.write_text(json.dumps({**json.loads(card.read_text()), "adapter": entry}))
+    rewrite(card, lambda content: content.update(adapter=entry))
     with pytest.raises(ModelError, match="v2"):
         Encoder.load(tmp_path / "v2")
 
@@ -77,6 +77,6 @@ def test_an_adapter_on_the_card_alone_is_refused(tmp_path: Path) -> None:
     encoder = with_adapter()
     encoder.adapter = None
     card = encoder.save(tmp_path / "v2") / CARD
-    card.write_text(json.dumps({**json.loads(card.read_text()), "adapter": {"width": 4, "hidden": 6}}))
+    rewrite(card, lambda content: content.update(adapter={"width": 4, "hidden": 6}))
     with pytest.raises(ModelError, match="the card's adapter"):
         Encoder.load(tmp_path / "v2")

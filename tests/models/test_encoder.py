@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from documents import rewrite
 from PIL import Image
 
 from fixstar.errors import ImageError, InputError, ModelError, UnknownNameError
@@ -309,37 +310,23 @@ def damage(saved: Path, how: str) -> None:
         case "newer format":
             card.write_text(card.read_text().replace('"format_version": 1', '"format_version": 99'))
         case "other backbone":
-            card.write_text(card.read_text().replace('"tiny"', '"lenet++"'))
+            rewrite(card, lambda edited: edited["backbone"].update(name="lenet++"))
         case "unknown backbone":
-            card.write_text(card.read_text().replace('"tiny"', '"enormous"'))
+            rewrite(card, lambda edited: edited["backbone"].update(name="enormous"))
         case "missing key":
-            edited = json.loads(card.read_text())
-            del edited["slots"]
-            card.write_text(json.dumps(edited))
+            rewrite(card, lambda edited: edited.pop("slots"))
         case "other capacity":
-            edited = json.loads(card.read_text())
-            edited["projection"]["out"] = 7
-            card.write_text(json.dumps(edited))
+            rewrite(card, lambda edited: edited["projection"].update(out=7))
         case "huge projection":
-            edited = json.loads(card.read_text())
-            edited["projection"]["out"] = 10**9
-            card.write_text(json.dumps(edited))
+            rewrite(card, lambda edited: edited["projection"].update(out=10**9))
         case "slots outside":
-            edited = json.loads(card.read_text())
-            edited["slots"] = {"capacity": 500, "by_class": {"cat": 400}}
-            card.write_text(json.dumps(edited))
+            rewrite(card, lambda edited: edited.update(slots={"capacity": 500, "by_class": {"cat": 400}}))
         case "slots as a list":
-            edited = json.loads(card.read_text())
-            edited["slots"]["by_class"] = ["cat"]
-            card.write_text(json.dumps(edited))
+            rewrite(card, lambda edited: edited["slots"].update(by_class=["cat"]))
         case "size as text":
-            edited = json.loads(card.read_text())
-            edited["weights"]["bytes"] = "many"
-            card.write_text(json.dumps(edited))
+            rewrite(card, lambda edited: edited["weights"].update(bytes="many"))
         case "no checksum":
-            edited = json.loads(card.read_text())
-            edited["weights"] = None
-            card.write_text(json.dumps(edited))
+            rewrite(card, lambda edited: edited.update(weights=None))
 
 
 DAMAGES = [
