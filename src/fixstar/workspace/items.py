@@ -211,7 +211,7 @@ class ImageStore:
             return None
         if Path(name).is_absolute():
             path = Path(name)
-        elif (path := self.path / name).resolve().parent.parent != (self.path / "images").resolve():
+        elif not (path := self.path / name).resolve().is_relative_to((self.path / "images").resolve()):
             return None  # not one that the workspace keeps
         return path if path.is_file() else None
 
