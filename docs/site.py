@@ -145,7 +145,7 @@ def _command(command: Any, name: str) -> Iterator[str]:
 
 
 def _examples(epilog: str) -> list[str]:
-    return [part.strip() for part in re.sub(r"^Examples?:", "", epilog).split("   |   ") if part.strip()]
+    return [line.strip() for line in epilog.splitlines() if line.startswith("  ")]
 
 
 def _cell(text: str) -> str:

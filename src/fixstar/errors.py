@@ -91,6 +91,17 @@ class NextStep:
         return cls(content["action"], arguments, content["note"])
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> plural(1, "item"), plural(2000, "query"), plural(3, "class")
+    ('1 item', '2,000 queries', '3 classes')
+    """
+    if count != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {noun}"
+
+
 class FixstarError(Exception):
     """Base of every error that fixstar raises on purpose."""
 

@@ -1,10 +1,15 @@
-"""Progress bars on standard error: what is running, how fast, how long it will still take."""
+"""Progress on standard error: what is running, how fast, how long it will still take. A bar, or lines in a log."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Protocol
+
+EVERY = 10.0  # seconds between two lines where standard error is not a terminal
 
 
 class Advance(Protocol):
@@ -20,9 +25,16 @@ def silent(count: int = 1, note: str | None = None) -> None:
 
 @contextmanager
 def progress_bar(description: str, total: int, unit: str = "it", show: bool = True) -> Iterator[Advance]:
-    """A bar with rate and time left; yields the function that moves it on. Silent with ``show=False``."""
+    """A bar with rate and time left; yields the function that moves it on. Silent with ``show=False``.
+
+    In a pipe or a file it is a line now and then, and one at the end.
+    """
     if not show:
         yield silent
+        return
+    if not sys.stderr.isatty():
+        with _progress_lines(description, total, unit) as tell:
+            yield tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -44,3 +56,28 @@ def progress_bar(description: str, total: int, unit: str = "it", show: bool = Tr
             progress.update(task, advance=count, **(fields if note is None else {**fields, "note": note}))  # type: ignore[arg-type]
 
         yield advance
+
+
+@contextmanager
+def _progress_lines(description: str, total: int, unit: str) -> Iterator[Advance]:
+    done, noted, started = 0, "", time.monotonic()
+    told = started
+
+    def say() -> None:
+        seconds = time.monotonic() - started
+        rate = done / seconds if seconds else 0.0
+        left = f", {timedelta(seconds=round((total - done) / rate))} left" if rate and done < total else ""
+        speed = f", {rate:,.{0 if rate >= 10 else 2}f} {unit}/s" if rate else ""
+        print(f"{description}: {done:,} of {total:,} {unit}{speed}{left}{noted and '  ' + noted}", file=sys.stderr)
+
+    def advance(count: int = 1, note: str | None = None) -> None:
+        nonlocal done, noted, told
+        done, noted = done + count, noted if note is None else note
+        if time.monotonic() - told >= EVERY:
+            told = time.monotonic()
+            say()
+
+    try:
+        yield advance
+    finally:
+        say()

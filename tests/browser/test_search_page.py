@@ -70,10 +70,10 @@ def test_a_score_says_what_it_is(site: str, visit: Visit) -> None:
     page.route("**/v1/item/similar?*", as_if_calibrated)
     page.select_option("#count", "6")
     until(page, "document.querySelectorAll('.hit').length === 6")
-    assert hit.locator(".scale").inner_text() == "prob."
+    assert hit.locator(".scale").inner_text() == "relative"
     assert "of one class" in hit.locator(".measure").get_attribute("title")
-    assert ", probability 0." in hit.get_attribute("aria-label")
-    assert "scores are probabilities" in page.locator("#results-note").inner_text()
+    assert ", relative score 0." in hit.get_attribute("aria-label")
+    assert "scores are relative" in page.locator("#results-note").inner_text()
 
 
 def test_versions_that_are_not_searched_are_named(site: str, visit: Visit) -> None:

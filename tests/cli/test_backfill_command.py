@@ -35,7 +35,7 @@ def test_the_story_of_a_backfill(tmp_path: Path) -> None:
     assert answer["done"]["measured"][-1]["share"] == 17 / 18
 
     again = typed("backfill", "--budget", "all", "-w", path)
-    assert "1 items no longer have an image and keep their vectors\nNo other item within the budget" in again.out
+    assert "1 item without an image: the old vectors stay\nNo other item within the budget" in again.out
     assert again.code == 0
 
 

@@ -127,7 +127,7 @@ def test_a_loss_is_refused_with_a_report(space: Path, shop: Path) -> None:
         fixstar("deploy", "v3", "-w", space)
     (blend,) = kept["blends"]
     assert "Queries by two models" in shown
-    assert f"{blend['queries']:,} queries judge an alpha that the others chose" in shown
+    assert f"{blend['queries']:,} queries judged an alpha that the others chose" in shown
     assert f"fixstar deploy v3 --blend auto -w {space}" in shown
     assert numbers["tables"][-1]["rows"] == {
         f"v3 with v1, alpha {blend['tried']:g}: {blend['verdict']}": [blend["self_test"], blend["cross_test"]]

@@ -9,15 +9,20 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+import typer
 from documents import rewrite
 from forked import fork_fixstar
 from PIL import Image
 from typed import typed
+from typer.core import TyperGroup
 
+from fixstar.cli.app import GROUPS, app
+from fixstar.evaluation.report import percent
 from fixstar.models import Encoder
 
 TRAIN = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --learning-rate 0.01")
@@ -59,7 +64,7 @@ def test_from_folders_of_images_to_a_measured_upgrade(shop: Path, tmp_path: Path
     assert result["AC"] == float(result["matrix"][1][0] > result["matrix"][0][0])
     assert Image.open(tmp_path / "matrix.png").format == "PNG"
     shown = typed("evaluate", held_out, "-w", shop)
-    assert f"{result['matrix'][1][1]:.1%}" in shown.out
+    assert percent(result["matrix"][1][1]) in shown.out
 
 
 def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path) -> None:
@@ -93,7 +98,7 @@ def test_ctrl_c_says_how_to_resume(shop: Path, tmp_path: Path) -> None:
     process.join(60)
     errors = (tmp_path / "err").read_text()
     assert process.exitcode == 130
-    assert "The same command resumes" in errors
+    assert "train was interrupted. The same command resumes" in errors
     assert "Traceback" not in errors
     assert "120 images of 4 classes: a, b, c, d" in errors
 
@@ -197,14 +202,51 @@ def test_lists_come_as_json_too() -> None:
     assert "hoc" in typed("methods").out
 
 
-VERBS = ["demo", "init", "train", "upgrade", "evaluate", "methods", "backbones", "theorem", "picture2d"]
+def every_verb() -> list[list[str]]:
+    """All verbs, those of groups too."""
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)
+    found: list[list[str]] = []
+    for name, command in program.commands.items():
+        inside = command.commands if isinstance(command, TyperGroup) else {}
+        found += [[name], *([name, verb] for verb in inside)]
+    return found
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(verb: str) -> None:
-    shown = typed(verb, "--help")
+def test_verbs_are_listed_in_groups_each_once() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(words[0] for words in every_verb() if len(words) == 1)
+    shown = typed("--help").out
+    assert all(f"\n{title}:\n" in shown for title in GROUPS)
+    assert all(f"\n  {name} " in shown for name in grouped)
+    assert "..." not in shown.partition("First steps")[2]  # no summary is cut
+
+
+@pytest.mark.parametrize("words", every_verb(), ids=" ".join)
+def test_every_verb_has_help_with_examples_and_fits_into_80_columns(words: list[str]) -> None:
+    with patch("typed.COLUMNS", "80"):
+        shown = typed(*words, "--help")
     assert shown.code == 0
-    assert f"fixstar {verb}" in shown.out.split("Example")[-1]
+    text, _, examples = shown.out.partition("Example")
+    assert "<bool>" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    lines = examples.splitlines()[1:]
+    assert words == ["keys"] or lines
+    assert all(line.startswith(f"    fixstar {' '.join(words)}") for line in lines)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_verbs_are_completed(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_FIXSTAR_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "fixstar ba")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("COMP_WORDS", "fixstar ba")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    shown = typed()
+    assert shown.code == 0, shown.err
+    assert "backfill" in shown.out
+    assert "backbones" in shown.out
+    assert "bridge" not in shown.out
 
 
 def test_the_version_is_printed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,12 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
     none = typed("status", "-w", tmp_path / "fresh", "--json").json
     assert (none["deployed"], none["versions"]) == (None, [])
     shown = [line.split() for line in typed("status", "-w", path).out.splitlines()]
-    assert shown[1] == ["v1", "hoc", "tiny", "3", "24", "deployed"]
-    assert shown[2] == ["v2", "v1", "hoc", "tiny", "3", "pass", "0"]
-    assert shown[3] == ["v3", "v2", "hoc", "tiny", "3", "not", "checked", "0"]
+    cards = [(path / "versions" / name / "card.json").stat() for name in ("v1", "v2", "v3")]
+    made = [f"{datetime.fromtimestamp(card.st_mtime, UTC):%Y-%m-%d}" for card in cards]
+    assert shown[1] == ["v1", "*", made[0], "hoc", "tiny", "3", "24"]
+    assert shown[2] == ["v2", "v1", made[1], "hoc", "tiny", "3", "0", "pass", "70.0", "%", "+10.0"]
+    assert shown[3] == ["v3", "v2", made[2], "hoc", "tiny", "3", "0", "not", "checked"]
+    assert shown[4] == ["v1", "is", "deployed"]
     status = typed("status", "-w", path, "--json").json
     assert (status["deployed"], status["previous"], status["checks"]) == ("v1", None, {"v2": "pass"})
     assert status["vectors"]["v1"] == 24
@@ -68,12 +72,22 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     back = typed("rollback", "-w", path)
     assert back.code == 0
     assert "v1 is deployed again, v2 no longer" in back.out
-    assert "8 vectors were made by v2" in back.out
+    assert "8 vectors made by v2" in back.out
+    assert f"fixstar deploy v2 -w {path}   (back to v2)\n      fixstar check v1 -w {path}" in back.out
     again = typed("rollback", "-w", path)
     assert (again.code, again.out) == (1, "")
     assert "nothing to roll back to" in again.err
     assert typed("deploy", "v2", "-w", path, "--json").json["version"] == "v2"
     assert typed("rollback", "-w", path, "--json").json["kind"] == "rollback"
+
+
+def test_a_forced_deployment_is_marked(path: Path) -> None:
+    typed("deploy", "v3", "--force", "agreed with the search team", "-w", path)
+    shown = typed("status", "-w", path).out
+    assert "v3 *" in shown
+    assert "v3 is deployed since 2" in shown
+    assert "FORCED, without a passed check: agreed with the search team" in shown
+    assert typed("status", "-w", path, "--json").json["deployment"]["reason"] == "agreed with the search team"
 
 
 def test_a_rollback_does_not_call_unchecked_what_is_not_searched(path: Path, tmp_path: Path) -> None:
@@ -85,7 +99,8 @@ def test_a_rollback_does_not_call_unchecked_what_is_not_searched(path: Path, tmp
     back = typed("rollback", "-w", path)
     assert back.code == 0, back.err
     assert "unchecked" not in back.out
-    assert "2 vectors of other are not searched: there is no adapter for queries of v1" in back.out
+    assert "Not searched: 2 vectors of other; there is no adapter for queries of v1" in back.out
+    assert f"fixstar adapt other --for v1 -w {path}" in back.out
 
 
 def test_what_a_move_puts_out_of_reach_is_told(path: Path, photos: Path) -> None:
@@ -95,7 +110,9 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path, photos: Path) -> None
     typed("index", photos / "hat", "--prefix", "new/", "-w", path)
     back = typed("rollback", "-w", path)
     assert back.out == (
-        "v1 is deployed again, v2 no longer\n8 vectors of v2 are not searched: there is no adapter for queries of v1\n"
+        "v1 is deployed again, v2 no longer\nNot searched: 8 vectors of v2; there is no adapter for queries of v1\n"
+        f"Next: fixstar deploy v2 -w {path}   (back to v2)\n"
+        f"      fixstar adapt v2 --for v1 -w {path}   (search v2's vectors too)\n"
     )
     assert typed("deploy", "v3", "--force", "test", "-w", path, "--json").json["unreached"] == {"v1": 24}
     assert typed("rollback", "-w", path, "--json").json["unreached"] == {"v2": 8}
@@ -184,11 +201,11 @@ def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
     assert "fixstar adapt old-system --for v2" in refused.err
     without = typed("deploy", "v2", "--force", "old vectors are not needed", "-w", path)
     assert "24 vectors of older versions stay and are searched" in without.out
-    assert "24 vectors of old-system are not searched: there is no adapter for queries of v2" in without.out
+    assert "Not searched: 24 vectors of old-system; there is no adapter for queries of v2" in without.out
     left = typed("search", "--like", "old/9", "-w", path)
     assert "not searched: vectors of v1" in left.err
     stored = typed(*words, "--apply", "stored", "--for", "v1", "--force", "it is only a turn")
-    assert "24 vectors of old-system are now vectors of old-system@v1" in stored.out
+    assert "24 vectors of old-system converted to old-system@v1" in stored.out
     assert typed(*words).code == 1  # there is nothing left to adapt
     unknown = typed("adapt", "old-system", "--apply", "items", "-w", path)
     assert (unknown.code, "queries, stored" in unknown.err) == (1, True)
@@ -197,7 +214,7 @@ def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
 def test_room_for_more_classes(path: Path) -> None:
     shown = typed("grow", "10", "-w", path)
     assert shown.code == 0, shown.err
-    assert "room for 18 classes from the next version on; 3 have a slot" in shown.out
+    assert "room for 18 classes from the next version on; slots in use: 3" in shown.out
     assert typed("grow", "5", "-w", path, "--json").json == {"added": [10, 5], "capacity": 23, "classes": 3}
     few = typed("grow", "1", "-w", path)
     assert (few.code, few.out) == (1, "")
@@ -227,7 +244,7 @@ def test_rotated_classes_are_not_promised_room_in_a_second_simplex(tmp_path: Pat
 
 def test_who_owns_which_slot(path: Path, tmp_path: Path) -> None:
     shown = typed("slots", "-w", path)
-    assert "3 classes have a slot as of v3, 5 are free" in shown.out
+    assert "3 slots in use as of v3; free: 5" in shown.out
     assert [line.split() for line in shown.out.splitlines()[1:]] == [["0", "bag"], ["1", "hat"], ["2", "shoe"]]
     written = typed("slots", "-w", path, "--out", tmp_path / "new" / "slots.json")
     assert f"written: {tmp_path / 'new' / 'slots.json'}" in written.out
@@ -241,7 +258,7 @@ def test_who_owns_which_slot(path: Path, tmp_path: Path) -> None:
 
 def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     refusals: tuple[tuple[list[str], str], ...] = (
-        (["v1"], "24 vectors of v1 live"),
+        (["v1"], "the gallery holds 24 vectors of v1"),
         (["v3"], "the next upgrade starts from it"),
         (["v9"], "unknown version 'v9'"),
         ([], "a version, or --unused"),
@@ -258,7 +275,7 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     again = typed("retire", "--unused", "-w", path)
     assert "retired: none" in again.out
     assert "v1 cannot be retired: it is deployed" in again.out
-    assert "24 vectors of v1 live" in again.out
+    assert "the gallery holds 24 vectors of v1" in again.out
     status = typed("status", "-w", path, "--json").json
     assert (status["versions"], status["retired"]) == (["v1", "v3"], ["v2"])
     gone = typed("deploy", "v2", "-w", path)

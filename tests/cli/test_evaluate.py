@@ -25,6 +25,7 @@ from fixstar.evaluation import (
     sample_pairs,
     verdicts,
 )
+from fixstar.evaluation.report import percent
 from fixstar.geometry import slerp, unit
 
 QUERY_LABELS, GALLERY_LABELS = np.arange(200) % 5, np.arange(100) % 5
@@ -125,7 +126,7 @@ def test_queries_by_two_models_have_a_row_of_their_own(files: list[str], protoco
     assert (found["query"], found["gallery"]) == ("new with old 0.3", "old")
     assert found["cross"] == pytest.approx(expected.matrix[1, 0])
     assert found["low"] == pytest.approx(verdicts(expected)[1, 0].low, abs=1e-9)
-    assert f"{expected.matrix[1, 0]:.1%}" in next(
+    assert percent(expected.matrix[1, 0]) in next(
         line for line in fixstar("evaluate", *words).splitlines() if "new with old 0.3" in line
     )
     table = json.loads((tmp_path / "report" / "report.json").read_text())["tables"][-1]
@@ -179,7 +180,7 @@ def test_one_set_as_queries_and_gallery_is_verified_once(files: list[str]) -> No
 def test_the_table_marks_what_the_evidence_says(files: list[str]) -> None:
     better = fixstar("evaluate", *files)
     expected = cross_test(features(), QUERY_LABELS, GALLERY_LABELS, "image")
-    assert f"{expected.matrix[1, 0]:.1%}" in better
+    assert percent(expected.matrix[1, 0]) in better
     assert "1 compatible, 0 incompatible (x), 0 not decided (?)" in better
     assert "new can be deployed over old's gallery" in better
     worse = fixstar("evaluate", *files[2:4], *files[:2], *files[4:])

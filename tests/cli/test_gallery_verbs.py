@@ -59,13 +59,67 @@ class TestIndex:
     def test_a_folder_then_only_what_changed_then_all_of_it_again(self, empty: Path, photos: Path) -> None:
         first = typed("index", photos, "-w", empty)
         assert first.code == 0, first.err
-        assert "9 items embedded with v1, 0 unchanged, 0 could not be read. The gallery holds 9" in first.out
+        assert "9 items embedded with v1: 9 new. The gallery holds 9" in first.out
         assert f"fixstar search IMAGE -w {empty}" in first.out
         Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(photos / "bag" / "0.png")
         changed = typed("index", photos, "-w", empty, "--json")
-        assert changed.json == {"version": "v1", "added": 1, "unchanged": 8, "bad": [], "items": 9}
+        counts = {"added": 1, "changed": 1, "replaced": 0, "unchanged": 8, "deleted": 0, "items": 9}
+        assert changed.json == {"version": "v1", **counts, "bad": []}
         assert typed("index", photos, "-w", empty, "--again", "--json").json["added"] == 9
         assert len(ids(empty)) == 9
+
+    def test_other_images_under_known_ids_are_replaced_only_with_consent(
+        self, empty: Path, photos: Path, tmp_path: Path
+    ) -> None:
+        typed("index", photos, "-w", empty)
+        other = tmp_path / "other" / "hat"
+        other.mkdir(parents=True)
+        for name, source in (("1.png", "bag/0.png"), ("new.png", "bag/1.png")):
+            (other / name).write_bytes((photos / source).read_bytes())
+        refused = typed("index", other.parent, "-w", empty)
+        assert (refused.code, refused.out) == (1, "")
+        assert "other images under 1 id" in refused.err
+        assert f"hat/1.png: {photos / 'hat/1.png'} would become {other / '1.png'}" in refused.err
+        assert "the same command with --replace" in refused.err
+        assert len(ids(empty)) == 9
+        done = typed("index", other.parent, "-w", empty, "--replace")
+        assert "2 items embedded with v1: 1 new, 1 replaced. The gallery holds 10" in done.out
+        shutil.move(other.parent, tmp_path / "moved")  # the same files elsewhere are no other images
+        moved = typed("index", tmp_path / "moved", "-w", empty, "--json").json
+        assert (moved["changed"], moved["replaced"]) == (2, 0)
+
+    def test_sync_lists_what_is_gone_and_deletes_it(self, empty: Path, photos: Path) -> None:
+        typed("index", photos, "-w", empty)
+        typed("index", photos / "hat", "-w", empty, "--prefix", "hats/")
+        (photos / "hat" / "1.png").unlink()
+        asked = typed("index", photos, "-w", empty, "--sync")
+        assert (asked.code, len(ids(empty))) == (1, 12)
+        assert "No longer in" in asked.err
+        assert "  hat/1.png\n" in asked.err
+        assert "Delete 1 item? Confirm with --yes" in asked.err
+        done = typed("index", photos, "-w", empty, "--sync", "--yes", "--json").json
+        assert (done["deleted"], done["items"]) == (1, 11)
+        assert "hat/1.png" not in ids(empty)
+        assert "hats/1.png" in ids(empty)  # of another prefix
+        assert "compares a folder" in typed("index", photos / "bag" / "0.png", "-w", empty, "--sync").err
+
+    def test_links_hidden_files_and_labels_are_treated_as_in_training(self, empty: Path, photos: Path) -> None:
+        more = photos.parent / "more"
+        for folder, source in (("2024/shoes", "shoe"), ("2025/hats", "hat")):
+            shutil.copytree(photos / source, more / folder)
+        (more / ".thumbs").mkdir()
+        shutil.copy(photos / "bag" / "0.png", more / ".thumbs")
+        (more / "bags").symlink_to(photos / "bag")
+        (more / "up").symlink_to("..")
+        (more / "bags" / "gone.png").symlink_to("nowhere.png")
+        done = typed("index", more, "-w", empty)
+        assert "9 new, 1 unreadable" in done.out
+        assert "left out bags/gone.png: no such file" in done.err
+        assert "The top folder is taken as the label" in done.err
+        again = typed("index", more, "-w", empty, "--label", "parent", "--json")
+        assert (again.json["unchanged"], again.err.count("warning")) == (9, 0)
+        with Workspace(empty) as space:
+            assert {item.payload["label"] for item in space.gallery.iterate()} == {"bags", "hats", "shoes"}
 
     def test_a_list_with_ids_and_payloads(self, empty: Path, photos: Path) -> None:
         (photos / "list.csv").write_text("path,id,price\nhat/0.png,h0,12\nbag/1.png,,\n")
@@ -134,7 +188,7 @@ class TestSearch:
         assert shown.code == 0, shown.err
         lines = shown.out.splitlines()
         assert "(query by v1)" in lines[0]
-        assert lines[2].split() == ["1", "1.0000", "hat/1.png", "hat", "v1"]
+        assert lines[2].split() == ["1", "1.000", "hat/1.png", "hat", "v1"]
         assert len(lines) == 5
         two = typed("search", photos / "hat" / "1.png", photos / "bag" / "0.png", "-k", "2", "-w", full, "--json").json
         assert two["version"] == "v1"
@@ -142,7 +196,7 @@ class TestSearch:
         assert two["queries"][0]["hits"][0]["payload"]["label"] == "hat"
         assert two["left_out"] == []
 
-    def test_hits_of_two_versions_come_with_a_probability_or_raw(self, full: Path, photos: Path) -> None:
+    def test_hits_of_two_versions_come_with_a_relative_score_or_raw(self, full: Path, photos: Path) -> None:
         with Workspace(full, device="cpu") as space:
             space.deploy("v2", force="test")
             space.index(list(catalogue(photos))[:4], again=True)
@@ -157,7 +211,9 @@ class TestSearch:
             assert hit["id"] == raw["id"]  # one curve for both versions changes no order
             assert hit["score"] == pytest.approx(1 / (1 + np.exp(4 - 5 * raw["score"])))
         assert typed("search", image, "-w", full, "--raw", "--json").json == before
-        assert "probability" in typed("search", image, "-w", full).out.splitlines()[1]
+        shown = typed("search", image, "-w", full).out
+        assert "relative score" in shown.splitlines()[1]
+        assert "if the gallery holds that class" in shown
         assert "cosine" in typed("search", image, "-w", full, "--raw").out.splitlines()[1]
 
     def test_a_stored_item_where_the_payload_says_so(self, full: Path) -> None:
@@ -441,7 +497,7 @@ def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Pa
         JobFiles(full).save(waiting)
     told = typed("gallery", "prune-images", "-w", full, "--dry-run")
     assert told.code == 0, told.err
-    assert "1 unused images of 0.0 MB would be deleted" in told.out
+    assert "To be deleted: 1 unused image, 0.0 MB" in told.out
     assert all(path.is_file() for path in old)
     assert '"images": 1' in typed("gallery", "prune-images", "-w", full, "--json").out
     assert [path.is_file() for path in old] == [True, True, False]
@@ -463,7 +519,7 @@ def test_damaged_items_are_told_and_can_be_deleted(full: Path) -> None:
 def test_items_are_deleted_by_id_and_by_version(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ids(full)[:2]
     told = typed("gallery", "delete", first, "absent", "-w", full)
-    assert told.out == "1 items deleted; the gallery holds 8\nNot in the gallery: absent\n", told.err
+    assert told.out == "1 item deleted; the gallery holds 8\nNot in the gallery: absent\n", told.err
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{second}\n\n"))
     assert typed("gallery", "delete", "-", "-w", full, "--json").json == {"deleted": 1, "items": 7, "unknown": []}
     none = typed("gallery", "delete", *(f"nope/{i}" for i in range(30)), "-w", full)

@@ -24,10 +24,12 @@ def shown(*words: str | Path, columns: int) -> str:
         return typed(*words).out
 
 
-@pytest.mark.parametrize("verb", ["bench list", "methods", "status", "check"])
+@pytest.mark.parametrize(
+    "verb", ["bench list", "methods", "status", "check", "slots", "gallery stats", "search --like hat/1.png"]
+)
 def test_no_word_is_broken_at_80_columns(verb: str, shop: Path) -> None:
     words: list[str | Path] = [*verb.split()]
-    if verb in ("status", "check"):
+    if verb not in ("bench list", "methods"):
         words += ["-w", shop]
     if verb == "check":
         words += ["v2", "--data", shop.parent / "photos", "--no-report"]

@@ -46,7 +46,7 @@ def test_newer_vectors_are_not_promised_to_be_backfilled(path: Path, photos: Pat
     typed("rollback", "-w", path)
     refused = typed("retire", "v2", "-w", path)
     assert refused.code == 1
-    assert "4 vectors of v2 live" in refused.err
+    assert "the gallery holds 4 vectors of v2" in refused.err
     assert "fixstar backfill" not in refused.err
     assert "fixstar deploy v2" in refused.err
     assert "fixstar gallery delete --version v2" in refused.err
@@ -112,7 +112,7 @@ def test_a_backfill_that_is_predicted_to_lose_does_not_run_by_itself(
     for more in ([], ["--json"]):
         refused = typed(*words, *more)
         assert refused.code == 1, more
-        assert "predicted to lower the accuracy from 60.0% to" in refused.err
+        assert "predicted to lower the accuracy from 60.0 % to" in refused.err
         assert "A budget of 50% or all is predicted not to lose" in refused.err
         assert "fixstar backfill --budget 50%" in refused.err
         assert "--plan-only" in refused.err
@@ -140,8 +140,8 @@ def test_a_loss_of_one_query_is_told_as_chance_and_does_not_stop_a_backfill(
     for more in (["--plan-only"], []):
         shown = typed(*words, *more)
         assert shown.code == 0, shown.err
-        assert "predicted to lower the accuracy from 66.7% to 66.3% of 300 queries. That may be chance" in shown.out
-    assert "1 items re-embedded with v2" in shown.out
+        assert "predicted to lower the accuracy from 66.7 % to 66.3 % of 300 queries. That may be chance" in shown.out
+    assert "1 item re-embedded with v2" in shown.out
 
 
 def test_rows_of_the_backfill_table_read_differently() -> None:

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from fixstar.data.formats import (
+    IMAGE_EXTENSIONS,
     find_images,
     image_folder,
     image_list,
@@ -14,7 +15,8 @@ from fixstar.data.formats import (
     open_images,
 )
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import DataError
+from fixstar.errors import DataError, InputError
+from fixstar.images import Preprocessing
 
 
 def picture(path: Path) -> Path:
@@ -81,6 +83,76 @@ def test_image_folder_explains_itself(tmp_path: Path) -> None:
         image_folder(tmp_path / "empty")
     with pytest.raises(DataError, match="no images and no class folders"):
         image_folder(tmp_path / "empty/bags")
+
+
+def nested(root: Path) -> Path:
+    for name in ("2024/shoes/1.png", "2024/bags/1.png", "2025/shoes/2.png", "held-out/hats/3.png"):
+        picture(root / name)
+    return root
+
+
+def test_nested_folders_are_asked_about(tmp_path: Path) -> None:
+    nested(tmp_path)
+    with pytest.raises(
+        DataError, match=r"by top there are 3 labels \(2024, 2025, held-out\); by parent there are 3"
+    ) as e:
+        open_images(tmp_path)
+    assert [step.arguments for step in e.value.next_steps] == [{"label": kind} for kind in ("parent", "top", "path")]
+    assert open_images(tmp_path, label="top").classes == ("2024", "2025", "held-out")
+    assert open_images(tmp_path, label="parent").counts() == {"bags": 1, "hats": 1, "shoes": 2}
+    assert open_images(tmp_path, label="path").classes == ("2024/bags", "2024/shoes", "2025/shoes", "held-out/hats")
+    with pytest.raises(InputError, match="unknown label 'last'"):
+        open_images(tmp_path, label="last")
+    with pytest.raises(DataError, match="names the class of every image itself"):
+        open_images(listing(tmp_path / "list", "path,label\na.png,shoes\n"), label="top")
+
+
+@pytest.mark.parametrize(
+    "names", [("a/images/1.png", "b/images/2.png"), ("a/1.png", "a/more/2.png", "b/3.png", "b/other/4.png")]
+)
+def test_folders_that_leave_no_doubt_are_not_asked_about(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        picture(tmp_path / name)
+    assert open_images(tmp_path).classes == ("a", "b")
+
+
+def test_links_are_followed_but_never_up(tmp_path: Path) -> None:
+    picture(tmp_path / "stock/more/1.png")
+    picture(tmp_path / "photos/bags/2.png")
+    links = {"shoes": "../stock", "self": ".", "up": "..", "bags/again": "..", "bags/there": "../../stock"}
+    for name, target in links.items():
+        (tmp_path / "photos" / name).symlink_to(target)
+    (tmp_path / "stock/back").symlink_to(tmp_path / "photos/bags")  # and round in a circle
+    (tmp_path / "photos/loop").symlink_to("loop")
+    found = pairs(image_folder(tmp_path / "photos"), tmp_path / "photos")
+    assert found == [
+        ("bags/2.png", "bags"),
+        ("bags/there/more/1.png", "bags"),
+        ("shoes/back/2.png", "shoes"),
+        ("shoes/more/1.png", "shoes"),
+    ]
+
+
+def test_images_that_are_not_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fixstar.data.formats.IMAGE_EXTENSIONS", IMAGE_EXTENSIONS - {".heic", ".heif"})
+    picture(tmp_path / "shoes/1.png")
+    for name in ("shoes/IMG_7", "shoes/8.heic", "shoes/9.svg", "shoes/notes.txt"):
+        picture(tmp_path / name)
+    (tmp_path / "shoes/README").write_text("no image")
+    with pytest.warns(UserWarning, match="3 files left out") as told:
+        image_folder(tmp_path)
+    lines = str(told[0].message).splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in lines] == ["shoes/8.heic", "shoes/9.svg", "shoes/IMG_7"]
+    assert "the extra heic" in lines[0]
+
+
+def test_a_link_to_nowhere_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    picture(tmp_path / "shoes/1.png")
+    (tmp_path / "shoes/2.png").symlink_to("gone.png")
+    images = image_folder(tmp_path)
+    images.fingerprint()
+    loaded = images.load(Preprocessing(size=(2, 2), channels=1, mean=(0.5,), std=(0.5,)), "skip")
+    assert (len(loaded.images), [bad.reason for bad in loaded.bad]) == (1, ["no such file"])
 
 
 # Lists

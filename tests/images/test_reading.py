@@ -222,3 +222,12 @@ def test_any_size_fits(array: npt.NDArray[np.uint8], fit: Any) -> None:
     assert pixels.shape == (9, 5, 1)
     if fit != "pad" and array.min() == array.max():
         assert (pixels == array[0, 0]).all()
+
+
+def test_heic_is_read_where_the_extra_is_installed() -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    image = noise(64, 48, cell=8)
+    data = encoded(image, "HEIF", quality=95)
+    assert float(np.abs(read_pixels(data, rgb(64, 48)).astype(int) - np.asarray(image)).mean()) < 8
+    assert "damaged, truncated" in reason(data[: len(data) // 2])

@@ -57,7 +57,7 @@ def test_it_stops_and_says_what_was_predicted_and_how_to_do_it_all_the_same(spac
             assert (job["state"], job["message"]) == ("failed", "Predicted to lower the accuracy")
             assert job["error"]["status"] == 409
             assert (
-                "lower the accuracy from 66.7% to 56.9% of 300 queries, and the old vectors" in job["error"]["detail"]
+                "lower the accuracy from 66.7 % to 56.9 % of 300 queries, and the old vectors" in job["error"]["detail"]
             )
             assert "nothing was embedded" in job["error"]["detail"]
             assert 'a larger "budget" (50%, all)' in job["error"]["hint"]
@@ -78,7 +78,7 @@ def test_a_plan_that_was_refused_is_not_run_unasked(space: Workspace) -> None:
         assert backfilled(http, **ASKED)["state"] == "failed"
     assert PlanFiles(space.path).plan() is not None
     options = BackfillOptions(ASKED["budget"], ASKED["order"])
-    with pytest.raises(GateError, match=r"lower the accuracy from 66\.7% to 56\.9%"):
+    with pytest.raises(GateError, match=r"lower the accuracy from 66\.7 % to 56\.9 %"):
         space.backfill(options)
     assert space.gallery.count() == {"v1": 9, "v2": 0}
     assert space.backfill(replace(options, anyway=True)).done == 1

@@ -8,6 +8,7 @@ from predictions import QUERIES, predicted
 
 from fixstar.errors import GateError
 from fixstar.evaluation import BackfillCurve
+from fixstar.evaluation.report import percent
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_gain
 from fixstar.workspace.backfill.prediction import PredictedCurve
 from fixstar.workspace.backfill.run import BackfillPlan
@@ -21,7 +22,7 @@ def planned(curve: PredictedCurve | None, items: int = 10, position: int = 0) ->
 
 def test_one_query_of_hundreds_is_chance() -> None:
     plan = planned(predicted(lost=1))
-    assert plan.loss == "lower the accuracy from 66.7% to 66.3% of 300 queries"
+    assert plan.loss == "lower the accuracy from 66.7 % to 66.3 % of 300 queries"
     assert not plan.loses
     require_gain(plan)
 
@@ -64,7 +65,7 @@ def test_the_refusal_says_what_was_predicted_and_what_to_do() -> None:
     with pytest.raises(GateError) as refused:
         require_gain(planned(predicted(lost=30)))
     words = str(refused.value)
-    assert "predicted to lower the accuracy from 66.7% to 56.7% of 300 queries" in words
+    assert "predicted to lower the accuracy from 66.7 % to 56.7 % of 300 queries" in words
     assert "A budget of 50% or all is predicted not to lose" in words
     steps = [step.arguments for step in refused.value.next_steps]
     assert steps == [{"budget": "50%"}, {"plan_only": True}, {"anyway": True}]
@@ -79,4 +80,7 @@ def test_what_has_begun_or_is_not_known_is_not_refused() -> None:
 
 def test_shares_in_between_are_those_of_the_accuracy() -> None:
     """By hand: 2 of 100 is two fifths of the way to 5 %, so two fifths of 30 queries are lost of 200."""
-    assert planned(predicted(lost=30), 2).loss == f"lower the accuracy from 66.7% to {188 / QUERIES:.1%} of 300 queries"
+    assert (
+        planned(predicted(lost=30), 2).loss
+        == f"lower the accuracy from 66.7 % to {percent(188 / QUERIES)} of 300 queries"
+    )

@@ -1,4 +1,4 @@
-"""The program: the order of its verbs, options that several verbs share, errors, exit codes, and torchrun."""
+"""The program: the groups of its verbs, options that several verbs share, errors, exit codes, and torchrun."""
 
 from __future__ import annotations
 
@@ -9,67 +9,77 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, ClassVar, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
 
 from fixstar.cli.next_steps import next_lines, typed_workspace
+from fixstar.cli.output import wrapped
 from fixstar.errors import FixstarError, InputError
 
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 BadImages = Annotated[str, typer.Option("--bad-images", help="Images that cannot be read: refuse or skip.")]
+LabelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label",
+        help="In nested folders, which folder is the label: top (the first), parent (the one that holds the image), or "
+        "path (all of them).",
+        show_default="top; asks if it is not clear",
+    ),
+]
 Confidence = Annotated[float, typer.Option(help="Confidence of the verdict, between 0 and 1.")]
 Tolerance = Annotated[float, typer.Option(help="How much accuracy may be lost: 0.01 is one point, 0 requires a gain.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
-ORDER = (
-    *(
-        "demo",
-        "init",
-        "train",
-        "add",
-        "index",
-        "search",
-        "upgrade",
-        "check",
-        "deploy",
-        "backfill",
-        "rollback",
-        "status",
-        "doctor",
-    ),
-    *(
-        "serve",
-        "adapt",
-        "bridge",
-        "drop",
-        "grow",
-        "slots",
-        "retire",
-        "evaluate",
-        "methods",
-        "backbones",
-        "theorem",
-        "picture2d",
-    ),
-    *("gallery", "bench", "keys"),
-)
+GROUPS = {
+    "First steps": ("demo", "init", "train", "add", "index", "search", "status", "doctor"),
+    "Upgrades": ("upgrade", "check", "deploy", "backfill", "rollback"),
+    "Stored vectors and other models": ("gallery", "adapt", "bridge"),
+    "Service": ("serve", "keys"),
+    "Versions and their classes": ("retire", "drop", "grow", "slots"),
+    "Research": ("evaluate", "methods", "backbones", "bench", "theorem", "picture2d"),
+}
+_RESUMES = {  # what stays after Ctrl-C; other verbs have changed nothing
+    "train": "The same command resumes after the last whole epoch",
+    "upgrade": "The same command resumes after the last whole epoch",
+    "index": "What was embedded is stored. The same command resumes",
+    "backfill": "What was embedded is stored. The same command resumes",
+    "bench": "Finished runs stay. The same command resumes",
+    "gallery": "Run the same command again to finish it",
+}
 EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)  # click's, or the copy that newer typers bring
 _REPORTING = 3.0  # seconds in which the first process reports an error that all have
 
 
 class Verbs(TyperGroup):
-    """All verbs, listed in the order in which they are used. A usage error of any of them exits with ``EX_USAGE``."""
+    """Verbs with their summaries, which are wrapped and never cut. ``groups`` are titles and the verbs below them."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the verbs."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs, group by group."""
+        width = max(map(len, self.commands))
+        for title, names in (self.groups or {"Commands": self.list_commands(ctx)}).items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{name:<{width}}", self.commands[name].get_short_help_str(1000)) for name in names]
+                )
+
+
+class Program(Verbs):
+    """All verbs. A usage error of any of them exits with ``EX_USAGE``."""
+
+    groups = GROUPS
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        """The names of the verbs, in the order in which they are used."""
+        return [name for names in self.groups.values() for name in names]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the words before the verb."""
@@ -93,11 +103,10 @@ def _as_usage() -> Iterator[None]:
 
 app = typer.Typer(
     name="fixstar",
-    cls=Verbs,
+    cls=Program,
     help="Upgrade your image-embedding model, keep your gallery.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # boxes and columns of types leave no room for words at 80 columns
     pretty_exceptions_enable=False,
 )
 
@@ -109,6 +118,16 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
         print(f"fixstar {__version__}")
         raise typer.Exit
+
+
+def examples(*commands: str) -> str:
+    """The end of a verb's help: commands to copy, one per line.
+
+    >>> examples("fixstar init shop").split("\\n")[1:]
+    ['Example:', '  fixstar init shop']
+    """
+    head = "Example:" if len(commands) == 1 else "Examples:"
+    return "\n".join(("\b", head, *(f"  {command}" for command in commands)))  # \b: these lines are not wrapped
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, Any]:
@@ -132,7 +151,7 @@ def main() -> None:
     warnings.showwarning = _show_warning
     try:
         with rank_zero_output():
-            app()
+            app(prog_name="fixstar")
     except FixstarError as error:
         _print_error(str(error))
         for line in next_lines(error.next_steps, typed_workspace(sys.argv[1:])):
@@ -145,17 +164,26 @@ def main() -> None:
 
 def _print_error(message: str) -> None:
     rank = process_rank()
-    print(f"fixstar: process {rank}: {message}" if rank else f"fixstar: {message}", file=sys.stderr)
+    _print_to_terminal(f"fixstar: process {rank}: {message}" if rank else f"fixstar: {message}")
+
+
+def _print_to_terminal(message: str) -> None:
+    """On standard error; wrapped if somebody looks at it, as it is in a log."""
+    if sys.stderr.isatty():
+        message = "\n".join(wrapped(line, indent="    ") for line in message.splitlines())
+    print(message, file=sys.stderr)
 
 
 def _interrupted(*_: object) -> NoReturn:
     if process_rank() == 0:
-        print("\nfixstar: interrupted. The same command resumes a training that was running", file=sys.stderr)
+        verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        kept = _RESUMES.get(verb, "Nothing was changed")
+        print(f"\nfixstar: {verb} was interrupted. {kept}", file=sys.stderr)
     raise SystemExit(130)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"fixstar: warning: {message}", file=sys.stderr)
+    _print_to_terminal(f"fixstar: warning: {message}")
 
 
 def process_rank() -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fixstar.cli.app import AsJson, Device, app, key_value
+from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value
 from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped
 from fixstar.errors import InputError
 
@@ -29,17 +29,15 @@ BenchmarkName = Annotated[str, typer.Argument(help="See: fixstar bench list")]
 RESULTS = Path("benchmarks/results")
 
 bench_app = typer.Typer(
+    cls=Verbs,
     help="The papers' experiments: list them, run them, compare ours with theirs.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
-    epilog="Example:  fixstar bench list   |   fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 3",
+    epilog=examples("fixstar bench list", "fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 3"),
 )
 app.add_typer(bench_app, name="bench")
 
 
-@bench_app.command(
-    "list", epilog="Examples:  fixstar bench list --data DATA   |   fixstar bench list cifar100-10/7 --json"
-)
+@bench_app.command("list", epilog=examples("fixstar bench list --data DATA", "fixstar bench list cifar100-10/7 --json"))
 def list_benchmarks(
     name: Annotated[str | None, typer.Argument(help="Show all details of this one.")] = None,
     data: DataFolder = Path("data"),
@@ -133,8 +131,10 @@ def _words(value: object) -> str:
 
 
 @bench_app.command(
-    epilog="Examples:  fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 3 --jobs 4   |   "
-    "fixstar bench run cifar100-10/16 --data DATA --method hoc --option lam=0.25 --capacity 1000 --epochs 40"
+    epilog=examples(
+        "fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 3 --jobs 4",
+        "fixstar bench run cifar100-10/16 --data DATA --method hoc --option lam=0.25 --capacity 1000 --epochs 40",
+    )
 )
 def run(
     name: BenchmarkName,
@@ -285,7 +285,7 @@ def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -
     return [*range(first, first + int(count)), *(named or [])]
 
 
-@bench_app.command(epilog="Example:  fixstar bench table cifar100-10/7 --markdown cifar.md --pictures pictures")
+@bench_app.command(epilog=examples("fixstar bench table cifar100-10/7 --markdown cifar.md --pictures pictures"))
 def table(
     name: BenchmarkName,
     results: Annotated[Path, typer.Option(help="Folder with the results of the runs.")] = RESULTS,

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fixstar.cli.app import AsJson, Confidence, Tolerance, app
+from fixstar.cli.app import AsJson, Confidence, Tolerance, app, examples
 from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped
 from fixstar.cli.rollout import EXIT_CODES
-from fixstar.errors import InputError
+from fixstar.errors import InputError, plural
 
 if TYPE_CHECKING:
     from fixstar.workspace.adapters.bridge import Bridged, Candidate
 
 
 @app.command(
-    epilog="Examples:  fixstar bridge old.npz new.npz --labels labels.csv --out new-to-old.npz   |   "
-    "fixstar bridge 'postgresql://me@host/db?table=photos&id=sku' new.parquet --out bridge.npz   |   "
-    "fixstar bridge old.onnx?size=224 shop/versions/v2 --images photos --out bridge.npz   |   "
-    "fixstar bridge old.npz new.npz --use bridge.npz --out queries.npz"
+    epilog=examples(
+        "fixstar bridge old.npz new.npz --labels labels.csv --out new-to-old.npz",
+        "fixstar bridge 'postgresql://me@host/db?table=photos&id=sku' new.parquet --out bridge.npz",
+        "fixstar bridge old.onnx?size=224 shop/versions/v2 --images photos --out bridge.npz",
+        "fixstar bridge old.npz new.npz --use bridge.npz --out queries.npz",
+    )
 )
 def bridge(
     old: Annotated[
@@ -105,8 +107,9 @@ def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> No
             rows.append((*_row(found.reembedded, found)[:-1], "all re-embedded"))
         print_table(("way", *numbers, "verdict"), rows, right=numbers)
         print_wrapped(
-            f"Fitted on {found.fitted_on}. {found.queries:,} queries judge, among {found.gallery:,} items; as many "
-            "others chose alphas and the order. Intervals are of one way each; the verdict is on the first",
+            f"Fitted on {found.fitted_on}. Judged by {plural(found.queries, 'query')} among "
+            f"{plural(found.gallery, 'item')}; as many others chose alphas and the order. Intervals are of one way "
+            "each; the verdict is on the first",
             indent="",
         )
     for kind, reason in found.left_out.items():
@@ -158,5 +161,5 @@ def _apply(use: Path, old: str, new: str, out: Path | None, as_json: bool) -> No
 
     replace_file(out, write)
     report = {"file": str(out), "vectors": len(ids), "width": vectors.shape[1], "space": made.adapter.target}
-    told = f"{len(ids):,} vectors in {made.adapter.target}'s space, {vectors.shape[1]} components: {out}"
+    told = f"{plural(len(ids), 'vector')} in {made.adapter.target}'s space, {vectors.shape[1]} components: {out}"
     print_result(as_json, report, told)

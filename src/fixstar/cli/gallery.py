@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fixstar.cli.app import AsJson, WorkspacePath, app
+from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples
 from fixstar.cli.output import print_result
-from fixstar.errors import DamagedItemError, FixstarError, InputError
+from fixstar.errors import DamagedItemError, FixstarError, InputError, plural
 
 if TYPE_CHECKING:
     from fixstar.gallery import Gallery
@@ -32,10 +32,10 @@ GalleryAddress = Annotated[
     typer.Option("--gallery", help="A gallery by its address instead of the workspace's: a file, or a server's URL."),
 ]
 gallery_app = typer.Typer(
+    cls=Verbs,
     help="The stored vectors: count, verify, import, export, move to another store; delete unused images.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
-    epilog="Example:  fixstar gallery stats -w shop   |   fixstar gallery move postgresql://host/db -w shop",
+    epilog=examples("fixstar gallery stats -w shop", "fixstar gallery move postgresql://host/db -w shop"),
 )
 app.add_typer(gallery_app, name="gallery")
 
@@ -54,9 +54,7 @@ def _opened(workspace: Path, address: str | None, read_only: bool = False) -> It
         yield gallery
 
 
-@gallery_app.command(
-    epilog="Examples:  fixstar gallery stats -w shop   |   fixstar gallery stats --gallery old.db --json"
-)
+@gallery_app.command(epilog=examples("fixstar gallery stats -w shop", "fixstar gallery stats --gallery old.db --json"))
 def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
     """Count the items per version, and show the width of their vectors and the state of the index."""
     with _opened(workspace, gallery) as store:
@@ -72,17 +70,17 @@ def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_
         }
         for space in spaces
     ]
-    lines = [f"{sum(counts.values()):,} items"]
+    lines = [plural(sum(counts.values()), "item")]
     for space in spaces:
         index = indexes.get(space.name)
         recall = "" if index is None or index.recall is None else f", recall {index.recall:.3f}"
         found = "exact search" if index is None else f"{index.kind} over {index.items:,}{recall}"
         short = f"{space.width} of {space.full_width}" if space.width != space.full_width else f"{space.width}"
-        lines.append(f"  {space.name}: {counts[space.name]:,} vectors of {short} numbers, {found}")
+        lines.append(f"  {space.name}: {plural(counts[space.name], 'vector')} of {short} numbers, {found}")
     print_result(as_json, {"items": sum(counts.values()), "versions": rows}, *lines)
 
 
-@gallery_app.command(epilog="Example:  fixstar gallery verify -w shop")
+@gallery_app.command(epilog=examples("fixstar gallery verify -w shop"))
 def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
     """Read everything and report what is damaged: a workspace's other files too. Changes nothing.
 
@@ -104,11 +102,13 @@ def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as
     except FixstarError:  # told already
         if not problems:
             raise
-    print_result(as_json, {"items": count, "problems": problems}, *(problems or [f"{count:,} items, no problems"]))
+    print_result(
+        as_json, {"items": count, "problems": problems}, *(problems or [f"{plural(count, 'item')}, no problems"])
+    )
     raise typer.Exit(1 if problems else 0)
 
 
-@gallery_app.command("build-index", epilog="Example:  fixstar gallery build-index -w shop")
+@gallery_app.command("build-index", epilog=examples("fixstar gallery build-index -w shop"))
 def build_index(
     workspace: WorkspacePath = Path(),
     gallery: GalleryAddress = None,
@@ -121,14 +121,16 @@ def build_index(
     lines = []
     for state in made:
         recall = "not measured" if state.recall is None else f"{state.recall:.3f}, measured with stored vectors"
-        lines.append(f"{state.version}: {state.kind} over {state.items:,} vectors, recall@10 {recall}")
+        lines.append(f"{state.version}: {state.kind} over {plural(state.items, 'vector')}, recall@10 {recall}")
     nothing = ["nothing to index: this gallery always searches exactly, or is empty"]
     print_result(as_json, [state._asdict() for state in made], *(lines or nothing))
 
 
 @gallery_app.command(
-    epilog="Examples:  fixstar gallery delete shoe/17.png hat/3.png -w shop   |   "
-    "fixstar gallery delete --version old-system --yes -w shop"
+    epilog=examples(
+        "fixstar gallery delete shoe/17.png hat/3.png -w shop",
+        "fixstar gallery delete --version old-system --yes -w shop",
+    )
 )
 def delete(
     ids: Annotated[list[str] | None, typer.Argument(help="The items; - reads their ids from standard input.")] = None,
@@ -144,7 +146,7 @@ def delete(
     with _opened(workspace, gallery) as store:
         if version is not None:
             store.projection(version)  # refuses an unknown name and lists the known ones
-            _confirm(yes, f"Delete all {store.count().get(version, 0):,} items of {version}?")
+            confirm(yes, f"Delete all {plural(store.count().get(version, 0), 'item')} of {version}?")
         wanted = _ids(store, ids or [], version)
         deleted, unknown = 0, list[str]()
         while batch := list(islice(wanted, _BATCH)):
@@ -152,7 +154,7 @@ def delete(
                 unknown += _unknown(store, batch)
             deleted += store.delete(batch)
         left = sum(store.count().values())
-    lines = [f"{deleted:,} items deleted; the gallery holds {left:,}"]
+    lines = [f"{plural(deleted, 'item')} deleted; the gallery holds {left:,}"]
     if unknown:
         more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
         lines.append(f"Not in the gallery: {', '.join(unknown[:_NAMED])}{more}")
@@ -177,7 +179,7 @@ def _unknown(store: Gallery, ids: list[str]) -> list[str]:
     return [name for name in dict.fromkeys(ids) if name not in known]
 
 
-def _confirm(yes: bool, question: str) -> None:
+def confirm(yes: bool, question: str) -> None:
     """Continue only with the user's consent: --yes, or an answer at the terminal."""
     if yes:
         return
@@ -188,7 +190,7 @@ def _confirm(yes: bool, question: str) -> None:
 
 @gallery_app.command(
     "export",
-    epilog="Examples:  fixstar gallery export v1 v1.npz -w shop   |   fixstar gallery export v1 v1.parquet",
+    epilog=examples("fixstar gallery export v1 v1.npz -w shop", "fixstar gallery export v1 v1.parquet"),
 )
 def export_vectors(
     version: Annotated[str, typer.Argument(help="The version whose vectors to write.")],
@@ -206,15 +208,17 @@ def export_vectors(
         progress_bar("exporting", store.count().get(version, 0), "items", show=not as_json) as advance,
     ):
         count = export_version(store, version, file, advance, None if gallery else _origin(workspace, version))
-    print_result(as_json, {"version": version, "items": count, "file": str(file)}, f"{count:,} items in {file}")
+    print_result(as_json, {"version": version, "items": count, "file": str(file)}, f"{plural(count, 'item')} in {file}")
 
 
 @gallery_app.command(
     "import",
-    epilog="Examples:  fixstar gallery import old.parquet --as old-system -w shop   |   "
-    "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding   |   "
-    "fixstar gallery import 'postgresql://me@host/db?table=photos' --as clip   |   "
-    "fixstar gallery import 'qdrant://host:6333?collection=photos' --as clip",
+    epilog=examples(
+        "fixstar gallery import old.parquet --as old-system -w shop",
+        "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding",
+        "fixstar gallery import 'postgresql://me@host/db?table=photos' --as clip",
+        "fixstar gallery import 'qdrant://host:6333?collection=photos' --as clip",
+    ),
 )
 def import_vectors(
     file: Annotated[
@@ -266,7 +270,7 @@ def import_vectors(
         with progress_bar("importing", len(vectors.ids), "items", show=not as_json) as advance:
             without = () if trust_images else (IMAGE, STAMP)
             count = import_version(store, name, vectors, advance, take_over=take_over, without=without)
-    print_result(as_json, {"version": name, "items": count}, f"{count:,} items stored as version {name}")
+    print_result(as_json, {"version": name, "items": count}, f"{plural(count, 'item')} stored as version {name}")
 
 
 def _origin(workspace: Path, name: str) -> str | None:
@@ -300,7 +304,7 @@ def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> N
     )
 
 
-@gallery_app.command(epilog="Example:  fixstar gallery move postgresql://host/db?gallery=shop -w shop")
+@gallery_app.command(epilog=examples("fixstar gallery move postgresql://host/db?gallery=shop -w shop"))
 def move(
     target: Annotated[str, typer.Argument(help="The new place of the gallery: a file, or a server's URL.")],
     workspace: WorkspacePath = Path(),
@@ -333,7 +337,8 @@ def move(
     if gallery is None:
         set_gallery(workspace, _kept(workspace, target))
     lines = [
-        f"{count:,} items copied to {without_secret(target)}" + ("; the workspace now uses it" * (gallery is None))
+        f"{plural(count, 'item')} copied to {without_secret(target)}"
+        + ("; the workspace now uses it" * (gallery is None))
     ]
     if gallery is None:
         back = shlex.join(["fixstar", "gallery", "use", without_secret(source), "-w", str(workspace)])
@@ -341,7 +346,7 @@ def move(
     print_result(as_json, {"items": count, "from": without_secret(source), "to": without_secret(target)}, *lines)
 
 
-@gallery_app.command(epilog="Example:  fixstar gallery use shop/gallery.db -w shop")
+@gallery_app.command(epilog=examples("fixstar gallery use shop/gallery.db -w shop"))
 def use(
     target: Annotated[str, typer.Argument(help="An existing gallery: a file, or a server's URL.")],
     workspace: WorkspacePath = Path(),
@@ -366,9 +371,9 @@ def use(
     current, unreadable = _current_counts(before)
     differences = _differences(own, there, current)
     if differences:
-        _confirm(yes, f"{target} has {'; '.join(differences)}. Use it anyway? The other gallery stays as it is.")
+        confirm(yes, f"{target} has {'; '.join(differences)}. Use it anyway? The other gallery stays as it is.")
     set_gallery(workspace, _kept(workspace, target))
-    counted = [f"{count:,} items of {name}" for name, count in there.items()]
+    counted = [f"{plural(count, 'item')} of {name}" for name, count in there.items()]
     lines = [f"the workspace now uses {target}: {', '.join(counted) or 'no items yet'}"]
     if unreadable:
         lines.append(f"It could not be compared with the gallery used before: {unreadable}")
@@ -432,7 +437,7 @@ def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[
     found = []
     if current is not None:
         for name in (name for name, count in current.items() if there.get(name, 0) < count):
-            found.append(f"{there.get(name, 0):,} items of {name}, the current gallery {current[name]:,}")
+            found.append(f"{plural(there.get(name, 0), 'item')} of {name}, the current gallery {current[name]:,}")
     elif own and not set(own) & there.keys():
         found.append(f"no vectors of this workspace's versions ({', '.join(own)})")
     foreign = [name for name in there if OWN_NAME.fullmatch(name) and name not in own]
@@ -441,8 +446,7 @@ def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[
 
 @gallery_app.command(
     "prune-images",
-    epilog="Examples:  fixstar gallery prune-images -w shop --dry-run   |   "
-    "fixstar gallery prune-images -w shop --days 7",
+    epilog=examples("fixstar gallery prune-images -w shop --dry-run", "fixstar gallery prune-images -w shop --days 7"),
 )
 def prune_images(
     workspace: WorkspacePath = Path(),
@@ -460,7 +464,7 @@ def prune_images(
         images = len(unused)
         if not dry_run:
             images, size = space.images.prune(unused, before)
-    told = f"{images:,} unused images of {size / 1e6:,.1f} MB {'would be' if dry_run else 'were'} deleted"
+    told = f"{'To be deleted' if dry_run else 'Deleted'}: {plural(images, 'unused image')}, {size / 1e6:,.1f} MB"
     print_result(as_json, {"images": images, "bytes": size, "deleted": not dry_run}, told)
 
 

@@ -30,11 +30,22 @@ def print_result(as_json: bool, content: Any, *lines: str) -> None:
         print(*lines, sep="\n")
 
 
-def print_wrapped(text: str, bullet: str = "", indent: str = "  ") -> None:
-    """Print a sentence at the terminal's width, later lines indented; no word is broken."""
+def wrapped(text: str, bullet: str = "", indent: str = "  ") -> str:
+    """A sentence at the terminal's width, later lines indented; no word is broken."""
     width = shutil.get_terminal_size().columns
-    wrapper = textwrap.TextWrapper(width, bullet, indent, break_on_hyphens=False, break_long_words=False)
-    print(wrapper.fill(text))
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=bullet,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def print_wrapped(text: str, bullet: str = "", indent: str = "  ") -> None:
+    """Print a sentence at the terminal's width."""
+    print(wrapped(text, bullet, indent))
 
 
 def print_list(entries: Iterable[tuple[Sequence[str], str]]) -> None:
@@ -63,12 +74,15 @@ def column_blocks(widths: Sequence[int], room: int) -> list[range]:
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], right: Collection[str] = ()) -> None:
     """Print rows under their headings; the columns headed by one of ``right`` are aligned to the right.
 
-    Columns that do not fit follow below, with the first column repeated: no name and no number is cut.
+    Columns that do not fit follow below, with the first column repeated: no name and no number is cut. A column
+    without an entry is left out.
     """
     from rich.console import Console
     from rich.table import Table
 
     body = [[_text(cell) for cell in row] for row in rows]
+    full = [place for place in range(len(heads)) if place == 0 or any(row[place].plain for row in body)]
+    heads, body = [heads[place] for place in full], [[row[place] for place in full] for row in body]
     widths = [
         max([*map(len, head.split("\n")), *(row[place].cell_len for row in body)]) for place, head in enumerate(heads)
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app
+from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples
 from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped
 from fixstar.errors import DataError, InputError, NextStep
 
@@ -34,10 +34,12 @@ Features = Annotated[
 
 
 @app.command(
-    epilog="Examples:  fixstar evaluate photos/held-out --workspace shop --picture matrix.png   |   "
-    "fixstar evaluate photos/held-out -w shop --protocol template --by-class --report report   |   "
-    "fixstar evaluate --features v1=old.npz --features v2=new.npz --labels labels.npz   |   "
-    "fixstar evaluate --features v1=q1.npy,g1.npy --features v2=q2.npy,g2.npy --labels ql.npy,gl.npy"
+    epilog=examples(
+        "fixstar evaluate photos/held-out --workspace shop --picture matrix.png",
+        "fixstar evaluate photos/held-out -w shop --protocol template --by-class --report report",
+        "fixstar evaluate --features v1=old.npz --features v2=new.npz --labels labels.npz",
+        "fixstar evaluate --features v1=q1.npy,g1.npy --features v2=q2.npy,g2.npy --labels ql.npy,gl.npy",
+    )
 )
 def evaluate(
     data: Annotated[
@@ -45,6 +47,7 @@ def evaluate(
         typer.Argument(help="Labelled images: one folder per class, a CSV list, CIFAR, idx or Omniglot files."),
     ] = None,
     workspace: WorkspacePath = Path(),
+    label: LabelOption = None,
     protocol: Annotated[
         str,
         typer.Option(
@@ -101,7 +104,7 @@ def evaluate(
         space = Workspace(workspace)
         _check_outputs(picture, report, len(space.versions()))
         inputs = space.encoder(space.newest()).preprocessing
-        images = searchable(open_images(data or Path(), split), inputs, bad_images)
+        images = searchable(open_images(data or Path(), split, label), inputs, bad_images)
         _require_two_classes(images.classes, str(data))
         embed = partial(space.features, device=device, progress=not as_json)
         given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
@@ -260,19 +263,19 @@ def _evaluation_json(
 
 def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float, blended: Blended) -> None:
     from fixstar.evaluation import cell_evidence, compatible_cells
-    from fixstar.evaluation.report import MARKS, verdict_sentences
+    from fixstar.evaluation.report import MARKS, percent, verdict_sentences
 
     styles = {"compatible": "", "incompatible": "red", "not decided": "yellow"}
 
     def cell(t: int, k: int) -> Cell:
         verdict = evidence[t, k].verdict if k < t else "compatible"
-        return f"{result.matrix[t, k]:.1%} {MARKS[verdict]}".rstrip() if k <= t else "", styles[verdict]
+        return f"{percent(result.matrix[t, k])} {MARKS[verdict]}".rstrip() if k <= t else "", styles[verdict]
 
     count = len(result.names)
     rows: list[tuple[Cell, ...]] = [(name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)]
     for gallery, (test, judged) in blended.items():
         verdict = judged[1, 0].verdict
-        shown: Cell = f"{test.matrix[1, 0]:.1%} {MARKS[verdict]}".rstrip(), styles[verdict]
+        shown: Cell = f"{percent(test.matrix[1, 0])} {MARKS[verdict]}".rstrip(), styles[verdict]
         rows.append((test.names[1], *(shown if name == gallery else "" for name in result.names)))
     print_table(("queries by", *(f"gallery {name}" for name in result.names)), rows)
     if not evidence:
@@ -289,7 +292,7 @@ def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float, 
         print_wrapped(sentence.text)
 
 
-@app.command(epilog="Examples:  fixstar methods --json   |   fixstar methods --have old-model,replay")
+@app.command(epilog=examples("fixstar methods --json", "fixstar methods --have old-model,replay"))
 def methods(
     have: Annotated[
         str | None,
@@ -331,7 +334,7 @@ def _method_json(method: Method) -> dict[str, Any]:
     return {**plain, **exact}
 
 
-@app.command(epilog="Example:  fixstar backbones --json")
+@app.command(epilog=examples("fixstar backbones --json"))
 def backbones(as_json: AsJson = False) -> None:
     """List the backbones by name."""
     from fixstar.models import backbone_names
@@ -343,7 +346,7 @@ def backbones(as_json: AsJson = False) -> None:
     print("hf:NAME_OR_FOLDER   any vision model of transformers (needs the extra 'backbones')")
 
 
-@app.command(epilog="Examples:  fixstar theorem   |   fixstar theorem --dimensions 10,100 --new-angle 45 --json")
+@app.command(epilog=examples("fixstar theorem", "fixstar theorem --dimensions 10,100 --new-angle 45 --json"))
 def theorem(
     dimensions: Annotated[str, typer.Option(help="Dimensions of the simplex, d = K - 1.")] = "10,32,100,316,1000",
     samples: Annotated[int, typer.Option(help="Pairs of features drawn per dimension.")] = 40_000,
@@ -353,7 +356,7 @@ def theorem(
     seed: Annotated[int, typer.Option(help="Seed of the features.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Check eqs. 1a and 1b of the stationarity theorem on features drawn around fixed simplex prototypes."""
+    """Check equations 1a and 1b of the stationarity theorem on features drawn around fixed simplex prototypes."""
     from math import radians
 
     from fixstar.evaluation.theorem import check_theorem, draw_theorem
@@ -414,7 +417,7 @@ def _picture_path(out: Path, usual: str) -> Path:
 
 
 @app.command(
-    epilog="Examples:  fixstar picture2d --out features.png   |   fixstar picture2d --data mnist --backbone lenet++"
+    epilog=examples("fixstar picture2d --out features.png", "fixstar picture2d --data mnist --backbone lenet++")
 )
 def picture2d(
     out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("features.png"),

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fixstar.cli.app import AsJson, Confidence, Device, Tolerance, WorkspacePath, app
+from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, app, examples
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_table, print_wrapped
-from fixstar.errors import InputError, NextStep
+from fixstar.errors import InputError, NextStep, plural
 
 if TYPE_CHECKING:
     from fixstar.workspace import Adapted, Backfilled, Check
@@ -28,8 +28,11 @@ KEPT_SHOWN = 20  # items that keep their old vectors, named
 
 
 @app.command(
-    epilog="Examples:  fixstar check v2 -w shop   |   fixstar check -w shop --data photos/held-out --tolerance 0.01"
-    "   |   fixstar check v3 -w shop --confidence 0.99 --json"
+    epilog=examples(
+        "fixstar check v2 -w shop",
+        "fixstar check -w shop --data photos/held-out --tolerance 0.01",
+        "fixstar check v3 -w shop --confidence 0.99 --json",
+    )
 )
 def check(
     version: Annotated[str | None, typer.Argument(help="The version to check.", show_default="the newest")] = None,
@@ -41,6 +44,7 @@ def check(
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
+    label: LabelOption = None,
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
@@ -67,13 +71,13 @@ def check(
     if history:
         _print_history(workspace, version, as_json)
         return
-    images = None if data is None else open_images(data, split)
+    images = None if data is None else open_images(data, split, label)
     with Workspace(workspace, device) as space:
         found = space.check(version, images, confidence, tolerance, seed, report, not as_json, blend)
     if as_json:
         print_json(found.to_json())
     else:
-        print_check(found, workspace, {"data": data, "split": None if split == "train" else split})
+        print_check(found, workspace, {"data": data, "split": None if split == "train" else split, "label": label})
     raise typer.Exit(EXIT_CODES[found.outcome])
 
 
@@ -158,8 +162,8 @@ def _print_cells(found: Check) -> None:
     own = (found.version, percent(found.self_test), *[""] * 6, "self-test")
     print_table(("gallery", *numbers, "verdict"), [*rows, own], right=numbers)
     print_wrapped(
-        f"{found.queries:,} queries, {found.gallery:,} gallery images ({found.images}); {100 * found.confidence:g} % "
-        "confidence, differences in points"
+        f"{plural(found.queries, 'query')}, {plural(found.gallery, 'gallery image')} ({found.images}); "
+        f"{100 * found.confidence:g} % confidence, differences in points"
     )
 
 
@@ -182,13 +186,16 @@ def _print_blends(found: Check) -> None:
     print_table(("gallery", *numbers, "verdict"), rows, right=numbers)
     print_wrapped(
         f"Queries by two models, {found.version}'s blended with the gallery's own; alpha 0 is the old query alone. "
-        f"{found.blends[0].queries:,} queries judge an alpha that the others chose"
+        f"{plural(found.blends[0].queries, 'query')} judged an alpha that the others chose"
     )
 
 
 @app.command(
-    epilog='Examples:  fixstar deploy v2 -w shop   |   fixstar deploy v2 -w shop --force "agreed with search team"'
-    "   |   fixstar deploy v2 --blend auto -w shop"
+    epilog=examples(
+        "fixstar deploy v2 -w shop",
+        'fixstar deploy v2 -w shop --force "agreed with search team"',
+        "fixstar deploy v2 --blend auto -w shop",
+    )
 )
 def deploy(
     version: Annotated[str, typer.Argument(help="The version to deploy.")],
@@ -214,14 +221,15 @@ def deploy(
         print_json({**asdict(move), "unreached": unreached})
         return
     old = sum(count for name, count in counts.items() if name != version and name not in unreached)
-    print(f"{version} is deployed. {old:,} vectors of older versions stay and are searched with its queries")
+    stay = f"{plural(old, 'vector')} of older versions {'stays and is' if old == 1 else 'stay and are'} searched"
+    print_wrapped(f"{version} is deployed. {stay} with its queries")
     print_blend(blended, version)
     _print_unreached(unreached, version)
     steps = NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")
     print(*next_lines(steps, workspace), sep="\n")
 
 
-@app.command(epilog="Examples:  fixstar rollback -w shop   |   fixstar rollback --to v1 -w shop")
+@app.command(epilog=examples("fixstar rollback -w shop", "fixstar rollback --to v1 -w shop"))
 def rollback(
     workspace: WorkspacePath = Path(),
     to: Annotated[
@@ -239,11 +247,20 @@ def rollback(
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
         return
-    print(f"{move.version} is deployed again" + (f", {left} no longer" if left != move.version else ""))
+    print_wrapped(f"{move.version} is deployed again" + (f", {left} no longer" if left != move.version else ""))
     print_blend(blended, move.version)
+    steps = [NextStep("deploy", {"version": left}, f"back to {left}")] if left != move.version else []
     for name, count in unchecked.items():
-        print(f"{count:,} vectors were made by {name}; {move.version}'s queries search them too, unchecked")
+        print_wrapped(f"{plural(count, 'vector')} made by {name}: searched by {move.version}'s queries too, unchecked")
+    if unchecked:
+        steps.append(NextStep("check", {"version": move.version}, "how well it finds those vectors"))
     _print_unreached(unreached, move.version)
+    steps += [
+        NextStep("adapt", {"version": name, "queries_by": move.version}, f"search {name}'s vectors too")
+        for name in unreached
+    ]
+    for line in next_lines(steps, workspace):
+        print(line)
 
 
 def _parsed_blend(text: str) -> float | Literal["auto"] | None:
@@ -259,12 +276,14 @@ def print_blend(blend: Mapping[str, float], version: str) -> None:
     """Whose vectors are searched with queries by two models, and what that costs."""
     for name, alpha in blend.items():
         how = f"{version}'s and {name}'s queries blended, alpha {alpha:g}" if alpha else f"{name}'s queries alone"
-        print(f"vectors of {name} are searched with {how}: one more forward pass per query")
+        print_wrapped(f"vectors of {name} are searched with {how}: one more forward pass per query")
 
 
 def _print_unreached(unreached: Mapping[str, int], version: str) -> None:
     for name, count in sorted(unreached.items()):
-        print(f"{count:,} vectors of {name} are not searched: there is no adapter for queries of {version}")
+        print_wrapped(
+            f"Not searched: {plural(count, 'vector')} of {name}; there is no adapter for queries of {version}"
+        )
 
 
 def operator_name() -> str:
@@ -276,8 +295,12 @@ def operator_name() -> str:
 
 
 @app.command(
-    epilog="Examples:  fixstar backfill --budget 10% -w shop   |   fixstar backfill --budget all --rate 50 -w shop   |"
-    "   fixstar backfill --plan-only --data photos/held-out -w shop   |   fixstar backfill --cluster auto -w shop"
+    epilog=examples(
+        "fixstar backfill --budget 10% -w shop",
+        "fixstar backfill --budget all --rate 50 -w shop",
+        "fixstar backfill --plan-only --data photos/held-out -w shop",
+        "fixstar backfill --cluster auto -w shop",
+    )
 )
 def backfill(
     workspace: WorkspacePath = Path(),
@@ -296,6 +319,7 @@ def backfill(
             show_default="those held out from training",
         ),
     ] = None,
+    label: LabelOption = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Print the prediction and embed nothing.")] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Run even if a lower accuracy is predicted.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Embed on a Ray cluster: its address, auto, or local.")] = None,
@@ -316,7 +340,7 @@ def backfill(
 
     Pace(rate)  # refuses an impossible rate, even if nothing is left to do
     with Workspace(workspace, device) as space:
-        labelled = None if data is None else open_images(data)
+        labelled = None if data is None else open_images(data, label=label)
         options = BackfillOptions(budget, order, rate, labelled, cluster, anyway=anyway)
         planned = space.plan_backfill(options)
         picture = space.path / "state" / "backfill" / "curve.png"
@@ -346,32 +370,38 @@ def backfill(
 def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool) -> None:
     plan = planned.plan
     if plan.without_image:
-        print(f"{plan.without_image:,} items no longer have an image and keep their vectors")
+        print_wrapped(f"{plural(plan.without_image, 'item')} without an image: the old vectors stay")
     if not plan.ids:
         other = "No other item" if plan.without_image else "No item"
-        print(f"{other} within the budget {plan.budget} has a vector older than {plan.target}'s")
+        print_wrapped(f"{other} within the budget {plan.budget} has a vector older than {plan.target}'s")
         return
     done = f"; {planned.position:,} are processed" if planned.position else ""
-    print(f"{len(plan.ids):,} of {plan.old:,} items with older vectors, order: {plan.order}, with {plan.target}{done}")
+    print_wrapped(
+        f"{len(plan.ids):,} of {plan.old:,} items with older vectors, order: {plan.order}, with {plan.target}{done}"
+    )
     if planned.predicted is None:
-        print(f"The gain is unknown: {planned.unpredicted or 'there are no labelled images. Give some with --data'}")
+        print_wrapped(
+            f"The gain is unknown: {planned.unpredicted or 'there are no labelled images. Give some with --data'}"
+        )
         return
     _print_prediction(planned.predicted, planned.share)
     print(f"Picture: {picture}")
     if planned.loss is not None and not planned.loses:
-        print(f"This plan is predicted to {planned.loss}. That may be chance")
+        print_wrapped(f"This plan is predicted to {planned.loss}. That may be chance")
     elif planned.loss is not None and plan_only:  # otherwise it is refused, with the same message
-        print(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
+        print_wrapped(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
 
 
 def _print_prediction(predicted: PredictedCurve, share: float) -> None:
+    from fixstar.evaluation.report import percent
+
     asked, judged = predicted.images
-    print(f"Predicted accuracy, {judged:,} held-out queries on {asked:,} held-out images:")
+    print(f"Predicted accuracy, {plural(judged, 'held-out query')} on {plural(asked, 'held-out image')}:")
     rows = []
     for part in shown_shares(predicted.planned.shares.tolist(), share):
         planned, random = predicted.at(part)
         mark = "  <- this plan" if part == share else ""
-        rows.append((f"{100 * part:.3g}%", f"{planned:.1%}{mark}", f"{random:.1%}"))
+        rows.append((f"{100 * part:.3g} %", f"{percent(planned)}{mark}", percent(random)))
     print_table(("re-embedded", f"order: {predicted.order}", "random order"), rows)
 
 
@@ -385,17 +415,19 @@ def shown_shares(measured: list[float], share: float) -> list[float]:
 
 
 def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
+    from fixstar.evaluation.report import percent
+
     print_wrapped(
-        f"{done.done:,} items re-embedded with {done.version} in {done.seconds:.1f} s; {done.done_before:,} were done "
-        f"before, {done.deleted:,} deleted and {done.rewritten:,} rewritten meanwhile, {len(done.kept):,} keep their "
-        f"old vectors, {done.left:,} left"
+        f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s; {done.done_before:,} "
+        f"done before, {done.deleted:,} deleted and {done.rewritten:,} rewritten meanwhile, {len(done.kept):,} with "
+        f"their old vectors, {done.left:,} left"
     )
     for item in done.kept[:KEPT_SHOWN]:
         print(f"kept {item.id}: {item.reason}", file=sys.stderr)
     if len(done.kept) > KEPT_SHOWN:
         print(f"... and {len(done.kept) - KEPT_SHOWN:,} more, in state/backfill/kept.jsonl", file=sys.stderr)
     if done.measured:
-        points = (f"{point.accuracy:.1%} at {point.share:.0%}" for point in done.measured)
+        points = (f"{percent(point.accuracy)} at {point.share:.0%}" for point in done.measured)
         print_wrapped(f"Measured on the gallery: {', '.join(points)}")
     if picture is not None:
         print(f"Picture: {picture}")
@@ -425,8 +457,11 @@ def _backfill_json(planned: PlannedBackfill, done: Backfilled | None, picture: P
 
 
 @app.command(
-    epilog="Examples:  fixstar adapt old-system -w shop   |   fixstar adapt old-system --for v2 --kind slerp -w shop"
-    "   |   fixstar adapt old-system --pairs both.npz --apply stored -w shop"
+    epilog=examples(
+        "fixstar adapt old-system -w shop",
+        "fixstar adapt old-system --for v2 --kind slerp -w shop",
+        "fixstar adapt old-system --pairs both.npz --apply stored -w shop",
+    )
 )
 def adapt(
     version: Annotated[str, typer.Argument(help="Whose vectors to make searchable, such as an imported system's.")],
@@ -478,16 +513,18 @@ def adapt(
 
 
 def _print_adapted(done: Adapted, workspace: Path, typed: Mapping[str, object]) -> None:
+    from fixstar.evaluation.report import percent
+
     ends = (done.queries_by, done.version) if done.applied == "queries" else (done.version, done.queries_by)
-    print(f"{done.kind} adapter from {ends[0]} to {ends[1]}, fitted on {done.fitted_on}")
+    print_wrapped(f"{done.kind} adapter from {ends[0]} to {ends[1]}, fitted on {done.fitted_on}")
     if done.ranked:
-        print_wrapped("On held-out pairs: " + ", ".join(f"{kind} {top1:.1%}" for kind, top1, _ in done.ranked))
+        print_wrapped("On held-out pairs: " + ", ".join(f"{kind} {percent(top1)}" for kind, top1, _ in done.ranked))
     for reason in done.check.reasons if done.check else ():
         print_wrapped(reason, "- ")
     if done.check is not None and done.check.self_test is not None:
         print_wrapped(
-            f"{done.check.queries:,} queries, {done.check.gallery:,} gallery items; with all items of {done.version} "
-            f"re-embedded: {done.check.self_test:.1%}"
+            f"{plural(done.check.queries, 'query')}, {plural(done.check.gallery, 'gallery item')}; with all items of "
+            f"{done.version} re-embedded: {percent(done.check.self_test)}"
         )
     if not done.in_use:
         refused = done.check is not None and done.check.outcome == "refuse"
@@ -501,7 +538,7 @@ def _print_adapted(done: Adapted, workspace: Path, typed: Mapping[str, object]) 
         for line in next_lines((*steps, forced), workspace, "adapt", typed):
             print(line)
     elif done.into is not None:
-        print(f"{done.moved:,} vectors of {done.version} are now vectors of {done.into}")
+        print(f"{plural(done.moved, 'vector')} of {done.version} converted to {done.into}")
     else:
         how = " by force" if done.forced else ""
         print_wrapped(f"In use{how}: queries of {done.queries_by} search vectors of {done.version} through it")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fixstar.cli.app import AsJson, Device, WorkspacePath, app
+from fixstar.cli.app import AsJson, Device, Verbs, WorkspacePath, app, examples
 from fixstar.cli.output import print_json, print_result
 from fixstar.errors import MissingExtraError
 
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog="Examples:  fixstar serve -w shop   |   fixstar serve -w shop --port 0   |   "
-    "fixstar serve -w shop --name shop.example   |   fixstar serve -w shop --host 0.0.0.0 --rate 6000"
+    epilog=examples(
+        "fixstar serve -w shop",
+        "fixstar serve -w shop --port 0",
+        "fixstar serve -w shop --name shop.example",
+        "fixstar serve -w shop --host 0.0.0.0 --rate 6000",
+    )
 )
 def serve(
     workspace: WorkspacePath = Path(),
@@ -60,14 +64,12 @@ def serve(
         serve_workspace(space, settings)
 
 
-keys = typer.Typer(
-    help="API keys of the service: who may read, write, or deploy.", no_args_is_help=True, rich_markup_mode="rich"
-)
+keys = typer.Typer(cls=Verbs, help="API keys of the service: who may read, write, or deploy.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 KeyName = Annotated[str, typer.Argument(help="Who the key is for; shown in lists and in the history of deployments.")]
 
 
-@keys.command("add", epilog="Example:  fixstar keys add page --role read --days 90 -w shop")
+@keys.command("add", epilog=examples("fixstar keys add page --role read --days 90 -w shop"))
 def add_key(
     name: KeyName,
     role: Annotated[str, typer.Option(help="read: search; write: also items; admin: also check, deploy, backfill.")],
@@ -87,7 +89,7 @@ def add_key(
     print(f"This key is not shown again.{expiry} Send it as: Authorization: Bearer KEY", file=sys.stderr)
 
 
-@keys.command("list", epilog="Example:  fixstar keys list -w shop")
+@keys.command("list", epilog=examples("fixstar keys list -w shop"))
 def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """List the keys, whose they are, and when they expire."""
     found = _keys(workspace).all()
@@ -96,7 +98,7 @@ def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> Non
     print_result(as_json, content, *(lines or ["no keys: only this machine may use the service"]))
 
 
-@keys.command("remove", epilog="Example:  fixstar keys remove page -w shop")
+@keys.command("remove", epilog=examples("fixstar keys remove page -w shop"))
 def remove_key(name: KeyName, workspace: WorkspacePath = Path()) -> None:
     """Revoke a key, at once, also for a running service."""
     _keys(workspace).remove(name)

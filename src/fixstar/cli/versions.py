@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from fixstar.cli.app import AsJson, BadImages, Device, WorkspacePath, app, key_value
+from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples, key_value
 from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json, print_table, print_wrapped
 from fixstar.cli.rollout import print_check
-from fixstar.errors import FixstarError, InputError, NextStep
+from fixstar.errors import FixstarError, InputError, NextStep, plural
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -78,13 +78,16 @@ HoldOut = Annotated[
 
 
 @app.command(
-    epilog="Examples:  fixstar train photos/2024 --workspace shop --backbone resnet18   |   "
-    "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20   |   "
-    "fixstar train photos/2024 -w shop --method bct-vectors --old-vectors gallery.npz"
+    epilog=examples(
+        "fixstar train photos/2024 --workspace shop --backbone resnet18",
+        "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20",
+        "fixstar train photos/2024 -w shop --method bct-vectors --old-vectors gallery.npz",
+    )
 )
 def train(
     data: DataPath,
     workspace: WorkspacePath = Path(),
+    label: LabelOption = None,
     backbone: Annotated[
         str,
         typer.Option(
@@ -181,18 +184,23 @@ def train(
     )
     stored = None if old_vectors is None else OldVectors.read(str(old_vectors))
     share = _hold_out_share(hold_out, images_kept=replay > 0)
-    version = space.train(_announced(open_images(data)), settings, chosen, old_vectors=stored, hold_out=share)
+    version = space.train(
+        _announced(open_images(data, label=label)), settings, chosen, old_vectors=stored, hold_out=share
+    )
     _print_version(version, space.path, "fixstar index CATALOGUE", as_json)
 
 
 @app.command(
-    epilog="Examples:  fixstar upgrade photos/2025 --workspace shop   |   "
-    "fixstar upgrade photos/all -w shop --replace resnet50 --epochs 60   |   "
-    "fixstar upgrade photos/2025 -w shop --try off --keep-images no"
+    epilog=examples(
+        "fixstar upgrade photos/2025 --workspace shop",
+        "fixstar upgrade photos/all -w shop --replace resnet50 --epochs 60",
+        "fixstar upgrade photos/2025 -w shop --try off --keep-images no",
+    )
 )
 def upgrade(
     data: DataPath,
     workspace: WorkspacePath = Path(),
+    label: LabelOption = None,
     method: Annotated[str | None, typer.Option(help="Another method than the last version's.")] = None,
     option: MethodOption = None,
     start: Annotated[
@@ -287,7 +295,9 @@ def upgrade(
         select=select,
     )
     wanted = _parsed_trials(trials)
-    version = space.upgrade(_announced(open_images(data)), options, wanted, lambda text: print(text, file=sys.stderr))
+    version = space.upgrade(
+        _announced(open_images(data, label=label)), options, wanted, lambda text: print(text, file=sys.stderr)
+    )
     found = _checked_at_once(space, version) if version.encoder.about.get("trials") else None
     if not as_json:
         _print_trials(version)
@@ -345,11 +355,13 @@ def _print_trials(version: Version) -> None:
 
 
 @app.command(
-    epilog="Examples:  fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5   |   "
-    "fixstar add hf:facebook/dinov2-small -w shop   |   "
-    "fixstar add shop.models:build --argument depth=50 --weights model.safetensors -w shop --size 224   |   "
-    "fixstar add better.onnx -w shop --size 224 --compatible-with v1   |   "
-    "fixstar add old.npz --as old-system -w shop"
+    epilog=examples(
+        "fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5",
+        "fixstar add hf:facebook/dinov2-small -w shop",
+        "fixstar add shop.models:build --argument depth=50 --weights model.safetensors -w shop --size 224",
+        "fixstar add better.onnx -w shop --size 224 --compatible-with v1",
+        "fixstar add old.npz --as old-system -w shop",
+    )
 )
 def add(
     model: Annotated[
@@ -480,7 +492,7 @@ def _changed_recipe(recipe: Recipe, epochs: int | None, optimizer: str | None, *
 def _announced(images: ImageSet) -> ImageSet:
     """The images, after printing what was found: the class names show if the folder is one level too high."""
     names = ", ".join(images.classes[:5]) + (", ..." if len(images.classes) > 5 else "")
-    print(f"{len(images):,} images of {len(images.classes):,} classes: {names}", file=sys.stderr)
+    print(f"{plural(len(images), 'image')} of {plural(len(images.classes), 'class')}: {names}", file=sys.stderr)
     return images
 
 
@@ -507,7 +519,7 @@ def _print_version(
     print(f"Next: {following} -w {workspace}")
 
 
-@app.command(epilog="Example:  fixstar drop v2 -w shop")
+@app.command(epilog=examples("fixstar drop v2 -w shop"))
 def drop(
     version: Annotated[str, typer.Argument(help="The version to delete.")],
     workspace: WorkspacePath = Path(),
@@ -526,7 +538,7 @@ def drop(
     print(f"Next: fixstar upgrade IMAGES -w {workspace}")
 
 
-@app.command(epilog="Example:  fixstar grow 1000 -w shop")
+@app.command(epilog=examples("fixstar grow 1000 -w shop"))
 def grow(
     count: Annotated[int, typer.Argument(help="How many classes to make room for.")],
     workspace: WorkspacePath = Path(),
@@ -541,11 +553,12 @@ def grow(
     if as_json:
         print_json({"added": list(added), "capacity": capacity, "classes": len(manifest["by_class"])})
         return
-    print(f"room for {capacity:,} classes from the next version on; {len(manifest['by_class']):,} have a slot")
+    taken = len(manifest["by_class"])
+    print(f"room for {plural(capacity, 'class')} from the next version on; slots in use: {taken:,}")
     print(f"Next: fixstar upgrade MORE_IMAGES -w {workspace}")
 
 
-@app.command(epilog="Example:  fixstar slots -w shop --out slots.json")
+@app.command(epilog=examples("fixstar slots -w shop --out slots.json"))
 def slots(
     workspace: WorkspacePath = Path(),
     out: Annotated[Path | None, typer.Option(help="Write the manifest to this file.")] = None,
@@ -564,7 +577,7 @@ def slots(
         print_json(manifest)
         return
     free = "as many as needed" if manifest["free"] is None else f"{manifest['free']:,}"
-    print(f"{len(manifest['by_class']):,} classes have a slot as of {manifest['version']}, {free} are free")
+    print(f"{plural(len(manifest['by_class']), 'slot')} in use as of {manifest['version']}; free: {free}")
     if out is not None:
         print(f"written: {out}")
         return
@@ -572,7 +585,7 @@ def slots(
         print(f"{slot:>8}  {name}")
 
 
-@app.command(epilog="Examples:  fixstar retire v1 -w shop   |   fixstar retire --unused -w shop")
+@app.command(epilog=examples("fixstar retire v1 -w shop", "fixstar retire --unused -w shop"))
 def retire(
     version: Annotated[str | None, typer.Argument(help="The version to retire.")] = None,
     workspace: WorkspacePath = Path(),

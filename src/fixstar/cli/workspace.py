@@ -7,15 +7,17 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fixstar.cli.app import AsJson, Device, WorkspacePath, app
-from fixstar.cli.output import print_json, print_table
+from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, app, examples
+from fixstar.cli.gallery import confirm
+from fixstar.cli.output import Cell, print_json, print_table, print_wrapped
 from fixstar.cli.rollout import print_blend
-from fixstar.errors import InputError
+from fixstar.errors import InputError, NextStep, plural
 
 if TYPE_CHECKING:
     from fixstar.demo import DemoResult
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from fixstar.workspace import CatalogueItem, Indexed, Status, Workspace
     from fixstar.workspace.items import Embedder
 
+_SHOWN = 10  # ids that are named
 
-@app.command(epilog="Examples:  fixstar demo   |   fixstar demo --out pictures --seed 1 --json")
+
+@app.command(epilog=examples("fixstar demo", "fixstar demo --out pictures --seed 1 --json"))
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for models and pictures.")] = Path("fixstar-demo"),
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
@@ -48,6 +52,7 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
     from rich.table import Table
 
     from fixstar.demo import TITLES
+    from fixstar.evaluation.report import percent
 
     console = Console()
     print()
@@ -55,8 +60,8 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
         table = Table("", "gallery by v1", "gallery by v2", title=TITLES[kind], title_justify="left", min_width=52)
         outcome = result.gate[kind]
         mark = f"[{'green' if outcome == 'pass' else 'red'}]gate: {outcome}[/]"
-        table.add_row("queries by v1", f"{matrix[0][0]:.1%}", "")
-        table.add_row("queries by v2", f"{matrix[1][0]:.1%}  {mark}", f"{matrix[1][1]:.1%}")
+        table.add_row("queries by v1", percent(matrix[0][0]), "")
+        table.add_row("queries by v2", f"{percent(matrix[1][0])}  {mark}", percent(matrix[1][1]))
         console.print(table)
     console.print(result.sentence, highlight=False)
     console.print(f"\nPictures: {', '.join(result.pictures)}   ({seconds:.0f} s)", highlight=False)
@@ -66,7 +71,7 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
     print(f"  fixstar backfill --budget 20% -w {shop}\n  fixstar serve -w {shop}")
 
 
-@app.command(epilog="Example:  fixstar init shop")
+@app.command(epilog=examples("fixstar init shop"))
 def init(path: Annotated[Path, typer.Argument(help="The directory to create.")] = Path()) -> None:
     """Create a workspace: a directory for the versions of one model and everything that belongs to them."""
     from fixstar.training.run_directory import RunDirectory
@@ -88,13 +93,24 @@ def _unfinished(version: str) -> str:
 
 
 @app.command(
-    epilog="Examples:  fixstar index catalogue/ -w shop   |   fixstar index items.csv -w shop --prefix paris/   |   "
-    "fixstar index cifar-100-binary -w shop --labelled"
+    epilog=examples(
+        "fixstar index catalogue/ -w shop",
+        "fixstar index items.csv -w shop --prefix paris/",
+        "fixstar index cifar-100-binary -w shop --labelled",
+    )
 )
 def index(
     items: Annotated[Path, typer.Argument(help="A folder of images, a list (.csv: path, id, anything), or one image.")],
     workspace: WorkspacePath = Path(),
     prefix: Annotated[str, typer.Option(help="Put this before every id.")] = "",
+    label: LabelOption = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace items that have the same id and another image, without asking.")
+    ] = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Also delete items whose image is no longer in the folder; lists them first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --sync: do not ask before deleting.")] = False,
     again: Annotated[bool, typer.Option(help="Also embed items whose image has not changed.")] = False,
     labelled: Annotated[
         bool, typer.Option(help="Read a labelled dataset as train does; pixels without a file are kept.")
@@ -105,30 +121,70 @@ def index(
 ) -> None:
     """Embed images with the deployed version. Items that are indexed already and unchanged are skipped.
 
+    An id that the gallery holds with another image is replaced only with --replace, or if you say so when asked.
     Images that cannot be read are named and left out. Exit code 1 if no image can be read.
     """
     from fixstar.progress import progress_bar
     from fixstar.workspace import Workspace
+    from fixstar.workspace.items import vanished_items
+
+    if sync and (labelled or not items.is_dir()):
+        raise InputError(f"--sync compares a folder of images with the gallery, and {items} is not one")
 
     with Workspace(workspace, device) as space:
         version = space.deployed()  # once: embedder and gallery must agree, whatever is deployed meanwhile
-        found = _labelled(space, items, prefix) if labelled else _catalogued(items, prefix)
+        found = _labelled(space, items, prefix, label) if labelled else _catalogued(items, prefix, label)
+        if not replace:
+            _ask_to_replace(space, found)
+        gone = vanished_items(space.gallery, items, prefix, found) if sync else []
+        if gone:
+            print(f"No longer in {items}:", *_listed(gone), sep="\n", file=sys.stderr)
+            confirm(yes, f"Delete {plural(len(gone), 'item')}?")
         with (
             _embedder(space, version, cluster) as embedder,
             progress_bar("embedding", len(found), "items", show=not as_json) as advance,
         ):
             done = space.index(found, embedder, again, advance, version)
-        _print_indexed(done, sum(space.gallery.count().values()), space.path, as_json)
+        deleted = space.gallery.delete(gone)
+        _print_indexed(done, deleted, sum(space.gallery.count().values()), space.path, as_json)
     raise typer.Exit(1 if done.bad and not (done.added or done.unchanged) else 0)
 
 
-def _catalogued(items: Path, prefix: str) -> list[CatalogueItem]:
+def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
+    """Continue only with consent if the gallery holds other images under some of these ids."""
+    from fixstar.workspace.items import IMAGE, replaced_items
+
+    if not (twice := replaced_items(space.gallery, found)):
+        return
+    here = {item.id: item.payload.get(IMAGE) for item in found}
+    first = space.gallery.get(twice[:_SHOWN])
+    lines = [
+        f"  {name}: {item.payload.get(IMAGE, 'a vector')} would become {here[name]}" for name, item in first.items()
+    ]
+    lines += [f"  ... and {len(twice) - _SHOWN:,} more"] if len(twice) > _SHOWN else []
+    seen = "\n".join([f"the gallery holds other images under {plural(len(twice), 'id')} of these:", *lines])
+    if not sys.stdin.isatty():
+        raise InputError(
+            seen,
+            NextStep("repeat", {"replace": True}, "replace them"),
+            NextStep("repeat", {"prefix": ...}, "keep both, with other ids"),
+        )
+    print(seen, file=sys.stderr)
+    typer.confirm("Replace them?", abort=True, err=True)
+
+
+def _listed(names: list[str]) -> list[str]:
+    more = [f"  ... and {len(names) - _SHOWN:,} more"] if len(names) > _SHOWN else []
+    return [*(f"  {name}" for name in names[:_SHOWN]), *more]
+
+
+def _catalogued(items: Path, prefix: str, label: str | None) -> list[CatalogueItem]:
     from fixstar.workspace import catalogue
 
-    return list(catalogue(items, prefix))
+    return list(catalogue(items, prefix, label))
 
 
-def _labelled(space: Workspace, data: Path, prefix: str) -> list[CatalogueItem]:
+def _labelled(space: Workspace, data: Path, prefix: str, label: str | None) -> list[CatalogueItem]:
     """The items of a dataset. Pixels without a file are kept in the workspace, to be embedded again later."""
     from fixstar.data import open_images
     from fixstar.workspace import labelled_items
@@ -136,7 +192,7 @@ def _labelled(space: Workspace, data: Path, prefix: str) -> list[CatalogueItem]:
 
     return [
         item if STAMP in item.payload else replace(item, payload={**item.payload, **space.images.keep(item.image)})
-        for item in labelled_items(open_images(data), prefix)
+        for item in labelled_items(open_images(data, label=label), prefix)
     ]
 
 
@@ -149,18 +205,24 @@ def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractCo
     return RayEmbedder(space.registry.directory(version).absolute(), cluster)
 
 
-def _print_indexed(done: Indexed, total: int, workspace: Path, as_json: bool) -> None:
+def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_json: bool) -> None:
     for image in done.bad:
         print(f"left out {image.name}: {image.reason}", file=sys.stderr)
     if as_json:
         bad = [{"id": image.name, "reason": image.reason} for image in done.bad]
-        counts = {"added": done.added, "unchanged": done.unchanged, "items": total}
-        print_json({"version": done.version, **counts, "bad": bad})
+        counts = {name: getattr(done, name) for name in ("added", "changed", "replaced", "unchanged")}
+        print_json({"version": done.version, **counts, "deleted": deleted, "items": total, "bad": bad})
         return
-    print(
-        f"{done.added:,} items embedded with {done.version}, {done.unchanged:,} unchanged, "
-        f"{len(done.bad):,} could not be read. The gallery holds {total:,}"
-    )
+    counts = {
+        "new": done.added - done.changed - done.replaced,
+        "changed": done.changed,
+        "replaced": done.replaced,
+        "unchanged": done.unchanged,
+        "unreadable": len(done.bad),
+        "deleted": deleted,
+    }
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing to do"
+    print_wrapped(f"{plural(done.added, 'item')} embedded with {done.version}: {told}. The gallery holds {total:,}")
     if done.added or done.unchanged:
         print(f"Next: fixstar search IMAGE -w {workspace}")
     elif done.bad:
@@ -168,8 +230,11 @@ def _print_indexed(done: Indexed, total: int, workspace: Path, as_json: bool) ->
 
 
 @app.command(
-    epilog="Examples:  fixstar search shoe.jpg -w shop   |   fixstar search shoe.jpg bag.jpg -k 5 --sheet found.png"
-    "   |   fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'"
+    epilog=examples(
+        "fixstar search shoe.jpg -w shop",
+        "fixstar search shoe.jpg bag.jpg -k 5 --sheet found.png",
+        "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'",
+    )
 )
 def search(
     images: Annotated[list[Path] | None, typer.Argument(help="One image or more.")] = None,
@@ -185,8 +250,9 @@ def search(
 ) -> None:
     """Show the nearest items, the version that made their vectors, and their score.
 
-    The score is the cosine. If the gallery holds vectors of several versions and the check has calibrated them, it is
-    the probability that both images show the same class.
+    The score is the cosine. If the gallery holds vectors of several versions and the check has calibrated them, it is a
+    relative score, which makes them comparable: at 0.5 the query's class and another are equally likely, if the gallery
+    holds the query's class at all.
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
@@ -260,18 +326,25 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
 
 
 def _print_hits(names: list[str], answer: SearchResult) -> None:
-    heads = ("", "probability" if answer.calibrated else "cosine", "item", "label", "version")
+    from fixstar.evaluation.report import rounded
+
+    heads = ("", "relative score" if answer.calibrated else "cosine", "item", "label", "version")
     for name, hits in zip(names, answer.hits, strict=True):
         print(f"{name} (query by {answer.version})" if hits else f"{name}: nothing found")
         rows = [
-            (str(place), f"{hit.score:.4f}", hit.id, str(hit.payload.get("label", "")), hit.version)
+            (str(place), rounded(hit.score, 3), hit.id, str(hit.payload.get("label", "")), hit.version)
             for place, hit in enumerate(hits, start=1)
         ]
         if rows:
             print_table(heads, rows, right=heads[:2])
+    if answer.calibrated:
+        print_wrapped(
+            "Relative score: how much likelier the query's class is than another, if the gallery holds that class. It "
+            "does not say whether it does"
+        )
 
 
-@app.command(epilog="Examples:  fixstar status -w shop   |   fixstar status -w shop --json")
+@app.command(epilog=examples("fixstar status -w shop", "fixstar status -w shop --json"))
 def status(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """Show the versions, which one is deployed, what was checked, and whose vectors the gallery holds."""
     from fixstar.workspace import Workspace
@@ -279,7 +352,9 @@ def status(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     with Workspace(workspace, "cpu") as space:
         state = space.status()
         if as_json:
-            print_json({**asdict(state), "checks": dict(state.checks)})
+            print_json(
+                {**asdict(state), "checks": dict(state.checks), "deployment": asdict(space.rollout.current_move())}
+            )
         else:
             _print_status(space, state)
 
@@ -289,30 +364,51 @@ def _print_status(space: Workspace, state: Status) -> None:
         print(f"{state.path}: no version yet")
         print(_unfinished(state.training) if state.training else f"Next: fixstar train IMAGES -w {state.path}")
         return
-    heads = ("version", "from", "method", "backbone", "classes", "check", "vectors", "")
-    rows = []
-    for name in state.versions:
-        card = space.registry.card(name)
-        about = card["about"]
-        rows.append(
-            (
-                name,
-                about.get("parent") or "",
-                about.get("method", {}).get("name", ""),
-                card["backbone"]["name"],
-                str(len(card["slots"]["by_class"])),
-                state.checks.get(name, "" if name == state.versions[0] else "not checked"),
-                f"{state.vectors.get(name, 0):,}",
-                "deployed" if name == state.deployed else "",
-            )
+    heads = ("version", "from", "made", "method", "backbone", "classes", "vectors", "check", "alone", "on old")
+    print_table(
+        heads, [_status_row(space, state, name) for name in state.versions], ("classes", "vectors", *heads[-2:])
+    )
+    move = space.rollout.current_move()
+    since = f" since {move.when[:16].replace('T', ' ')} UTC" if move.when else ""
+    by = f", by {move.by}" if move.by else ""
+    print_wrapped(f"{move.version} is deployed{since}{by}")
+    if move.reason is not None:
+        print_wrapped(f"FORCED, without a passed check: {move.reason}")
+    if any(state.checks.values()):
+        print_wrapped(
+            "check: the one that counts. alone: accuracy on own vectors. on old: the worst difference on vectors of "
+            "older versions, in points"
         )
-    print_table(heads, rows, right=("classes", "vectors"))
     for name, count in state.vectors.items():
         if count and name not in state.versions:
-            print(f"{count:,} vectors of {name} ({'retired' if name in state.retired else 'imported'}: no encoder)")
+            kind = "retired" if name in state.retired else "imported"
+            print(f"{plural(count, 'vector')} of {name} ({kind}: no encoder)")
     for name, versions in state.adapters.items():
         if state.vectors.get(name):
             print(f"vectors of {name} are searched through an adapter by queries of: {', '.join(versions) or 'none'}")
     print_blend(state.blend, state.deployed or "")
     if state.training:
         print(_unfinished(state.training))
+
+
+def _status_row(space: Workspace, state: Status, name: str) -> tuple[Cell, ...]:
+    from fixstar.evaluation.report import percent, points
+
+    card, check = space.registry.card(name), space.last_check(name)
+    made = datetime.fromtimestamp((space.registry.directory(name) / "card.json").stat().st_mtime, UTC)
+    outcome = "" if name == state.versions[0] else "not checked"
+    colours = {"pass": "green", "refuse": "red", "missing evidence": "yellow"}
+    alone = "" if check is None or check.self_test is None else percent(check.self_test)
+    worst = min((cell.difference for cell in check.cells), default=None) if check else None
+    return (
+        (f"{name} *" if name == state.deployed else name, "bold" if name == state.deployed else ""),
+        card["about"].get("parent") or "",
+        f"{made:%Y-%m-%d}",
+        card["about"].get("method", {}).get("name", ""),
+        card["backbone"]["name"],
+        f"{len(card['slots']['by_class']):,}",
+        f"{state.vectors.get(name, 0):,}",
+        (check.outcome, colours[check.outcome]) if check else outcome,
+        alone,
+        "" if worst is None else points(worst),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 import re
 import warnings
 import zlib
@@ -17,17 +16,26 @@ import numpy as np
 import numpy.typing as npt
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import DataError, UnknownNameError
+from fixstar.errors import DataError, ImageError, NextStep, UnknownNameError, plural
+from fixstar.images.reading import READS_HEIC, upright_size
 
 IMAGE_EXTENSIONS = frozenset(
     (
         *(".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),
         *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+        *((".heic", ".heif") if READS_HEIC else ()),
     )
 )
+LABELS = ("top", "parent", "path")  # the folders above an image that are its label: the first, the last, or all
 OMNIGLOT_PARTS = {"train": "images_background", "test": "images_evaluation"}
 
 _SHOWN = 10  # lines that an error lists
+_OTHER_IMAGES = {  # images that are not read, and what to do about it
+    **dict.fromkeys((".heic", ".heif"), "HEIC needs pillow-heif (the extra heic)"),
+    ".svg": "a drawing without pixels; convert it to PNG",
+    **dict.fromkeys((".eps", ".jp2", ".jxl", ".psd"), "this format is not read; convert it to PNG or JPEG"),
+    **dict.fromkeys((".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf"), "a raw file; develop it to JPEG"),
+}
 _SPLITS = ("test", "train", "val", "valid", "validation")
 _ACCEPTED = (
     "labelled images: a folder with one folder per class, a list (.csv with the columns path and label), or the folder "
@@ -44,16 +52,19 @@ _CHUNK = 1 << 24  # bytes
 class _Layout(NamedTuple):
     description: str
     recognise: Callable[[Path], object]
-    open: Callable[[Path, str], ImageSet]
+    open: Callable[..., ImageSet]  # path and split; labels by folder too if it has none of its own
+    by_folder: bool = False
 
 
-def open_images(path: str | Path, split: str = "train") -> ImageSet:
+def open_images(path: str | Path, split: str = "train", label: str | None = None) -> ImageSet:
     """The labelled images at ``path``, in any known layout.
 
-    Data without splits of its own has only the split "train": the same images must not serve as a test set.
+    Data without splits of its own has only the split "train": the same images must not serve as a test set. ``label``
+    says which folder is the class of an image in a folder; see ``image_folder``.
     """
     root = Path(path)
     if root.is_file() and root.suffix.lower() == ".csv":
+        _refuse_label(root, label)
         return _unsplit(image_list)(root, split)
     if not root.is_dir():
         seen = "is a file, but not a list" if root.exists() else "does not exist"
@@ -68,7 +79,16 @@ def open_images(path: str | Path, split: str = "train") -> ImageSet:
         raise DataError(
             f"{root}: no known layout of labelled images. Known:{_listed(known)}\nFound here:{_listed(seen_here)}"
         )
-    return (_DATASETS | _GENERAL)[found[0]].open(root, split)
+    layout = (_DATASETS | _GENERAL)[found[0]]
+    if layout.by_folder:
+        return layout.open(root, split, label)
+    _refuse_label(root, label)
+    return layout.open(root, split)
+
+
+def _refuse_label(path: Path, label: str | None) -> None:
+    if label is not None:
+        raise DataError(f"{path} names the class of every image itself; label={label!r} is for a folder of images")
 
 
 def check_split(split: str) -> None:
@@ -77,11 +97,11 @@ def check_split(split: str) -> None:
         raise UnknownNameError("split", split, ("train", "test"))
 
 
-def _unsplit(read: Callable[[Path], ImageSet]) -> Callable[[Path, str], ImageSet]:
-    def opened(path: Path, split: str) -> ImageSet:
+def _unsplit(read: Callable[..., ImageSet]) -> Callable[..., ImageSet]:
+    def opened(path: Path, split: str, *label: str | None) -> ImageSet:
         if split != "train":
             raise DataError(f"{path}: no split {split!r}, it is not divided; give another path or split='train'")
-        return read(path)
+        return read(path, *label)
 
     return opened
 
@@ -102,24 +122,73 @@ def _listed(lines: Sequence[str]) -> str:
 # One folder per class.
 
 
-def image_folder(path: str | Path) -> ImageSet:
-    """The images below ``path``, at any depth, labelled by the folder of ``path`` that they are in.
+def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
+    """The images below ``path``, at any depth, labelled by folder.
 
-    Hidden entries and files without an image's extension are ignored. Images and classes are sorted by name, so they
-    have the same order on every machine.
+    The label of 2024/shoes/1.jpg is "2024" by ``top``, "shoes" by ``parent``, and "2024/shoes" by ``path``. None takes
+    the top folder, unless another could be meant: then the error says what there is. Hidden entries are ignored, and so
+    are links that lead to a folder above. Images in formats that are not read are named in a warning. Images and
+    classes are sorted by name, so they have the same order on every machine.
     """
     root = _existing_folder(path)
     if loose := [entry.name for entry in _visible(root) if _has_image_extension(entry.name) and entry.is_file()]:
         raise DataError(f"{root}: images without a class folder:{_listed(loose)}\n{_FOLDER_LAYOUT.format(root=root)}")
-    found = {folder.name: find_images(folder) for folder in class_folders(root)}
-    empty = [name for name, files in found.items() if not files]
-    if len(empty) == len(found):
+    images, others = list_images(root)
+    folders = [folder.name for folder in class_folders(root)]
+    full = {below(root, image)[0] for image in images}
+    empty = [name for name in folders if name not in full]
+    if not images:
         searched = f" in any of its {len(empty)} class folders ({', '.join(empty[:10])})"
         where = searched if empty else " and no class folders"
         raise DataError(f"{root}: no images{where}; {_FOLDER_LAYOUT.format(root=root)}")
     if empty:
         warnings.warn(f"{root}: classes left out because they have no image:{_listed(empty)}", stacklevel=2)
-    return _labelled_files({name: files for name, files in found.items() if files}, root.name)
+    warn_left_out(root, others)
+    if label is None and (seen := other_labels(root, images)):
+        raise DataError(
+            f"{root}: {seen}. Say which folder is the class",
+            NextStep("repeat", {"label": "parent"}, "the folder that holds the image"),
+            NextStep("repeat", {"label": "top"}, "the first folder"),
+            NextStep("repeat", {"label": "path"}, "all folders above the image"),
+        )
+    files: dict[str, list[Path]] = {}
+    for image in images:
+        files.setdefault(folder_label(below(root, image), label or "top"), []).append(image)
+    return _labelled_files(dict(sorted(files.items())), root.name)
+
+
+def below(root: Path, image: Path) -> tuple[str, ...]:
+    """The parts of an image's path below a folder."""
+    return image.relative_to(root).parts
+
+
+def folder_label(parts: Sequence[str], label: str) -> str:
+    """The label of an image by the folders above it.
+
+    >>> [folder_label(("2024", "shoes", "1.jpg"), label) for label in ("top", "parent", "path")]
+    ['2024', 'shoes', '2024/shoes']
+    """
+    if label not in LABELS:
+        raise UnknownNameError("label", label, LABELS)
+    return {"top": parts[0], "parent": parts[-2], "path": "/".join(parts[:-1])}[label]
+
+
+def other_labels(root: Path, images: Sequence[Path]) -> str | None:
+    """What else than the top folder may be the label, in words; None if nothing is.
+
+    That is so if a top folder holds folders with images and no image itself, unless all these have one name.
+    """
+    parts = [found for image in images if len(found := below(root, image)) > 1]
+    plain = {found[0] for found in parts if len(found) == 2}
+    nested = [found for found in parts if found[0] not in plain]
+    if len({found[-2] for found in nested}) < 2:
+        return None
+    kinds = {label: sorted({folder_label(found, label) for found in parts}) for label in LABELS}
+    seen = "; ".join(
+        f"by {label} there are {len(names):,} labels ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
+        for label, names in kinds.items()
+    )
+    return f"folders are nested, as in {'/'.join(nested[0])}: {seen}"
 
 
 def _labelled_files(files: dict[str, list[Path]], name: str) -> ImageSet:
@@ -129,25 +198,63 @@ def _labelled_files(files: dict[str, list[Path]], name: str) -> ImageSet:
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The visible folders directly in ``root``, sorted by name."""
-    return [entry for entry in _visible(root) if entry.is_dir()]
+    """The visible folders directly in ``root``, sorted by name. A link to a folder above is none of them."""
+    return [entry for entry in _visible(root) if entry.is_dir() and not _leads_up(entry, frozenset())]
 
 
 def find_images(folder: str | Path) -> list[Path]:
     """Every visible file below ``folder`` with an image's extension, sorted by its path."""
-    root = _existing_folder(folder)
-    return sorted(_walk(root), key=lambda path: path.relative_to(root).parts)
+    return list_images(_existing_folder(folder))[0]
+
+
+def list_images(root: Path) -> tuple[list[Path], list[Path]]:
+    """The files below a folder with an image's extension, sorted by their path; and the other ones."""
+    images, others = list[Path](), list[Path]()
+    for path in _files(root):
+        (images if _has_image_extension(path.name) else others).append(path)
+    return images, others
+
+
+def warn_left_out(root: Path, others: Sequence[Path]) -> None:
+    """Name the files among ``others`` that are images and are not read."""
+    lines = []
+    for path in others:
+        why = _OTHER_IMAGES.get(path.suffix.lower())
+        if not path.suffix and _is_image(path):
+            why = "an image without an extension; give it one, such as .jpg"
+        if why:
+            lines.append(f"{'/'.join(below(root, path))}: {why}")
+    if lines:
+        warnings.warn(f"{root}: {plural(len(lines), 'file')} left out:{_listed(lines)}", stacklevel=3)
+
+
+def _is_image(path: Path) -> bool:
+    try:
+        return path.is_file() and bool(upright_size(path))
+    except ImageError:
+        return False
 
 
 def _has_images(root: Path) -> bool:
-    """Whether there is any image below a folder or a folder that it links to."""
-    return any(True for place in (root, *class_folders(root)) for _ in _walk(place))
+    return any(_has_image_extension(path.name) for path in _files(root))
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(root, onerror=_cannot_list):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(place, name) for name in files if not name.startswith(".") and _has_image_extension(name))
+def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Every visible file below a folder, sorted by its path. Links are followed, except those that lead up again."""
+    above |= {folder.resolve()}
+    for entry in _visible(folder):
+        if not entry.is_dir():
+            yield entry
+        elif not _leads_up(entry, above):
+            yield from _files(entry, above)
+
+
+def _leads_up(entry: Path, above: frozenset[Path]) -> bool:
+    """Whether an entry is a link to a folder that it is in, or to one of ``above``, through which the way led."""
+    if not entry.is_symlink():
+        return False
+    target = entry.resolve()
+    return target in above or entry.parent.resolve().is_relative_to(target)
 
 
 def _visible(root: Path) -> list[Path]:
@@ -466,7 +573,8 @@ _GENERAL = {  # the first that matches
     "split folders": _Layout(
         "one folder per split: train/shoes/0001.jpg",
         _split_folders,
-        lambda root, split: image_folder(root / _known_split(root, split, _split_folders(root))),
+        lambda root, split, label: image_folder(root / _known_split(root, split, _split_folders(root)), label),
+        by_folder=True,
     ),
-    "folder": _Layout("one folder per class: shoes/0001.jpg", _has_images, _unsplit(image_folder)),
+    "folder": _Layout("one folder per class: shoes/0001.jpg", _has_images, _unsplit(image_folder), by_folder=True),
 }

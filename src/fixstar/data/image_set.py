@@ -158,9 +158,9 @@ def _file_bytes(paths: tuple[Path, ...]) -> Iterator[bytes]:
     root = os.path.commonpath([path.parent for path in absolute]) if absolute else ""
     for path in absolute:
         try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise ImageError(str(path), f"cannot be opened ({error.strerror})") from error
+            size: int | str = path.stat().st_size
+        except OSError:
+            size = "absent"  # reading it raises, with its name, or leaves it out
         yield f"\n{path.relative_to(root).as_posix()} {size}".encode(errors="surrogateescape")
 
 

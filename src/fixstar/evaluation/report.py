@@ -11,6 +11,7 @@ import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -287,22 +288,32 @@ def backfill_sentence(curve: BackfillCurve) -> str:
     )
 
 
+def rounded(value: float, digits: int) -> str:
+    """A number as text, ties away from zero as JavaScript does: a page shows the same digits.
+
+    >>> rounded(21.25, 1), rounded(-0.01, 1)
+    ('21.3', '0.0')
+    """
+    return f"{Decimal(value).quantize(Decimal(10) ** -digits, ROUND_HALF_UP) + 0}"
+
+
 def percent(fraction: float) -> str:
     """A fraction as text.
 
-    >>> percent(0.4567)
-    '45.7 %'
+    >>> percent(0.4567), percent(0.2125)
+    ('45.7 %', '21.3 %')
     """
-    return f"{100 * fraction:z.1f} %"
+    return f"{rounded(100 * fraction, 1)} %"
 
 
 def points(fraction: float) -> str:
     """A difference of two fractions as text, in percentage points and with its sign.
 
     >>> points(0.0123), points(-0.2), points(-0.00001)
-    ('+1.2', '−20.0', '+0.0')
+    ('+1.2', '−20.0', '±0.0')
     """
-    return f"{100 * fraction:+z.1f}".replace("-", MINUS)
+    size = rounded(abs(100 * fraction), 1)
+    return f"{'±' if float(size) == 0 else '+' if fraction > 0 else MINUS}{size}"
 
 
 def _signed(count: int) -> str:

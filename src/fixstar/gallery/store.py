@@ -87,9 +87,10 @@ class Hit(NamedTuple):
 class SearchResult(NamedTuple):
     """The hits of each query, best first, and the version that embedded the queries.
 
-    Scores are cosines; if ``calibrated``, probabilities that query and item show the same class. ``left_out`` are
-    versions with vectors that these queries cannot reach: no adapter connects their models. ``blend`` says whose
-    vectors were searched with queries by two models: alpha by version, 0 for that version's queries alone.
+    Scores are cosines; if ``calibrated``, relative scores: the probability that query and item show the same class, if
+    the gallery holds the query's class. ``left_out`` are versions with vectors that these queries cannot reach: no
+    adapter connects their models. ``blend`` says whose vectors were searched with queries by two models: alpha by
+    version, 0 for that version's queries alone.
     """
 
     version: str

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,8 +35,9 @@ MAX_SCANS = 100  # of a progressive JPEG, which has about 10: each is a pass ove
 ImageSource: TypeAlias = "str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor"
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
+READS_HEIC = find_spec("pillow_heif") is not None  # the extra heic
 # Plain raster formats only. Not EPS (Pillow starts Ghostscript for it) nor JPEG 2000 (truncated files may pass).
-_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_FORMATS = ("AVIF", "BMP", "GIF", *["HEIF"] * READS_HEIC, "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -141,21 +143,26 @@ def _eight_bit(array: npt.NDArray[Any]) -> Pixels:
 @functools.cache
 def _formats() -> tuple[str, ...]:
     Image.init()
+    if READS_HEIC:
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
     return tuple(name for name in _FORMATS if name in Image.OPEN)  # an old Pillow has no AVIF
 
 
 def _open(source: Any, formats: list[str] | None = None) -> Image.Image:
     """The image with only its header read."""
+    known = _formats()
     if isinstance(source, bytes):
         if not source:
             raise _UnreadableError("empty (0 bytes)")
-        return Image.open(io.BytesIO(source), formats=formats or _formats())
+        return Image.open(io.BytesIO(source), formats=known if formats is None else formats)
     if not isinstance(source, (str, Path)):
         raise _UnreadableError(
             f"an image is a path, bytes, a PIL image, an array or a tensor, got {type(source).__name__}"
         )
     _check_file(Path(source))
-    return Image.open(source, formats=formats or _formats())
+    return Image.open(source, formats=known if formats is None else formats)
 
 
 def _check_file(path: Path) -> None:

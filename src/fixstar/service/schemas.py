@@ -84,9 +84,9 @@ class Hit(Item):
 class SearchResponse(_Response):
     """Results, best first, and the version that made the query's vector.
 
-    Scores are cosines; where ``calibrated``, probabilities that query and item are of one class. ``left_out`` are
-    versions whose vectors this query cannot be compared with. ``blend`` says whose vectors were searched with queries
-    by two models: alpha by version.
+    Scores are cosines; where ``calibrated``, relative scores: how likely query and item are of one class, if the
+    gallery holds the query's class. ``left_out`` are versions whose vectors this query cannot be compared with.
+    ``blend`` says whose vectors were searched with queries by two models: alpha by version.
     """
 
     version: str

@@ -29,7 +29,7 @@ from fixstar.data.pixels import (
 from fixstar.data.replay import HeldOut, ReplayMemory, hold_out
 from fixstar.errors import InputError, ModelError, NextStep
 from fixstar.evaluation import Pairs, VersionFeatures, cross_test
-from fixstar.methods import Method, OldVectors, Upgrade
+from fixstar.methods import METHODS, Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.training.checkpoint import weights_digest
@@ -339,17 +339,18 @@ def require_same_classifier(context: TrainingContext, method: Method) -> None:
     kind, previous = method.classifier, context.previous
     from_new_weights = context.replacement is None and method.initialisation != "previous"
     models = [
-        (context.replacement, "the replacement", "choose a method that trains that kind"),
-        (context.pretrained, "the pre-trained model", "pre-train it with the same kind"),
+        (context.replacement, "the replacement"),
+        (context.pretrained, "the pre-trained model"),
     ]
     if previous is not None and (not from_new_weights or previous.classifier.fixed or CLASSIFIERS[kind].fixed):
         name = previous.about.get("version", "the previous version")
-        models.insert(0, (previous, name, "choose a method that trains that kind"))
-    for model, name, advice in models:
-        if model is not None and model.classifier.kind != kind:
+        models.insert(0, (previous, name))
+    for model, name in models:
+        if model is not None and (theirs := model.classifier.kind) != kind:
+            fitting = [one for one, factory in METHODS.items() if factory().classifier == theirs]
             raise ModelError(
-                f"method {method.name!r} trains a {kind} classifier and {name} has a {model.classifier.kind} one; "
-                f"{advice}"
+                f"method {method.name!r} trains a {kind} classifier and {name} has a {theirs} one. Methods that train "
+                f"that kind: {', '.join(fitting) or 'none'}"
             )
 
 

@@ -11,16 +11,26 @@ import csv
 import hashlib
 import os
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fixstar.data.formats import (
+    IMAGE_EXTENSIONS,
+    below,
+    folder_label,
+    list_images,
+    other_labels,
+    warn_left_out,
+)
 from fixstar.data.image_set import ImageSet
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
@@ -35,7 +45,6 @@ from fixstar.progress import Advance
 IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
 
 
 @dataclass(frozen=True)
@@ -47,37 +56,40 @@ class CatalogueItem:
     payload: Payload = field(default_factory=dict)
 
 
-def catalogue(source: Path, prefix: str = "") -> Iterator[CatalogueItem]:
+def catalogue(source: Path, prefix: str = "", label: str | None = None) -> Iterator[CatalogueItem]:
     """The items of a folder (all images below it), of a CSV list (``path`` and any other columns), or of one image.
 
     An id is the path below the folder, or as the list writes it; a list may have a column ``id``. In a folder with
-    subfolders the first of them is the label. ``prefix`` goes before every id.
+    subfolders these are the label, as in ``image_folder``: by default the first, with a warning where another may be
+    meant. ``prefix`` goes before every id.
     """
     if not source.exists():
         raise InputError(
             f"{source} does not exist; give a folder of images, a list (.csv with a column path), or one image"
         )
     if source.is_dir():
-        return _folder(source, prefix)
+        return _folder(source, prefix, label)
     if source.suffix.lower() == ".csv":
         return _listed(source, prefix)
-    if source.suffix.lower() in _SUFFIXES:
+    if source.suffix.lower() in IMAGE_EXTENSIONS:
         return iter([_from_file(prefix + source.name, source, {})])
     raise InputError(
         f"{source} is not a folder of images, a list (.csv with a column path) or an image "
-        f"({', '.join(sorted(_SUFFIXES))})"
+        f"({', '.join(sorted(IMAGE_EXTENSIONS))})"
     )
 
 
-def _folder(folder: Path, prefix: str) -> Iterator[CatalogueItem]:
-    found = False
-    for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()):
-        found = True
-        below = path.relative_to(folder)
-        label = {LABEL: below.parts[0]} if len(below.parts) > 1 else {}
-        yield _from_file(prefix + below.as_posix(), path, label)
-    if not found:
-        raise DataError(f"{folder} holds no images ({', '.join(sorted(_SUFFIXES))})")
+def _folder(folder: Path, prefix: str, label: str | None) -> Iterator[CatalogueItem]:
+    images, others = list_images(folder)
+    warn_left_out(folder, others)
+    if not images:
+        raise DataError(f"{folder} holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")
+    if label is None and (seen := other_labels(folder, images)):
+        warnings.warn(f"{folder}: {seen}. The top folder is taken as the label", stacklevel=2)
+    for path in images:
+        parts = below(folder, path)
+        named = {LABEL: folder_label(parts, label or "top")} if len(parts) > 1 else {}
+        yield _from_file(prefix + "/".join(parts), path, named)
 
 
 def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
@@ -278,12 +290,17 @@ Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as G
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result: items embedded, items that were unchanged, images that could not be read."""
+    """The result: items embedded, items that were unchanged, images that could not be read.
+
+    Among those embedded, ``changed`` had another content of the same image before, ``replaced`` another image.
+    """
 
     version: str
     added: int
     unchanged: int
     bad: tuple[ImageError, ...]
+    changed: int = 0
+    replaced: int = 0
 
 
 def index_items(
@@ -300,9 +317,9 @@ def index_items(
     ``again`` embeds those too. Memory use does not depend on the number of items. ``store`` writes in the place of
     ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
     """
-    unchanged, added = 0, 0
+    unchanged, counts = 0, Counter[str]()
     bad: list[ImageError] = []
-    waiting: list[list[CatalogueItem]] = []
+    waiting: list[tuple[list[CatalogueItem], dict[str, Item]]] = []
 
     def batches() -> Iterator[list[object]]:
         nonlocal unchanged
@@ -310,26 +327,55 @@ def index_items(
         while came := list({item.id: item for item in islice(source, BATCH)}.values()):  # the last of every id
             batch = [item for item in came if _is_unicode(item.id)]
             bad.extend(_unnameable(item) for item in came if not _is_unicode(item.id))
-            fresh = batch if again else _new_images(gallery, batch)
+            known = gallery.get([item.id for item in batch])
+            fresh = batch if again else _new_images(gallery, known, batch)
             unchanged += len(batch) - len(fresh)
             if progress is not None:
                 progress(len(came) - len(fresh))
             if fresh:
-                waiting.append(fresh)
+                waiting.append((fresh, known))
                 yield [item.image for item in fresh]
 
     for vectors, unread in embedder(batches()):  # type: ignore[arg-type]
-        batch = waiting.pop(0)
+        batch, known = waiting.pop(0)
         good = np.flatnonzero(~np.isnan(vectors).any(axis=1)).tolist()
         kept = [batch[i] for i in good]
         if kept:
             write = store or gallery.upsert
             write(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
-        added += len(kept)
+        counts.update(_before(known.get(item.id), item) for item in kept)
         bad += [ImageError(batch[image.index].id, image.reason, image.index) for image in unread]
         if progress is not None:
             progress(len(batch))
-    return Indexed(version, added, unchanged, tuple(bad))
+    return Indexed(version, counts.total(), unchanged, tuple(bad), counts["changed"], counts["replaced"])
+
+
+def _before(stored: Item | None, item: CatalogueItem) -> Literal["new", "changed", "replaced"]:
+    """What an item was before: not there, of the same image, or of another one. A file that was moved is the same."""
+    if stored is None:
+        return "new"
+    same = any(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
+    return "changed" if same else "replaced"
+
+
+def replaced_items(gallery: Gallery, items: Iterable[CatalogueItem]) -> list[str]:
+    """The ids under which the gallery holds another image than these items have."""
+    found, source = list[str](), iter(items)
+    while came := list(islice(source, BATCH)):
+        batch = {item.id: item for item in came if _is_unicode(item.id)}
+        known = gallery.get(list(batch))
+        found += [name for name, item in batch.items() if _before(known.get(name), item) == "replaced"]
+    return found
+
+
+def vanished_items(gallery: Gallery, folder: Path, prefix: str, items: Iterable[CatalogueItem]) -> list[str]:
+    """The ids of stored items that came from a folder, with this prefix, and are no longer among its ``items``."""
+    named, root = {item.id for item in items}, folder.absolute()
+    return [
+        item.id
+        for item in gallery.iterate()
+        if item.id not in named and item.payload.get(IMAGE) == str(root / item.id.removeprefix(prefix))
+    ]
 
 
 def _is_unicode(name: str) -> bool:
@@ -342,9 +388,8 @@ def _unnameable(item: CatalogueItem) -> ImageError:
     return ImageError(shown, "its name is not valid UTF-8; rename it")
 
 
-def _new_images(gallery: Gallery, batch: list[CatalogueItem]) -> list[CatalogueItem]:
+def _new_images(gallery: Gallery, known: dict[str, Item], batch: list[CatalogueItem]) -> list[CatalogueItem]:
     """Items that the gallery lacks, or has with another image. Other fields that differ are stored."""
-    known = gallery.get([item.id for item in batch])
     same = [item for item in batch if item.payload.get(STAMP) is not None and _same_image(known.get(item.id), item)]
     _store_fields(gallery, known, same)
     kept = {item.id for item in same}

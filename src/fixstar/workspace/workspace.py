@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError
+from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
@@ -243,7 +243,7 @@ class Workspace:
         elif for_upgrades and name == self.newest():
             reasons.append("the next upgrade starts from it. It can go once there is a newer version")
         if count := self.gallery.count().get(name):
-            reasons.append(f"{count:,} vectors of {name} live in the gallery")
+            reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
             if name in self.rollout.current_move().blend:
                 reasons[-1] += f", and queries for them are blended with {name}'s, which takes its weights"
             if int(deployed[1:]) >= int(name[1:]):
@@ -448,8 +448,8 @@ class Workspace:
         for name, count in self.unreachable_vectors(version).items():
             if name in isolated and name not in blend:
                 raise GateError(
-                    f"{count:,} vectors of {name} are reached only through an adapter, and there is none for "
-                    f"{version}: its queries would not find them",
+                    f"{plural(count, 'vector')} of {name} can be reached only through an adapter, and there is none "
+                    f"for {version}: its queries would not find them",
                     NextStep("adapt", {"version": name, "queries_by": version}),
                     NextStep("deploy", {"version": version, "force": ...}, "deploy anyway, with a reason"),
                 )

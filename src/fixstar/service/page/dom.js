@@ -53,7 +53,10 @@ export function rove(container, selector, columns) {
 
 export const count = (value) => Number(value ?? 0).toLocaleString("en");
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
-export const points = (share) => `${share > 0 ? "+" : share < 0 ? "−" : "±"}${Math.abs(100 * share).toFixed(1)}`;
+export const points = (share) => {
+  const size = Math.abs(100 * share).toFixed(1);
+  return `${size === "0.0" ? "±" : share > 0 ? "+" : "−"}${size}`;
+};
 export const plural = (number, word, many = `${word}s`) => `${count(number)} ${number === 1 ? word : many}`;
 
 export function when(text) {

@@ -15,7 +15,7 @@ const idle = { preview: byId("preview").firstElementChild, name: byId("query-nam
 
 export function startSearch() {
   startGrid(openLike);
-  startIntake(useImage, (words) => tellProblem({ title: words, hint: "Choose a JPEG, PNG, WebP, GIF, BMP or TIFF file." }));
+  startIntake(useImage, (words) => tellProblem({ title: words, hint: "Choose a JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF file." }));
   byId("controls").addEventListener("submit", (event) => (event.preventDefault(), refreshSoon()));
   byId("count").addEventListener("change", refreshSoon);
   byId("label").addEventListener("change", refreshSoon);
@@ -93,7 +93,7 @@ function labelled() {
 }
 
 function present({ version, hits, milliseconds, calibrated, left_out: unreached }) {
-  const scores = calibrated ? "scores are probabilities of one class" : "scores are cosines";
+  const scores = calibrated ? "scores are relative to other classes of the gallery" : "scores are cosines";
   const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scores}, query vector by `;
   byId("results-note").replaceChildren(took, badge(version), ...leftOut(unreached));
   offerLabels(hits);
@@ -193,11 +193,11 @@ function startGrid(open) {
 }
 
 const COSINE = { word: "cosine", spoken: "cosine", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
-const PROBABILITY = { word: "prob.", spoken: "probability", title: "The probability that query and item are of one class, by the calibrations of the last check." };
+const RELATIVE = { word: "relative", spoken: "relative score", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. It does not say whether it does." };
 
-/** Items as tiles, behind those that are there with `add`. Scores are cosines or, where `calibrated`, probabilities. */
+/** Items as tiles, behind those that are there with `add`. Scores are cosines or, where `calibrated`, relative scores. */
 function showItems(items, { add = false, calibrated = false } = {}) {
-  const tiles = items.map((item) => el("li", {}, tile(item, calibrated ? PROBABILITY : COSINE)));
+  const tiles = items.map((item) => el("li", {}, tile(item, calibrated ? RELATIVE : COSINE)));
   if (add && list.querySelector(".hit")) list.append(...tiles);
   else list.replaceChildren(...tiles);
   list.querySelectorAll(".hit").forEach((hit, row) => (hit.tabIndex = row ? -1 : 0));

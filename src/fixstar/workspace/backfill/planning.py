@@ -14,8 +14,9 @@ from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import DeploymentMovedError, GateError, InputError, NextStep, UnknownNameError
+from fixstar.errors import DeploymentMovedError, GateError, InputError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import gallery_query_split
+from fixstar.evaluation.report import percent
 from fixstar.progress import Advance
 from fixstar.workspace.backfill.orders import (
     BLIND,
@@ -98,8 +99,11 @@ class PlannedBackfill:
         if self.predicted is None or self.position:
             return None
         now, then = float(self.predicted.planned.accuracy[0]), self.predicted.at(self.share)[0]
-        queries = self.predicted.images[1]
-        return f"lower the accuracy from {now:.1%} to {then:.1%} of {queries:,} queries" if then < now else None
+        if then >= now:
+            return None
+        return (
+            f"lower the accuracy from {percent(now)} to {percent(then)} of {plural(self.predicted.images[1], 'query')}"
+        )
 
     @property
     def loses(self) -> bool:
