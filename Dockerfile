@@ -1,15 +1,16 @@
-# The service over one workspace, on a CPU:
+# The service over one workspace:
 #   docker build -t fixstar .
 #   docker run --rm --read-only --tmpfs /tmp -v shop:/workspace -p 127.0.0.1:8080:8080 fixstar
-# For a GPU build with --build-arg TORCH_INDEX=https://pypi.org/simple and run with --gpus all.
+# With --gpus all it uses a GPU. PyTorch also has a much smaller package for CPUs, in an index of its own (named on its
+# installation page): build with --build-arg TORCH_INDEX=ADDRESS to take it.
 
 FROM python:3.12-slim AS build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 WORKDIR /src
 RUN python -m venv /opt/fixstar
 ENV PATH=/opt/fixstar/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt ./
-RUN pip install -c constraints.txt --index-url "$TORCH_INDEX" torch
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN pip install -c constraints.txt ".[service,postgres,index,onnx]"
