@@ -54,12 +54,12 @@ lint: setup
 	$(BIN)/mypy
 
 docs: $(DOCS)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 package: $(CORE)
 	$(PIP) build
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --quiet --outdir dist
 	@for package in dist/*.whl dist/*.tar.gz; do \
 		echo "$$package in an empty environment"; \
 		rm -rf build/empty && $(PYTHON) -m venv build/empty && \

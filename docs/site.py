@@ -138,7 +138,11 @@ def _command(command: Any, name: str) -> Iterator[str]:
     for p in command.params:
         word = p.name.upper() if p.param_type_name == "argument" else ", ".join((*p.opts, *p.secondary_opts))
         default = (
-            "required" if p.required else "" if p.default in (None, False, ()) or callable(p.default) else p.default
+            "required"
+            if p.required
+            else ""
+            if p.default is None or p.default is False or callable(p.default)
+            else p.default
         )
         yield f"| `{word}` | {_cell(p.help or '')} | {_cell(str(default))} |"
     yield ""
