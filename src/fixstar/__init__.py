@@ -6,7 +6,7 @@ Names are imported on first use, so that ``import fixstar`` costs nothing and ga
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fixstar import losses

@@ -250,4 +250,4 @@ def test_verbs_are_completed(shell: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_version_is_printed() -> None:
-    assert typed("--version").out.strip() == "fixstar 0.1.0"
+    assert typed("--version").out.strip() == "fixstar 0.2.0"

@@ -86,8 +86,8 @@ def devices() -> list[str]:
 
 def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
     """A workspace's state, what is wrong with it, and what to do. Reads everything and changes nothing."""
-    from fixstar.gallery import verify_gallery
     from fixstar.workspace import Workspace
+    from fixstar.workspace.verify import verify_workspace
 
     about: dict[str, Any] = {"path": str(path)}
     try:
@@ -95,13 +95,9 @@ def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
             state = space.status()
             about |= {"deployed": state.deployed, "versions": state.versions, "vectors": sum(state.vectors.values())}
             about["free_bytes"] = shutil.disk_usage(path).free
-            problems = list(verify_gallery(space.gallery))
-            for name in state.versions:
-                space.registry.encoder(name)
     except FixstarError as error:
         return about, [str(error)], list(error.next_steps)
-    steps = [] if state.versions else [NextStep("train", {"data": ...})]
-    return about, problems, [NextStep("verify-gallery")] if problems else steps
+    return about, list(verify_workspace(path)), [] if state.versions else [NextStep("train", {"data": ...})]
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
