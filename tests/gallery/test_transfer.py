@@ -231,7 +231,7 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"FILE\.npz"):
         import_version(MemoryGallery(), "x", tmp_path / "vectors.csv")
     np.savez(tmp_path / "odd.npz", features=np.ones((2, 2)))
-    with pytest.raises(DataError, match="has no vectors"):
+    with pytest.raises(DataError, match="has no array named vectors; it has features"):
         import_version(MemoryGallery(), "x", tmp_path / "odd.npz")
 
 

@@ -141,6 +141,8 @@ def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None
         Encoder.wrap(f"{__name__}:Net", PREPARED, arguments={"depth": 3})
     pickled = tmp_path / "weights.pt"
     torch.save(net().state_dict(), pickled)
+    with pytest.raises(InputError, match=r"weights without the network(.|\n)*Export the model to ONNX"):
+        Encoder.wrap(pickled, PREPARED)
     with pytest.raises(ModelError, match="never loaded"):
         Encoder.wrap(f"{__name__}:Net", PREPARED, weights=pickled)
 

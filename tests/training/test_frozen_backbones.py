@@ -326,6 +326,12 @@ def test_an_onnx_model_is_only_trained_frozen(tmp_path: Path) -> None:
     assert refused.value.next_steps[0].arguments == {"frozen": True}
 
 
+def test_a_model_without_its_preprocessing_is_refused_with_what_to_add() -> None:
+    with pytest.raises(InputError, match="does not say how its images are prepared") as refused:
+        trained(patches(), replace(SETTINGS, preprocessing=None))
+    assert refused.value.next_steps[0].arguments == {"size": ...}
+
+
 def test_a_module_is_fine_tuned_after_it_was_frozen() -> None:
     first = trained(patches())
     context = TrainingContext(first.encoder, remember_of(first.encoder, patches()))

@@ -16,7 +16,7 @@ import fixstar
 from fixstar.errors import DataError, InputError, ModelError, UnknownNameError
 from fixstar.geometry import slerp, unit
 from fixstar.workspace import GateRules
-from fixstar.workspace.adapters.bridge import BridgeOptions, apply_bridge, bridge
+from fixstar.workspace.adapters.bridge import BridgeOptions, apply_bridge, bridge, open_model
 from fixstar.workspace.adapters.fitting import ADAPTERS, fit_adapter
 from fixstar.workspace.adapters.portable import Bridge, load_bridge, onnx_model, save_bridge
 
@@ -198,6 +198,8 @@ def test_models_embed_the_images(tmp_path: Path) -> None:
     )
     assert found.evidence == "labels"
     assert found.fitted_on == "25 pairs"
+    with pytest.raises(InputError, match=r"write model\.onnx\?size=224"):
+        open_model("model.onnx")
     with pytest.raises(InputError, match="is a model: give images"):
         bridge(str(tmp_path / "a"), str(tmp_path / "b"))
 

@@ -85,6 +85,7 @@ def init(path: Annotated[Path, typer.Argument(help="The directory to create.")] 
         print(f"workspace {path} exists already. {_unfinished('v1')}")
     else:
         print(f"workspace {path} is ready\nNext: fixstar train IMAGES -w {path}")
+        print(f"      fixstar add MODEL -w {path}   (a model that you have)")
 
 
 def _unfinished(version: str) -> str:

@@ -163,7 +163,13 @@ class VectorFile:
                 yield file
             return
         with zipfile.ZipFile(self.path) as archive:
-            there = member == _VECTORS or member in archive.namelist()
+            there = member in archive.namelist()
+            if member == _VECTORS and not there:
+                names = ", ".join(Path(name).stem for name in archive.namelist()[:8]) or "nothing"
+                raise DataError(
+                    f"{self.path} has no array named vectors; it has {names}. Write np.savez(file, vectors=[items, "
+                    "components], ids=..., labels=...): ids and labels may be left out"
+                )
             with archive.open(member) if there else io.BytesIO() as file:
                 yield file
 

@@ -603,7 +603,9 @@ def canary_vectors(encoder: Encoder) -> Vectors:
         vectors: Vectors = encoder.eval().features(pixels, "short").float().cpu().numpy()
     encoder.train(training)
     if not np.isfinite(vectors).all():
-        raise ModelError("the model returned non-finite values")
+        raise ModelError(
+            "the model returned non-finite values for a test image; check its weights, and the mean and std of inputs"
+        )
     return vectors
 
 

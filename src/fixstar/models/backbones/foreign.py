@@ -24,6 +24,11 @@ from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
 
+_UNPREPARED = (
+    "{} does not say how its images are prepared, and vectors mean nothing without that: pass its preprocessing (size, "
+    "mean and std)"
+)
+_WEIGHTS_ALONE = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
 _LIBRARIES = {"hf:": "transformers", "open_clip:": "open_clip", "st:": "sentence-transformers"}
 
 
@@ -41,21 +46,24 @@ def foreign_backbone(
     ``weights`` is a safetensors file for what the import path makes. ``output`` names one of several ONNX outputs.
     """
     if preprocessing is None:
-        raise InputError(
-            f"{_described(model)} does not say how its images are prepared, and vectors mean nothing without that: "
-            "pass its preprocessing (size, mean and std)"
-        )
+        raise InputError(_UNPREPARED.format(_described(model)))
     if isinstance(model, nn.Module):
         if source is not None:
             mine = copy.deepcopy(model).cpu()  # the user's stays as it is
             return ModuleBackbone(source, dict(arguments or {}), preprocessing.to_json(), module=mine)
         return OnnxBackbone.of(_exported(model, preprocessing), preprocessing, type(model).__name__, output)
     path = Path(model)
+    if path.suffix.lower() in _WEIGHTS_ALONE:
+        raise InputError(
+            f"{path} is not a model: such a file holds weights without the network, and pickled ones can run code. "
+            "Export the model to ONNX, or name the function that builds it (package.module:name) and give its weights "
+            "as a safetensors file"
+        )
     if path.suffix == ".onnx" or path.is_file():
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+            raise ModelError(f"{path} cannot be read: {error.strerror}. Is the path right?") from None
         return OnnxBackbone.of(content, preprocessing, str(path), output)
     if ":" not in str(model):
         raise InputError(
@@ -79,8 +87,9 @@ def own_backbone(
 ) -> Backbone:
     """An ONNX file or an import path as the backbone of a model that is trained here; see ``foreign_backbone``."""
     require_fitting(model, arguments=arguments, weights=weights, output=output)
-    prepared = None if preprocessing is None else Preprocessing.from_json(preprocessing)
-    return foreign_backbone(model, prepared, None, arguments, weights, output)
+    if preprocessing is None:
+        raise InputError(_UNPREPARED.format(model), NextStep("repeat", {"size": ...}, "in pixels, such as 224"))
+    return foreign_backbone(model, Preprocessing.from_json(preprocessing), None, arguments, weights, output)
 
 
 def require_fitting(model: str | Path | nn.Module, **given: object) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fixstar.errors import DataError, InputError, UnknownNameError
+from fixstar.errors import DataError, InputError, NextStep, UnknownNameError
 from fixstar.evaluation import Difference, gallery_query_split, nearest, paired_bootstrap
 from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.report import percent, points
@@ -240,7 +240,9 @@ def _from_source(source: VectorSource, name: str, progress: bool) -> _Embedded:
 def _embedded(text: str, images: str | Path | None, most: int, seed: int, progress: bool) -> _Embedded:
     """Up to ``most`` images, the same for every model, as a model embeds them; unreadable ones are left out."""
     if images is None:
-        raise InputError(f"{text} is a model: give images for it to embed")
+        raise InputError(
+            f"{text} is a model: give images for it to embed", NextStep("repeat", {"images": ...}, "a folder of photos")
+        )
     encoder, name = open_model(text), Path(text.partition("?")[0]).stem
     items = list(catalogue(Path(images)))
     if len(items) > most:
@@ -273,6 +275,11 @@ def open_model(text: str) -> Any:
     known = ("size", "mean", "std", "fit", "crop_fraction", "interpolation", "output")
     if unknown := [name for name in given if name not in known]:
         raise UnknownNameError("parameter of a model's address", unknown[0], known)
+    if "size" not in given and not place.startswith(("hf:", "open_clip:", "st:")):
+        raise InputError(
+            f"{text} does not say how its images are prepared: write {place}?size=224, with mean and std unless they "
+            "are ImageNet's"
+        )
     output, prepared = given.pop("output", None), None
     try:
         if "size" in given:
