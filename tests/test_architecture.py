@@ -271,7 +271,16 @@ EXPORTED = {
         *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),
     ],
     "fixstar.workspace": [
-        *("AdaptOptions", "Adapted", "BackfillOptions", "Backfilled", "CatalogueItem", "Check", "GateRules"),
+        *(
+            "AdaptOptions",
+            "Adapted",
+            "BackfillOptions",
+            "Backfilled",
+            "CatalogueItem",
+            "Check",
+            "Examples",
+            "GateRules",
+        ),
         *("ImageStore", "Indexed", "Move", "Status", "UpgradeOptions", "Workspace", "catalogue", "labelled_items"),
     ],
     "fixstar.training": [

@@ -55,6 +55,18 @@ def asking(space: Workspace) -> Iterator[Client]:
         yield made
 
 
+def test_batches_examples_counts_and_payloads(asking: Client) -> None:
+    images = {f"{kind}/{i}": picture(10 * len(kind) + i) for kind in ("hat", "shoe") for i in range(3)}
+    asking.add(images, {name: {"label": name.split("/")[0]} for name in images})
+    found = asking.search_batch(list(images.values())[:2], k=1, min_score=0.99)
+    assert [one.hits[0].id for one in found] == ["hat/0", "hat/1"]
+    examples = asking.search_examples(["hat/0"], ["shoe/0"], positive_images=[images["hat/1"]], k=9)
+    assert {hit.id for hit in examples.hits} == images.keys() - {"hat/0", "shoe/0"}
+    assert asking.update("hat/0", {"label": "shoe"}).label == "shoe"
+    assert (asking.count(), asking.count({"label": "hat"})) == (6, 2)
+    assert asking.facets("label") == {"shoe": 4, "hat": 2}
+
+
 def test_embeddings_come_as_an_array(asking: Client, space: Workspace) -> None:
     images = [picture(seed) for seed in range(3)]
     found = asking.embeddings(images, "v2")

@@ -154,7 +154,7 @@ def test_too_many_pixels_and_bytes_name_what_helps(http: TestClient) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "known"),
     [
-        ("GET", "/v1/item/similar?id=hat/0.png&kk=3", "id, k, where, exact; did you mean k?"),
+        ("GET", "/v1/item/similar?id=hat/0.png&kk=3", "id, k, where, exact, min_score; did you mean k?"),
         ("POST", "/v1/search?limit=3", "k, where, exact"),
         ("POST", "/v1/items?ids=[]", "none"),
         ("GET", "/v1/status?x", "none"),
@@ -208,7 +208,7 @@ def test_the_document_says_that_forms_take_no_other_fields(http: TestClient) -> 
         for operation in operations.values()
         if "multipart/form-data" in (content := operation.get("requestBody", {}).get("content", {}))
     ]
-    assert len(forms) == 4
+    assert len(forms) == 5
     assert all(document["components"]["schemas"][name]["additionalProperties"] is False for name in forms)
 
 

@@ -39,6 +39,7 @@ class SearchOptions(TypedDict, total=False):
     exact: bool
     calibrate: bool
     versions: Sequence[str] | None
+    min_score: float | None
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class SearchRequest:
     calibrate  rank the vectors of several versions by probability where the deployed version's check allows it;
                a gallery alone ranks by cosine
     versions   search only vectors of these versions
+    min_score  leave out hits with a lower score
 
     >>> SearchRequest.of(SearchRequest(k=3), exact=False)
-    SearchRequest(k=3, where=None, exact=False, calibrate=True, versions=None)
+    SearchRequest(k=3, where=None, exact=False, calibrate=True, versions=None, min_score=None)
     """
 
     k: int = 10
@@ -61,6 +63,7 @@ class SearchRequest:
     exact: bool = True
     calibrate: bool = True
     versions: Sequence[str] | None = None
+    min_score: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, (int, np.integer)) or self.k < 1:
@@ -68,6 +71,8 @@ class SearchRequest:
         if self.where is not None:
             payload_test(self.where)
             filter_key(self.where)
+        if self.min_score is not None and not -1 <= self.min_score <= 1:
+            raise GalleryError(f"min_score is a score, from -1 to 1; got {self.min_score!r}")
 
     @classmethod
     def of(cls, request: SearchRequest | None, **options: Unpack[SearchOptions]) -> SearchRequest:
@@ -82,6 +87,11 @@ class Hit(NamedTuple):
     score: float
     version: str
     payload: Payload
+
+
+def reaching(hits: list[list[Hit]], min_score: float | None) -> list[list[Hit]]:
+    """The hits of each query that have at least this score."""
+    return hits if min_score is None else [[hit for hit in found if hit.score >= min_score] for found in hits]
 
 
 class SearchResult(NamedTuple):
@@ -214,7 +224,8 @@ class Gallery(ABC):
 
         ``options`` are those of ``SearchRequest``; they override ``request``.
         """
-        return self._search(version, queries, SearchRequest.of(request, **options))
+        wanted = SearchRequest.of(request, **options)
+        return reaching(self._search(version, queries, wanted), wanted.min_score)
 
     def build_index(self, version: str | None = None) -> list[IndexState]:
         """Rebuild the approximate index of a version, or of all, and wait; vectors are not touched, searches go on."""

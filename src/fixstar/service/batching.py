@@ -59,9 +59,10 @@ class _Query:
             self.answer.set_result(answer)
 
 
-def _group(request: SearchRequest) -> tuple[int, str, bool]:
+def _group(request: SearchRequest) -> tuple[int, str, bool, float]:
     """Queries of the same group are searched together."""
-    return request.k, "" if request.where is None else filter_key(request.where), request.exact
+    where = "" if request.where is None else filter_key(request.where)
+    return request.k, where, request.exact, -2.0 if request.min_score is None else request.min_score
 
 
 class QueryBatcher:

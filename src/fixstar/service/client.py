@@ -12,6 +12,7 @@ import base64
 import io
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,7 @@ try:
         Deployment,
         EmbeddingResponse,
         Item,
+        ItemCount,
         ItemPage,
         Job,
         Rollback,
@@ -121,12 +123,49 @@ class Client:
     # --- search
 
     def search(
-        self, image: Picture, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True
+        self,
+        image: Picture,
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        min_score: float | None = None,
     ) -> SearchResponse:
         """The items nearest to an image: a path, the bytes of a file, or a PIL image."""
         files = {"image": (_file_name(image), _content(image))}
-        params = _options(k, where, exact)
+        params = _options(k, where, exact, min_score)
         return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
+
+    def search_batch(
+        self,
+        images: Sequence[Picture],
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        min_score: float | None = None,
+    ) -> list[SearchResponse]:
+        """The items nearest to each of several images."""
+        content = {**_upload(images, None), "params": _options(k, where, exact, min_score)}
+        return self._ask(list[SearchResponse], "POST", "/v1/search/batch", again=True, **content)
+
+    def search_examples(
+        self,
+        positive: Sequence[str] = (),
+        negative: Sequence[str] = (),
+        positive_images: Sequence[Picture] = (),
+        negative_images: Sequence[Picture] = (),
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        min_score: float | None = None,
+    ) -> SearchResponse:
+        """The items most like the positive examples and unlike the negative ones: ids of items, and images."""
+        sides = {"positive": (positive, positive_images), "negative": (negative, negative_images)}
+        examples = {
+            name: {"ids": list(ids), "images": [base64.b64encode(_content(image)).decode() for image in images]}
+            for name, (ids, images) in sides.items()
+        }
+        query = {**examples, "k": k, "where": where, "exact": exact, "min_score": min_score}
+        return self._ask(SearchResponse, "POST", "/v1/search/examples", again=True, json=query)
 
     def search_vector(
         self,
@@ -135,20 +174,27 @@ class Client:
         k: int = 10,
         where: Mapping[str, Any] | None = None,
         exact: bool = True,
+        min_score: float | None = None,
     ) -> SearchResponse:
         """The items nearest to a vector that a version made, the deployed one by default.
 
         It is the short form, which galleries store: ``encoder.encode(images, form="short")``.
         """
         numbers = [float(number) for number in vector]
-        query = {"vector": numbers, "version": version, "k": k, "where": where, "exact": exact}
+        query = {"vector": numbers, "version": version, "k": k, "where": where, "exact": exact, "min_score": min_score}
         return self._ask(SearchResponse, "POST", "/v1/search/vector", again=True, json=query)
 
     def similar(
-        self, item: str, k: int = 10, where: Mapping[str, Any] | None = None, exact: bool = True
+        self,
+        item: str,
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        min_score: float | None = None,
     ) -> SearchResponse:
         """The items nearest to a stored one."""
-        return self._ask(SearchResponse, "GET", "/v1/item/similar", params={"id": item, **_options(k, where, exact)})
+        params = {"id": item, **_options(k, where, exact, min_score)}
+        return self._ask(SearchResponse, "GET", "/v1/item/similar", params=params)
 
     def embeddings(self, images: Sequence[Picture], model: str) -> NDArray[np.float32]:
         """Unit vectors [N, width] of images by a version: the short form, which galleries store.
@@ -201,6 +247,35 @@ class Client:
             page = self._ask(ItemPage, "GET", "/v1/items", params=params)
             yield from page.items
             after = page.next
+            if after is None:
+                return
+
+    def update(self, item: str, payload: Mapping[str, Any]) -> Item:
+        """Change payload fields of an item; its image and vector stay. None removes a field."""
+        return self._ask(Item, "PATCH", "/v1/item", again=True, params={"id": item}, json={"payload": dict(payload)})
+
+    def count(self, where: Mapping[str, Any] | None = None, version: str | None = None) -> int:
+        """How many items have such a payload."""
+        return sum(part.count for part in self._counted(where, version))
+
+    def facets(self, field: str, where: Mapping[str, Any] | None = None, version: str | None = None) -> dict[str, int]:
+        """How many items have each value of a payload field, most frequent first."""
+        seen = Counter[str]()
+        for part in self._counted(where, version, field):
+            seen.update(part.values)
+        return dict(seen.most_common())
+
+    def _counted(
+        self, where: Mapping[str, Any] | None, version: str | None, field: str | None = None
+    ) -> Iterator[ItemCount]:
+        after: str | None = None
+        filtered = None if where is None else json.dumps(dict(where))
+        while True:
+            wanted = {"where": filtered, "version": version, "field": field, "after": after}
+            params = {name: one for name, one in wanted.items() if one is not None}
+            part = self._ask(ItemCount, "GET", "/v1/items/count", params=params)
+            yield part
+            after = part.next
             if after is None:
                 return
 
@@ -332,8 +407,9 @@ def _pause(answer: httpx.Response) -> float:
     return float(wanted) if wanted.isdecimal() else 1.0
 
 
-def _options(k: int, where: Mapping[str, Any] | None, exact: bool) -> dict[str, Any]:
-    return {"k": k, "exact": exact, **({} if where is None else {"where": json.dumps(dict(where))})}
+def _options(k: int, where: Mapping[str, Any] | None, exact: bool, min_score: float | None) -> dict[str, Any]:
+    given = {"where": None if where is None else json.dumps(dict(where)), "min_score": min_score}
+    return {"k": k, "exact": exact, **{name: value for name, value in given.items() if value is not None}}
 
 
 def _upload(images: Any, payloads: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ named by its hash and a suffix of ours. Pictures are always encoded again: an up
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import io
 import os
@@ -23,6 +24,7 @@ from PIL import Image
 from fixstar.errors import ImageError
 from fixstar.gallery import Item
 from fixstar.images import DecodeProcesses, Pixels, Preprocessing
+from fixstar.images.reading import READS_HEIC
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -36,7 +38,18 @@ _MAGIC: Final = (
     (b"II*\0", "TIFF"),
     (b"MM\0*", "TIFF"),
 )
-_SUFFIX: Final = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "TIFF": ".tiff", "WEBP": ".webp"}
+_SUFFIX: Final = {
+    "JPEG": ".jpg",
+    "PNG": ".png",
+    "GIF": ".gif",
+    "BMP": ".bmp",
+    "TIFF": ".tiff",
+    "WEBP": ".webp",
+    "AVIF": ".avif",
+    "HEIF": ".heic",
+}
+_AVIF, _HEIF = (b"avif", b"avis"), (b"heic", b"heix", b"hevc", b"mif1", b"msf1")  # brands of files of boxes
+FORMATS = f"JPEG, PNG, WebP, AVIF, {'HEIC, ' * READS_HEIC}GIF, BMP or TIFF"
 
 THUMBNAIL_SIZES = (64, 128, 256, 512, 1024)  # longer sides; few, so that the cache is hit
 _CACHED = 256  # thumbnails in memory: 10 KB each as the page asks for them, 300 KB at most
@@ -53,6 +66,8 @@ def image_kind(data: bytes) -> str | None:
     """
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
+    if data[4:8] == b"ftyp":
+        return "AVIF" if data[8:12] in _AVIF else "HEIF" if READS_HEIC and data[8:12] in _HEIF else None
     return next((kind for magic, kind in _MAGIC if data.startswith(magic)), None)
 
 
@@ -108,7 +123,7 @@ class Intake:
             raise _too_large(len(data), self._settings)
         kind = image_kind(data)
         if kind is None:
-            seen = "its first bytes are not those of a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+            seen = f"its first bytes are not those of a {FORMATS} file"
             raise Problem("unknown-format", seen if data else "the file is empty")
         try:
             width, height = self.processes.size(data, kind)
@@ -176,3 +191,18 @@ async def read_upload(upload: UploadFile, settings: ServiceSettings) -> bytes:
     if upload.size is not None and upload.size > settings.upload_bytes:
         raise _too_large(upload.size, settings)
     return await upload.read()
+
+
+def image_in(name: str, text: str) -> bytes:
+    """The bytes of an image in base64, with or without the head of a data URL; ``name`` is for messages."""
+    hint = "send the image's bytes as base64, or as data:image/jpeg;base64,..."
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise Problem("invalid-request", f"{name} is a data URL without ;base64,", hint)
+    elif text[:8].lower().startswith(("http://", "https://")):
+        raise Problem("invalid-request", f"{name} is an address, and nothing is fetched from elsewhere", hint)
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise Problem("invalid-request", f"{name} is not base64: {error}", hint) from error

@@ -49,8 +49,8 @@ _HEADERS: Final = {
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(:[0-9]{1,5})?")  # one name, and perhaps a port
-_ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async")
-_EMBEDDED = ("/v1/embeddings",)
+_ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async", "/v1/search/batch")
+_EMBEDDED = ("/v1/embeddings", "/v1/search/examples")
 _JSON_IMAGES = 4  # times the largest image: JSON with images is read into memory as a whole
 _BESIDE_IMAGES = 1 << 20  # bytes of a request beside its images
 _UNLIMITED = ("/healthz", "/readyz")  # polled by monitoring

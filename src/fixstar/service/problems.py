@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from fixstar.errors import FixstarError, NextStep
 
 if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger("fixstar.service")
 
@@ -82,7 +84,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
         "The image is too large",
         "send a smaller version; the operator may allow more megabytes with: fixstar serve --upload",
     ),
-    "unknown-format": (415, "Not an image of a known format", "send JPEG, PNG, WebP, GIF, BMP or TIFF"),
+    "unknown-format": (415, "Not an image of a known format", "send JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF"),
     "wrong-host": (
         421,
         "Not this host",
@@ -214,6 +216,18 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
             return cls(kind, str(error), "", *error.next_steps)
         _log.error("%s: %s", title, error)
         return cls(kind, _HIDDEN, headers={"Retry-After": "5"} if status == 503 else None)
+
+
+def numbered(name: str, results: Iterable[Result | BaseException]) -> list[Result]:
+    """Results of several inputs, if all succeeded; else the first problem, with the number of its input."""
+    good: list[Result] = []
+    for number, one in enumerate(results):
+        if isinstance(one, Problem) and one.status < 500:
+            one.detail = f"{name} {number}: {one.detail}"
+        if isinstance(one, BaseException):
+            raise one
+        good.append(one)
+    return good
 
 
 def is_disk_full(error: BaseException | None) -> bool:

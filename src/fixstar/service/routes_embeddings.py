@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from fixstar.geometry import unit
 from fixstar.service.context import READ, Shared
-from fixstar.service.problems import Problem
+from fixstar.service.intake import image_in
+from fixstar.service.problems import Problem, numbered
 from fixstar.service.schemas import (
     Embedding,
     EmbeddingRequest,
@@ -53,16 +54,9 @@ async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResp
     if len(texts) > most:
         raise Problem("invalid-request", f"{len(texts)} images; up to {most} may come at once", "send several requests")
     model = await run_in_threadpool(_chosen, context.workspace, wanted.model)
-    images = await run_in_threadpool(lambda: [_image(number, text) for number, text in enumerate(texts)])
+    images = await run_in_threadpool(lambda: [image_in(f"input {number}", text) for number, text in enumerate(texts)])
     asked = (context.batcher.embed(image, model.embedding) for image in images)
-    made = await asyncio.gather(*asked, return_exceptions=True)
-    good: list[Mapping[str, _Rows]] = []
-    for number, one in enumerate(made):
-        if isinstance(one, Problem):
-            one.detail = f"input {number}: {one.detail}" if one.status < 500 else one.detail
-        if isinstance(one, BaseException):
-            raise one
-        good.append(one)
+    good = numbered("input", await asyncio.gather(*asked, return_exceptions=True))
     vectors = {name: np.stack([one[name] for one in good]) for name in model.embedding}
     rows = await run_in_threadpool(_searching, context.workspace, model, vectors)
     data = [
@@ -97,21 +91,6 @@ def _chosen(space: Workspace, name: str) -> _Model:
         return _Model(version, target)
     space.serving.encoder(target)
     return _Model(version, target, move.blend[target])
-
-
-def _image(number: int, text: str) -> bytes:
-    """The bytes of an image in base64, with or without the head of a data URL."""
-    hint = "send the image's bytes as base64, or as data:image/jpeg;base64,..."
-    if text[:5].lower() == "data:":
-        head, comma, text = text.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
-            raise Problem("invalid-request", f"input {number} is a data URL without ;base64,", hint)
-    elif text[:8].lower().startswith(("http://", "https://")):
-        raise Problem("invalid-request", f"input {number} is an address, and nothing is fetched from elsewhere", hint)
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise Problem("invalid-request", f"input {number} is not base64: {error}", hint) from error
 
 
 def _searching(space: Workspace, model: _Model, vectors: Mapping[str, _Rows]) -> _Rows:

@@ -24,38 +24,42 @@ from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.service.batching import deployed_encoder
 from fixstar.service.context import READ, WRITE, Context, Shared, Writer
-from fixstar.service.intake import THUMBNAIL_SIZES, read_upload
+from fixstar.service.intake import FORMATS, THUMBNAIL_SIZES, image_in, read_upload
 from fixstar.service.limits import HIDDEN_FIELDS, FormRoute, check_filter, parse_filter, parse_json
-from fixstar.service.problems import Problem
+from fixstar.service.problems import Problem, numbered
 from fixstar.service.schemas import (
     MAX_RESULTS,
     Added,
     BadImage,
     Deleted,
+    ExampleList,
+    ExampleQuery,
     Hit,
     IdList,
     Item,
+    ItemCount,
     ItemPage,
     Job,
     NothingAdded,
+    PayloadChange,
     SearchResponse,
     VectorQuery,
     problem_responses,
 )
-from fixstar.workspace import CatalogueItem
-from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, index_items
+from fixstar.workspace import CatalogueItem, Examples
+from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, count_items, index_items
 
 router = APIRouter(prefix="/v1", route_class=FormRoute)
 
+COUNTED = 100_000  # items that one answer counts, at most
 SCANNED = 5000  # items that a filter is compared with for one page, at most
 _MAX_ID = 1024
 _MAX_FILE_NAME = 255
 _EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
 
-_FORMATS = "JPEG, PNG, WebP, GIF, BMP or TIFF."
 ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=_MAX_ID, description="The item's id.")]
-Image = Annotated[UploadFile, File(description=_FORMATS)]
-Images = Annotated[list[UploadFile], File(description=_FORMATS)]
+Image = Annotated[UploadFile, File(description=f"{FORMATS}.")]
+Images = Annotated[list[UploadFile], File(description=f"{FORMATS}.")]
 Payloads = Annotated[str | None, Form(description="A JSON list: one object per image, stored with it.")]
 Ids = Annotated[str | None, Form(description="A JSON list of ids, one per image; made up by default.")]
 Count = Annotated[int | None, Query(ge=1, le=MAX_RESULTS, description="Results; 10 by default.")]
@@ -65,6 +69,8 @@ FilterText = Annotated[
 Exact = Annotated[
     bool | None, Query(description="false uses an approximate index if there is one: faster, a hit may be missing.")
 ]
+
+MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out hits with a lower score.")]
 
 
 # --- search
@@ -77,17 +83,67 @@ async def search(
     k: Count = None,
     where: FilterText = None,
     exact: Exact = None,
+    min_score: MinScore = None,
     form_k: Annotated[int | None, Form(alias="k", ge=1, le=MAX_RESULTS)] = None,
     form_where: Annotated[str | None, Form(alias="where", max_length=8192)] = None,
     form_exact: Annotated[bool | None, Form(alias="exact")] = None,
+    form_min_score: Annotated[float | None, Form(alias="min_score", ge=-1, le=1)] = None,
 ) -> SearchResponse:
     """The items nearest to an image. Options come in the address or as form fields."""
     began = time.perf_counter()
     precise = next((given for given in (exact, form_exact) if given is not None), True)
     wanted = parse_filter(where if where is not None else form_where)
-    request = SearchRequest(_count(context, k or form_k or 10), wanted, precise)
+    least = min_score if min_score is not None else form_min_score
+    request = SearchRequest(_count(context, k or form_k or 10), wanted, precise, min_score=least)
     data = await read_upload(image, context.settings)
     return _search_response(await context.batcher.search(data, request), began)
+
+
+@router.post("/search/batch", tags=["search"], dependencies=READ, responses=problem_responses(413, 415))
+async def search_batch(
+    context: Shared,
+    images: Images,
+    k: Count = None,
+    where: FilterText = None,
+    exact: Exact = None,
+    min_score: MinScore = None,
+) -> list[SearchResponse]:
+    """The items nearest to each of several images, in their order. One bad image fails the request."""
+    began = time.perf_counter()
+    most = min(context.settings.images_at_once, context.settings.waiting)
+    if len(images) > most:
+        raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
+    request = SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False, min_score=min_score)
+    data = [await read_upload(image, context.settings) for image in images]
+    asked = (context.batcher.search(one, request) for one in data)
+    found = numbered("image", await asyncio.gather(*asked, return_exceptions=True))
+    return [_search_response(one, began) for one in found]
+
+
+@router.post("/search/examples", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
+async def search_examples(context: Shared, query: ExampleQuery) -> SearchResponse:
+    """The items most like the positive examples and unlike the negative ones, these left out."""
+    began = time.perf_counter()
+    if query.where is not None:
+        check_filter(query.where)
+    request = SearchRequest(_count(context, query.k), query.where, query.exact, min_score=query.min_score)
+    if (count := len(query.positive.images) + len(query.negative.images)) > context.settings.images_at_once:
+        raise _invalid(f"{count} images; up to {context.settings.images_at_once} may come at once", "send fewer")
+    positive = await _examples(context, "positive", query.positive)
+    negative = await _examples(context, "negative", query.negative)
+    search, decode = context.workspace.search_examples, context.intake.processes.pixels
+    found = await run_in_threadpool(search, positive, negative, request, decode)
+    return _search_response(found, began)
+
+
+async def _examples(context: Context, side: str, given: ExampleList) -> Examples:
+    """Examples whose images are of an allowed format and size."""
+    images = [image_in(f"{side} image {number}", text) for number, text in enumerate(given.images)]
+    checked = await asyncio.gather(*map(context.intake.check, images), return_exceptions=True)
+    numbered(f"{side} image", checked)
+    for name in given.ids:
+        await run_in_threadpool(_find_item, context, name)
+    return Examples(given.ids, images)
 
 
 @router.post("/search/vector", tags=["search"], dependencies=READ, responses=problem_responses(404))
@@ -111,18 +167,23 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
     if query.where is not None:
         check_filter(query.where)
     row = unit(vector[None] / largest)  # scaled first: squares of very large or small numbers overflow
-    request = SearchRequest(_count(context, query.k), query.where, query.exact)
+    request = SearchRequest(_count(context, query.k), query.where, query.exact, min_score=query.min_score)
     return _search_response(space.serving.search_vectors(version, row.astype(np.float32), request), began)
 
 
 @router.get("/item/similar", tags=["search"], dependencies=READ, responses=problem_responses(404))
 def similar(
-    context: Shared, item_id: ItemId, k: Count = None, where: FilterText = None, exact: Exact = None
+    context: Shared,
+    item_id: ItemId,
+    k: Count = None,
+    where: FilterText = None,
+    exact: Exact = None,
+    min_score: MinScore = None,
 ) -> SearchResponse:
     """The items nearest to a stored one, itself left out."""
     began = time.perf_counter()
     _find_item(context, item_id)
-    request = SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False)
+    request = SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False, min_score=min_score)
     return _search_response(context.workspace.like(item_id, request), began)
 
 
@@ -172,10 +233,14 @@ def items(
 ) -> ItemPage:
     """Page through all items. With ``where`` a page ends after 5,000 items were looked at; ``next`` continues."""
     gallery = context.workspace.gallery
+    _require_vectors(gallery, version)
+    return item_page(gallery, limit, version, after, parse_filter(where))
+
+
+def _require_vectors(gallery: Gallery, version: str | None) -> None:
     if version is not None and version not in (known := [space.name for space in gallery.versions()]):
         hint = f"there are: {', '.join(known) or 'none yet'}"
         raise Problem("unknown-version", f"the gallery has no vectors of {version!r}", hint)
-    return item_page(gallery, limit, version, after, parse_filter(where))
 
 
 def item_page(
@@ -193,6 +258,23 @@ def item_page(
             if passes(item.payload):
                 found.append(Item(**_item_fields(item.id, item.version, item.payload)))
     return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
+
+
+@router.get("/items/count", tags=["items"], dependencies=READ, responses=problem_responses(404))
+def count(
+    context: Shared,
+    where: FilterText = None,
+    version: Annotated[str | None, Query(max_length=256, description="Only vectors of this version.")] = None,
+    field: Annotated[str | None, Query(max_length=256, description="Also count the values of this field.")] = None,
+    after: Annotated[str | None, Query(max_length=_MAX_ID, description="The id to continue after.")] = None,
+) -> ItemCount:
+    """Count items by payload. An answer ends after 100,000 items were looked at; ``next`` continues."""
+    if field in HIDDEN_FIELDS:
+        raise _invalid(f"the field {field!r} names files of the service, and cannot be asked for", "use another field")
+    gallery = context.workspace.gallery
+    _require_vectors(gallery, version)
+    found = count_items(gallery, parse_filter(where), version, field, after, COUNTED)
+    return ItemCount(count=found.total, values=dict(found.values), looked_at=found.looked_at, next=found.next)
 
 
 @router.get("/item", tags=["items"], dependencies=READ, responses=problem_responses(404))
@@ -229,6 +311,14 @@ def item_image(
     if picture.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(picture.content, media_type="image/jpeg", headers=headers)
+
+
+@router.patch("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))
+def change_payload(context: Shared, item_id: ItemId, change: PayloadChange) -> Item:
+    """Change payload fields of an item; its image and vector stay. Null removes a field."""
+    _find_item(context, item_id)
+    stored = context.workspace.update_payload(item_id, _checked_payload(change.payload))
+    return Item(**_item_fields(stored.id, stored.version, stored.payload))
 
 
 @router.delete("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))

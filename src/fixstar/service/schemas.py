@@ -105,6 +105,44 @@ class VectorQuery(_Request):
     k: int = Field(10, ge=1, le=MAX_RESULTS)
     where: dict[str, Any] | None = None
     exact: bool = True
+    min_score: float | None = Field(None, ge=-1, le=1)
+
+
+class ExampleList(_Request):
+    """Stored items by their ids, and images: base64, or data URLs with base64."""
+
+    ids: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(default=[], max_length=100)
+    images: list[str] = Field(default=[], max_length=100)
+
+
+class ExampleQuery(_Request):
+    """What to find more of, and less of. At least one positive example is needed."""
+
+    positive: ExampleList
+    negative: ExampleList = ExampleList()
+    k: int = Field(10, ge=1, le=MAX_RESULTS)
+    where: dict[str, Any] | None = None
+    exact: bool = True
+    min_score: float | None = Field(None, ge=-1, le=1)
+
+
+class PayloadChange(_Request):
+    """Payload fields to set; null removes one. The others stay."""
+
+    payload: dict[str, Any]
+
+
+class ItemCount(_Response):
+    """How many items passed, and how many have each value of ``field``, most frequent first: ``values``.
+
+    ``next`` is what to send as ``after`` to count on, null at the end: sum the answers. ``looked_at`` items were
+    compared with the filter.
+    """
+
+    count: int
+    values: dict[str, int]
+    looked_at: int
+    next: str | None
 
 
 class EmbeddingRequest(_Request):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fixstar.workspace.deployment import Move
     from fixstar.workspace.gate import GateRules
     from fixstar.workspace.items import CatalogueItem, ImageStore, Indexed, catalogue, labelled_items
+    from fixstar.workspace.search import Examples
     from fixstar.workspace.training import UpgradeOptions
     from fixstar.workspace.workspace import Status, Workspace
 
@@ -27,6 +28,7 @@ _MODULES = {
     "deployment": ("Move",),
     "gate": ("GateRules",),
     "items": ("CatalogueItem", "ImageStore", "Indexed", "catalogue", "labelled_items"),
+    "search": ("Examples",),
     "training": ("UpgradeOptions",),
     "workspace": ("Status", "Workspace"),
 }
@@ -39,6 +41,7 @@ __all__ = [
     "Backfilled",
     "CatalogueItem",
     "Check",
+    "Examples",
     "GateRules",
     "ImageStore",
     "Indexed",

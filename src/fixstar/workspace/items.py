@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +37,14 @@ from fixstar.data.image_set import ImageSet
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
 from fixstar.gallery import Gallery
-from fixstar.gallery.filters import Payload
+from fixstar.gallery.filters import Payload, Where, payload_test
 from fixstar.gallery.store import Item, Vectors
 from fixstar.gallery.transfer import made_or_same
 from fixstar.images import ImageSource, Pixels, Preprocessing
 from fixstar.models import Encoder
 from fixstar.progress import Advance
 
+Decode = Callable[[ImageSource, Preprocessing], Pixels]
 IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
@@ -254,7 +257,7 @@ class Embedder(Protocol):
 class LocalEmbedder:
     """An encoder in this process."""
 
-    def __init__(self, encoder: Encoder, decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None) -> None:
+    def __init__(self, encoder: Encoder, decode: Decode | None = None) -> None:
         self._encoder, self._decode = encoder, decode
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
@@ -412,3 +415,57 @@ def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[Catalogu
 
 def _same_image(stored: Item | None, item: CatalogueItem) -> bool:
     return stored is not None and all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
+
+
+# --- what is stored
+
+
+def update_payload(gallery: Gallery, name: str, changes: Mapping[str, Any]) -> Item:
+    """Change payload fields of a stored item, None removes one; its vector stays. What others write meanwhile too."""
+    if reserved := {IMAGE, STAMP} & changes.keys():
+        raise InputError(f"the payload field {min(reserved)!r} is reserved: it says where the item's image is")
+    while (item := gallery.get([name]).get(name)) is not None:
+        payload = {key: value for key, value in {**item.payload, **changes}.items() if value is not None}
+        if gallery.replace_vectors(item.version, [item], item.vector[None], [payload]):
+            return item._replace(payload=payload)
+    raise GalleryError(f"the gallery has no item {name!r}")
+
+
+class Counted(NamedTuple):
+    """How many items passed, and how many had each value of a field, most frequent first.
+
+    ``next`` is the id to continue after, None at the end; ``looked_at`` were compared with the filter.
+    """
+
+    total: int
+    values: tuple[tuple[str, int], ...]
+    looked_at: int
+    next: str | None
+
+
+def count_items(
+    gallery: Gallery,
+    where: Where | None = None,
+    version: str | None = None,
+    field: str | None = None,
+    after: str | None = None,
+    most: int | None = None,
+) -> Counted:
+    """Count items by payload, ``most`` of them at once. Texts are values as they are, others as JSON."""
+    if not where and field is None and after is None:
+        counts = gallery.count()
+        return Counted(counts.get(version, 0) if version else sum(counts.values()), (), 0, None)
+    passes, seen = payload_test(where or {}), Counter[str]()
+    count, looked_at, last = 0, 0, after
+    with closing(cast(Any, gallery.iterate(version, after))) as source:
+        for item in cast(Iterator[Item], source):
+            if looked_at == most:
+                break
+            looked_at, last = looked_at + 1, item.id
+            if passes(item.payload):
+                count += 1
+                if field is not None and (value := item.payload.get(field)) is not None:
+                    seen[value if isinstance(value, str) else json.dumps(value, sort_keys=True)] += 1
+        else:
+            last = None
+    return Counted(count, tuple(seen.most_common()), looked_at, last)

@@ -19,16 +19,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DataError, GalleryError, ImageError, NextStep
+from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
 from fixstar.gallery import (
     Calibration,
     Gallery,
     Hit,
+    Item,
     SearchOptions,
     SearchRequest,
     SearchResult,
@@ -36,14 +37,15 @@ from fixstar.gallery import (
     calibrated_search,
 )
 from fixstar.gallery.ranking import Bridges
-from fixstar.geometry import blended
+from fixstar.gallery.store import reaching
+from fixstar.geometry import blended, unit
 from fixstar.images import ImageSource, Preprocessing, read_pixels
 from fixstar.models import Encoder
 from fixstar.workspace.adapters.maps import VectorAdapter
 from fixstar.workspace.adapters.registry import AdapterRegistry
 from fixstar.workspace.checks import CheckedCalibrations
 from fixstar.workspace.deployment import Move, Rollout
-from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder, ensure_version
+from fixstar.workspace.items import LABEL, Decode, ImageStore, LocalEmbedder, ensure_version
 from fixstar.workspace.reachability import Reach, Reachability
 from fixstar.workspace.registry import Registry
 
@@ -119,9 +121,9 @@ class Serving:
                 self._encoders.move_to_end(version)
             return self._encoders.get(version)
 
-    def embed(self, version: str, images: Sequence[ImageSource]) -> Vectors:
+    def embed(self, version: str, images: Sequence[ImageSource], decode: Decode | None = None) -> Vectors:
         """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``."""
-        vectors, bad = LocalEmbedder(self.encoder(version)).one(images)
+        vectors, bad = LocalEmbedder(self.encoder(version), decode).one(images)
         if bad:
             raise bad[0]
         return vectors
@@ -170,13 +172,57 @@ class Serving:
 
         Refused if nothing connects the model of that vector with the deployed version.
         """
-        known = self.gallery.get([item]).get(item)
-        if known is None:
-            raise GalleryError(f"the gallery has no item {item!r}")
-        self._require_connected(item, known.version)
-        wanted = SearchRequest.of(request, **options)
-        result = self._search(known.version, known.vector[None], SearchRequest.of(wanted, k=wanted.k + 1))
-        return self._counted(result._replace(hits=[[hit for hit in result.hits[0] if hit.id != item][: wanted.k]]))
+        return self.by_examples(Examples(ids=(item,)), Examples(), request, **options)
+
+    def by_examples(
+        self,
+        positive: Examples,
+        negative: Examples | None = None,
+        request: SearchRequest | None = None,
+        decode: Decode | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> SearchResult:
+        """The nearest items of several examples, themselves left out: like the positive ones, unlike the negative ones.
+
+        The query is the mean of the positive vectors minus half of the mean of the negative ones. If all examples are
+        stored vectors of one version, these are used. Otherwise the deployed version embeds all images, also those of
+        stored items; ``decode`` reads one, see ``decode_ahead``.
+        """
+        negative, wanted = negative or Examples(), SearchRequest.of(request, **options)
+        if not positive.ids and not positive.images:
+            raise InputError("a search by examples needs a positive one: an item's id, or an image")
+        names = tuple(dict.fromkeys((*positive.ids, *negative.ids)))
+        items = self.gallery.get(names)
+        if unknown := [name for name in names if name not in items]:
+            raise GalleryError(f"the gallery has no item {unknown[0]!r}")
+        more = SearchRequest.of(wanted, k=wanted.k + len(names))
+        versions = {item.version for item in items.values()}
+        if len(versions) == 1 and not positive.images and not negative.images:
+            (version,) = versions
+            self._require_connected(names[0], version)
+            sides = [[items[name].vector for name in side.ids] for side in (positive, negative)]
+            result = self._search(version, _combined(*sides), more)
+        else:
+            move, models = self.asking()
+            pictures = [[*self._images_of(side.ids, items), *side.images] for side in (positive, negative)]
+            made = {name: _combined(*(self._rows(name, some, decode) for some in pictures)) for name in models}
+            result = self._search(move.version, made[move.version], more, move, made)
+        found = [hit for hit in result.hits[0] if hit.id not in items][: wanted.k]
+        return self._counted(result._replace(hits=[found]))
+
+    def _rows(self, version: str, images: Sequence[ImageSource], decode: Decode | None) -> list[Vectors]:
+        return list(self.embed(version, images, decode)) if images else []
+
+    def _images_of(self, names: Sequence[str], items: Mapping[str, Item]) -> list[ImageSource]:
+        """The images of stored items, which must be here."""
+        store = ImageStore(self.path)
+        found = {name: store.find(items[name]) for name in names}
+        if missing := [name for name, path in found.items() if path is None]:
+            raise GalleryError(
+                f"{missing[0]!r} has no image here, so its vector, of {items[missing[0]].version}, cannot be combined "
+                "with images or with vectors of other versions; use examples of one version, or leave it out"
+            )
+        return [path for path in found.values() if path is not None]
 
     def calibrations(self, version: str) -> dict[str, Calibration]:
         """What turns the cosines between a version's queries and the vectors they reach into probabilities.
@@ -211,6 +257,7 @@ class Serving:
         by_models: Mapping[str, Vectors] | None = None,
     ) -> SearchResult:
         """Search with one version's vectors; those of ``by_models`` are blended in as a deployment says."""
+        least, request = request.min_score, SearchRequest.of(request, min_score=None)  # of the scores in the result
         reach, blend = self.reachability.of(version), dict[str, float]()
         if move is not None and by_models is not None:
             blend = {name: move.blend[name] for name in by_models if name != version}
@@ -241,7 +288,7 @@ class Serving:
             hits = self.gallery.search(version, vectors, request, versions=among)
         counts = self.gallery.count() if reach.unreachable else {}
         left_out = tuple(name for name in reach.unreachable if counts.get(name) and name not in own)
-        return SearchResult(version, hits, left_out, bool(calibrations), blend)
+        return SearchResult(version, reaching(hits, least), left_out, bool(calibrations), blend)
 
     def queries_for(
         self, to: str, version: str, vectors: Vectors, reach: Reach, helping: Vectors | None = None, alpha: float = 1.0
@@ -293,6 +340,25 @@ class Serving:
         self.gallery.close()
         if self._usage is not None:
             self._usage.flush()
+
+
+class Examples(NamedTuple):
+    """What a search is to find more of, or less of: stored items by their ids, and images."""
+
+    ids: Sequence[str] = ()
+    images: Sequence[ImageSource] = ()
+
+
+def _combined(positive: Sequence[Vectors], negative: Sequence[Vectors]) -> Vectors:
+    """One unit query [1, width]: the mean of the positive vectors minus half of the mean of the negative ones."""
+    if len(positive) == 1 and not negative:
+        return positive[0][None]
+    query = np.mean(positive, axis=0, dtype=np.float64, keepdims=True)
+    if negative:
+        query = query - 0.5 * np.mean(negative, axis=0, dtype=np.float64, keepdims=True)
+    if np.linalg.norm(query) < 1e-6:
+        raise InputError("the examples cancel each other out: no direction is left to search; use other ones")
+    return unit(np.asarray(query)).astype(np.float32)
 
 
 def _merged_by_cosine(parts: Sequence[list[list[Hit]]], k: int) -> list[list[Hit]]:

@@ -15,7 +15,9 @@ from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownN
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
-from fixstar.images import ImageSource, Pixels, Preprocessing
+from fixstar.gallery.filters import Where
+from fixstar.gallery.store import Item
+from fixstar.images import ImageSource, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
 from fixstar.workspace.adapters.registry import AdapterRegistry
@@ -40,9 +42,20 @@ from fixstar.workspace.checks import (
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
 from fixstar.workspace.gate import GateRules, check_version
-from fixstar.workspace.items import CatalogueItem, Embedder, ImageStore, Indexed, LocalEmbedder, Store, index_items
+from fixstar.workspace.items import (
+    CatalogueItem,
+    Decode,
+    Embedder,
+    ImageStore,
+    Indexed,
+    LocalEmbedder,
+    Store,
+    count_items,
+    index_items,
+    update_payload,
+)
 from fixstar.workspace.registry import Registry
-from fixstar.workspace.search import Serving, Usage
+from fixstar.workspace.search import Examples, Serving, Usage
 
 if TYPE_CHECKING:  # training code is loaded only to train
     from torch import nn
@@ -285,7 +298,7 @@ class Workspace:
         progress: Advance | None = None,
         version: str | None = None,
         store: Store | None = None,
-        decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
+        decode: Decode | None = None,
     ) -> Indexed:
         """Embed items with the deployed version, or the embedder's; unchanged images are skipped.
 
@@ -307,6 +320,29 @@ class Workspace:
     def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
         """The k items nearest to a stored one."""
         return self.serving.like(item, request, **options)
+
+    def search_examples(
+        self,
+        positive: Examples,
+        negative: Examples | None = None,
+        request: SearchRequest | None = None,
+        decode: Decode | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> SearchResult:
+        """The k items most like the positive examples and unlike the negative ones; see ``Serving.by_examples``."""
+        return self.serving.by_examples(positive, negative, request, decode, **options)
+
+    def update_payload(self, item: str, changes: Mapping[str, Any]) -> Item:
+        """Change payload fields of a stored item; its vector and image stay. None removes a field."""
+        return update_payload(self.gallery, item, changes)
+
+    def count(self, where: Where | None = None, version: str | None = None) -> int:
+        """How many items have such a payload."""
+        return count_items(self.gallery, where, version).total
+
+    def facets(self, field: str, where: Where | None = None, version: str | None = None) -> dict[str, int]:
+        """How many items have each value of a payload field, most frequent first."""
+        return dict(count_items(self.gallery, where, version, field).values)
 
     # --- deployment
 
