@@ -13,6 +13,7 @@ CORE   := $(VENV)/.core
 DOCS   := $(VENV)/.docs
 DEV    := $(VENV)/.installed
 DEPENDENCIES := pyproject.toml constraints.txt
+PACKAGES ?= dist/*.whl dist/*.tar.gz
 
 .PHONY: setup demo test test-browser chromium lint docs package bench clean
 
@@ -60,7 +61,7 @@ package: $(CORE)
 	$(PIP) build
 	rm -rf dist
 	$(BIN)/python -m build --quiet --outdir dist
-	@for package in dist/*.whl dist/*.tar.gz; do \
+	@for package in $(PACKAGES); do \
 		echo "$$package in an empty environment"; \
 		rm -rf build/empty && $(PYTHON) -m venv build/empty && \
 		build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$package" && \

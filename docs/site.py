@@ -20,12 +20,20 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from fixstar import __version__
+
 ROOT = Path(__file__).parents[1]
 PYTHON = ("workspace", "gallery", "evaluation", "training", "methods", "losses", "models", "data", "images")
 OUTSIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 _LOADED = re.compile(
     r'<(?:script|img|iframe|link (?![^>]*rel="(?:canonical|next|prev)"))[^>]*(?:src|href)="(?:https?:)?//'
 )
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version that the pages describe."""
+    config.site_name = f"fixstar {__version__}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
