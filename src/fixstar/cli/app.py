@@ -40,7 +40,7 @@ GROUPS = {
     "First steps": ("demo", "init", "train", "add", "index", "search", "status", "doctor"),
     "Upgrades": ("upgrade", "check", "deploy", "backfill", "rollback"),
     "Stored vectors and other models": ("gallery", "adapt", "bridge"),
-    "Service": ("serve", "keys"),
+    "Service and copies": ("serve", "keys", "snapshot", "restore"),
     "Versions and their classes": ("retire", "drop", "grow", "slots"),
     "Research": ("evaluate", "methods", "backbones", "bench", "theorem", "picture2d"),
 }
@@ -50,6 +50,7 @@ _RESUMES = {  # what stays after Ctrl-C; other verbs have changed nothing
     "index": "What was embedded is stored. The same command resumes",
     "backfill": "What was embedded is stored. The same command resumes",
     "bench": "Finished runs stay. The same command resumes",
+    "snapshot": "The older snapshot is as it was",
     "gallery": "Run the same command again to finish it",
 }
 EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused

@@ -36,6 +36,9 @@ def serve(
     pixels: Annotated[int, typer.Option(help="Maximum size of an image in megapixels.")] = 50,
     batch: Annotated[int, typer.Option(help="Maximum number of queries embedded together.")] = 32,
     header_seconds: Annotated[float, typer.Option(help="Seconds allowed for the headers of a request.")] = 20.0,
+    snapshots: Annotated[
+        Path | None, typer.Option(help="Where POST /v1/snapshot goes: a folder, or FILE.tar.", show_default="none")
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
     device: Device = "auto",
 ) -> None:
@@ -58,6 +61,7 @@ def serve(
         pixels=pixels * 1_000_000,
         batch=batch,
         header_seconds=header_seconds,
+        snapshots=snapshots,
         access_log=access_log,
     )
     with Workspace(workspace, device, record_usage=True) as space:  # for a backfill in order of use

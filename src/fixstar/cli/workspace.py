@@ -1,4 +1,4 @@
-"""fixstar demo, init, index, search, status: a workspace and what is in it."""
+"""fixstar demo, init, index, search, status, snapshot, restore: a workspace and what is in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, app, examples
 from fixstar.cli.gallery import confirm
-from fixstar.cli.output import Cell, print_json, print_table, print_wrapped
+from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped
 from fixstar.cli.rollout import print_blend
 from fixstar.errors import InputError, NextStep, plural
 
@@ -413,3 +413,36 @@ def _status_row(space: Workspace, state: Status, name: str) -> tuple[Cell, ...]:
         alone,
         "" if worst is None else points(worst),
     )
+
+
+@app.command(epilog=examples("fixstar snapshot /backup/shop -w shop", "fixstar snapshot /backup/monday.tar -w shop"))
+def snapshot(
+    target: Annotated[Path, typer.Argument(help="A folder, or FILE.tar. A folder's older snapshot is updated.")],
+    workspace: WorkspacePath = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Copy a workspace as it is now, also while it serves. Images that a folder has already are not copied again."""
+    from fixstar.workspace.files import read_mark
+    from fixstar.workspace.snapshot import take_snapshot
+
+    read_mark(workspace)
+    done = take_snapshot(workspace, target)
+    new = f"{done.copied:,} new ({done.copied_bytes / 1e6:,.1f} MB)"
+    line = f"{done.files:,} files ({done.bytes / 1e6:,.1f} MB) in {target}, {new}"
+    print_result(as_json, done._asdict(), line)
+
+
+@app.command(epilog=examples("fixstar restore /backup/shop -w shop", "fixstar restore monday.tar -w shop --replace"))
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A folder or FILE.tar of fixstar snapshot.")],
+    workspace: WorkspacePath = Path(),
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the workspace that is there; it must not be served.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a snapshot a workspace again. Everything is checked first; a damaged snapshot changes nothing."""
+    from fixstar.workspace.snapshot import restore_snapshot
+
+    done = restore_snapshot(source, workspace, replace)
+    print_result(as_json, done._asdict(), f"{done.files:,} files of {done.when} restored to {workspace}")

@@ -330,6 +330,10 @@ class Client:
         wanted = {"budget": budget, "order": order, "rate": rate, "anyway": anyway}
         return self._ask(Job, "POST", "/v1/backfill", json=wanted)
 
+    def snapshot(self) -> Job:
+        """Copy the workspace to where the operator wants snapshots, in a job."""
+        return self._ask(Job, "POST", "/v1/snapshot")
+
     # --- jobs
 
     def job(self, job: str | Job) -> Job:

@@ -1,8 +1,9 @@
-"""Work that continues after the response: indexing, checks, backfills.
+"""Work that continues after the response: indexing, checks, backfills, snapshots.
 
-Index jobs run one at a time, and beside them one at a time of the heavy ones (check, backfill). A job is on disk,
-state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a restart every
-unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, a check from its start.
+Index jobs run one at a time, and beside them one at a time of the heavy ones (check, backfill), and of snapshots. A job
+is on disk, state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a
+restart every unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, others from
+their start.
 Needs no web framework: the command line reads the files of jobs without one.
 """
 
@@ -30,15 +31,16 @@ from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspa
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
 from fixstar.workspace.gate import check_version
+from fixstar.workspace.snapshot import take_snapshot
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.evaluation import VersionFeatures
 
-Kind = Literal["index", "check", "backfill"]
+Kind = Literal["index", "check", "backfill", "snapshot"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill"))
+LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill"), ("snapshot",))
 KEPT = 200  # ended jobs that are remembered
 WAITING = 100  # index jobs that may wait
 PATIENCE = 5.0  # seconds that the current batch may still take where a job is to end
@@ -93,6 +95,8 @@ class Job:
             total, message = len(parameters["items"]), "embedding with the deployed version"
         elif kind == "check":
             total, message = None, f"checking {parameters['version']}"
+        elif kind == "snapshot":
+            total, message = None, "copying the workspace"
         else:
             total, message = None, _REEMBEDDING.format(**parameters)
         when = datetime.now(UTC)
@@ -383,7 +387,25 @@ def _kept_items(items: Sequence[KeptItem]) -> Result:
     return {"kept": [item._asdict() for item in items[:_NAMED]], "kept_count": len(items)}
 
 
-WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {"index": _index, "check": _check, "backfill": _backfill}
+def _snapshot(space: Workspace, running: RunningJob) -> Result:
+    """Copy the workspace, but for this job: nobody wants it repeated where the copy is served."""
+    job = running.job()
+
+    def advance(files: int) -> None:
+        if running.stopped():
+            raise StoppedError("the older snapshot is as it was")
+        running.note(done=files)
+
+    target, itself = Path(job.parameters["target"]), f"state/jobs/{job.id}.json"
+    return take_snapshot(space.path, target, advance, without=(itself,))._asdict()
+
+
+WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {
+    "index": _index,
+    "check": _check,
+    "backfill": _backfill,
+    "snapshot": _snapshot,
+}
 
 
 # --- running them

@@ -76,6 +76,11 @@ _TYPES: dict[str, tuple[int, str, str]] = {
         "Predicted to lower the accuracy",
         'leave everything as it is, or send "anyway": true to do it nevertheless',
     ),
+    "no-snapshots": (
+        409,
+        "The service takes no snapshots",
+        "the operator can say where they go: fixstar serve --snapshots FOLDER",
+    ),
     "no-rollback": (409, "There is nothing to roll back to", "name the version you want: POST /v1/deploy"),
     "retired-version": (409, "The version was retired", "use one that still has its weights"),
     "too-large": (413, "Too large", "send it in several requests"),

@@ -401,6 +401,15 @@ def history(context: Shared) -> list[Sample]:
     return [Sample.model_validate(sample) for sample in context.jobs.history.samples()]
 
 
+@router.post("/snapshot", tags=["lifecycle"], status_code=202, responses=problem_responses(409))
+def start_snapshot(context: Shared, caller: Admin) -> Job:
+    """Copy the workspace to the operator's folder, in a job, while everything continues."""
+    if context.settings.snapshots is None:
+        raise Problem("no-snapshots", "no place for snapshots is set")
+    target = str(context.settings.snapshots)
+    return Job.model_validate(context.jobs.submit("snapshot", {"target": target}, caller.name))
+
+
 # --- jobs
 
 

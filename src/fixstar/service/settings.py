@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from fixstar.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port")
+_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port", "snapshots")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class ServiceSettings:
     batch: int = 32  # query images embedded together
     batch_wait: float = 0.004  # how long the first of a batch waits for others
     waiting: int = 256  # queries that may wait for the encoder before new ones are refused
+    snapshots: Path | None = None  # where they go
     access_log: bool = False  # one line per request
 
     def __post_init__(self) -> None:

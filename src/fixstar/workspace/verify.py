@@ -42,6 +42,20 @@ ARRAYS = {
 
 def verify_workspace(path: Path) -> Iterator[str]:
     """What is damaged, one sentence each: documents, weights, replay memories, kept images, and the gallery's items."""
+    yield from verify_files(path)
+    for image in sorted(path.glob("images/??/[!.]*")):
+        with image.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != image.stem:
+                yield f"{image} is damaged: store that image again, or restore it from a copy"
+    try:
+        with open_workspace_gallery(path) as gallery:
+            yield from verify_gallery(gallery)
+    except FixstarError as error:
+        yield str(error)
+
+
+def verify_files(path: Path) -> Iterator[str]:
+    """The same without images and gallery; others may write meanwhile."""
     for kinds, read in ((DOCUMENTS, read_document), (ARRAYS, read_arrays)):
         for pattern, kind in kinds.items():
             for file in sorted(path.glob(pattern)):
@@ -52,15 +66,6 @@ def verify_workspace(path: Path) -> Iterator[str]:
         yield from _problem(partial(load_adapter, file))
     yield from _problem(PlanFiles(path).plan)
     yield from _problem(partial(_check_counts, path / "state" / "usage.db"))
-    for image in sorted(path.glob("images/??/[!.]*")):
-        with image.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != image.stem:
-                yield f"{image} is damaged: store that image again, or restore it from a copy"
-    try:
-        with open_workspace_gallery(path) as gallery:
-            yield from verify_gallery(gallery)
-    except FixstarError as error:
-        yield str(error)
 
 
 def _check_counts(path: Path) -> None:
@@ -74,5 +79,7 @@ def _check_counts(path: Path) -> None:
 def _problem(read: Callable[[], object]) -> Iterator[str]:
     try:
         read()
+    except FileNotFoundError:  # deleted meanwhile
+        return
     except (FixstarError, OSError, sqlite3.Error) as error:
         yield str(error)

@@ -52,7 +52,7 @@ export class JobWatch {
 
 export function showJobs(jobs, changed) {
   const latest = [...jobs].sort((a, b) => (b.created ?? "").localeCompare(a.created ?? "")).slice(0, LISTED);
-  if (!latest.length) renew(byId("jobs"), el("p", { class: "note" }, "No job has run yet. Checks, backfills and large uploads appear here."));
+  if (!latest.length) renew(byId("jobs"), el("p", { class: "note" }, "No job has run yet. Checks, backfills, snapshots and large uploads appear here."));
   else renew(byId("jobs"), el("ul", { class: "jobs" }, latest.map((job) => line(job, changed))));
 }
 

@@ -1,0 +1,353 @@
+"""A copy of a whole workspace, taken while others use it, in a folder or in one file (.tar).
+
+manifest.json          when it was taken, and the SHA-256, size and mode of every file
+objects/ab/abcd...     the files, by their SHA-256
+
+A folder is brought up to date: files that it has are not copied again. The manifest is replaced last, so the older
+snapshot is whole until the newer one is.
+
+What was promised is never ahead of what was stored: jobs, cursors and deployments are copied first, then the gallery as
+of one moment, then everything that these name. An index job or a backfill of the copy may repeat work, but skips none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import io
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+from urllib.parse import quote
+
+from fixstar.durable import document, exclusive, flush, is_vacant, open_document, replace_file, replace_json
+from fixstar.errors import FixstarError, InputError, ModelError, NextStep
+from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
+from fixstar.workspace.files import GALLERY, gallery_url, open_workspace_gallery
+from fixstar.workspace.registry import Registry
+from fixstar.workspace.verify import verify_files, verify_workspace
+
+_MANIFEST, _MARK, _USAGE = "manifest.json", "workspace.json", "state/usage.db"
+_ORDER = ("images/??/*", "adapters/registry.json", "state/**/*")  # then the databases, then everything
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+class Entry(NamedTuple):
+    """A file of a snapshot."""
+
+    sha256: str
+    size: int
+    mode: int
+
+
+class Snapshot(NamedTuple):
+    """What a snapshot holds. ``copied`` of its files, ``copied_bytes`` together, were not there before."""
+
+    when: str
+    files: int
+    bytes: int
+    copied: int
+    copied_bytes: int
+
+
+class _Folder:
+    """Where the files of a snapshot go."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def has(self, entry: Entry) -> bool:
+        place = self.path / _object(entry.sha256)
+        return place.is_file() and place.stat().st_size == entry.size
+
+    def add(self, entry: Entry, file: IO[bytes]) -> None:
+        replace_file(self.path / _object(entry.sha256), lambda unfinished: _copy(file, unfinished), 0o600)
+
+    def finish(self, manifest: dict[str, Any]) -> None:
+        replace_json(self.path / _MANIFEST, manifest)
+        named = {_object(digest) for digest, *_ in manifest["files"].values()}
+        for path in self.path.glob("objects/??/*"):
+            if path.relative_to(self.path).as_posix() not in named:
+                path.unlink()
+
+
+class _Tar:
+    """The same in one file."""
+
+    def __init__(self, archive: tarfile.TarFile) -> None:
+        self._archive, self._digests = archive, set[str]()
+
+    def has(self, entry: Entry) -> bool:
+        return entry.sha256 in self._digests
+
+    def add(self, entry: Entry, file: IO[bytes]) -> None:
+        self._digests.add(entry.sha256)
+        self._put(_object(entry.sha256), entry.size, file)
+
+    def finish(self, manifest: dict[str, Any]) -> None:
+        content = json.dumps(manifest).encode()
+        self._put(_MANIFEST, len(content), io.BytesIO(content))
+
+    def _put(self, name: str, size: int, file: IO[bytes]) -> None:
+        head = tarfile.TarInfo(name)
+        head.size, head.mode = size, 0o600
+        self._archive.addfile(head, file)
+
+
+def take_snapshot(
+    workspace: Path, target: Path, progress: Callable[[int], object] | None = None, without: Collection[str] = ()
+) -> Snapshot:
+    """Copy a workspace to a folder, or to FILE.tar; an older snapshot of it there is replaced once this one is whole.
+
+    A damaged workspace is refused: its snapshot would take the place of a good one. ``progress`` is told how many files
+    are done. ``without`` are files that are left out, by their path within the workspace.
+    """
+    workspace, target = workspace.resolve(), target.resolve()
+    if target.is_relative_to(workspace):
+        raise InputError(f"{target} is within the workspace; choose a place outside of it, best on another disk")
+    if not _is_new(target) and (older := _read_manifest(target)["workspace"]) != workspace.name:
+        raise InputError(f"{target} holds a snapshot of {older!r}; choose another place")
+    is_tar = target.suffix == ".tar"
+    fill = partial(_fill, workspace=workspace, progress=progress, without=without)
+    staged = target.with_name(f".{target.name}.staged.partial") if is_tar else target / ".staged.partial"
+    with exclusive(staged, busy=InputError(f"another snapshot is being written to {target}; wait for it")):
+        try:
+            _clear(staged)
+            if not is_tar:
+                target.chmod(0o700)  # it holds what the workspace keeps private
+                return fill(_Folder(target), staged)
+            done: list[Snapshot] = []
+
+            def write(unfinished: Path) -> None:
+                with tarfile.open(unfinished, "w") as archive:
+                    done.append(fill(_Tar(archive), staged))
+
+            replace_file(target, write, 0o600)
+            return done[0]
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def _is_new(target: Path) -> bool:
+    """Whether nothing is there but what a killed first snapshot left."""
+    if target.suffix == ".tar" or not target.is_dir():
+        return not target.exists()
+    return is_vacant(target) or {path.name for path in target.iterdir()} <= {"objects", ".staged.partial"}
+
+
+def _fill(
+    store: _Folder | _Tar,
+    staged: Path,
+    workspace: Path,
+    progress: Callable[[int], object] | None,
+    without: Collection[str],
+) -> Snapshot:
+    when, entries, copied = datetime.now(UTC).isoformat(timespec="seconds"), dict[str, Entry](), list[int]()
+
+    def take(name: str, path: Path) -> None:
+        if name in entries or name in without:
+            return
+        if progress is not None:
+            progress(len(entries))
+        try:
+            with path.open("rb") as file:  # files are replaced, never rewritten: what is open stays as it is
+                seen = os.fstat(file.fileno())
+                entry = Entry(path.stem, seen.st_size, seen.st_mode & 0o777)  # an image is called by its digest
+                if not name.startswith("images/") or not store.has(entry):
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                    if name.startswith("images/") and digest != path.stem:
+                        raise _damaged([f"{path} is damaged: store that image again, or restore it from a copy"])
+                    entry = entry._replace(sha256=digest)
+                    if not store.has(entry):
+                        file.seek(0)
+                        store.add(entry, file)
+                        copied.append(entry.size)
+        except FileNotFoundError:  # deleted meanwhile
+            return
+        entries[name] = entry
+
+    with ExitStack() as held:
+        registry = Registry(workspace)
+        for version in registry.names():
+            held.enter_context(registry.using(version))  # it is not retired meanwhile
+        if problems := list(verify_files(workspace)):
+            raise _damaged(problems)
+        for pattern in _ORDER:
+            for path in _files(workspace, pattern):
+                take(path.relative_to(workspace).as_posix(), path)
+        for name, path in _copied_databases(workspace, staged):
+            take(name, path)
+        for path in _files(workspace, "**/*"):  # images too: those that were kept meanwhile
+            take(path.relative_to(workspace).as_posix(), path)
+    files = {name: list(entries[name]) for name in sorted(entries)}
+    store.finish(document("snapshot", {"when": when, "workspace": workspace.name, "files": files}))
+    return Snapshot(when, len(entries), sum(entry.size for entry in entries.values()), len(copied), sum(copied))
+
+
+def _files(workspace: Path, pattern: str) -> Iterator[Path]:
+    """Files but for locks, what killed writers left, databases, and the index, which the gallery builds again."""
+    for path in sorted(workspace.glob(pattern)):
+        parts = path.relative_to(workspace).parts
+        passing = any(part.startswith(".") or part.endswith((".partial", ".index")) for part in parts)
+        if path.is_file() and not passing and not path.name.endswith((".db", ".db-wal", ".db-shm", _MARK)):
+            yield path
+
+
+def _copied_databases(workspace: Path, staged: Path) -> Iterator[tuple[str, Path]]:
+    """The gallery and the counts of use, each as of one moment. The copy has its gallery in the workspace.
+
+    Items of a gallery on a server are each as of some moment meanwhile.
+    """
+    copy = staged / GALLERY
+    with open_workspace_gallery(workspace) as gallery:
+        if "://" in (url := gallery_url(workspace)):
+            with open_gallery(copy) as items:
+                copy_gallery(gallery, items)
+        else:
+            _back_up(Path(url), copy)
+    with open_gallery(copy) as items:
+        if problems := verify_gallery(items):
+            raise _damaged(problems)
+    yield GALLERY, copy
+    replace_json(staged / _MARK, document("workspace", {}))
+    yield _MARK, staged / _MARK
+    if (workspace / _USAGE).is_file():
+        _back_up(workspace / _USAGE, staged / "usage.db")
+        yield _USAGE, staged / "usage.db"
+
+
+def _back_up(source: Path, target: Path) -> None:
+    uri = f"file:{quote(str(source))}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=30)) as db, closing(sqlite3.connect(target)) as copy:
+            db.backup(copy)
+    except sqlite3.Error as error:
+        raise _damaged([f"{source}: {error}"]) from error
+
+
+def _damaged(problems: list[str]) -> ModelError:
+    seen = "; ".join(problems[:3])
+    return ModelError(f"the workspace is damaged, so no snapshot was taken: {seen}", NextStep("verify-gallery"))
+
+
+# --- restoring
+
+
+def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapshot:
+    """Make a snapshot the workspace at ``path``, which must be empty, or with ``replace`` a workspace.
+
+    Every file is checked, and the whole is verified, before anything at ``path`` changes. Then it changes at once.
+    """
+    path, manifest = path.resolve(), _read_manifest(source)
+    occupied = not is_vacant(path)
+    if occupied and not replace:
+        raise InputError(f"{path} is not empty; nothing was changed", NextStep("repeat", {"replace": True}))
+    if occupied and not (path / _MARK).is_file():
+        raise InputError(f"{path} is not a workspace, so it is not replaced; choose another place")
+    made = path.with_name(f".{path.name}.restored.partial")
+    with exclusive(made, busy=InputError(f"another snapshot is being restored to {path}; wait for it")):
+        try:
+            _clear(made)
+            with _opened(source) as open_file:
+                for name, entry in manifest["files"].items():
+                    _restore_file(made / name, entry, open_file, f"{name} of the snapshot {source}")
+            if problems := list(verify_workspace(made)):
+                raise ModelError(f"{source} is damaged and was not restored: {'; '.join(problems[:3])}")
+            for folder in [made, *(one for one in made.rglob("*") if one.is_dir())]:
+                flush(folder)
+            if occupied:
+                running = InputError(f"a service uses {path}; stop it first. Nothing was changed")
+                with exclusive(path / "state" / "jobs", busy=running):
+                    _exchange(made, path)
+            else:
+                shutil.rmtree(path, ignore_errors=True)  # a lock, or what a killed writer left
+                made.rename(path)
+            flush(path.parent)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)  # what failed, or what was replaced
+    size = sum(entry.size for entry in manifest["files"].values())
+    return Snapshot(manifest["when"], len(manifest["files"]), size, len(manifest["files"]), size)
+
+
+def _restore_file(path: Path, entry: Entry, open_file: Callable[[str], IO[bytes]], called: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open_file(_object(entry.sha256)) as file:
+            _copy(file, path)
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise ModelError(f"{called} cannot be read ({error}); use another snapshot") from error
+    with path.open("rb") as copy:
+        if hashlib.file_digest(copy, "sha256").hexdigest() != entry.sha256:
+            raise ModelError(f"{called} is damaged; use another snapshot")
+    path.chmod(entry.mode)
+    flush(path)
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[Callable[[str], IO[bytes]]]:
+    """How to open a file of a snapshot."""
+    if source.is_dir():
+        yield lambda name: (source / name).open("rb")
+        return
+    with tarfile.open(source, "r:") as archive:
+        members = {member.name: member for member in archive if member.isreg()}
+
+        def extract(name: str) -> IO[bytes]:
+            file = archive.extractfile(members[name])
+            assert file is not None  # it is for members that are not files
+            return file
+
+        yield extract
+
+
+def _read_manifest(source: Path) -> dict[str, Any]:
+    """When, of which workspace, and its files by name; refused if it is damaged, or not a snapshot."""
+    if not source.exists():
+        raise InputError(f"there is no snapshot at {source}")
+    try:
+        with _opened(source) as open_file, open_file(_MANIFEST) as file:
+            content = open_document(json.load(file), "snapshot")
+        content["files"] = {name: Entry(*entry) for name, entry in content["files"].items()}
+        for name in content["files"]:
+            if not (parts := PurePosixPath(name).parts) or parts[0] == "/" or ".." in parts:
+                raise ValueError(f"it names {name!r}, which is outside of a workspace")
+    except (FixstarError, OSError, ValueError, KeyError, TypeError, AttributeError, tarfile.TarError) as error:
+        raise ModelError(f"{source} is not a snapshot, or it is damaged: {error}") from error
+    return content
+
+
+def _object(digest: str) -> str:
+    return f"objects/{digest[:2]}/{digest}"
+
+
+def _copy(file: IO[bytes], path: Path) -> None:
+    with path.open("wb") as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a killed process left. The lock is held, and stays."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two directories change places: at once on Linux, else one after the other."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(one), _AT_FDCWD, os.fsencode(other)
+    if rename is None or rename(_AT_FDCWD, *names, _RENAME_EXCHANGE):
+        aside = one.with_name(f".{other.name}.replaced.partial")
+        other.rename(aside)
+        one.rename(other)
+        aside.rename(one)
