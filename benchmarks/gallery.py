@@ -1,8 +1,8 @@
 """The embedded gallery: exact search against bare engines on the same vectors, inserting, loading, storage.
 
 Clustered unit vectors, top 10. Contestants take turns, round by round, so that a busy machine hits all of them; a
-figure is the median of the rounds. "numpy" is the product and an argpartition, without ids, payload or versions.
-faiss takes part if it is installed: pip install faiss-cpu.
+figure is the median of the rounds, alone and beside two busy processes. "numpy" is the product and an argpartition,
+without ids, payload or versions. faiss takes part if it is installed: pip install faiss-cpu.
 
     python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about one minute
     python benchmarks/gallery.py --approximate 200000                             the same for approximate search only
@@ -16,14 +16,17 @@ on searching.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import platform
 import resource
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,19 @@ def rates(contestants: dict[str, Callable[[Array], Any]], batches: list[Array], 
     return {name: round(queries / float(np.median(times)), 1) for name, times in seconds.items()}
 
 
+@contextlib.contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """So many processes that do nothing but use a core: a service never has idle ones."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def measure(options: argparse.Namespace, folder: Path) -> Figures:
     vectors = make_vectors(options.vectors, options.width, seed=2)
     queries = make_vectors(options.batch, options.width, seed=3)
@@ -133,6 +149,9 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     report["single_qps"] = rates(contestants, [queries[i : i + 1] for i in range(options.singles)], options.rounds)
     contestants.pop("fixstar_filtered")
     report["batch_qps"] = rates(contestants, [queries], options.rounds)
+    with busy_cores(2):
+        report["busy_single_qps"] = rates(contestants, [queries[i : i + 1] for i in range(10)], options.rounds)
+        report["busy_batch_qps"] = rates(contestants, [queries], options.rounds)
     report["while_writing"] = waiting(one, queries[:1], vectors[: options.insert])
     report |= across_versions(options, folder, vectors, queries, contestants["fixstar"])
     one.close()

@@ -272,8 +272,8 @@ def _verdicts(test: Callable[[Payload], bool]) -> Callable[[str], bool]:
     return verdict
 
 
-_BYTES = 32 << 20  # of a full segment: large enough to multiply at full speed, small enough to copy in some 20 ms
-_ROWS = 1 << 15  # at most, where vectors are short
+_BYTES = 128 << 20  # of a full segment: every product makes threads wait for each other, every rewrite copies one
+_ROWS = 1 << 17  # at most, where vectors are short
 _PAGE = 1024  # rows copied at once
 _SPARE = 8  # a segment is rewritten when an eighth of it is removed,
 _AT_ONCE = 1  # one per draft; those with half of it removed always
@@ -478,7 +478,7 @@ def _candidates(target: _Target, k: int, where: Where | None) -> tuple[Indices, 
 
 def _cosines(target: _Target, query: Indices, row: Indices) -> Floats:
     """[pairs]: exact cosines, some pairs at a time."""
-    size = 1 + 4 * CELLS // target.rows.width
+    size = 1 + CELLS // target.rows.width
     parts = [slice(start, start + size) for start in range(0, max(1, len(row)), size)]
     return np.concatenate(
         [exact_cosines(target.rows.vectors(row[part]), target.queries, query[part]) for part in parts]

@@ -10,7 +10,9 @@ A query of version t meets the vectors of version k through one small matrix, B 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +22,11 @@ from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats, Hit, VersionSpace
 from fixstar.geometry import carry, short_basis
 
-CELLS = 1 << 20  # cosines at once: 4 MiB
+CELLS = 1 << 22  # cosines at once: 16 MiB
+CHUNK = 1 << 20  # numbers that a thread multiplies at once: 4 MiB
 GROUP = 64
 PRODUCTS = 1 << 16  # of numbers, added up at once: 512 KiB, which stays near the processor
+_THREADS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 Indices = NDArray[np.intp]
 
@@ -40,15 +44,13 @@ def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indice
     slack = np.float32(1e-6 * max(1.0, queries.shape[1] ** 0.5 / 8))  # float32 rounding of a dot product, with a margin
     floor = np.full(len(queries), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
-    step = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
-    for block in blocks:
-        for first in range(0, len(block.vectors), step):
-            scores = _product(queries, block.vectors[first : first + step])
-            if block.allowed is not None:
-                scores[:, ~block.allowed[first : first + step]] = -np.inf
-            floor = np.maximum(floor, _kth_at_least(scores, k))
-            query, place = _at_least(scores, floor - slack)
-            found.append((query, place + (block.start + first), scores[query, place]))
+    scored = _scores_of_one(list(blocks), queries[0]) if len(queries) == 1 else _scores(blocks, queries)
+    for start, scores, allowed in scored:
+        if allowed is not None:
+            scores[:, ~allowed] = -np.inf
+        floor = np.maximum(floor, _kth_at_least(scores, k))
+        query, place = _at_least(scores, floor - slack)
+        found.append((query, place + start, scores[query, place]))
     if not found:
         return np.empty(0, np.intp), np.empty(0, np.intp)
     query, row, score = (np.concatenate([part[i] for part in found]) for i in range(3))
@@ -56,10 +58,50 @@ def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indice
     return query[kept], row[kept]
 
 
-def _product(queries: Floats, rows: Floats) -> Floats:
-    """[N, n]; one query reads each row once."""
-    product: Floats = (rows @ queries[0])[None] if len(queries) == 1 else queries @ rows.T
-    return product
+_Scored = tuple[int, Floats, "NDArray[np.bool_] | None"]  # the first row, cosines [N, n], allowed [n]
+
+
+def _scores(blocks: Iterable[Block], queries: Floats) -> Iterator[_Scored]:
+    """The cosines of several queries [N, s] with all rows, in pieces that stay small."""
+    step = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
+    for block in blocks:
+        for first in range(0, len(block.vectors), step):
+            allowed = None if block.allowed is None else block.allowed[first : first + step]
+            yield block.start + first, queries @ block.vectors[first : first + step].T, allowed
+
+
+def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[_Scored]:
+    """The cosines of one query [s] with all rows, one piece per block.
+
+    Reading the rows takes the time, so threads share them out chunk by chunk. A BLAS would split every block evenly and
+    wait for its slowest thread, which on a busy machine costs more than the product.
+    """
+    scores = [np.empty((1, len(block.vectors)), np.float32) for block in blocks]
+    step = max(1, CHUNK // len(query))
+    pieces = (
+        (block.vectors[first : first + step], out[0, first : first + step])
+        for block, out in zip(blocks, scores, strict=True)
+        for first in range(0, len(block.vectors), step)
+    )
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            np.einsum("ij,j->i", piece[0], query, out=piece[1])
+
+    rows = sum(len(block.vectors) for block in blocks)
+    helpers = [threading.Thread(target=work) for _ in range(min(_THREADS, rows // step) - 1)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
+    for block, out in zip(blocks, scores, strict=True):
+        yield block.start, out, block.allowed
 
 
 def _kth_at_least(scores: Floats, k: int) -> Floats:
