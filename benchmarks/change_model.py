@@ -37,7 +37,7 @@ def measured(old: str, new: str, vectors: Path, seed: int) -> tuple[Bridged, dic
     options = BridgeOptions(held_out=1, rules=GateRules(seed=seed))
     found = bridge(vectors / f"{old}.npz", vectors / f"{new}.npz", options=options, progress=True)
     seconds = round(time.perf_counter() - started)
-    return found, {"old": old, "new": new, "seed": seed, "seconds": seconds, **found.to_json()}
+    return found, {"upgrade": f"{old} -> {new}", "seed": seed, "seconds": seconds, **found.to_json()}
 
 
 def without_pairs(old: str, new: str, vectors: Path, labelled: bool) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def table(found: Bridged) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vectors", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="each splits the photos with a label in another way")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     content: dict[str, Any] = {
@@ -109,9 +109,12 @@ def main() -> None:
         "without_pairs": [],
     }
     for old, new in UPGRADES:
-        found, figures = measured(old, new, options.vectors, options.seed)
-        content["upgrades"].append(figures)
-        print(f"\n### {old} -> {new} ({figures['seconds']} s)\n\n{found}\n\n{table(found)}", flush=True)
+        for seed in range(options.seeds):
+            found, figures = measured(old, new, options.vectors, seed)
+            content["upgrades"].append(figures)
+            print(
+                f"\n### {old} -> {new}, seed {seed} ({figures['seconds']} s)\n\n{found}\n\n{table(found)}", flush=True
+            )
         for labelled in (True, False):
             aligned = without_pairs(old, new, options.vectors, labelled)
             content["without_pairs"].append(aligned)

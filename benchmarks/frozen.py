@@ -80,6 +80,7 @@ def measured(method: str, photos: tuple[Path, Path], model: Path, features: Path
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--methods", default="polaris,hoc")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--size", type=int, default=70, help="pixels, in steps of 14")
     parser.add_argument("--embed-on", default="cpu", help="the device that makes the features")
@@ -95,7 +96,8 @@ def main() -> None:
             fixstar("upgrade", photos[1], *words, "--hold-out", "0", "--try", "off"),
         ]
         print(f"with embedding, one epoch: {embedding}", flush=True)
-        rows = [measured(name, photos, model, first / "features", folder / name) for name in ("polaris", "hoc")]
+        methods = options.methods.split(",")
+        rows = [measured(name, photos, model, first / "features", folder / name) for name in methods]
     content = {
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}",
         "load_at_the_end": round(os.getloadavg()[0], 1),
