@@ -77,14 +77,43 @@ def test_a_cell_says_what_it_means_and_arrows_lead_to_the_next(site: str, visit:
 
 def test_negative_flips_are_shown_as_pictures(site: str, visit: Visit) -> None:
     page = visit(site, "#versions")
-    page.wait_for_selector("#flips-version")
-    page.select_option("#flips-version", "v3")
+    page.wait_for_selector("#upgrade-version")
+    page.select_option("#upgrade-version", "v3")
     page.wait_for_selector(".flips figure.wrong")
     page.locator(".flips").scroll_into_view_if_needed()
     until(page, "document.querySelector('.flips li').querySelectorAll('img').length === 3")
     first = page.locator(".flips li").first
     assert first.locator(".asked strong").inner_text() == first.locator(".right strong").inner_text()
     assert first.locator(".asked strong").inner_text() != first.locator(".wrong strong").inner_text()
+
+
+def test_a_sentence_says_first_what_the_upgrade_does(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector("#upgrade-version")
+    page.select_option("#upgrade-version", "v2")
+    said = "document.querySelector('#verdict .sentence')?.textContent"
+    wins = "v2 wins 10 of 100 searches on stored vectors; re-embedding everything gains 20 points."
+    until(page, f"words => {said} === words", wins)  # 50 % by itself, 60 % crossed, 70 % re-embedded
+    assert "between +5.0 and +15.0 points against v1's own queries" in page.locator("#verdict").inner_text()
+    page.select_option("#upgrade-version", "v3")
+    until(page, f"{said}?.startsWith('v3 loses ')")
+    cross, old = (cell(page, name, "v1").locator("span").inner_text() for name in ("v3", "v1"))
+    lost = float(old) - float(cross)
+    shown = float(page.locator("#verdict .sentence").inner_text().split(" loses ")[1].split(" of 100")[0])
+    assert abs(shown - lost) < 0.11  # the matrix says the same, rounded
+    assert "check refused it" in page.locator("#verdict").inner_text()
+
+
+def test_understanding_comes_before_operating_and_a_link_leads_over(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.wait_for_selector(".cell")
+    understand, operate = (page.locator(f"section[aria-labelledby={name}-title]") for name in ("understand", "operate"))
+    assert understand.locator("h3").all_inner_texts()[0] == "What the upgrade does"
+    assert understand.locator("button", has_text="Deploy").count() == 0
+    assert operate.locator("button", has_text="Deploy").count() > 0
+    page.locator("a", has_text="Operate").click()
+    assert page.evaluate("document.activeElement.id") == "operate-title"
+    assert page.url.endswith("#versions")
 
 
 def test_the_share_of_vectors_is_drawn_with_words(site: str, visit: Visit) -> None:
@@ -154,8 +183,23 @@ def test_where_the_gate_refuses_meanwhile_the_dialog_says_so_and_asks_for_a_reas
 
 def test_a_check_runs_as_a_job_and_its_outcome_appears(own: str, visit: Visit) -> None:
     page = visit(own, "#versions")
-    card(page, "v2").locator("text=Check again").click()
+    pressed = card(page, "v2").locator("[data-job]")
+    pressed.click()
+    until(page, "document.querySelector('.busy')?.textContent.startsWith('Checking …')")
+    assert pressed.get_attribute("aria-disabled") == "true"
+    page.wait_for_selector("#jobbar progress")
+    assert page.locator("#jobbar strong").inner_text() == "check v2"
+    page.goto(f"{own}/#search")
+    bottom = page.locator("#jobbar").evaluate("bar => window.innerHeight - bar.getBoundingClientRect().bottom")
+    assert bottom == 0  # it stays in view
+    page.goto(f"{own}/#versions")
     page.wait_for_selector("#jobs .chip.done", timeout=60_000)
+    until(page, "document.querySelector('#announce').textContent.includes('The check job ended: done.')")
+    assert page.locator(".notice", has_text="The check job ended").is_visible()
+    while page.locator(".notice").count():
+        page.locator(".notice button").last.click()
+    assert "The check job ended" in page.locator("#announce").inner_text()  # still there for a screen reader
+    until(page, "document.querySelector('#jobbar').hidden && !document.querySelector('.busy')")
     until(page, "!document.querySelector(\"article[aria-label='Version v2'] header\").textContent.includes('passed')")
 
 

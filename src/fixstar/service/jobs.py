@@ -111,6 +111,11 @@ class Job:
         return f"job {self.id} ({self.kind}, asked for by {self.by or 'unknown'})"
 
     @property
+    def version(self) -> str | None:
+        """The version that is checked, or whose vectors replace older ones."""
+        return self.parameters.get("version") or self.parameters.get("target")
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.state in ("done", "failed", "cancelled")

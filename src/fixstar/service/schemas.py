@@ -246,6 +246,7 @@ class Job(_Response):
 
     id: str
     kind: str
+    version: str | None = Field(None, description="The version that is checked, or whose vectors replace older ones.")
     state: JobState
     done: int = 0
     total: int | None = None

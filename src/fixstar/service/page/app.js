@@ -7,7 +7,6 @@ import { showRoute, startSearch } from "./search.js";
 
 function route() {
   const hash = location.hash || "#search";
-  if (hash === "#main") return; // the skip link
   const versions = hash === "#versions";
   byId("search-view").hidden = versions;
   byId("versions-view").hidden = !versions;
@@ -35,10 +34,12 @@ async function start() {
   startKeys();
   startSearch();
   byId("main").addEventListener("keydown", (event) => event.key === "Escape" && tellProblem(null));
-  document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault();
-    byId("main").focus();
-  });
+  for (const link of document.querySelectorAll(".skip, .part a")) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault(); // the address is the view's
+      byId(link.hash.slice(1)).focus();
+    });
+  }
   window.addEventListener("hashchange", route);
   try {
     const found = await status();

@@ -3,16 +3,17 @@ import { call, may, status, versionPath } from "./api.js";
 import { askBackfill, showBackfill, startBackfill } from "./backfill.js";
 import { badge, byId, count, el, percent, plural, rememberVersions, renew, tone, when } from "./dom.js";
 import { showHistory } from "./history.js";
-import { JobWatch, showJobs } from "./jobs.js";
-import { confirm, onStep, problemView, tellProblem } from "./problem.js";
-import { showFlips, showLineage, showMatrix } from "./versions.js";
+import { isOpen, JobWatch, markBusy, showJobBar, showJobs, showOnButtons } from "./jobs.js";
+import { announce, confirm, onStep, problemView, tellProblem } from "./problem.js";
+import { showUpgrade } from "./upgrade.js";
+import { showLineage, showMatrix } from "./versions.js";
 
 const SELDOM = 3; // of the looks at a running backfill, every third also counts the vectors
-const KEPT = 3; // announcements that stay for those who come to them late
 const watch = new JobWatch(onLook, onEnd);
 let now = null; // the last status
 let known = []; // all versions
-let backfilling = false; // whether a backfill was under way at the last look at the jobs
+let jobs = []; // at the last look
+const backfilling = () => jobs.some((job) => job.kind === "backfill" && isOpen(job));
 
 export function showBoard() {
   refresh();
@@ -24,8 +25,8 @@ export function hideBoard() {
 }
 
 const actions = {
-  check: (version, rules) => acted(() => runCheck(version, rules)),
-  deploy: (version, blend) => acted(() => deploy(version, now, backfilling, refresh, blend)),
+  check: (version, rules) => acted(() => runCheck(version, rules)).finally(() => showOnButtons(jobs)),
+  deploy: (version, blend) => acted(() => deploy(version, now, backfilling(), refresh, blend)),
   rollBack: () => acted(() => rollBack(now, refresh)),
 };
 
@@ -72,14 +73,23 @@ async function refresh() {
     panel("lineage", "/v1/versions", (versions) => {
       known = versions;
       showLineage(versions, actions);
-      showFlips(versions);
+      showUpgrade(versions, now);
     }),
     panel("matrix", "/v1/compatibility", showMatrix),
     panel("deployments", "/v1/deployments", showDeployments),
     panel("history", "/v1/history", showHistory),
     panel("backfill", "/v1/backfill", (state) => showBackfill(state, now)),
-    panel("jobs", "/v1/jobs", (jobs) => showJobs(jobs, () => watch.poke())),
+    panel("jobs", "/v1/jobs", tellJobs),
   ]);
+  showOnButtons(jobs);
+}
+
+function tellJobs(found) {
+  jobs = found;
+  const changed = () => watch.poke();
+  showJobs(jobs, changed);
+  showJobBar(jobs, changed);
+  showOnButtons(jobs);
 }
 
 /** Loads one panel; if that fails the others are still shown. */
@@ -91,9 +101,8 @@ async function panel(place, path, show) {
   }
 }
 
-async function onLook(jobs, look) {
-  showJobs(jobs, () => watch.poke());
-  backfilling = jobs.some((job) => job.kind === "backfill" && (job.state === "running" || job.state === "queued"));
+async function onLook(found, look) {
+  tellJobs(found);
   if (!jobs.some((job) => job.kind === "backfill" && job.state === "running")) return;
   showBackfill(await call("/v1/backfill"), now);
   if (look % SELDOM) return;
@@ -105,13 +114,6 @@ async function onLook(jobs, look) {
 function onEnd(job) {
   announce(`The ${job.kind} job ended: ${job.state}.`);
   refresh();
-}
-
-/** Said aloud beside what was said just before: the end of a job must not cut off what the visitor's own move did. */
-function announce(words) {
-  const said = byId("announce");
-  said.append(el("p", {}, words));
-  while (said.children.length > KEPT) said.firstElementChild.remove();
 }
 
 // --- Where the workspace stands: what answers, and whose vectors are searched.
@@ -172,6 +174,9 @@ const REASON = "Why deploy it anyway? This is kept in the history.";
 
 /** Starts a check; it runs as a job. */
 async function runCheck(version, rules = {}) {
+  const button = document.querySelector(`[data-job="check ${CSS.escape(version)}"]`);
+  if (button?.ariaDisabled === "true") return null; // it runs
+  if (button) markBusy(button, "Starting …");
   await call(versionPath(version, "/check"), { json: rules });
   return `The check of ${version} was started.`;
 }

@@ -6,7 +6,7 @@ import { problemView } from "./problem.js";
 const OFTEN = 1000;
 const SELDOM = 15000;
 const LISTED = 8;
-const isOpen = (job) => job.state === "queued" || job.state === "running";
+export const isOpen = (job) => job.state === "queued" || job.state === "running";
 
 export class JobWatch {
   /** `look(jobs, n)` at every look, `ended(job)` for each that came to its end since the last one. */
@@ -20,19 +20,20 @@ export class JobWatch {
     this.poke();
   }
 
+  /** Ends with the last job that is under way. */
   stop() {
     this.on = false;
-    clearTimeout(this.timer);
+    if (!this.open.size) clearTimeout(this.timer);
   }
 
   /** Looks now. */
   poke() {
     clearTimeout(this.timer);
-    if (this.on) this.timer = setTimeout(() => this.tick(), 0);
+    if (this.on || this.open.size) this.timer = setTimeout(() => this.tick(), 0);
   }
 
   async tick() {
-    if (!this.on || document.hidden) return;
+    if (document.hidden) return;
     let wait = SELDOM;
     try {
       const jobs = await call("/v1/jobs");
@@ -46,7 +47,7 @@ export class JobWatch {
       wait = 5 * OFTEN; // the service may be restarting; the other panels say what is wrong
     }
     clearTimeout(this.timer);
-    if (this.on) this.timer = setTimeout(() => this.tick(), wait);
+    if (this.on || this.open.size) this.timer = setTimeout(() => this.tick(), wait);
   }
 }
 
@@ -62,17 +63,56 @@ function line(job, changed) {
   return el(
     "li",
     {},
-    el("div", { class: "job" }, el("strong", {}, job.kind), el("span", { class: `chip ${job.state}` }, job.state), el("span", { class: "note" }, `${when(job.created)}${took}`), isOpen(job) && cancelButton(job, changed)),
+    el("div", { class: "job" }, el("strong", {}, title(job)), el("span", { class: `chip ${job.state}` }, job.state), el("span", { class: "note" }, `${when(job.created)}${took}`), isOpen(job) && cancelButton(job, changed)),
     isOpen(job) && progressBar(job),
     job.message && el("p", { class: "note wrap" }, job.message),
     job.error && problemView(job.error, { small: true }),
   );
 }
 
+const title = (job) => [job.kind, job.version].filter(Boolean).join(" ");
+const isCounted = (job) => typeof job.total === "number" && job.total > 0;
+
+/** How far a job is, in a few words. */
+function progressWords(job) {
+  if (isCounted(job)) return `${count(job.done)} of ${count(job.total)}`;
+  return job.state === "queued" ? "waiting" : job.done ? `${count(job.done)} so far` : "under way";
+}
+
 export function progressBar(job) {
-  const known = typeof job.total === "number" && job.total > 0;
-  const words = known ? `${count(job.done)} of ${count(job.total)}` : job.state === "queued" ? "waiting" : `${count(job.done)} so far`;
-  return el("div", { class: "progress" }, el("progress", { max: known ? job.total : null, value: known ? job.done : null, "aria-label": `${job.kind} job` }), el("span", {}, words));
+  const known = isCounted(job);
+  return el("div", { class: "progress" }, el("progress", { max: known ? job.total : null, value: known ? job.done : null, "aria-label": `${job.kind} job` }), el("span", {}, progressWords(job)));
+}
+
+/** Jobs under way, at the lower edge of the window: they stay in view, also beside the search. */
+export function showJobBar(jobs, changed) {
+  const open = jobs.filter(isOpen);
+  byId("jobbar").hidden = !open.length;
+  renew(byId("jobbar"), open.map((job) => el("div", { class: "job" }, el("strong", {}, title(job)), progressBar(job), cancelButton(job, changed))));
+}
+
+/** The button that starts a job shows how far it is, and cannot be pressed meanwhile. */
+export function showOnButtons(jobs) {
+  for (const button of document.querySelectorAll("[data-job]")) {
+    const job = jobs.find((one) => isOpen(one) && title(one) === button.dataset.job);
+    if (job) markBusy(button, `Checking … ${progressWords(job)}`);
+    else if (button.dataset.idle) markIdle(button);
+  }
+}
+
+/** A button that was pressed, with words for what it does now. It keeps the focus, so it is not disabled. */
+export function markBusy(button, words) {
+  button.dataset.idle ??= button.textContent;
+  button.textContent = words;
+  button.setAttribute("aria-disabled", "true");
+  button.classList.add("busy");
+}
+
+function markIdle(button) {
+  button.textContent = button.dataset.idle;
+  delete button.dataset.idle;
+  button.removeAttribute("aria-disabled");
+  button.classList.remove("busy");
 }
 
 export function cancelButton(job, changed) {

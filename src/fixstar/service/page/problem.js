@@ -48,6 +48,26 @@ export function tellProblem(problem, retry = null) {
   else if (problem.name !== "AbortError") place.replaceChildren(problemView(problem, { retry }));
 }
 
+// --- Notices: what was done, shown at the lower edge and said aloud.
+
+const KEPT = 3; // notices that stay for those who come to them late
+const SEEN = 12000; // milliseconds that one is shown
+
+/** Said beside what was said just before: the end of a job must not cut off what the visitor's own move did. */
+export function announce(words) {
+  const said = byId("announce");
+  const close = el("button", { type: "button", class: "icon", "aria-label": "Hide this notice", on: { click: () => hide() } }, el("span", { "aria-hidden": "true" }, "✕"));
+  const notice = el("div", { class: "notice" }, el("p", {}, words), close);
+  const hide = () => {
+    if (document.activeElement === close) byId("main").focus();
+    close.remove();
+    notice.className = "unseen";
+  };
+  said.append(notice);
+  setTimeout(hide, SEEN);
+  while (said.children.length > KEPT) said.firstElementChild.remove();
+}
+
 // --- Confirmation: whatever changes search results is described first, and needs a second press.
 
 /**
@@ -67,6 +87,7 @@ export function confirm({ title, says, reason = null, verb, danger = false, act,
       event.preventDefault();
       if (why && !why.value.trim()) return why.focus();
       go.disabled = true;
+      go.classList.add("busy");
       try {
         running = act(why ? why.value.trim() : null);
         await running;
@@ -78,6 +99,7 @@ export function confirm({ title, says, reason = null, verb, danger = false, act,
         if (again) return resolve(confirm({ ...again, problem: error }));
         trouble.replaceChildren(problemView(error, { small: true, dialog: true }));
         go.disabled = false;
+        go.classList.remove("busy");
       }
     };
     dialog.replaceChildren(

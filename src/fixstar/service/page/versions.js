@@ -1,10 +1,8 @@
 // Versions, newest first, with a rail from each to the one it came from.
-import { address, call, may, versionPath } from "./api.js";
+import { call, may, versionPath } from "./api.js";
 import { badge, byId, count, el, percent, plural, points, renew, tone, verdictMark, when } from "./dom.js";
-import { picture } from "./picture.js";
 import { problemView, stepsView } from "./problem.js";
-
-const OUTCOMES = { pass: ["compatible", "check passed"], refuse: ["incompatible", "check refused it"], "missing evidence": ["not decided", "evidence is missing"] };
+import { images, outcomeChip } from "./upgrade.js";
 
 export function showLineage(versions, actions) {
   const rows = [...versions].reverse();
@@ -47,12 +45,11 @@ function rail({ lane, edges, width }, row) {
 
 function card(version, actions) {
   const { name, check, deployed, retired, parent } = version;
-  const [verdict, words] = OUTCOMES[check] ?? ["none", "not checked"];
   const focus = (what) => ({ focus: `${what} ${name}` });
   return el(
     "article",
     { class: deployed ? "version deployed" : "version", "aria-label": `Version ${name}` },
-    el("header", {}, badge(name), deployed && el("span", { class: "chip live" }, "deployed"), retired && el("span", { class: "chip" }, "retired"), el("span", { class: `chip ${verdict.replace(" ", "-")}` }, verdictMark(verdict), words)),
+    el("header", {}, badge(name), deployed && el("span", { class: "chip live" }, "deployed"), retired && el("span", { class: "chip" }, "retired"), outcomeChip(check)),
     el("dl", {}, fact("Method", version.method), fact("Backbone", version.backbone), fact("Classes", version.capacity ? `${count(version.classes)} of ${count(version.capacity)}` : count(version.classes)), fact("Vectors", count(version.vectors)), fact("From", parent ?? "scratch"), fact("fixstar", version.fixstar)),
     check && details(name),
     may("admin") &&
@@ -60,7 +57,7 @@ function card(version, actions) {
       el(
         "div",
         { class: "buttons" },
-        el("button", { type: "button", data: focus("check"), on: { click: () => actions.check(name) } }, check ? "Check again" : "Run check"),
+        el("button", { type: "button", data: { ...focus("check"), job: `check ${name}` }, on: { click: () => actions.check(name) } }, check ? "Check again" : "Run check"),
         !deployed && el("button", { type: "button", class: check === "pass" ? "primary" : "", data: focus("deploy"), on: { click: () => actions.deploy(version) } }, "Deploy …"),
         !deployed && check && check !== "pass" && el("button", { type: "button", data: focus("blend"), on: { click: () => actions.deploy(version, "auto") } }, "Deploy blended …"),
       ),
@@ -84,8 +81,6 @@ function details(name) {
   shown.addEventListener("toggle", () => shown.open && load(), { once: true });
   return shown;
 }
-
-const images = ({ data = {} }) => (data.source === "held out" ? "held out from training" : (data.name ?? ""));
 
 /** Every check, newest first. One with less evidence does not replace one with more. */
 function history(checks) {
@@ -190,53 +185,4 @@ function basis(measured) {
   if (!measured) return "";
   const images = `${count(measured.queries)} queries, ${count(measured.gallery)} gallery images`;
   return `Measured on ${images}, ${percent(measured.confidence, 0)} confidence for all cells of a check together${measured.when ? `, ${when(measured.when)}` : ""}.`;
-}
-
-// --- Negative flips: queries that the old version answered rightly and the new one does not, as pictures.
-
-const SHOWN = 9;
-let chosen = null;
-
-/** Offers the versions that were checked, and shows the flips of one. */
-export function showFlips(versions) {
-  const checked = versions.filter((version) => version.check).map((version) => version.name);
-  if (!checked.length) {
-    renew(byId("flips"), el("p", { class: "note" }, "Queries that an upgrade would lose are shown here once a version was checked against another."));
-    return;
-  }
-  if (!checked.includes(chosen)) chosen = checked.at(-1);
-  const list = el("ul", { class: "flips" });
-  const choice = el("select", { id: "flips-version", data: { focus: "flips" } }, checked.map((name) => el("option", { selected: name === chosen }, name)));
-  choice.addEventListener("change", () => load((chosen = choice.value), list));
-  renew(byId("flips"), el("label", { class: "inline" }, "Lost by upgrading to", choice), list);
-  load(chosen, list);
-}
-
-async function load(version, list) {
-  list.replaceChildren(el("li", { class: "note" }, "Loading …"));
-  try {
-    const flips = await call(address(versionPath(version, "/flips"), { limit: SHOWN }));
-    if (version !== chosen) return;
-    if (flips.length) list.replaceChildren(...flips.map((flip) => pair(flip, version)));
-    else list.replaceChildren(el("li", { class: "note" }, `No query of the check is lost by ${version}.`));
-  } catch (error) {
-    list.replaceChildren(el("li", {}, problemView(error, { retry: () => load(version, list), small: true })));
-  }
-}
-
-function pair(flip, version) {
-  const old = flip.old ?? {};
-  const found = flip.new ?? {};
-  return el(
-    "li",
-    {},
-    shown("asked", flip.query, flip.label, "asked"),
-    shown("right", old.thumbnail, old.label, badge(old.version ?? "old"), " found"),
-    shown("wrong", found.thumbnail, found.label, badge(version), " found"),
-  );
-}
-
-function shown(kind, url, label, ...who) {
-  const name = label ?? "no label";
-  return el("figure", { class: kind }, picture(url, `${kind === "asked" ? "query" : "found"}: ${name}`), el("figcaption", {}, el("span", {}, ...who), el("strong", { class: "wrap" }, name)));
 }
