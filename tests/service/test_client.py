@@ -205,6 +205,13 @@ def answering(*answers: httpx.Response) -> tuple[Client, list[str]]:
     return Client(transport=httpx.MockTransport(handle)), seen
 
 
+def test_an_adapter_is_asked_for_as_a_job() -> None:
+    job = {"id": "1", "kind": "adapt", "state": "queued", "created": ""}
+    asking, seen = answering(httpx.Response(202, json=job))
+    assert asking.adapt("old-system", kind="slerp").kind == "adapt"
+    assert seen == ["POST /v1/adapt"]
+
+
 def busy(status: int, after: str = "2") -> httpx.Response:
     return httpx.Response(status, json={"title": "Busy", "detail": "later"}, headers={"Retry-After": after})
 

@@ -300,3 +300,22 @@ def test_every_route_documents_its_problems(http: TestClient) -> None:
         assert statuses <= paths[path][method]["responses"].keys()
         answer = paths[path][method]["responses"][min(statuses)]["content"]["application/json"]["schema"]
         assert answer, path
+
+
+def test_an_adapter_is_fitted_in_a_job_and_used_with_evidence_or_a_reason(
+    http: TestClient, space: Workspace, tmp_path: Path
+) -> None:
+    space.index(catalogue(tmp_path / "photos", "again/"))
+    asked = http.post("/v1/adapt", json={"version": "v1", "queries_by": "v2", "kind": "procrustes"})
+    assert asked.status_code == 202
+    done = ended(http, asked.json())
+    assert (done["state"], done["result"]["in_use"]) == ("done", False), done
+    assert done["result"]["outcome"] == "missing evidence"  # so few images do not decide
+    assert not space.adapters.isolated()
+    wanted = {"version": "v1", "queries_by": "v2", "kind": "procrustes", "force": "a test"}
+    forced = ended(http, http.post("/v1/adapt", json=wanted).json())["result"]
+    assert (forced["in_use"], forced["forced"]) == (True, "a test")
+    assert "v1" in space.adapters.isolated()
+    assert is_problem(http.post("/v1/adapt", json={"version": "v7"}), 404, "no vectors of 'v7'")
+    assert is_problem(http.post("/v1/adapt", json={"version": "v1", "queries_by": "v7"}), 404, "unknown version")
+    assert is_problem(http.post("/v1/adapt", json={"version": "v1", "pairs": "/etc/passwd"}), 422)

@@ -204,3 +204,8 @@ def test_the_documents_are_made_here(http: TestClient) -> None:
     assert "/v1/search" in page
     assert "//" not in page.replace("http://localhost", "")  # nothing is asked of another host
     assert "<script" not in page
+    assert http.get("/static/docs.css").headers["content-type"].startswith("text/css")
+    operations = [path for path, methods in document["paths"].items() for _ in methods]
+    assert page.count("<details") == len(operations)
+    assert all(f"<code>{path}</code>" in page for path in operations)
+    assert "<code>min_score</code>" in page

@@ -283,40 +283,84 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _docs_page(document: dict[str, Any]) -> HTMLResponse:
-    """All operations and all problems on one plain page."""
-    operations = [
-        f"<tr><td><code>{method.upper()}</code></td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(one.get('description') or one.get('summary', ''))}</td>"
-        f"<td>{escape(_inputs(one))}</td></tr>"
-        for path, operations in document["paths"].items()
-        for method, one in operations.items()
-    ]
-    problems = [
+    """All operations with their fields, by topic, and all problems, on one page."""
+    topics: dict[str, list[str]] = {}
+    for path, operations in document["paths"].items():
+        for method, one in operations.items():
+            topics.setdefault(one.get("tags", ["other"])[0], []).append(_operation(document, method, path, one))
+    problems = "".join(
         f'<tr><td>{kind.status}</td><td><a href="/problems/{name}">/problems/{name}</a></td>'
         f"<td>{escape(kind.title)}</td><td>{escape(kind.remedy)}</td></tr>"
         for name, kind in PROBLEMS.items()
-    ]
-    about = document["info"]
+    )
+    about, menu = document["info"], "".join(f'<a href="#{name}">{name}</a>' for name in (*topics, "problems"))
     return _html_page(
         f"{about['title']} {about['version']}",
         f"<p>{escape(about.get('description', ''))} "
-        'In full: <a href="/v1/openapi.json">openapi.json</a>.</p><table>'
-        "<thead><tr><th></th><th>address</th><th>what it does</th><th>takes</th></tr></thead>"
-        f"<tbody>{''.join(operations)}</tbody></table><h2>Problems</h2><table>"
+        f'In full: <a href="/v1/openapi.json">openapi.json</a>.</p><nav>{menu}</nav>'
+        + "".join(f'<h2 id="{name}">{name}</h2>{"".join(parts)}' for name, parts in topics.items())
+        + '<h2 id="problems">problems</h2><table>'
         "<thead><tr><th>status</th><th>type</th><th>title</th><th>what to do</th></tr></thead>"
-        f"<tbody>{''.join(problems)}</tbody></table>",
+        f"<tbody>{problems}</tbody></table>",
     )
 
 
+def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, Any]) -> str:
+    """One operation: closed, its address and what it does; open, its fields."""
+    rows = [
+        (field["name"], field["in"], field.get("schema", {}), field.get("description", ""), field.get("required"))
+        for field in one.get("parameters", ())
+    ]
+    for media, content in one.get("requestBody", {}).get("content", {}).items():
+        schema = _resolved(document, content["schema"])
+        rows += [
+            (name, media.rpartition("/")[2], kind, kind.get("description", ""), name in schema.get("required", ()))
+            for name, kind in schema.get("properties", {}).items()
+        ]
+    fields = "".join(
+        f"<tr><td><code>{escape(name)}</code>{' required' if required else ''}</td><td>{escape(place)}</td>"
+        f"<td>{escape(_kind(kind))}</td><td>{escape(text)}</td></tr>"
+        for name, place, kind, text, required in rows
+    )
+    head = "<thead><tr><th>field</th><th>in</th><th>type</th><th></th></tr></thead>"
+    table = f"<table>{head}<tbody>{fields}</tbody></table>" if rows else "<p>It takes no fields.</p>"
+    first, _, more = (one.get("description") or one.get("summary", "")).partition("\n\n")
+    return (
+        f'<details class="{method}"><summary><b>{method.upper()}</b> <code>{escape(path)}</code> '
+        f"<span>{escape(first)}</span></summary>{more and f'<p>{escape(more)}</p>'}{table}</details>"
+    )
+
+
+def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that is a reference, or null or a reference, as what it refers to."""
+    named = schema.get("$ref") or next((one["$ref"] for one in schema.get("anyOf", ()) if "$ref" in one), "")
+    found: dict[str, Any] = document["components"]["schemas"].get(named.rpartition("/")[2], schema)
+    return found
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """The type of a field in words.
+
+    >>> _kind({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
+    'array of string or null'
+    """
+    if "anyOf" in schema:
+        return " or ".join(map(_kind, schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if schema.get("type") == "array":
+        return f"array of {_kind(schema.get('items', {}))}"
+    return str(schema.get("type") or schema.get("$ref", "").rpartition("/")[2] or "any")
+
+
 def _html_page(title: str, body: str) -> HTMLResponse:
-    """A plain page: no script, nothing from elsewhere."""
-    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
-    return HTMLResponse(f"{head}<body><h1>{escape(title)}</h1>{body}</body></html>")
-
-
-def _inputs(one: dict[str, Any]) -> str:
-    named = [field["name"] + ("" if field.get("required") else "?") for field in one.get("parameters", ())]
-    return ", ".join([*named, *(f"body: {kind}" for kind in one.get("requestBody", {}).get("content", ()))])
+    """A page without script and with nothing from elsewhere."""
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="/static/docs.css"><title>{escape(title)}</title></head>'
+    )
+    return HTMLResponse(f"{head}<body><main><h1>{escape(title)}</h1>{body}</main></body></html>")
 
 
 # --- the page: files of this package, served as they are; no build step, nothing from elsewhere

@@ -334,6 +334,13 @@ class Client:
         """Copy the workspace to where the operator wants snapshots, in a job."""
         return self._ask(Job, "POST", "/v1/snapshot")
 
+    def adapt(self, version: str, queries_by: str | None = None, **options: Any) -> Job:
+        """Let a version's queries, by default the deployed one's, search vectors of another model, in a job.
+
+        ``options`` are ``kind``, ``sample``, ``confidence``, ``tolerance``, ``seed`` and ``force``.
+        """
+        return self._ask(Job, "POST", "/v1/adapt", json={"version": version, "queries_by": queries_by, **options})
+
     # --- jobs
 
     def job(self, job: str | Job) -> Job:

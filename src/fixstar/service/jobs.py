@@ -1,7 +1,7 @@
-"""Work that continues after the response: indexing, checks, backfills, snapshots.
+"""Work that continues after the response: indexing, checks, backfills, adapters, snapshots.
 
-Index jobs run one at a time, and beside them one at a time of the heavy ones (check, backfill), and of snapshots. A job
-is on disk, state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a
+Index jobs run one at a time. Beside them runs one heavy job (check, backfill, adapt) at a time, and one snapshot.
+A job is on disk, state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a
 restart every unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, others from
 their start.
 Needs no web framework: the command line reads the files of jobs without one.
@@ -27,7 +27,7 @@ from fixstar.gallery.store import Vectors
 from fixstar.images import DecodeProcesses, ImageSource, Pixels, Preprocessing
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.settings import ServiceSettings
-from fixstar.workspace import BackfillOptions, CatalogueItem, GateRules, Workspace
+from fixstar.workspace import AdaptOptions, BackfillOptions, CatalogueItem, GateRules, Workspace
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
 from fixstar.workspace.gate import check_version
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.evaluation import VersionFeatures
 
-Kind = Literal["index", "check", "backfill", "snapshot"]
+Kind = Literal["index", "check", "backfill", "adapt", "snapshot"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill"), ("snapshot",))
+LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill", "adapt"), ("snapshot",))
 KEPT = 200  # ended jobs that are remembered
 WAITING = 100  # index jobs that may wait
 PATIENCE = 5.0  # seconds that the current batch may still take where a job is to end
@@ -97,6 +97,8 @@ class Job:
             total, message = None, f"checking {parameters['version']}"
         elif kind == "snapshot":
             total, message = None, "copying the workspace"
+        elif kind == "adapt":
+            total, message = None, f"fitting an adapter to {parameters['version']}'s vectors"
         else:
             total, message = None, _REEMBEDDING.format(**parameters)
         when = datetime.now(UTC)
@@ -392,6 +394,25 @@ def _kept_items(items: Sequence[KeptItem]) -> Result:
     return {"kept": [item._asdict() for item in items[:_NAMED]], "kept_count": len(items)}
 
 
+def _adapt(space: Workspace, running: RunningJob) -> Result:
+    """Fit an adapter between a version's queries and other vectors, and use it if it passes the gate."""
+    wanted = running.job().parameters
+    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"])
+    options = AdaptOptions(
+        wanted["queries_by"], wanted["kind"], force=wanted["force"], sample=wanted["sample"], rules=rules
+    )
+    done = space.adapt(wanted["version"], options, progress=False)
+    how = "in use" if done.in_use else "not used"
+    running.note(message=f"{done.kind} adapter from {done.queries_by} to {done.version}: {how}")
+    check = done.check
+    return {
+        **{name: getattr(done, name) for name in ("version", "queries_by", "kind", "fitted_on", "in_use", "forced")},
+        "outcome": check and check.outcome,
+        "reasons": list(check.reasons) if check else [],
+        "next_steps": [to_step(step) for step in check.next_steps] if check else [],
+    }
+
+
 def _snapshot(space: Workspace, running: RunningJob) -> Result:
     """Copy the workspace, but for this job: nobody wants it repeated where the copy is served."""
     job = running.job()
@@ -409,6 +430,7 @@ WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {
     "index": _index,
     "check": _check,
     "backfill": _backfill,
+    "adapt": _adapt,
     "snapshot": _snapshot,
 }
 

@@ -111,6 +111,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
 }
 PROBLEMS = {name: ProblemType(*row) for name, row in _TYPES.items()}
 REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, path, fields of the body
+    "adapt": ("POST", "/v1/adapt", ("version", "queries_by", "kind", "sample", "tolerance", "force")),
     "backfill": ("POST", "/v1/backfill", ("budget", "order", "rate", "deployed", "anyway")),
     "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed", "blend")),
     "delete-items": ("POST", "/v1/items/delete", ("ids",)),
@@ -120,7 +121,6 @@ REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, pat
 }
 OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine, or files there
     {
-        "adapt",
         "add",
         "drop",
         "evaluate",

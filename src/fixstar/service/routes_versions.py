@@ -16,6 +16,7 @@ from fixstar.service import jobs as work
 from fixstar.service.context import READ, Admin, Context, Shared, Writer
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.schemas import (
+    AdaptRequest,
     BackfillRequest,
     BackfillState,
     Check,
@@ -353,7 +354,22 @@ def _ended_by(job: work.Job | None, version: str) -> str | None:
     return None if job is None or job.parameters["target"] == version else job.id
 
 
-# --- backfill and history
+# --- adapters, backfill and history
+
+
+@router.post("/adapt", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
+def start_adapter(context: Shared, caller: Admin, wanted: AdaptRequest) -> Job:
+    """Fit an adapter that lets a version's queries search other vectors, in a job. It is used if it passes the gate.
+
+    Images of the stored items are embedded for it, or class means compared where there are none. Nothing stored
+    changes. For pairs from a file, or to convert stored vectors, the operator uses ``fixstar adapt``.
+    """
+    space = context.workspace
+    queries_by = space.registry.checked(wanted.queries_by or space.deployed())
+    if not space.gallery.count().get(wanted.version):
+        raise Problem("unknown-version", f"the gallery has no vectors of {wanted.version!r}", "see GET /v1/status")
+    parameters = {**wanted.model_dump(), "queries_by": queries_by}
+    return Job.model_validate(context.jobs.submit("adapt", parameters, caller.name))
 
 
 @router.post("/backfill", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
@@ -427,7 +443,7 @@ def job(context: Shared, name: JobId) -> Job:
 
 @router.post("/jobs/{id}/cancel", tags=["jobs"], responses=problem_responses(404))
 def cancel(context: Shared, name: JobId, caller: Writer) -> Job:
-    """End a job after its current batch; what was done stays. Ending a check or a backfill needs the role admin."""
+    """End a job after its current batch; what was done stays. Ending another than an index job needs the role admin."""
     kind = context.jobs.get(name).kind
     if kind != "index" and not caller.may("admin"):
         seen = f"{caller.name!r} has the role {caller.role}; ending a {kind} needs admin"

@@ -397,6 +397,23 @@ class CheckRequest(_Request):
     blend: float | None = Field(default=None, ge=0, le=1)
 
 
+class AdaptRequest(_Request):
+    """``version``: whose vectors to make searchable, such as an imported system's; ``queries_by``: by whose queries.
+
+    ``kind`` is by default the one that is best on held-out pairs, and ``sample`` the images to embed, at most.
+    ``force`` is a reason to use it without a passed check.
+    """
+
+    version: str = Field(min_length=1, max_length=256)
+    queries_by: VersionName | None = None
+    kind: Literal["procrustes", "ridge", "low-rank", "mlp", "slerp"] | None = None
+    sample: int = Field(default=8000, ge=1, le=100_000)
+    confidence: float = Field(default=0.95, ge=0.5, le=0.999)
+    tolerance: float = Field(default=0.0, ge=0, lt=1)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    force: str | None = Field(default=None, max_length=1000)
+
+
 # --- deployment
 
 VersionName = Annotated[str, Field(max_length=100)]
