@@ -1,0 +1,917 @@
+"""A workspace against a plain reference in memory, over long random sequences of operations, with kills.
+
+An operation is a name, who does it, and a number that all its details are drawn from: ``index.killed.4711``. It is done
+by one of two objects of this process (``own``, ``other``), by a second process (``process``), or by a second process
+that kills itself (SIGKILL) at a random call into the system or the database (``killed``). After every operation
+somebody else reads everything: ids, versions, payloads, vectors to the bit, deployments, retired versions, adapters and
+counts. Searches are compared with cosines over the reference, and ``verify`` must find nothing. After a kill every
+write is there as a whole or not at all, and all that was acknowledged is there.
+
+A failure is shrunk: operations are left out as long as it still fails. What is left is printed as a command.
+
+    python tests/support/workspace_model.py --operations 200000
+    python tests/support/workspace_model.py --postgres --operations 2000
+    python tests/support/workspace_model.py --trace "index.own.1 backfill.killed.7"
+
+This is a small runner of its own, not Hypothesis: sequences are hundreds of operations long, further than its entropy
+reaches, an operation costs milliseconds, and the same sequence must run from a command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from forked import fork
+from numpy.typing import NDArray
+from PIL import Image
+from shops import CLASSES, shop
+
+from fixstar.errors import FixstarError
+from fixstar.gallery import import_version
+from fixstar.gallery.vector_files import Block
+from fixstar.geometry import unit
+from fixstar.models import Encoder
+from fixstar.workspace import CatalogueItem, Workspace, items
+from fixstar.workspace.adapters.maps import load_adapter
+from fixstar.workspace.adapters.use import AdaptOptions
+from fixstar.workspace.backfill import run as backfill_run
+from fixstar.workspace.backfill.planning import BackfillOptions
+from fixstar.workspace.backfill.run import PlanFiles, budget_items
+from fixstar.workspace.files import create_mark
+from fixstar.workspace.items import IMAGE, LABEL, STAMP
+from fixstar.workspace.verify import verify_workspace
+
+Vector = NDArray[np.float32]
+VERSIONS, IMAGES, BROKEN = 5, 24, 0  # image number BROKEN cannot be read
+IDS = [*(f"i{number}" for number in range(34)), "ü/1", "a'b", 'q"', "日本", "x\ny", "%_"]
+FOREIGN = {"shop": 5, "shop@v1": 7}  # imported versions, and the width of their vectors
+EPISODE = 250  # operations on one workspace
+SMALL_BATCH = 4  # items at a time, so that a kill finds some done and others not
+WEIGHTS = {
+    "index": 30,
+    "delete": 12,
+    "replace": 8,
+    "import": 8,
+    "deploy": 8,
+    "rollback": 4,
+    "backfill": 7,
+    "adapt": 3,
+    "retire": 2,
+    "drop": 1,
+    "prune": 2,
+    "compact": 1,
+    "build": 1,
+    "race": 3,
+    "search": 6,
+    "restart": 2,
+    "abandon": 2,
+}
+ACTORS = {"own": 50, "other": 25, "process": 18, "killed": 7}
+
+
+class MismatchError(AssertionError):
+    """The workspace is not as the reference says."""
+
+
+class Operation(NamedTuple):
+    """What, by whom, and the number that the details are drawn from."""
+
+    name: str
+    by: str
+    number: int
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Operation:
+        name, by, number = text.split(".")
+        return cls(name, by, int(number))
+
+
+def drawn_operations(seed: int, count: int) -> list[Operation]:
+    """A random sequence."""
+    rng = random.Random(seed)
+    names, actors = (rng.choices(list(kinds), list(kinds.values()), k=count) for kinds in (WEIGHTS, ACTORS))
+    return [Operation(name, by, rng.randrange(10**6)) for name, by in zip(names, actors, strict=True)]
+
+
+# --- what everybody starts from
+
+
+class Start(NamedTuple):
+    """A workspace with versions, images, and the vector of each image by each version; made once for each process."""
+
+    workspace: Path
+    photos: tuple[Path, ...]
+    vectors: Mapping[str, Vector]
+
+
+@cache
+def start() -> Start:
+    folder = Path(tempfile.mkdtemp(prefix="fixstar-model-"))
+    shop(folder / "shop", VERSIONS).close()
+    rng, photos = np.random.default_rng(0), list[Path]()
+    for number in range(IMAGES):
+        photos.append(folder / f"{number}.png")
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).resize((32, 32)).save(photos[-1])
+    vectors = {}
+    for name in (f"v{number}" for number in range(1, VERSIONS + 1)):
+        vectors[name] = Encoder.load(folder / "shop" / "versions" / name).encode(photos, form="short")
+    photos[BROKEN].write_bytes(b"not an image")
+    return Start(folder / "shop", tuple(photos), vectors)
+
+
+# --- doing it
+
+Plan = dict[str, Any]
+
+
+class Imported:
+    """Vectors to import, as if from a file."""
+
+    name = "vectors"
+    projection: Vector | None = None
+    origin: str | None = None
+
+    def __init__(self, ids: list[str], vectors: Vector, payloads: list[Mapping[str, Any]]) -> None:
+        self.ids, self.width, self._vectors, self._payloads = ids, vectors.shape[1], vectors, payloads
+
+    def blocks(self, _: int) -> Iterator[Block]:
+        yield Block(self.ids, self._vectors, self._payloads)
+
+
+def perform(space: Workspace, plan: Plan) -> Any:
+    """Do what a plan says; what came back, in a form that compares."""
+    match plan["do"]:
+        case "index":
+            done = space.index([_catalogue_item(space, *item) for item in plan["items"]], again=plan["again"])
+            return done.version, done.added, done.unchanged, len(done.bad)
+        case "import":
+            source = Imported(plan["ids"], plan["vectors"], plan["payloads"])
+            return import_version(space.gallery, plan["version"], source, take_over=plan["take_over"])
+        case "delete":
+            return space.gallery.delete(plan["ids"])
+        case "deploy":
+            return space.deploy(plan["version"], force="a trial").version
+        case "rollback":
+            return space.rollback().version
+        case "backfill":
+            return space.backfill(BackfillOptions(plan["budget"], plan["order"])).done
+        case "adapt":
+            options = AdaptOptions(plan["queries_by"], "procrustes", applied=plan["applied"], force="a trial")
+            return space.adapt(plan["version"], options, progress=False).in_use
+        case "retire":
+            space.retire(plan["version"])
+        case "drop":
+            space.drop(plan["version"])
+        case "prune":
+            before = time.time() + 10
+            used = [str(item.payload.get(IMAGE)) for item in space.gallery.iterate()]
+            space.images.prune(space.images.unused(used, before), before)
+        case "compact":
+            getattr(space.gallery, "compact", space.gallery.flush)()
+        case "build":
+            space.gallery.build_index()
+        case "read":
+            return [(item.id, item.version, item.vector, dict(item.payload)) for item in space.gallery.iterate()]
+    return None
+
+
+def _catalogue_item(space: Workspace, name: str, photo: Path, kept: bool, payload: dict[str, Any]) -> CatalogueItem:
+    image = space.path / str(space.images.keep(photo.read_bytes())[IMAGE]) if kept else photo
+    return CatalogueItem(name, image, payload)
+
+
+class Outcome(NamedTuple):
+    """What came of an operation: ``done`` with a value, ``refused`` with a reason, or ``killed``."""
+
+    kind: str
+    value: Any = None
+
+
+def attempt(space: Workspace, plan: Plan) -> Outcome:
+    """Do it, or be refused. Any other error is a failure."""
+    try:
+        return Outcome("done", perform(space, plan))
+    except FixstarError as error:
+        return Outcome("refused", str(error))
+
+
+# --- a second process, which can be killed
+
+_MODULES = ("posix", "sqlite3", "_io", "fcntl", "psycopg")
+_CALLS = ("execute", "executemany", "commit", "flush", "rmtree")
+
+
+def small_batches() -> None:
+    """In this process."""
+    items.BATCH = backfill_run.BATCH = SMALL_BATCH
+
+
+def _kill_after(calls: int) -> Callable[[FrameType, str, Any], None]:
+    """A profiler that kills this process at a call into the system or a database: the same one in every run."""
+    left = calls
+
+    def look(frame: FrameType, event: str, called: Any) -> None:
+        nonlocal left
+        if event == "c_call":
+            counts = str(getattr(called, "__module__", None)).startswith(_MODULES) or isinstance(
+                getattr(called, "__self__", None), _DATABASE
+            )
+        else:
+            counts = event == "call" and frame.f_code.co_name in _CALLS
+        left -= counts
+        if counts and not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return look
+
+
+def _database_types() -> tuple[type, ...]:
+    import sqlite3
+
+    return sqlite3.Connection, sqlite3.Cursor
+
+
+_DATABASE = _database_types()
+
+
+def work(path: Path, pipe: Connection) -> None:
+    """The second process: does what it is told, and says what came of it."""
+    small_batches()
+    pipe.send(os.getpid())
+    space = Workspace(path, device="cpu")
+    while (told := pipe.recv()) is not None:
+        plan, kill_after = told
+        if kill_after:
+            sys.setprofile(_kill_after(kill_after))
+        try:
+            answer: Any = attempt(space, plan)
+        except BaseException as error:
+            answer = error
+        sys.setprofile(None)
+        pipe.send(answer)
+    space.close()
+
+
+class Ended(NamedTuple):
+    """How the second process ended."""
+
+    status: int
+
+
+def fork_workers(pipe: Connection) -> None:
+    """A process that has everything imported and nothing open. It forks workers, one at a time, onto its own pipe."""
+    while (path := pipe.recv()) is not None:
+        child = os.fork()
+        if not child:
+            try:
+                work(path, pipe)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        pipe.send(Ended(os.waitpid(child, 0)[1]))
+
+
+@cache
+def _nursery() -> Connection:
+    pipe, end = Pipe()
+    fork(fork_workers, end)
+    end.close()
+    return pipe
+
+
+class Worker:
+    """A second process with the workspace open; there is one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._pipe = _nursery()
+        self._pipe.send(path)
+        self._process: int | None = self._pipe.recv()
+
+    def do(self, plan: Plan, kill_after: int = 0) -> Outcome:
+        """What came of it; ``killed`` if it did not live to say."""
+        self._pipe.send((plan, kill_after))
+        answer = self._pipe.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, Ended):
+            self._process = None
+            if answer.status != signal.SIGKILL:
+                raise MismatchError(f"the process ended with status {answer.status}")
+            return Outcome("killed")
+        assert isinstance(answer, Outcome)
+        return answer
+
+    def end(self, kill: bool) -> None:
+        """By SIGKILL, or as it likes."""
+        if self._process is None:
+            return
+        if kill:
+            os.kill(self._process, signal.SIGKILL)
+        else:
+            self._pipe.send(None)
+        ended = self._pipe.recv()
+        if ended != Ended(signal.SIGKILL if kill else 0):
+            raise MismatchError(f"the process ended with {ended}")
+
+
+# --- the reference
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """An item. ``sealed``: these are the bits that were stored; else what they should be, up to rounding."""
+
+    version: str
+    vector: Vector
+    payload: dict[str, Any]
+    sealed: bool = False
+
+    def is_like(self, other: Stored) -> bool:
+        if (self.version, self.payload) != (other.version, other.payload):
+            return False
+        if self.sealed:
+            return self.vector.tobytes() == other.vector.tobytes()
+        return self.vector.shape == other.vector.shape and bool(np.abs(self.vector - other.vector).max() < 1e-4)
+
+
+class Pointers(NamedTuple):
+    """Everything that is not an item: moves, retired versions, adapters in use (version, queries by, applied)."""
+
+    moves: tuple[tuple[str, str], ...] = ()
+    retired: tuple[str, ...] = ()
+    adapters: tuple[tuple[str, str, str], ...] = ()
+
+    @classmethod
+    def of(cls, space: Workspace) -> Pointers:
+        moves = tuple((move.version, move.kind) for move in space.rollout.history())
+        return cls(moves, tuple(space.registry.retired()), tuple(entry[:3] for entry in space.adapters.entries()))
+
+    @property
+    def stack(self) -> list[str]:
+        """The deployments that were not rolled back."""
+        stack = ["v1"]
+        for version, kind in self.moves:
+            if kind == "rollback":
+                stack.pop()
+            else:
+                stack.append(version)
+        return stack
+
+    @property
+    def deployed(self) -> str:
+        return self.stack[-1]
+
+    @property
+    def previous(self) -> str | None:
+        """Where a rollback leads."""
+        earlier = self.stack[:-1]
+        return earlier[-1] if earlier and earlier[-1] not in self.retired else None
+
+    @property
+    def versions(self) -> list[str]:
+        return [name for name in (f"v{n}" for n in range(1, VERSIONS + 1)) if name not in self.retired]
+
+
+Group = dict[str, Stored | None]  # what items become; None is gone
+
+
+@dataclass
+class Expected:
+    """What an operation should do. Groups are written as a whole; of ``some`` so many (None: any) are written."""
+
+    groups: Sequence[Group] = ()
+    some: Mapping[str, Stored] = field(default_factory=dict)
+    count: int | None = 0
+    pointers: Sequence[Pointers] = ()  # the steps, the last one when it is done
+    refused: bool | None = False  # None: it may be
+    value: Any = ...
+    adapted: tuple[str, str] | None = None  # vectors of ``groups`` come from an adapter between these
+
+
+class Reference:
+    """What the workspace should hold, and what each operation should do to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.items, self.pointers = path, dict[str, Stored](), Pointers()
+        self.maps: dict[tuple[str, str, str], Any] = {}
+
+    # --- plans: details are drawn here, from what the reference knows
+
+    def plan(self, name: str, rng: random.Random) -> tuple[Plan, Expected]:
+        draw: Callable[[random.Random], tuple[Plan, Expected]] | None = getattr(self, f"_{name}", None)
+        return ({"do": name}, Expected()) if draw is None else draw(rng)
+
+    def _index(self, rng: random.Random, ids: Sequence[str] = IDS) -> tuple[Plan, Expected]:
+        again, planned = rng.random() < 0.1, []
+        for name in rng.sample(list(ids), min(len(ids), rng.choice([1, 1, 2, 5, 9]))):
+            stored, number, kept = self.items.get(name), rng.randrange(IMAGES), rng.random() < 0.3
+            payload = {LABEL: rng.choice(CLASSES), "price": rng.randrange(100), **_image_fields(number, kept)}
+            if stored is not None and IMAGE in stored.payload and rng.random() < 0.3:  # the same image again
+                payload |= {field: stored.payload[field] for field in (IMAGE, STAMP) if field in stored.payload}
+                number = _number_of(stored.payload)
+                kept = not Path(payload[IMAGE]).is_absolute()
+            planned.append((name, number, kept, payload))
+        version, groups, added, unchanged, bad = self.pointers.deployed, list[Group](), 0, 0, 0
+        for batch in (planned[first : first + SMALL_BATCH] for first in range(0, len(planned), SMALL_BATCH)):
+            fresh, fields = Group(), dict[str, Group]()
+            for name, number, _, payload in batch:
+                stored = self.items.get(name)
+                if not again and stored is not None and _same_image(stored.payload, payload):
+                    unchanged += 1
+                    if stored.payload != payload:
+                        changed = Stored(stored.version, stored.vector, payload, sealed=True)
+                        fields.setdefault(stored.version, {})[name] = changed
+                elif number == BROKEN:
+                    bad += 1
+                else:
+                    added += 1
+                    fresh[name] = Stored(version, start().vectors[version][number], payload)
+            groups += [fresh, *fields.values()]
+        plan = [(name, start().photos[number], kept, payload) for name, number, kept, payload in planned]
+        value = version, added, unchanged, bad
+        return {"do": "index", "items": plan, "again": again}, Expected(groups, value=value)
+
+    def _replace(self, rng: random.Random) -> tuple[Plan, Expected]:
+        return self._index(rng, sorted(self.items) or IDS)
+
+    def _delete(self, rng: random.Random) -> tuple[Plan, Expected]:
+        ids = rng.sample(IDS, rng.choice([1, 2, 2, 4, 12]))
+        group: Group = {name: None for name in ids if name in self.items}
+        return {"do": "delete", "ids": ids}, Expected([group], value=len(group))
+
+    def _import(self, rng: random.Random) -> tuple[Plan, Expected]:
+        version, take_over = rng.choice(list(FOREIGN)), rng.random() < 0.5
+        ids = rng.sample(IDS, rng.choice([1, 3, 6]))
+        made = np.random.default_rng(rng.randrange(10**6)).standard_normal((len(ids), FOREIGN[version]))
+        vectors, payloads = unit(made).astype(np.float32), list[dict[str, Any]]()
+        for _ in ids:
+            image = _image_fields(rng.randrange(IMAGES), kept=False) if rng.random() < 0.5 else {}
+            payloads.append({LABEL: rng.choice(CLASSES), "price": rng.randrange(100), **image})
+        held = any(name in self.items and self.items[name].version != version for name in ids)
+        group: Group = {name: Stored(version, *row) for name, *row in zip(ids, vectors, payloads, strict=True)}
+        plan = {"do": "import", "version": version, "ids": ids, "vectors": vectors, "payloads": payloads}
+        return {**plan, "take_over": take_over}, Expected([group], refused=held and not take_over, value=len(ids))
+
+    def _deploy(self, rng: random.Random) -> tuple[Plan, Expected]:
+        version, now = f"v{rng.randint(1, VERSIONS)}", self.pointers
+        after = now._replace(moves=(*now.moves, (version, "deploy")))
+        refused = version not in now.versions or version == now.deployed
+        return {"do": "deploy", "version": version}, Expected(pointers=[after], refused=refused, value=version)
+
+    def _rollback(self, _: random.Random) -> tuple[Plan, Expected]:
+        now = self.pointers
+        if now.previous is None:
+            return {"do": "rollback"}, Expected(refused=True)
+        after = now._replace(moves=(*now.moves, (now.previous, "rollback")))
+        return {"do": "rollback"}, Expected(pointers=[after], value=now.previous)
+
+    def _backfill(self, rng: random.Random) -> tuple[Plan, Expected]:
+        budget, order = rng.choice(["all", "all", "50%", "3"]), rng.choice(["random", "oldest", "certain"])
+        target, files = self.pointers.deployed, PlanFiles(self.path)
+        kept = {target, *(f"v{number}" for number in range(int(target[1:]) + 1, VERSIONS + 1))}
+        old = {name: item for name, item in self.items.items() if item.version not in kept}
+        found = {name: item for name, item in old.items() if IMAGE in item.payload}
+        unfinished, most = files.plan(), budget_items(budget, len(old))
+        if unfinished is not None and (unfinished.target, unfinished.budget, unfinished.order) == (
+            target,
+            budget,
+            order,
+        ):
+            left = unfinished.ids[files.position(unfinished) :]
+            if left:
+                found = {name: found[name] for name in left if name in found}
+                most = len(found)
+        readable = {name: item for name, item in found.items() if _number_of(item.payload) != BROKEN}
+        vectors = start().vectors[target]
+        after = {name: Stored(target, vectors[_number_of(i.payload)], i.payload) for name, i in readable.items()}
+        plan = {"do": "backfill", "budget": budget, "order": order}
+        if most >= len(found):
+            return plan, Expected([{name: item} for name, item in after.items()], value=len(after))
+        count = most if len(readable) == len(found) else None
+        return plan, Expected(some=after, count=count, value=... if count is None else count)
+
+    def _adapt(self, rng: random.Random) -> tuple[Plan, Expected]:
+        live = sorted({item.version for item in self.items.values()}) or ["v1"]
+        largest = max(live, key=lambda name: sum(item.version == name for item in self.items.values()))
+        version = largest if rng.random() < 0.7 else rng.choice(live)
+        queries_by, applied = rng.choice(self.pointers.versions), rng.choice(["queries", "queries", "stored"])
+        now, entry = self.pointers, (version, queries_by, applied)
+        others = tuple(one for one in now.adapters if one != entry)
+        plan = {"do": "adapt", "version": version, "queries_by": queries_by, "applied": applied}
+        used = now._replace(adapters=(*others, entry))
+        if applied == "queries":
+            return plan, Expected(pointers=[used], refused=None, value=True)
+        own = {name: item for name, item in self.items.items() if item.version == version}
+        into = f"{version}@{queries_by}"
+        group: Group = {name: Stored(into, item.vector, item.payload) for name, item in own.items()}
+        begun = [now if entry in now.adapters else used]
+        steps = [*begun, now._replace(adapters=others)]
+        return plan, Expected([group], pointers=steps, refused=None, value=True, adapted=(version, queries_by))
+
+    def _retire(self, rng: random.Random, for_upgrades: bool = True) -> tuple[Plan, Expected]:
+        version, now = f"v{rng.randint(1, VERSIONS)}", self.pointers
+        needed = {now.deployed, now.previous, *(item.version for item in self.items.values())}
+        if for_upgrades:
+            needed.add(now.versions[-1])
+        gone = version in now.retired
+        half = gone and (self.path / "versions" / version).is_dir()
+        after = now._replace(retired=tuple(sorted({*now.retired, version})))
+        refused = (version in needed or gone) and not (half and for_upgrades)
+        do = "retire" if for_upgrades else "drop"
+        return {"do": do, "version": version}, Expected(pointers=[after], refused=refused, value=None)
+
+    def _drop(self, rng: random.Random) -> tuple[Plan, Expected]:
+        return self._retire(rng, for_upgrades=False)
+
+    # --- what is there
+
+    def accept(self, expected: Expected, outcome: Outcome, reader: Workspace, seen: Mapping[str, Stored]) -> None:
+        """Compare what is there with what should be, and take it over."""
+        if outcome.kind == "refused" and expected.refused is False:
+            raise MismatchError(f"it was refused: {outcome.value}")
+        if outcome.kind == "done" and expected.refused is True:
+            raise MismatchError(f"it was not refused, and answered {outcome.value!r}")
+        if outcome.kind == "done" and expected.value is not ... and outcome.value != expected.value:
+            raise MismatchError(f"it answered {outcome.value!r}, not {expected.value!r}")
+        now, allowed = Pointers.of(reader), [self.pointers]
+        if outcome.kind == "done":
+            allowed = list(expected.pointers[-1:]) or allowed
+        elif outcome.kind == "killed":
+            allowed += expected.pointers
+        if now not in allowed:
+            raise MismatchError(f"{now} is not among {allowed}")
+        self._accept_items(expected, outcome.kind, reader, seen)
+        for entry in now.adapters:
+            if entry not in self.maps or now.adapters != self.pointers.adapters or expected.pointers:
+                self.maps[entry] = reader.adapters.find(*entry)  # type: ignore[arg-type]
+        self.pointers = now
+
+    def _accept_items(self, expected: Expected, kind: str, reader: Workspace, seen: Mapping[str, Stored]) -> None:
+        wanted = dict(self.items)
+        groups = [_adapted(reader, group, expected.adapted) for group in expected.groups] if kind != "refused" else []
+        for group in groups:
+            done = {name for name, item in group.items() if _agrees(item, seen.get(name))}
+            if kind == "done" or len(done) == len(group):
+                for name, item in group.items():
+                    wanted.pop(name, None)
+                    if item is not None:
+                        wanted[name] = item
+            elif any(not _agrees(self.items.get(name), seen.get(name)) for name in group):
+                raise MismatchError(f"one write is there in part: {sorted(done)} of {sorted(group)}")
+        moved = [name for name, item in expected.some.items() if _agrees(item, seen.get(name))]
+        if kind != "refused":
+            wanted.update({name: expected.some[name] for name in moved})
+        if kind == "done" and expected.count not in (None, len(moved)):
+            raise MismatchError(f"{len(moved)} items were re-embedded, not {expected.count}")
+        for name in sorted({*wanted, *seen}):
+            if not _agrees(wanted.get(name), seen.get(name)):
+                raise MismatchError(f"{name!r} is {_shown(seen.get(name))}, and should be {_shown(wanted.get(name))}")
+        self.items = dict(seen)
+
+    def nearest(self, query: Vector, where: int | None) -> list[tuple[float, str]]:
+        """All that a query by the deployed version reaches, best first."""
+        version, found = self.pointers.deployed, []
+        for name, item in self.items.items():
+            if where is not None and item.payload["price"] < where:
+                continue
+            if self.reaches(item.version):
+                found.append((float(np.dot(query.astype(np.float64), item.vector)), name))
+            elif (adapter := self.maps.get((item.version, version, "queries"))) is not None and (
+                (item.version, version, "queries") in self.pointers.adapters
+            ):
+                found.append((float(np.dot(adapter(query[None])[0].astype(np.float64), item.vector)), name))
+        return sorted(found, reverse=True)
+
+    def reaches(self, version: str) -> bool:
+        """Whether queries by the deployed version search vectors of a version directly."""
+        deployed, isolated = self.pointers.deployed, {entry[0] for entry in self.pointers.adapters}
+        home = version.rpartition("@")[2]
+        known = [f"v{number}" for number in range(1, VERSIONS + 1)]
+        return version == deployed or (home in known and not isolated & {version, deployed})
+
+
+def _adapted(reader: Workspace, group: Group, ends: tuple[str, str] | None) -> Group:
+    """A group whose vectors come through the newest adapter between two versions."""
+    if ends is None or not group:
+        return group
+    folder, stem = reader.path / "adapters", f"{quote(ends[0], safe='@')}-{ends[1]}-"
+    files = [path for path in folder.glob("*.safetensors") if path.name.startswith(stem)]
+    if not files:
+        return group
+    adapter = load_adapter(max(files, key=lambda path: int(path.stem.removeprefix(stem))))
+    if adapter.source != ends[0]:  # of another use, and the run was killed before it made its own
+        return group
+    known = {name: item for name, item in group.items() if item is not None}
+    vectors = adapter(np.stack([item.vector for item in known.values()]))
+    return {
+        name: Stored(item.version, vector, item.payload)
+        for (name, item), vector in zip(known.items(), vectors, strict=True)
+    }
+
+
+def _agrees(wanted: Stored | None, seen: Stored | None) -> bool:
+    return wanted is seen if wanted is None or seen is None else wanted.is_like(seen)
+
+
+def _shown(item: Stored | None) -> str:
+    if item is None:
+        return "absent"
+    return f"{item.version} {json.dumps(item.payload)} {hashlib.sha256(item.vector.tobytes()).hexdigest()[:8]}"
+
+
+def _image_fields(number: int, kept: bool) -> dict[str, Any]:
+    path = start().photos[number]
+    if kept:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return {IMAGE: f"images/{digest[:2]}/{digest}.png", STAMP: digest[:16]}
+    seen = path.stat()
+    return {IMAGE: str(path), STAMP: f"{seen.st_size}-{seen.st_mtime_ns}"}
+
+
+@cache
+def _numbers() -> dict[str, int]:
+    return {_image_fields(number, kept)[IMAGE]: number for number in range(IMAGES) for kept in (False, True)}
+
+
+def _number_of(payload: Mapping[str, Any]) -> int:
+    return _numbers()[payload[IMAGE]]
+
+
+def _same_image(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(field) == other.get(field) for field in (IMAGE, STAMP))
+
+
+# --- running
+
+
+class Trial:
+    """One workspace, its users, and the reference."""
+
+    def __init__(self, folder: Path, gallery: str | None = None) -> None:
+        small_batches()
+        self.path, self.counts, self._lost = folder / "shop", Counter[str](), list[Workspace]()
+        if gallery is None:
+            shutil.copytree(start().workspace, self.path)
+        else:
+            create_mark(self.path, gallery)
+            shutil.copytree(start().workspace / "versions", self.path / "versions")
+        self.reference = Reference(self.path)
+        self.users = {name: Workspace(self.path, device="cpu") for name in ("own", "other")}
+        self._worker: Worker | None = None
+
+    def step(self, operation: Operation) -> None:
+        """Do one operation and compare everything."""
+        rng, (name, by, _) = random.Random(operation.number), operation
+        if name in ("restart", "abandon"):
+            expected, outcome = Expected(), self._begin_again(name, by)
+        elif name == "race":
+            expected, outcome = self._race(rng), Outcome("done")
+        else:
+            plan, expected = self.reference.plan(name, rng)
+            outcome = self._done(plan, by, rng)
+        self.counts[outcome.kind] += 1
+        reader = self.users["other" if by == "own" else "own"]
+        from_process = self._worker is not None and rng.random() < 0.1
+        rows = self._process().do({"do": "read"}).value if from_process else perform(reader, {"do": "read"})
+        seen = {item: Stored(version, vector, payload, sealed=True) for item, version, vector, payload in rows}
+        self.reference.accept(expected, outcome, reader, seen)
+        self._compare(reader, rng, images=name == "search")
+        if name == "prune" and outcome.kind == "done":
+            kept = {path.relative_to(self.path).as_posix() for path in self.path.glob("images/??/[!.]*")}
+            used = {item.payload[IMAGE] for item in seen.values() if IMAGE in item.payload}
+            if kept != {image for image in used if not Path(image).is_absolute()}:
+                raise MismatchError(f"after pruning there are {sorted(kept)}")
+
+    def verify(self) -> None:
+        """What ``verify`` finds."""
+        if found := list(verify_workspace(self.path)):
+            raise MismatchError(f"verify: {found}")
+
+    def close(self) -> None:
+        for space in (*self.users.values(), *self._lost):
+            space.close()
+        if self._worker is not None:
+            self._worker.end(kill=True)
+            self._worker = None
+
+    def _process(self) -> Worker:
+        if self._worker is None:
+            self._worker = Worker(self.path)
+        return self._worker
+
+    def _done(self, plan: Plan, by: str, rng: random.Random) -> Outcome:
+        if by in self.users:
+            return attempt(self.users[by], plan)
+        if by == "process":
+            return self._process().do(plan)
+        outcome = self._process().do(plan, kill_after=int(2 ** rng.uniform(0, 8)))
+        self._end_worker(kill=True)
+        return outcome
+
+    def _end_worker(self, kill: bool) -> None:
+        if self._worker is not None:
+            self._worker.end(kill)
+            self._worker = None
+
+    def _begin_again(self, name: str, by: str) -> Outcome:
+        """Close and open again; or leave it open, as a process does that hangs."""
+        if by not in self.users:
+            self._end_worker(kill=name == "abandon")
+            return Outcome("done")
+        if name == "restart":
+            self.users[by].close()
+        else:
+            self._lost = [*self._lost, self.users[by]][-2:]  # the others are collected as garbage
+        self.users[by] = Workspace(self.path, device="cpu")
+        return Outcome("done")
+
+    def _race(self, rng: random.Random) -> Expected:
+        """Items are read, others delete and change some of them, then all get new vectors: only unchanged ones do."""
+        own, other = self.users["own"].gallery, self.users["other"].gallery
+        names = rng.sample(sorted(self.reference.items), min(6, len(self.reference.items)))
+        if not names:
+            return Expected()
+        version = self.reference.pointers.deployed
+        self.users["own"].serving.encoder(version)
+        stale = list(own.get(names).values())
+        group, new = Group(), start().vectors[version][1]
+        for item in stale:
+            fate = rng.choice(["delete", "write", "leave", "leave"])
+            if fate == "delete":
+                other.delete([item.id])
+                group[item.id] = None
+            elif fate == "write":
+                vector = np.roll(item.vector, 1)
+                other.upsert(item.version, [item.id], vector[None], [item.payload])
+                group[item.id] = Stored(item.version, vector, dict(item.payload))
+            else:
+                group[item.id] = Stored(version, new, dict(item.payload))
+        done = own.replace_vectors(version, stale, np.stack([new] * len(stale)))
+        wanted = {name for name, item in group.items() if item is not None and item.vector is new}
+        if set(done) - wanted:
+            raise MismatchError(f"{done} were replaced, not {wanted}")
+        return Expected([group])
+
+    def _compare(self, space: Workspace, rng: random.Random, images: bool) -> None:
+        """Counts, status, images that are kept, and a search."""
+        reference, pointers = self.reference, self.reference.pointers
+        counts = Counter(item.version for item in reference.items.values())
+        if (told := {name: count for name, count in space.gallery.count().items() if count}) != dict(counts):
+            raise MismatchError(f"it counts {told} and holds {dict(counts)}")
+        if rng.random() < 0.15:
+            status = space.status()
+            seen = status.deployed, status.previous, status.versions, status.retired
+            if seen != (pointers.deployed, pointers.previous, tuple(pointers.versions), pointers.retired):
+                raise MismatchError(f"status is {status}")
+            lost = [
+                item.id for item in space.gallery.iterate() if IMAGE in item.payload and not space.images.find(item)
+            ]
+            if lost:
+                raise MismatchError(f"images of {lost} are gone")
+        if images or rng.random() < 0.3:
+            self._search(space, rng, images)
+
+    def _search(self, space: Workspace, rng: random.Random, images: bool) -> None:
+        reference, version = self.reference, self.reference.pointers.deployed
+        number, k = rng.randrange(1, IMAGES), rng.choice([1, 5, 60])
+        where, exact = rng.choice([None, None, rng.randrange(100)]), rng.random() < 0.8
+        query, filtered = start().vectors[version][number], None if where is None else {"price": {"ge": where}}
+        if images:
+            result = space.search([start().photos[number]], k=k, where=filtered, exact=exact)
+        else:
+            space.serving.encoder(version)
+            result = space.serving.search_vectors(version, query[None], k=k, where=filtered, exact=exact)
+        (hits,), wanted = result.hits, reference.nearest(query, where)
+        cosines = {name: cosine for cosine, name in wanted}
+        for hit in hits:
+            item = reference.items.get(hit.id)
+            if item is None or (hit.version, dict(hit.payload)) != (item.version, item.payload):
+                raise MismatchError(f"a search found {hit}, and there is {_shown(item)}")
+            if hit.id not in cosines or abs(hit.score - cosines[hit.id]) > 1e-4:
+                raise MismatchError(f"a search by {version} found {hit}, and its cosine is {cosines.get(hit.id)}")
+        if result.version != version or len({hit.id for hit in hits}) != len(hits):
+            raise MismatchError(f"a search by {version} answered {result}")
+        scores, best = [hit.score for hit in hits], [cosine for cosine, _ in wanted[:k]]
+        if exact and (len(scores) != len(best) or np.abs(np.subtract(scores, best)).max(initial=0) > 1e-4):
+            raise MismatchError(f"a search by {version} for {k} found {scores}, and the best are {best}")
+
+
+class Ran(NamedTuple):
+    """A sequence that was run: how many operations, what came of them, and how it failed, if it did."""
+
+    operations: int
+    counts: Counter[str]
+    failure: BaseException | None = None
+
+
+def run_operations(operations: Sequence[Operation], gallery: Callable[[], str] | None = None) -> Ran:
+    """On a new workspace, until one fails. ``gallery`` makes the address of an empty gallery."""
+    memory = Path("/dev/shm")  # a kill needs no disk, and a disk is slow
+    place = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fixstar-model-", dir=place, ignore_cleanup_errors=True) as folder:
+        trial, done = Trial(Path(folder), gallery and gallery()), 0
+        try:
+            for operation in operations:
+                done += 1
+                trial.step(operation)
+                if done % 100 == 0:
+                    trial.verify()
+            trial.verify()
+        except Exception as error:
+            return Ran(done, trial.counts, error)
+        finally:
+            trial.close()
+    return Ran(done, trial.counts)
+
+
+def shrunk(
+    operations: Sequence[Operation], fails: Callable[[Sequence[Operation]], int | None], seconds: float = 120.0
+) -> list[Operation]:
+    """The operations without those that a failure does not need. ``fails`` says at which one, None if not."""
+    end = time.monotonic() + seconds
+    left, size = list(operations), max(1, len(operations) // 2)
+    while size and time.monotonic() < end:
+        first = 0
+        while first < len(left) and time.monotonic() < end:
+            fewer = left[:first] + left[first + size :]
+            if fewer and (at := fails(fewer)) is not None:
+                left = fewer[:at]
+            else:
+                first += size
+        size //= 2
+    return left
+
+
+def run_model(seed: int, count: int, gallery: Callable[[], str] | None = None, postgres: str = "") -> Counter[str]:
+    """Run so many operations in episodes; a failure raises with the shrunk sequence and the command that repeats it."""
+    counts = Counter[str]()
+    for episode in range(-(-count // EPISODE)):
+        operations = drawn_operations(seed * 1_000_003 + episode, min(EPISODE, count - episode * EPISODE))
+        ran = run_operations(operations, gallery)
+        counts.update(ran.counts)
+        if ran.failure is None:
+            continue
+
+        def fails(some: Sequence[Operation]) -> int | None:
+            again = run_operations(some, gallery)
+            return None if again.failure is None else again.operations
+
+        left = shrunk(operations[: ran.operations], fails)
+        words = " ".join(map(str, left))
+        raise MismatchError(
+            f"seed {seed}, episode {episode}, operation {ran.operations}: {ran.failure!r}\n"
+            f"python tests/support/workspace_model.py {postgres}--trace '{words}'"
+        ) from ran.failure
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operations", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", help="the operations of a failure")
+    parser.add_argument("--postgres", action="store_true", help="the gallery is on a PostgreSQL server")
+    options = parser.parse_args()
+    gallery: Callable[[], str] | None = None
+    if options.postgres:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "gallery"))
+        gallery = __import__("postgres_server").fresh_url
+    if options.trace:
+        ran = run_operations(list(map(Operation.parse, options.trace.split())), gallery)
+        if ran.failure is not None:
+            raise ran.failure
+        print(f"{ran.operations} operations, no mismatch: {dict(ran.counts)}")
+        return
+    started, total, seed = time.monotonic(), Counter[str](), options.seed
+    model = partial(run_model, gallery=gallery, postgres="--postgres " * options.postgres)
+    while (left := options.operations - total.total()) > 0:
+        total += model(seed, min(left, 20 * EPISODE))
+        seed += 1
+        print(f"{total.total():,} operations, {dict(total)}, {time.monotonic() - started:,.0f} s", flush=True)
+    print("no mismatch")
+
+
+if __name__ == "__main__":
+    main()
