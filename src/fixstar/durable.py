@@ -37,9 +37,19 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory and those above it, if they are missing, and wait until they are on the disk."""
+    if directory.is_dir():
+        return
+    missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        flush(made.parent)
+
+
 def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644) -> None:
     """Let ``write`` fill a file beside ``path``, flush it, and put it in the place of ``path`` at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     partial = path.with_name(
         f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial"
     )  # two threads may write one file
@@ -183,7 +193,7 @@ def exclusive(
     ``busy`` is raised if another process, or another thread of this one, still holds it after ``wait`` seconds;
     ``BlockingIOError`` by default.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     with (directory / _LOCK).open("w") as lock:
         try:
             import fcntl

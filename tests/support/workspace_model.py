@@ -20,12 +20,14 @@ reaches, an operation costs milliseconds, and the same sequence must run from a 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -282,10 +284,16 @@ class Ended(NamedTuple):
 
 def fork_workers(pipe: Connection) -> None:
     """A process that has everything imported and nothing open. It forks workers, one at a time, onto its own pipe."""
-    while (path := pipe.recv()) is not None:
+    while True:
+        try:
+            path, cut = pipe.recv()
+        except EOFError:  # nobody asks any more
+            return
         child = os.fork()
         if not child:
             try:
+                if cut is not None:  # the folder, where syncs are noted, and the number of the last one
+                    ctypes.CDLL(None).power_cut_begin(*(os.fsencode(part) for part in cut[:2]), cut[2])
                 work(path, pipe)
                 os._exit(0)
             finally:
@@ -294,9 +302,15 @@ def fork_workers(pipe: Connection) -> None:
 
 
 @cache
-def _nursery() -> Connection:
+def _nursery(preload: Path | None = None) -> Connection:
     pipe, end = Pipe()
-    fork(fork_workers, end)
+    if preload is None:
+        fork(fork_workers, end)
+    else:
+        code = "from workspace_model import *; fork_workers(Connection(int(sys.argv[1])))"
+        places = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+        known = {**os.environ, "LD_PRELOAD": str(preload), "PYTHONPATH": places}
+        subprocess.Popen([sys.executable, "-c", code, str(end.fileno())], env=known, pass_fds=[end.fileno()])
     end.close()
     return pipe
 
@@ -304,9 +318,9 @@ def _nursery() -> Connection:
 class Worker:
     """A second process with the workspace open; there is one at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self._pipe = _nursery()
-        self._pipe.send(path)
+    def __init__(self, path: Path, preload: Path | None = None, cut: tuple[Path, Path, int] | None = None) -> None:
+        self._pipe = _nursery(preload)
+        self._pipe.send((path, cut))
         self._process: int | None = self._pipe.recv()
 
     def do(self, plan: Plan, kill_after: int = 0) -> Outcome:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.durable import document, flush, is_vacant, read_document, replace_json
+from fixstar.durable import document, flush, is_vacant, make_directory, read_document, replace_json
 from fixstar.errors import FixstarError, ImageError, InputError, ModelError, NextStep, UnknownNameError
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
@@ -508,7 +508,7 @@ def _save(encoder: Encoder, directory: Path) -> Path:
         raise ModelError(
             f"{directory} already exists, and a saved model is never overwritten; choose another directory"
         )
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(directory.parent)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
     try:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fixstar.durable import document, is_vacant, read_document, replace_json
+from fixstar.durable import document, is_vacant, make_directory, read_document, replace_json
 from fixstar.errors import GalleryUnavailableError, InputError, ModelError, NextStep
 from fixstar.gallery import Gallery, open_gallery
 from fixstar.gallery.addresses import has_secret, without_secret
@@ -32,7 +32,7 @@ def create_mark(path: Path, gallery: str | None) -> None:
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
     refuse_secret(gallery or "")
     if "://" not in (gallery or ""):  # from now on it must be there; a server may be away
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
         open_gallery(_address(path, gallery or GALLERY)).close()
     _write_mark(path, gallery)
 
