@@ -32,7 +32,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_hold(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text):
         if target.startswith(("http", "mailto:")):
             continue
         path, _, anchor = target.partition("#")
