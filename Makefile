@@ -3,6 +3,7 @@
 # make test-browser   tests of the page in Chromium, which is installed where it is missing
 # make docs           the documentation, in build/site; a broken link or an undocumented name fails
 # make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
+# make fire           long trials: flipped bytes, kills, images that were made to do harm, load (about half an hour)
 # make bench          the benchmarks that run on a CPU (minutes)
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ DEV    := $(VENV)/.installed
 DEPENDENCIES := pyproject.toml constraints.txt
 PACKAGES ?= dist/*.whl dist/*.tar.gz
 
-.PHONY: setup demo test test-browser chromium lint docs package bench clean
+.PHONY: setup demo test test-browser chromium lint docs package fire bench clean
 
 setup: $(DEV)
 
@@ -68,6 +69,13 @@ package: $(CORE)
 		(cd build/empty && PYTHONPATH= bin/fixstar doctor && PYTHONPATH= bin/fixstar demo --json --out demo >demo.json) || exit 1; \
 	done
 	rm -rf build/empty
+
+fire: setup
+	FIXSTAR_TRIALS=500 $(BIN)/pytest -n 0 -s tests/workspace/test_corruption.py
+	FIXSTAR_KILL_STEP=1 $(BIN)/pytest -n 0 -s tests/workspace/test_snapshot.py -k killed
+	$(BIN)/python tests/gallery/killing.py --kills 100
+	$(BIN)/python benchmarks/upload_bombs.py
+	$(BIN)/python benchmarks/service_load.py
 
 bench: setup
 	$(BIN)/python benchmarks/simplex_head.py --out benchmarks/results/simplex_head_cpu.json

@@ -11,7 +11,7 @@ from postgres_server import shared_server
 from shops import indexed_shop
 from typed import typed
 
-from fixstar.workspace.files import gallery_url
+from fixstar.workspace.files import gallery_url, open_workspace_gallery
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +56,17 @@ def test_back_to_the_old_file_while_the_server_is_away(full: Path, tmp_path: Pat
     assert typed("gallery", "stats", "-w", full, "--json").json["items"] == 9
     shutil.copytree(full, tmp_path / "copy")  # a copy of the workspace has a gallery of its own
     assert gallery_url(tmp_path / "copy") == str(tmp_path / "copy" / "gallery.db")
+
+
+def test_a_snapshot_holds_the_items_of_the_server(full: Path, tmp_path: Path) -> None:
+    assert typed("gallery", "move", shared_server().url("copied"), "-w", full).code == 0
+    (full / "gallery.db").unlink()
+    with open_workspace_gallery(full) as gallery:
+        gallery.delete(["hat/0.png"])
+        stored = [(item.id, item.version, item.vector.tobytes(), item.payload) for item in gallery.iterate()]
+    taken = typed("snapshot", tmp_path / "backup", "-w", full)
+    assert taken.code == 0, taken.err
+    assert typed("restore", tmp_path / "backup", "-w", tmp_path / "again").code == 0
+    assert gallery_url(tmp_path / "again") == str(tmp_path / "again" / "gallery.db")
+    with open_workspace_gallery(tmp_path / "again") as gallery:
+        assert [(item.id, item.version, item.vector.tobytes(), item.payload) for item in gallery.iterate()] == stored
