@@ -80,7 +80,7 @@ def test_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
                 image = Image.fromarray((pixels[i].reshape(8, 8) * 15).astype(np.uint8)).convert("RGB")
                 image.save(tmp_path / part / digit / f"{i}.png")
     folders = [str(tmp_path / part) for part in ("2024", "2025", "held")]
-    run("two_versions.py", monkeypatch, *folders, "--backbone", "tiny", "--epochs", "1")
+    run("two_versions.py", monkeypatch, *folders)
     assert "v2 on v1's vectors" in capsys.readouterr().out
 
 

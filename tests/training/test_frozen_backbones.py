@@ -154,6 +154,8 @@ def test_maps_and_random_backbones_are_refused() -> None:
         trained(patches(), method="podnet")
     with pytest.raises(InputError, match="tiny starts from random weights"):
         trained(patches(), replace(SETTINGS, backbone="tiny", preprocessing=None))
+    with pytest.raises(InputError, match="hf:dinov2 starts from random weights"):
+        trained(patches(), replace(SETTINGS, backbone="hf:dinov2", preprocessing=None))
 
 
 def test_a_kill_while_embedding_loses_one_file_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

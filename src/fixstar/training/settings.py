@@ -18,6 +18,7 @@ from fixstar.images import Preprocessing
 from fixstar.methods import Method, Scenario
 from fixstar.models import Encoder, resolve_device
 from fixstar.models.backbones import BACKBONES
+from fixstar.models.backbones.hf import is_architecture
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.models.slots import CAPACITY, Side
 
@@ -188,7 +189,8 @@ class Settings:
 
         Growth does not change the other weights: its rows of the projection are drawn last.
         """
-        if self.frozen and self.backbone in BACKBONES:
+        architecture = self.backbone.startswith("hf:") and not self.backbone_options
+        if self.frozen and (self.backbone in BACKBONES or (architecture and is_architecture(self.backbone[3:]))):
             raise InputError(
                 f"{self.backbone} starts from random weights, and a frozen backbone keeps its weights. Choose a "
                 "trained model: hf:NAME_OR_FOLDER, an ONNX file or a module of your own"

@@ -208,6 +208,11 @@ class Loaded:
     missing: frozenset[str] = frozenset()
 
 
+def is_architecture(source: str) -> bool:
+    """Whether ``hf:source`` names a kind of model, without weights, and not a trained one."""
+    return source in _import_transformers().CONFIG_MAPPING
+
+
 def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | None) -> Loaded:
     """The model that ``hf:source`` means. With ``config`` it is built from that alone, and nothing is read."""
     if not source:
