@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from real_service import serving
 from waiting import until
@@ -80,11 +81,24 @@ def test_negative_flips_are_shown_as_pictures(site: str, visit: Visit) -> None:
     page.wait_for_selector("#upgrade-version")
     page.select_option("#upgrade-version", "v3")
     page.wait_for_selector(".flips figure.wrong")
-    page.locator(".flips").scroll_into_view_if_needed()
+    page.locator(".flips").first.scroll_into_view_if_needed()
     until(page, "document.querySelector('.flips li').querySelectorAll('img').length === 3")
     first = page.locator(".flips li").first
     assert first.locator(".asked strong").inner_text() == first.locator(".right strong").inner_text()
     assert first.locator(".asked strong").inner_text() != first.locator(".wrong strong").inner_text()
+    told = page.locator("#flips").inner_text()
+    cell = httpx.get(f"{site}/v1/versions/v3/check").json()["cells"][0]
+    assert f"Get worse: {cell['negative_flips']} of 64 searches on vectors of v1" in told
+    assert f"Get better: {cell['positive_flips']} of 64 searches on vectors of v1" in told
+    worst = cell["classes"][0]
+    assert worst["lost"] > worst["won"]
+    hardest = page.locator(".hardest li").first.inner_text()
+    assert worst["label"] in hardest
+    assert f"loses {worst['lost']} of {worst['queries']}" in hardest
+    better = page.locator(".flips").last.locator("li").first
+    assert cell["positive_flips"] > 0
+    assert better.locator(".asked strong").inner_text() == better.locator(".right strong").inner_text()
+    assert "v3" in better.locator(".right figcaption").inner_text()
 
 
 def test_a_sentence_says_first_what_the_upgrade_does(site: str, visit: Visit) -> None:

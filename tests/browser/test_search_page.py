@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import httpx
 from glyph_shop import CHARACTERS, NASTY_ID, NASTY_LABEL, label_of
+from real_service import serving
 from waiting import until
 
 Visit = Callable[..., Any]
@@ -271,6 +274,79 @@ def test_a_broken_image_says_what_to_do(site: str, visit: Visit, tmp_path: Path)
     assert page.locator("#results .empty").is_visible()
 
 
+def test_a_format_that_cannot_be_searched_gets_one_message(site: str, visit: Visit, tmp_path: Path) -> None:
+    drawing = tmp_path / "logo.svg"
+    drawing.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    page = visit(site)
+    page.wait_for_selector(".hit")
+    page.set_input_files("#file", drawing)
+    problem = page.wait_for_selector("#problem .problem").inner_text()
+    assert problem.startswith("logo.svg cannot be used for a search")
+    assert "JPEG, PNG, WebP" in problem
+    assert "first bytes" not in problem
+    page.wait_for_selector(".hit")  # the gallery is there as before
+    assert page.locator("#results .empty").count() == 0
+    assert "failed" not in page.locator("#search-view").inner_text()
+
+
+def test_the_first_items_are_of_many_labels_and_badges_are_whole(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.wait_for_selector(".hit")
+    assert len(set(labels(page))) == 12
+    clipped = "[...document.querySelectorAll('.hit .badge')].filter(one => one.scrollWidth > one.clientWidth).length"
+    assert page.evaluate(clipped) == 0
+
+
+def test_an_item_is_shown_large_beside_the_query_and_can_be_deleted(
+    shop: Path, tmp_path: Path, visit: Visit, query: Path
+) -> None:
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    with serving(copy) as address:
+        page = visit(address)
+        page.set_input_files("#file", query)
+        page.wait_for_selector(SCORED)
+        first = page.locator(".hit").first
+        name, label = first.get_attribute("data-id"), first.locator(".label").inner_text()
+        first.focus()
+        page.keyboard.press("i")
+        item = page.locator("#item")
+        assert item.locator("h2").inner_text() == label
+        until(page, "document.querySelectorAll('#item img').length === 2")
+        until(page, "[...document.querySelectorAll('#item img')].every(one => one.naturalWidth > 0)")
+        assert item.locator("#item-id").input_value() == name
+        assert "cosine" in item.inner_text()
+        item.locator("#copy-id").click()
+        until(page, "document.querySelector('#item [role=status]').textContent !== ''")
+        page.keyboard.press("Escape")
+        page.locator("li:has(.hit) .details").first.click(force=True)  # the same by mouse
+        item.locator("button", has_text="Delete").click()
+        page.locator("#confirm button", has_text="Delete").click()
+        until(page, "id => !document.querySelector(`.hit[data-id='${id}']`) && document.querySelector('.hit')", name)
+        assert f"{name} was deleted." in page.locator("#announce").inner_text()
+        assert httpx.get(f"{address}/v1/item", params={"id": name}).status_code == 404
+
+
+def test_two_versions_answer_one_query_side_by_side(site: str, visit: Visit, query: Path) -> None:
+    page = visit(site)
+    page.set_input_files("#file", query)
+    page.wait_for_selector(SCORED)
+    alone = [hit.get_attribute("data-id") for hit in page.locator(".hit").all()]
+    page.select_option("#against", "v3")
+    until(page, "document.querySelectorAll('#compared section').length === 2")
+    deployed, other = (
+        [hit.get_attribute("data-id") for hit in column.locator(".hit").all()]
+        for column in page.locator("#compared section").all()
+    )
+    assert deployed == alone
+    with query.open("rb") as file:
+        answer = httpx.post(f"{site}/v1/search", params={"version": "v3", "k": 12}, files={"image": file}).json()
+    assert (answer["version"], [hit["id"] for hit in answer["hits"]]) == ("v3", other)
+    assert page.locator("#compared section").last.locator(".only").count() == len(set(other) - set(deployed)) > 0
+    page.select_option("#against", "")
+    until(page, "!document.querySelector('#compared section') && document.querySelectorAll('.hit').length === 12")
+
+
 def test_an_item_that_is_gone_is_a_sentence_not_a_blank_page(site: str, visit: Visit) -> None:
     page = visit(site, "#like=no/such/item")
     assert "no/such/item" in page.wait_for_selector("#problem .problem").inner_text()
@@ -296,8 +372,13 @@ def test_colours_follow_the_system_and_the_choice_is_kept(site: str, visit: Visi
 
 def test_a_phone_shows_two_columns_large_targets_and_nothing_sticks_out(site: str, visit: Visit, query: Path) -> None:
     page = visit(site, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    assert page.locator("label:has(#camera)").is_visible()
     page.set_input_files("#camera", query)
     page.wait_for_selector(SCORED)
+    assert not page.locator("label:has(#camera)").is_visible()  # the query folds, results come first
+    assert page.locator(".hit").first.bounding_box()["y"] < 844 / 2
+    page.locator("#unfold").click()
+    assert page.locator("#unfold").get_attribute("aria-expanded") == "true"
     assert page.locator("label:has(#camera)").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     small = page.evaluate(

@@ -171,3 +171,31 @@ def test_items_are_counted_by_payload(http: TestClient, space: Workspace, monkey
     assert counted == 4
     assert http.get("/v1/items/count?version=v9").status_code == 404
     assert http.get("/v1/items/count?field=image").status_code == 422
+
+
+def test_another_version_than_the_deployed_one_answers_when_asked(http: TestClient, space: Workspace) -> None:
+    found = http.post("/v1/search?k=4&version=v2", files={"image": picture(3)}).json()
+    expected = space.serving.search_vectors("v2", space.serving.embed("v2", [picture(3)]), k=4)
+    assert (found["version"], names(found)) == ("v2", [hit.id for hit in expected.hits[0]])
+    assert space.deployed() == "v1"
+    missing = http.post("/v1/search?version=v9", files={"image": picture(3)})
+    assert (missing.status_code, missing.json()["type"]) == (404, "/problems/unknown-version")
+
+
+def test_a_sample_is_of_as_many_labels_as_possible(
+    http: TestClient, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {item.payload["label"] for item in space.gallery.iterate()}
+    few = http.get(f"/v1/items/sample?limit={len(labels)}").json()
+    assert {item["label"] for item in few} == labels
+    everything = http.get("/v1/items/sample?limit=100").json()
+    assert {item["id"] for item in everything} == {item.id for item in space.gallery.iterate()}
+
+    monkeypatch.setattr(routes_items, "_REPEATED", 2)
+    monkeypatch.setattr(routes_items, "SCANNED", 10)
+    row = space.gallery.get([few[0]["id"]])[few[0]["id"]].vector
+    space.gallery.delete([item["id"] for item in everything])
+    names = [f"{label}/{number}" for label in "abc" for number in range(50)]
+    payloads = [{"label": name[0]} for name in names]
+    space.gallery.upsert("v1", names, np.stack([row] * len(names)), payloads)
+    assert {item["label"] for item in http.get("/v1/items/sample?limit=3").json()} == set("abc")

@@ -14,7 +14,7 @@ from fixstar.evaluation import VersionFeatures, cross_test, paired_bootstrap
 from fixstar.evaluation.evidence import Difference
 from fixstar.evaluation.trial import Trial
 from fixstar.workspace import GateRules
-from fixstar.workspace.checks import LostAnswer, last_check, require_passed_check, save_check
+from fixstar.workspace.checks import ClassChange, FlippedAnswer, last_check, require_passed_check, save_check
 from fixstar.workspace.gate import _highest_rate, needed_queries, run_check
 
 CLASSES = 10
@@ -40,7 +40,12 @@ def test_a_clear_gain_passes_and_flips_are_counted() -> None:
     (cell,) = check.cells
     assert (cell.self_test, cell.cross_test, cell.differing) == (0.8, 0.898, 102)
     assert (cell.negative_flips, cell.positive_flips) == (2, 100)
-    assert cell.lost == (LostAnswer("f", "h"), LostAnswer("h", "j"))  # 555 is of class 5, 777 of class 7
+    assert cell.lost == (FlippedAnswer("f", "h"), FlippedAnswer("h", "j"))  # 555 is of class 5, 777 of class 7
+    assert len(cell.won) == 20
+    assert {won.label for won in cell.won} == set("abcdefghij")
+    assert all(won.found != won.label for won in cell.won)
+    assert cell.classes[0] == ClassChange("f", 100, 1, 10)  # net 9 won; the classes without a loss win 10
+    assert sum(one.won for one in cell.classes) == 100
     expected = paired_bootstrap(np.arange(1000) >= 102, np.arange(1000) >= 200)
     assert 0 < cell.low < cell.difference < cell.high
     assert cell.low == pytest.approx(expected.low, abs=0.01)

@@ -129,10 +129,14 @@ class Client:
         where: Mapping[str, Any] | None = None,
         exact: bool = True,
         min_score: float | None = None,
+        version: str | None = None,
     ) -> SearchResponse:
-        """The items nearest to an image: a path, the bytes of a file, or a PIL image."""
+        """The items nearest to an image: a path, the bytes of a file, or a PIL image.
+
+        With a ``version`` that one alone embeds the query, deployed or not.
+        """
         files = {"image": (_file_name(image), _content(image))}
-        params = _options(k, where, exact, min_score)
+        params = _options(k, where, exact, min_score) | ({} if version is None else {"version": version})
         return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
 
     def search_batch(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Annotated, Any, NamedTuple, cast
 from urllib.parse import quote_plus
 
@@ -53,6 +55,7 @@ router = APIRouter(prefix="/v1", route_class=FormRoute)
 
 COUNTED = 100_000  # items that one answer counts, at most
 SCANNED = 5000  # items that a filter is compared with for one page, at most
+_REPEATED = 30  # items of one label in a row, after which a sample goes to the next folder
 _MAX_ID = 1024
 _MAX_FILE_NAME = 255
 _EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
@@ -76,7 +79,7 @@ MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out hit
 # --- search
 
 
-@router.post("/search", tags=["search"], dependencies=READ, responses=problem_responses(413, 415))
+@router.post("/search", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
 async def search(
     context: Shared,
     image: Image,
@@ -84,19 +87,30 @@ async def search(
     where: FilterText = None,
     exact: Exact = None,
     min_score: MinScore = None,
+    version: Annotated[str | None, Query(max_length=100, description="Who embeds it; as deployed by default.")] = None,
     form_k: Annotated[int | None, Form(alias="k", ge=1, le=MAX_RESULTS)] = None,
     form_where: Annotated[str | None, Form(alias="where", max_length=8192)] = None,
     form_exact: Annotated[bool | None, Form(alias="exact")] = None,
     form_min_score: Annotated[float | None, Form(alias="min_score", ge=-1, le=1)] = None,
 ) -> SearchResponse:
-    """The items nearest to an image. Options come in the address or as form fields."""
+    """The items nearest to an image. Options come in the address or as form fields.
+
+    With a ``version`` that one alone embeds the query, deployed or not: see what it would find.
+    """
     began = time.perf_counter()
     precise = next((given for given in (exact, form_exact) if given is not None), True)
     wanted = parse_filter(where if where is not None else form_where)
     least = min_score if min_score is not None else form_min_score
     request = SearchRequest(_count(context, k or form_k or 10), wanted, precise, min_score=least)
     data = await read_upload(image, context.settings)
-    return _search_response(await context.batcher.search(data, request), began)
+    if version is None:
+        return _search_response(await context.batcher.search(data, request), began)
+    space = context.workspace
+    if version not in (known := await run_in_threadpool(space.versions)):
+        raise Problem("unknown-version", f"no version {version!r}", f"there are: {', '.join(known) or 'none'}")
+    vectors = (await context.batcher.embed(data, (version,)))[version]
+    found = await run_in_threadpool(space.serving.search_vectors, version, vectors[None], request)
+    return _search_response(found, began)
 
 
 @router.post("/search/batch", tags=["search"], dependencies=READ, responses=problem_responses(413, 415))
@@ -258,6 +272,43 @@ def item_page(
             if passes(item.payload):
                 found.append(Item(**_item_fields(item.id, item.version, item.payload)))
     return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
+
+
+@router.get("/items/sample", tags=["items"], dependencies=READ)
+def sample(context: Shared, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[Item]:
+    """Some items of as many labels as possible, to begin with; at most 5,000 are looked at."""
+    chosen = item_sample(context.workspace.gallery, limit)
+    return [Item(**_item_fields(item.id, item.version, item.payload)) for item in chosen]
+
+
+def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
+    """Up to ``limit`` items: one of each label, then a second of each, and so on.
+
+    The rest of a folder is passed over once it has shown nothing but one label for a while.
+    """
+    by_label: dict[Any, list[StoredItem]] = {}
+    after: str | None = None
+    looked_at = 0
+    while looked_at < SCANNED and len(by_label) < limit:
+        repeated, jump = 0, None
+        with closing(cast(Any, gallery.iterate(None, after))) as source:
+            for item in cast(Iterator[StoredItem], source):
+                looked_at, after = looked_at + 1, item.id
+                kept = by_label.setdefault(item.payload.get(LABEL), [])
+                if len(kept) < limit:
+                    kept.append(item)
+                repeated = repeated + 1 if len(kept) > 1 else 0
+                folder, slash, _ = item.id.rpartition("/")
+                if repeated >= _REPEATED and slash:
+                    jump = f"{folder}{slash}{chr(sys.maxunicode)}"
+                    break
+                if looked_at >= SCANNED or len(by_label) >= limit:
+                    break
+        if jump is None:
+            break
+        after = jump
+    rounds = zip_longest(*by_label.values())
+    return [item for one in rounds for item in one if item is not None][:limit]
 
 
 @router.get("/items/count", tags=["items"], dependencies=READ, responses=problem_responses(404))

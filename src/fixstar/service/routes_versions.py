@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi import Path as InPath
@@ -42,7 +42,15 @@ from fixstar.workspace import Check as SavedCheck
 from fixstar.workspace import Move as SavedMove
 from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.run import PlanFiles
-from fixstar.workspace.checks import CheckedCell, LostAnswer, Shown, check_history, flip_picture, last_check
+from fixstar.workspace.checks import (
+    CheckedCell,
+    FlippedAnswer,
+    Shown,
+    check_history,
+    flip_picture,
+    last_check,
+    listed_flips,
+)
 
 router = APIRouter(prefix="/v1")
 
@@ -160,12 +168,16 @@ def flips(
     name: Name,
     limit: Annotated[int, Query(ge=1, le=1000, description="Flips, at most.")] = 20,
     against: Annotated[str | None, Query(max_length=100, description="Only those on this version's gallery.")] = None,
+    kind: Annotated[Literal["lost", "won"], Query(description="Queries that get worse, or better.")] = "lost",
 ) -> list[Flip]:
-    """Queries that an older version answered correctly and this one does not: some of each class, worst first."""
+    """Queries that an older version answered correctly and this one does not, or the reverse: some of each class."""
     found = _checked(context, name)
-    lost = [(cell, one) for cell in found.cells for one in cell.lost]
-    chosen = [(number, *pair) for number, pair in enumerate(lost) if against in (None, pair[0].version)]
-    return [_flip(found, number, cell, one) for number, cell, one in chosen[:limit]]
+    chosen = [
+        _flip(found, number, cell, kind, one)
+        for number, (cell, which, one) in enumerate(listed_flips(found))
+        if which == kind and against in (None, cell.version)
+    ]
+    return chosen[:limit]
 
 
 @router.get(
@@ -232,19 +244,20 @@ def _check_body(found: SavedCheck) -> Check:
     return Check.model_validate({**fields, "next_steps": [to_step(step) for step in found.next_steps]})
 
 
-def _flip(found: SavedCheck, number: int, cell: CheckedCell, lost: LostAnswer) -> Flip:
+def _flip(found: SavedCheck, number: int, cell: CheckedCell, kind: str, one: FlippedAnswer) -> Flip:
     def picture(which: Shown) -> str | None:
-        if found.pictures is None or lost.rows is None:
+        if found.pictures is None or one.rows is None:
             return None
         stamp = PurePath(found.pictures).stem.removeprefix("flips-")
         return f"/v1/versions/{found.version}/flips/{number}/{which}.png?stamp={stamp}"
 
+    old, new = (one.label, one.found) if kind == "lost" else (one.found, one.label)
     return Flip(
         number=number,
-        label=lost.label,
+        label=one.label,
         query=picture("query"),
-        old=FlipImage(version=cell.version, label=lost.label, thumbnail=picture("old")),
-        new=FlipImage(version=found.version, label=lost.found, thumbnail=picture("new")),
+        old=FlipImage(version=cell.version, label=old, thumbnail=picture("old")),
+        new=FlipImage(version=found.version, label=new, thumbnail=picture("new")),
     )
 
 

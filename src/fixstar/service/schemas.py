@@ -267,8 +267,20 @@ class Job(_Response):
 # --- versions and checks
 
 
+class ClassChange(_Response):
+    """How many queries of a class a check has, and how many of them the new version loses and wins."""
+
+    label: str
+    queries: int
+    lost: int
+    won: int
+
+
 class CheckedCell(_Response):
-    """New queries on the gallery of ``version``: fractions; ``difference`` is cross-test minus self-test."""
+    """New queries on the gallery of ``version``: fractions; ``difference`` is cross-test minus self-test.
+
+    ``classes`` are those that lose most and those that win most, heaviest net loss first.
+    """
 
     version: str
     self_test: float
@@ -280,6 +292,7 @@ class CheckedCell(_Response):
     differing: int
     negative_flips: int
     positive_flips: int
+    classes: tuple[ClassChange, ...] = ()
 
 
 class Blend(_Response):
@@ -355,7 +368,10 @@ class FlipImage(_Response):
 
 
 class Flip(_Response):
-    """A negative flip: ``old`` found the query's class, ``new`` does not. ``query`` is where its picture is."""
+    """A query that only one of two versions answers correctly: what ``old`` and ``new`` found.
+
+    ``query`` is where its picture is.
+    """
 
     number: int
     label: str

@@ -30,8 +30,8 @@ Shown = Literal["query", "old", "new"]
 
 
 @dataclass(frozen=True)
-class LostAnswer:
-    """A negative flip: the class of a query that the old version answered correctly, and the class found instead.
+class FlippedAnswer:
+    """A query that one of two versions answers correctly: its class, and the class that the other one finds instead.
 
     ``rows`` are those of the query, of the gallery image found before, and of the one found now.
     """
@@ -42,10 +42,21 @@ class LostAnswer:
 
 
 @dataclass(frozen=True)
+class ClassChange:
+    """How many queries of a class there are, and how many of them are lost and won."""
+
+    label: str
+    queries: int
+    lost: int
+    won: int
+
+
+@dataclass(frozen=True)
 class CheckedCell:
     """New queries on the gallery of ``version``: cross-test minus that version's self-test, with its interval.
 
-    ``lost`` lists some of the negative flips, one per class in turn, heaviest loss first.
+    ``lost`` lists some of the negative flips, one per class in turn, heaviest loss first, ``won`` some of the positive
+    ones. ``classes`` are those that lose most and those that win most, heaviest net loss first.
     """
 
     version: str
@@ -57,7 +68,9 @@ class CheckedCell:
     differing: int
     negative_flips: int
     positive_flips: int
-    lost: tuple[LostAnswer, ...] = ()
+    lost: tuple[FlippedAnswer, ...] = ()
+    won: tuple[FlippedAnswer, ...] = ()
+    classes: tuple[ClassChange, ...] = ()
 
     @property
     def difference(self) -> float:
@@ -151,7 +164,15 @@ class Check:
         """The check that ``to_json`` wrote."""
         parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
         parts["cells"] = tuple(
-            CheckedCell(**{**cell, "lost": tuple(map(_lost_answer, cell["lost"]))}) for cell in content["cells"]
+            CheckedCell(
+                **{
+                    **cell,
+                    "lost": tuple(map(_flipped_answer, cell["lost"])),
+                    "won": tuple(map(_flipped_answer, cell.get("won", ()))),
+                    "classes": tuple(ClassChange(**one) for one in cell.get("classes", ())),
+                }
+            )
+            for cell in content["cells"]
         )
         parts["blends"] = tuple(Blend(**blend) for blend in content["blends"])
         for fitted in ("calibrations", "blend_calibrations"):
@@ -160,9 +181,9 @@ class Check:
         return cls(**{**content, **parts})
 
 
-def _lost_answer(content: dict[str, Any]) -> LostAnswer:
+def _flipped_answer(content: dict[str, Any]) -> FlippedAnswer:
     rows = content["rows"]
-    return LostAnswer(content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2]))
+    return FlippedAnswer(content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2]))
 
 
 def _calibration(slope: float, offset: float) -> tuple[float, float]:
@@ -332,12 +353,18 @@ def judged_blend(
     return {blend.version: 0.0 if blend.verdict == "apart" else wanted for blend in check.blends}
 
 
+def listed_flips(check: Check) -> list[tuple[CheckedCell, Literal["lost", "won"], FlippedAnswer]]:
+    """The flips that a check lists, in the order of their pictures: those lost on each gallery, then those won."""
+    kinds: tuple[Literal["lost"], Literal["won"]] = ("lost", "won")
+    return [(cell, kind, one) for cell in check.cells for kind in kinds for one in getattr(cell, kind)]
+
+
 def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> str | None:
-    """Save pictures of all negative flips that a check lists: their path within the workspace, None without any.
+    """Save pictures of all flips that a check lists: their path within the workspace, None without any.
 
     A flip has three: the query, what the old version found, and what the new one finds.
     """
-    rows = [lost.rows for cell in check.cells for lost in cell.lost if lost.rows is not None]
+    rows = [one.rows for *_, one in listed_flips(check) if one.rows is not None]
     if not rows or thumbnails is None:
         return None
     shown = [

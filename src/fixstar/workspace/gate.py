@@ -44,7 +44,8 @@ from fixstar.workspace.checks import (
     Blend,
     Check,
     CheckedCell,
-    LostAnswer,
+    ClassChange,
+    FlippedAnswer,
     Outcome,
     delete_old_flips,
     outweighing_check,
@@ -68,7 +69,8 @@ Features = Callable[["ImageSet", "ImageSet", Sequence[str]], "Sequence[VersionFe
 
 ALPHAS = tuple(number / 10 for number in range(11))
 """The shares of the way from the old query to the new one that are tried."""
-LISTED = 20  # lost queries listed per cell
+LISTED = 20  # lost queries listed per cell, and as many won ones
+LISTED_CLASSES = 10  # those that lose most, and those that win most
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
 _MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of a gallery that are re-embedded
 _VISIBLE = 0.005  # a drop that deserves a warning
@@ -267,7 +269,12 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
     found = flips(tested.hits[k, k], tested.hits[newest, k], trial.query_labels)
     judged = judged_difference(tested.hits[newest, k], tested.hits[k, k], rules.shared(newest), rules)
     queries, gallery = trial.query_labels, trial.gallery_labels
-    lost = lost_queries(found, queries, trial.versions[k], trial.versions[newest], shown=LISTED)
+    versions = trial.versions[k], trial.versions[newest]
+    lost = lost_queries(found, queries, *versions, shown=LISTED)
+    swapped = flips(tested.hits[newest, k], tested.hits[k, k], queries)  # its losses are what the newest version wins
+    won = lost_queries(swapped, queries, *versions, shown=LISTED)
+    changed = [one for one in found.classes if one.negative or one.positive]
+    named_classes = dict.fromkeys([*changed[:LISTED_CLASSES], *changed[-LISTED_CLASSES:]])
 
     def named(label: int) -> str:
         return trial.classes.get(int(label), str(label))
@@ -282,7 +289,9 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
         judged.differing,
         len(found.negative),
         len(found.positive),
-        tuple(LostAnswer(named(queries[one.query]), named(gallery[one.after]), one) for one in lost),
+        tuple(FlippedAnswer(named(queries[one.query]), named(gallery[one.after]), one) for one in lost),
+        tuple(FlippedAnswer(named(queries[one.query]), named(gallery[one.before]), one) for one in won),
+        tuple(ClassChange(named(one.label), one.queries, one.negative, one.positive) for one in named_classes),
     )
     return cell, judged
 

@@ -32,9 +32,9 @@ export function address(path, query = {}) {
 
 export const versionPath = (name, rest = "") => `/v1/versions/${encodeURIComponent(name)}${rest}`;
 
-/** The parsed answer. `json` or `form` make it a POST. */
-export async function call(path, { json, form, signal } = {}) {
-  const response = await send(path, { json, form, signal });
+/** The parsed answer. `json` or `form` make it a POST, unless a `method` is given. */
+export async function call(path, options = {}) {
+  const response = await send(path, options);
   return response.status === 204 ? null : response.json();
 }
 
@@ -43,18 +43,20 @@ export async function fetchBlob(path) {
   return (await send(path, {})).blob();
 }
 
-async function send(path, { json, form, signal }) {
+async function send(path, options) {
+  const { json, form, signal } = options;
   const key = apiKey.get();
   const headers = { Accept: "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
   if (json !== undefined) headers["Content-Type"] = "application/json";
   const body = json !== undefined ? JSON.stringify(json) : form;
-  const response = await reach(path, { method: body === undefined ? "GET" : "POST", headers, body, signal });
+  const method = options.method ?? (body === undefined ? "GET" : "POST");
+  const response = await reach(path, { method, headers, body, signal });
   if (response.ok) return response;
   const problem = await read(response);
   if (response.status === 401 && askForKey) {
     // another request may have asked meanwhile: then its key is tried first
-    if (apiKey.get() !== key || (await askForKey(key !== null))) return send(path, { json, form, signal });
+    if (apiKey.get() !== key || (await askForKey(key !== null))) return send(path, options);
   }
   throw problem;
 }
@@ -84,14 +86,19 @@ async function read(response) {
 
 const RANK = { read: 0, write: 1, admin: 2 };
 let role = "read";
+let latest = null;
 let asking = null;
 
 /** Whether the caller's role reaches this one. */
 export const may = (wanted) => RANK[role] >= RANK[wanted];
 
+/** Where the service stood when it was asked last, or null. */
+export const latestStatus = () => latest;
+
 /** Asks the service where it stands, and remembers who we are to it. */
 export async function status() {
   const found = await call("/v1/status");
+  latest = found;
   role = found.caller?.role ?? "read";
   byId("where").textContent = `${found.name} · ${count(found.items)} images · ${found.deployed ?? "nothing"} deployed`;
   const account = byId("account");

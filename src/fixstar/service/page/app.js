@@ -60,6 +60,7 @@ const KEYS = [
   ["Ctrl V", "search with a copied image"],
   ["Arrows", "move in the results and in the matrix"],
   ["Enter", "more like the chosen result"],
+  ["i", "details of the chosen result"],
   ["g s", "go to the search"],
   ["g v", "go to the versions"],
   ["Esc", "close a dialog"],

@@ -27,7 +27,7 @@ export const byId = (id) => document.getElementById(id);
 /** New content in a place; what had the focus there (by its `data-focus`) has it again. */
 export function renew(place, ...children) {
   const held = place.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
-  place.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  place.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   if (held) [...place.querySelectorAll("[data-focus]")].find((one) => one.dataset.focus === held)?.focus();
 }
 

@@ -1,24 +1,30 @@
 // The search view: what is asked, and what was found.
-import { address, call } from "./api.js";
-import { badge, byId, count, el, plural, rove, tone } from "./dom.js";
+import { address, call, fetchBlob, latestStatus } from "./api.js";
+import { badge, byId, count, el, plural } from "./dom.js";
+import { openItem } from "./item.js";
 import { picture } from "./picture.js";
-import { tellProblem } from "./problem.js";
+import { announce, tellProblem } from "./problem.js";
+import { isShown, showCompared, showEmpty, showItems, showWaiting, startResults } from "./results.js";
 
+const UNKNOWN_FORMAT = "/problems/unknown-format";
 const PAGES = 10; // of the gallery that are looked through at a time for items with a label
 let query = { kind: "none" }; // or { kind: "image", file, preview } or { kind: "like", id }
 let image = null; // the image asked last: going back from "more like this" asks it again
 let under = null; // the request under way
 let after = null; // where the next page of the gallery starts
+let more = false; // whether there is one
 let due = 0; // the timer of a refresh
 const UNLABELLED = ["Nothing found with this label", "Take the label away, or write it as it was stored."];
 const idle = { preview: byId("preview").firstElementChild, name: byId("query-name").textContent, note: byId("query-note").textContent };
 
 export function startSearch() {
-  startGrid(openLike);
-  startIntake(useImage, (words) => tellProblem({ title: words, hint: "Choose a JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF file." }));
+  startResults({ like: openLike, details });
+  startIntake(useImage, refuse);
+  byId("unfold").addEventListener("click", () => fold(!byId("query").classList.contains("folded")));
   byId("controls").addEventListener("submit", (event) => (event.preventDefault(), refreshSoon()));
   byId("count").addEventListener("change", refreshSoon);
   byId("label").addEventListener("change", refreshSoon);
+  byId("against").addEventListener("change", refreshSoon);
   byId("more").addEventListener("click", () => browse(true));
   byId("clear").addEventListener("click", () => {
     image = null;
@@ -32,12 +38,45 @@ export function startSearch() {
 export function showRoute(id) {
   if (id !== null) query = { kind: "like", id };
   else query = image ? { kind: "image", ...image } : { kind: "none" };
+  offerVersions();
   refresh();
+}
+
+/** The versions whose answers can be put beside those of the deployed one. */
+function offerVersions() {
+  const { versions = [], deployed = null } = latestStatus() ?? {};
+  const others = versions.filter((name) => name !== deployed);
+  const before = byId("against").value;
+  byId("against").replaceChildren(el("option", { value: "" }, "nothing"), ...others.map((name) => el("option", { value: name, selected: name === before }, name)));
+  byId("against-label").hidden = query.kind === "none" || !others.length;
 }
 
 function openLike(id) {
   location.hash = `#like=${encodeURIComponent(id)}`;
   window.scrollTo({ top: 0 });
+}
+
+/** One message for a file that cannot be used; what was shown before stays. */
+function refuse(name) {
+  tellProblem({ title: `${name} cannot be used for a search`, hint: `Choose a file of one of these formats: ${idle.note}` });
+}
+
+/** The item view, with the query beside it where there is one. */
+function details(item, scale) {
+  const asked = query.kind === "image" ? previewOf(query.preview) : (query.picture ?? null);
+  const removed = () => {
+    announce(`${item.id} was deleted.`);
+    if (query.kind === "like" && query.id === item.id) location.hash = "#search";
+    else refresh();
+  };
+  openItem(item, { asked: query.kind === "like" && query.id === item.id ? null : asked, scale, like: openLike, removed });
+}
+
+/** On a phone the query takes little room once it was asked, so that results come first. */
+function fold(folded) {
+  byId("query").classList.toggle("folded", folded);
+  byId("unfold").setAttribute("aria-expanded", String(!folded));
+  byId("unfold").textContent = folded ? "Change" : "Less";
 }
 
 function useImage(file) {
@@ -59,31 +98,59 @@ async function refresh() {
   tellProblem(null);
   byId("more").hidden = true;
   byId("clear").hidden = query.kind === "none";
+  byId("query").classList.toggle("asked", query.kind !== "none");
+  fold(query.kind !== "none");
   if (query.kind === "none") return browse(false);
   const asked = Number(byId("count").value);
   byId("results-title").textContent = "Results";
   byId("results-note").replaceChildren("Searching …");
   showWaiting(Math.min(asked, 12));
+  byId("choose").classList.add("busy");
   const { signal } = under;
   try {
     if (query.kind === "image") describe(query.file.name || "Pasted image", "Used as the query; it is not stored.", previewOf(query.preview));
     else await describeItem(query.id, signal);
-    const answer = await ask(asked, signal);
-    present(answer);
+    const [against, file] = [byId("against").value, await queryFile()];
+    if (against && file) presentBoth(await Promise.all([null, against].map((version) => searchImage(file, asked, version, signal))));
+    else present(await ask(asked, signal));
   } catch (error) {
     if (error.name === "AbortError") return;
+    if (error.type === UNKNOWN_FORMAT && query.kind === "image") return withdraw();
     byId("results-note").replaceChildren("The search failed.");
     showEmpty("No results", "The message above says what to do.");
     tellProblem(error, refresh);
+  } finally {
+    if (!signal.aborted) byId("choose").classList.remove("busy");
   }
+}
+
+/** The image that cannot be read is taken back: the gallery is shown, and one message. */
+async function withdraw() {
+  const { name } = image.file;
+  image = null;
+  query = { kind: "none" };
+  await refresh();
+  refuse(name || "This image");
 }
 
 function ask(k, signal) {
   const where = labelled();
   if (query.kind === "like") return call(address("/v1/item/similar", { id: query.id, k, where }), { signal });
+  return searchImage(query.file, k, null, signal);
+}
+
+/** The items nearest to an image, as a version embeds it; the deployed one where that is null. */
+function searchImage(file, k, version, signal) {
   const form = new FormData();
-  form.append("image", query.file, query.file.name || "image");
-  return call(address("/v1/search", { k, where }), { form, signal });
+  form.append("image", file, file.name || "image");
+  return call(address("/v1/search", { k, where: labelled(), version }), { form, signal });
+}
+
+/** The image that is asked about, where another version is to embed it too; null where the item has none. */
+async function queryFile() {
+  if (query.kind === "image") return query.file;
+  const url = byId("against").value && query.item?.thumbnail;
+  return url ? fetchBlob(url.replace("size=256", "size=1024")) : null;
 }
 
 /** The label as a filter, or null. */
@@ -102,6 +169,14 @@ function present({ version, hits, milliseconds, calibrated, left_out: unreached 
   else showEmpty("Nothing found", "The gallery holds nothing else yet.");
 }
 
+function presentBoth(answers) {
+  const [old, other] = answers.map(({ hits }) => hits.map(({ id }) => id));
+  const shared = other.filter((id) => old.includes(id)).length;
+  byId("results-note").replaceChildren("The same query by ", badge(answers[0].version), ", which is deployed, and by ", badge(answers[1].version), `: ${shared} of ${plural(other.length, "result")} ${shared === 1 ? "is" : "are"} the same.`);
+  offerLabels(answers.flatMap(({ hits }) => hits));
+  showCompared(answers);
+}
+
 /** Names the versions whose vectors the query does not reach, or says nothing. */
 function leftOut(versions) {
   if (!versions.length) return [];
@@ -116,16 +191,16 @@ async function browse(add) {
     byId("results-title").textContent = "From the gallery";
     byId("results-note").replaceChildren();
     showWaiting(Math.min(limit, 12));
-    after = null;
+    [after, more] = [null, false];
   }
   try {
-    const { items, looked } = await gather(limit, where, signal);
-    byId("more").hidden = after === null;
+    const { items, looked } = add || where ? await gather(limit, where, signal) : await sample(limit, signal);
+    byId("more").hidden = !more;
     offerLabels(items);
     if (items.length) {
       showItems(items, { add });
       byId("results-note").replaceChildren(add ? `${plural(items.length, "item")} more` : "Pick one to see what is like it.");
-    } else if (after !== null) {
+    } else if (more) {
       if (!add) showEmpty("Nothing found with this label so far", "There is more in the gallery: show more, or write the label as it was stored.");
       byId("results-note").replaceChildren(`None among the ${add ? "next" : "first"} ${count(looked)} items`);
     } else if (add) {
@@ -139,23 +214,33 @@ async function browse(add) {
   }
 }
 
-/** The next items of the gallery. With a label a page may hold few or none, and the following ones are asked for too. */
+/** Some items of as many labels as possible; the list of all follows when more is asked for. */
+async function sample(limit, signal) {
+  const items = await call(address("/v1/items/sample", { limit }), { signal });
+  more = items.length < (latestStatus()?.items ?? 0);
+  return { items, looked: items.length };
+}
+
+/** The next items of the gallery, less those of the sample. With a label a page may hold few or none, and the following ones are asked for too. */
 async function gather(limit, where, signal) {
   const items = [];
   let [next, looked] = [after, 0];
   for (let page = 0; page < PAGES && items.length < limit && (page === 0 || next !== null); page++) {
     const answer = await call(address("/v1/items", { after: next, limit: limit - items.length, where }), { signal });
-    items.push(...answer.items);
+    items.push(...answer.items.filter(({ id }) => where || !isShown(id)));
     looked += answer.looked_at;
     next = answer.next;
   }
   after = next; // only now: what was aborted has shown nothing
+  more = next !== null;
   return { items, looked };
 }
 
 async function describeItem(id, signal) {
   describe(id, "More like this item.", null);
   const item = await call(address("/v1/item", { id }), { signal });
+  query.picture = item.thumbnail && picture(item.thumbnail, "");
+  query.item = item;
   describe(item.label ? `${item.label}` : id, "", picture(item.thumbnail, ""));
   byId("query-note").replaceChildren("More like ", el("span", { class: "wrap" }, id), ", a vector of ", badge(item.version));
 }
@@ -179,72 +264,14 @@ function offerLabels(items) {
   byId("labels").append(...[...fresh].slice(0, Math.max(0, 500 - known.size)).map((value) => el("option", { value })));
 }
 
-// --- Items as a grid of buttons: one press is "more like this", arrows move.
-
-const list = byId("results");
-
-/** Begins to listen; `open(id)` shows more like an item. */
-function startGrid(open) {
-  rove(list, ".hit", () => getComputedStyle(list).gridTemplateColumns.split(" ").length);
-  list.addEventListener("click", (event) => {
-    const hit = event.target.closest(".hit");
-    if (hit) open(hit.dataset.id);
-  });
-}
-
-const COSINE = { word: "cosine", spoken: "cosine", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
-const RELATIVE = { word: "relative", spoken: "relative score", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. It does not say whether it does." };
-
-/** Items as tiles, behind those that are there with `add`. Scores are cosines or, where `calibrated`, relative scores. */
-function showItems(items, { add = false, calibrated = false } = {}) {
-  const tiles = items.map((item) => el("li", {}, tile(item, calibrated ? RELATIVE : COSINE)));
-  if (add && list.querySelector(".hit")) list.append(...tiles);
-  else list.replaceChildren(...tiles);
-  list.querySelectorAll(".hit").forEach((hit, row) => (hit.tabIndex = row ? -1 : 0));
-  list.removeAttribute("aria-busy");
-}
-
-function showWaiting(count) {
-  list.setAttribute("aria-busy", "true");
-  list.replaceChildren(...Array.from({ length: count }, () => el("li", { class: "waiting", "aria-hidden": "true" })));
-}
-
-/** Words in place of results: a bold line, then parts of a sentence. */
-function showEmpty(title, ...parts) {
-  list.removeAttribute("aria-busy");
-  list.replaceChildren(el("li", { class: "empty" }, el("strong", {}, title), ...parts));
-}
-
-function tile(item, scale) {
-  const label = item.label ?? "";
-  const scored = typeof item.score === "number";
-  const spoken = [label || "no label", scored && `${scale.spoken} ${item.score.toFixed(3)}`, `vector of ${item.version}`, `id ${item.id}`, "more like this"];
-  const meter = scored && el("span", { class: "meter", "aria-hidden": "true" }, el("i"));
-  if (meter) meter.firstChild.style.setProperty("--share", Math.max(0, Math.min(1, item.score)));
-  return el(
-    "button",
-    { type: "button", class: `hit ${tone(item.version)}`, title: item.id, "aria-label": spoken.filter(Boolean).join(", "), data: { id: item.id } },
-    picture(item.thumbnail),
-    el(
-      "span",
-      { class: "facts" },
-      el("span", { class: "label" }, label || "no label"),
-      el("span", { class: "row" }, scored ? el("span", { class: "measure", title: scale.title }, el("span", { class: "score" }, item.score.toFixed(3)), " ", el("span", { class: "scale" }, scale.word)) : el("span", { class: "id" }, item.id), badge(item.version)),
-      meter,
-      scored && el("span", { class: "id" }, item.id),
-    ),
-    el("span", { class: "again", "aria-hidden": "true" }, "More like this"),
-  );
-}
-
 // --- Images from the visitor: dropped anywhere, pasted anywhere, chosen, or taken with the camera.
 
-/** Calls `use(file)` with each image, `refuse(words)` with anything else. */
+/** Calls `use(file)` with each image, `refuse(name)` with anything else. */
 function startIntake(use, refuse) {
   const take = (files) => {
     const file = [...(files ?? [])].find((one) => one.type.startsWith("image/") || one.type === "");
     if (file) use(file);
-    else if (files?.length) refuse(`${files[0].name || "This"} is not an image`);
+    else if (files?.length) refuse(files[0].name || "This");
   };
   for (const input of [byId("file"), byId("camera")]) {
     input.addEventListener("change", () => {

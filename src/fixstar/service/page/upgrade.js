@@ -1,10 +1,11 @@
-// One upgrade: what it does to searches, in a sentence, and the searches that change.
+// One upgrade: what it does to searches, in a sentence, and which searches get worse and which get better.
 import { address, call, versionPath } from "./api.js";
-import { badge, byId, el, percent, plural, points, renew, verdictMark } from "./dom.js";
+import { badge, byId, count, el, percent, plural, points, renew, verdictMark } from "./dom.js";
 import { picture } from "./picture.js";
 import { problemView } from "./problem.js";
 
-const SHOWN = 9;
+const SHOWN = 9; // flips of each kind
+const HARDEST = 6; // classes
 let chosen = null; // the version that is looked at
 
 /** What each outcome of a check is called: its mark, and words for a chip. */
@@ -39,10 +40,13 @@ export function showUpgrade(versions, status) {
 
 async function load(version, place, status) {
   try {
-    const [check, flips] = await Promise.all([call(versionPath(version, "/check")), call(address(versionPath(version, "/flips"), { limit: SHOWN }))]);
+    const check = await call(versionPath(version, "/check"));
+    const cells = [...check.cells].sort((a, b) => (status.vectors[b.version] ?? 0) - (status.vectors[a.version] ?? 0));
+    const flips = (kind) => call(address(versionPath(version, "/flips"), { limit: SHOWN, against: cells[0]?.version, kind }));
+    const [lost, won] = await Promise.all(["lost", "won"].map(flips));
     if (version !== chosen) return;
-    renew(place, verdict(check, status));
-    renew(byId("flips"), changes(check, flips));
+    renew(place, verdict(check, cells));
+    renew(byId("flips"), cells.length ? changes(check, cells[0], lost, won) : el("p", { class: "note" }, "There were no stored vectors to compare with."));
   } catch (error) {
     renew(place, problemView(error, { retry: () => load(version, place, status), small: true }));
   }
@@ -50,8 +54,7 @@ async function load(version, place, status) {
 
 // --- The verdict, computed from the check.
 
-function verdict(check, status) {
-  const [first, ...others] = [...check.cells].sort((a, b) => (status.vectors[b.version] ?? 0) - (status.vectors[a.version] ?? 0));
+function verdict(check, [first, ...others]) {
   const basis = [`${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, images(check), `${percent(check.confidence, 0)} confidence`];
   return [
     el("p", { class: "sentence" }, badge(check.version), first ? ` ${onStored(first)}${reembedded(check.self_test, first)}.` : " was not compared with stored vectors."),
@@ -79,23 +82,33 @@ function reembedded(own, cell) {
 
 const interval = ({ version, low, high }) => `between ${points(low)} and ${points(high)} points against ${version}'s own queries`;
 
-// --- Negative flips: queries that the old version answered rightly and the new one does not, as pictures.
+// --- Searches that change: the classes hit hardest, then queries that get worse and those that get better, as pictures.
 
-function changes({ version }, flips) {
-  if (!flips.length) return el("p", { class: "note" }, `No query of the check is lost by ${version}.`);
-  return el("ul", { class: "flips" }, flips.map((flip) => pair(flip, version)));
+function changes({ version, queries }, cell, lost, won) {
+  const on = ` of ${count(queries)} searches on vectors of ${cell.version}`;
+  return [
+    classes(cell.classes),
+    el("h4", {}, `Get worse: ${count(cell.negative_flips)}${on}`),
+    lost.length ? el("ul", { class: "flips" }, lost.map((flip) => pair(flip, "right", "wrong"))) : el("p", { class: "note" }, cell.negative_flips ? "The check kept no pictures." : `No query of the check is lost by ${version}.`),
+    el("h4", {}, `Get better: ${count(cell.positive_flips)}${on}`),
+    won.length ? el("ul", { class: "flips" }, won.map((flip) => pair(flip, "wrong", "right"))) : el("p", { class: "note" }, cell.positive_flips ? "The check kept no pictures." : `No query of the check is won by ${version}.`),
+  ];
 }
 
-function pair(flip, version) {
-  const old = flip.old ?? {};
-  const found = flip.new ?? {};
-  return el(
-    "li",
-    {},
-    shown("asked", flip.query, flip.label, "asked"),
-    shown("right", old.thumbnail, old.label, badge(old.version ?? "old"), " found"),
-    shown("wrong", found.thumbnail, found.label, badge(version), " found"),
-  );
+/** The classes that lose most, as bars. */
+function classes(all = []) {
+  const worst = all.filter(({ lost, won }) => lost > won).slice(0, HARDEST);
+  if (!worst.length) return null;
+  const line = ({ label, queries, lost, won }) => {
+    const bar = el("span", { class: "bar", "aria-hidden": "true" }, el("i"));
+    bar.firstChild.style.setProperty("--share", (lost - won) / queries);
+    return el("li", {}, el("span", { class: "wrap" }, label), bar, el("span", { class: "note" }, `loses ${lost} of ${count(queries)}${won ? `, wins ${won}` : ""}`));
+  };
+  return [el("h4", {}, "Classes hit hardest"), el("ul", { class: "hardest" }, worst.map(line))];
+}
+
+function pair({ query, label, old, new: found }, before, after) {
+  return el("li", {}, shown("asked", query, label, "asked"), shown(before, old.thumbnail, old.label, badge(old.version), " found"), shown(after, found.thumbnail, found.label, badge(found.version), " finds"));
 }
 
 function shown(kind, url, label, ...who) {

@@ -1,0 +1,110 @@
+// Items as a grid of buttons: one press is "more like this", arrows move, "i" shows the item.
+import { badge, byId, el, rove, tone } from "./dom.js";
+import { picture } from "./picture.js";
+
+const COSINE = { word: "cosine", spoken: "cosine", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
+const RELATIVE = { word: "relative", spoken: "relative score", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. It does not say whether it does." };
+
+const list = byId("results");
+const compared = byId("compared");
+const shown = new Map(); // id -> [item, scale]
+let doing = {};
+
+/** Begins to listen: `like(id)` shows more like an item, `details(item, scale)` the item. */
+export function startResults(actions) {
+  doing = actions;
+  listen(list);
+}
+
+export const isShown = (id) => shown.has(id);
+
+function listen(grid) {
+  rove(grid, ".hit", () => getComputedStyle(grid).gridTemplateColumns.split(" ").length);
+  grid.addEventListener("click", (event) => {
+    const pressed = event.target.closest("[data-id]");
+    if (pressed) (pressed.matches(".details") ? details : doing.like)(pressed.dataset.id);
+  });
+  grid.addEventListener("keydown", (event) => {
+    const hit = event.target.closest(".hit");
+    if (hit && event.key === "i" && !event.ctrlKey && !event.metaKey && !event.altKey) details(hit.dataset.id);
+  });
+}
+
+const details = (id) => doing.details(...shown.get(id));
+
+/** Items as tiles, behind those that are there with `add`. Scores are cosines or, where `calibrated`, relative scores. */
+export function showItems(items, { add = false, calibrated = false } = {}) {
+  const appended = add && list.querySelector(".hit");
+  if (!appended) clear();
+  fill(list, items, calibrated, appended);
+}
+
+/** The answers of two versions to one query, side by side. What only one of them found is marked. */
+export function showCompared(answers) {
+  clear();
+  const found = answers.map(({ hits }) => new Set(hits.map(({ id }) => id)));
+  const columns = answers.map(({ version, hits, calibrated }, which) => {
+    const grid = el("ul", { class: "grid", "aria-label": `Found by ${version}` });
+    listen(grid);
+    fill(grid, hits, calibrated);
+    hits.forEach(({ id }, row) => !found[1 - which].has(id) && grid.children[row].append(el("span", { class: "only" }, `only ${version}`)));
+    const others = hits.filter(({ id }) => !found[1 - which].has(id)).length;
+    return el("section", {}, el("h3", {}, badge(version), ` found, ${others ? `${others} of ${hits.length} found by it alone` : "all of them found by both"}`), grid);
+  });
+  compared.replaceChildren(...columns);
+}
+
+function fill(grid, items, calibrated, add = false) {
+  const scale = calibrated ? RELATIVE : COSINE;
+  for (const item of items) shown.set(item.id, [item, scale]);
+  const tiles = items.map((item) => el("li", {}, tile(item, scale), detailsButton(item)));
+  if (add) grid.append(...tiles);
+  else grid.replaceChildren(...tiles);
+  grid.querySelectorAll(".hit").forEach((hit, row) => (hit.tabIndex = row ? -1 : 0));
+}
+
+function clear() {
+  shown.clear();
+  list.removeAttribute("aria-busy");
+  list.replaceChildren();
+  compared.replaceChildren();
+}
+
+export function showWaiting(count) {
+  clear();
+  list.setAttribute("aria-busy", "true");
+  list.replaceChildren(...Array.from({ length: count }, () => el("li", { class: "waiting", "aria-hidden": "true" })));
+}
+
+/** Words in place of results: a bold line, then parts of a sentence. */
+export function showEmpty(title, ...parts) {
+  clear();
+  list.replaceChildren(el("li", { class: "empty" }, el("strong", {}, title), ...parts));
+}
+
+function tile(item, scale) {
+  const label = item.label ?? "";
+  const scored = typeof item.score === "number";
+  const spoken = [label || "no label", scored && `${scale.spoken} ${item.score.toFixed(3)}`, `vector of ${item.version}`, `id ${item.id}`, "more like this"];
+  const meter = scored && el("span", { class: "meter", "aria-hidden": "true" }, el("i"));
+  if (meter) meter.firstChild.style.setProperty("--share", Math.max(0, Math.min(1, item.score)));
+  return el(
+    "button",
+    { type: "button", class: `hit ${tone(item.version)}`, title: item.id, "aria-label": spoken.filter(Boolean).join(", "), data: { id: item.id } },
+    picture(item.thumbnail),
+    el(
+      "span",
+      { class: "facts" },
+      el("span", { class: "label" }, label || "no label"),
+      el("span", { class: "row" }, scored ? el("span", { class: "measure", title: scale.title }, el("span", { class: "score" }, item.score.toFixed(3)), " ", el("span", { class: "scale" }, scale.word)) : el("span", { class: "id" }, item.id), badge(item.version)),
+      meter,
+      scored && el("span", { class: "id" }, item.id),
+    ),
+    el("span", { class: "again", "aria-hidden": "true" }, "More like this"),
+  );
+}
+
+/** Beside the tile, as a button holds no other; by key it is "i" on the tile. */
+function detailsButton({ id, label }) {
+  return el("button", { type: "button", class: "icon details", tabindex: -1, "aria-label": `Details of ${label ?? "no label"}, ${id}`, title: "Details (i)", data: { id } }, el("span", { "aria-hidden": "true" }, "i"));
+}
