@@ -422,7 +422,7 @@ def _snapshot(space: Workspace, running: RunningJob) -> Result:
             raise StoppedError("the older snapshot is as it was")
         running.note(done=files)
 
-    target, itself = Path(job.parameters["target"]), f"state/jobs/{job.id}.json"
+    target, itself = Path(job.parameters["folder"]), f"state/jobs/{job.id}.json"
     return take_snapshot(space.path, target, advance, without=(itself,))._asdict()
 
 

@@ -435,8 +435,8 @@ def start_snapshot(context: Shared, caller: Admin) -> Job:
     """Copy the workspace to the operator's folder, in a job, while everything continues."""
     if context.settings.snapshots is None:
         raise Problem("no-snapshots", "no place for snapshots is set")
-    target = str(context.settings.snapshots)
-    return Job.model_validate(context.jobs.submit("snapshot", {"target": target}, caller.name))
+    folder = str(context.settings.snapshots)
+    return Job.model_validate(context.jobs.submit("snapshot", {"folder": folder}, caller.name))
 
 
 # --- jobs
