@@ -921,7 +921,7 @@ def main() -> None:
     started, total, seed = time.monotonic(), Counter[str](), options.seed
     model = partial(run_model, gallery=gallery, postgres="--postgres " * options.postgres)
     while (left := options.operations - total.total()) > 0:
-        total += model(seed, min(left, 20 * EPISODE))
+        total += model(seed, min(left, 4 * EPISODE))
         seed += 1
         print(f"{total.total():,} operations, {dict(total)}, {time.monotonic() - started:,.0f} s", flush=True)
     print("no mismatch")

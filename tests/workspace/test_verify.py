@@ -166,7 +166,9 @@ def test_a_damaged_log_is_told(tmp_path: Path) -> None:
 
     assert opened(log) == 5
     assert opened(log[:-100]) == 4  # as a kill within the last write leaves it
-    for place in (9, 20, 30, 40, 50, len(log) // 2, len(log) - 100):
+    for place in (len(log) - 100, len(log) - 40_000):  # as a power cut within it does
+        assert opened(log[:place] + bytes(50) + b"\1" + log[place + 51 :]) == 4
+    for place in (9, 20, 30, 40, 50, len(log) // 2):
         damaged = log[:place] + bytes([log[place] ^ 1]) + log[place + 1 :]
         with pytest.raises(GalleryUnavailableError, match="cannot be read any more") as caught:
             opened(damaged)
@@ -246,3 +248,12 @@ def test_a_damaged_mark_shows_no_path(tmp_path: Path) -> None:
         (space.path / "workspace.json").write_text("{")
         told = http.get("/v1/status")
         assert (told.status_code, str(tmp_path) in told.text) == (500, False)
+
+
+def test_what_a_killed_retire_left_behind_is_not_damage(tmp_path: Path) -> None:
+    with shop(tmp_path / "shop", versions=3) as space:
+        space.retire("v2")
+        (tmp_path / "shop" / "versions" / "v2").mkdir()
+        assert list(verify_workspace(space.path)) == []
+        space.retire("v2")
+        assert not (tmp_path / "shop" / "versions" / "v2").exists()

@@ -194,7 +194,8 @@ def _use_log(db: sqlite3.Connection, seconds: float = 10.0) -> None:
 def _refuse_damaged_log(path: Path) -> None:
     """Refuse a gallery whose log has writes behind a damaged one: SQLite ignores them all, in silence.
 
-    A log that simply ends, or ends within a write, is as a kill leaves it.
+    A log that simply ends, or ends within a write, is as a kill leaves it. If the last write alone is damaged, it is as
+    a power cut leaves it: parts of a write reach the disk in any order before it is synced, and acknowledged.
     """
     log, end = path.with_name(path.name + "-wal"), time.monotonic() + 1.0
     while (readable := _damaged_behind(log)) is not None:
@@ -220,15 +221,18 @@ def _damaged_behind(log: Path) -> int | None:
             order, salts, total = "<>"[head[3] & 1], head[16:24], struct.unpack(">2I", head[24:])
             if _log_sum(head[:24], order) != total:
                 return 0
-            frame, readable, whole = 24 + int.from_bytes(head[8:12], "big"), 32, True
+            frame, readable, whole, damaged = 24 + int.from_bytes(head[8:12], "big"), 32, True, False
             while len(written := file.read(frame)) == frame:
                 if whole:
                     total = _log_sum(written[:8] + written[24:], order, *total)
                     whole = written[8:24] == salts + struct.pack(">2I", *total)
-                if any(written[4:8]) and written[8:16] == salts:  # the end of a write, since the log last began
-                    if not whole:
+                if any(written[4:8]) and (written[8:12] == salts[:4] or written[12:16] == salts[4:]):
+                    if whole:  # the end of a write, since the log last began
+                        readable = file.tell()
+                    elif damaged:
                         return readable
-                    readable = file.tell()
+                    else:
+                        damaged = True
     except FileNotFoundError:
         pass
     return None

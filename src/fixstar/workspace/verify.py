@@ -61,7 +61,8 @@ def verify_files(path: Path) -> Iterator[str]:
             for file in sorted(path.glob(pattern)):
                 yield from _problem(partial(read, file, kind))
     for directory in sorted((path / "versions").glob("v*")):
-        yield from _problem(partial(verify_saved, directory))
+        if not (path / "retired" / f"{directory.name}.json").is_file():  # else what a killed ``retire`` left behind
+            yield from _problem(partial(verify_saved, directory))
     for file in sorted((path / "adapters").glob("*.safetensors")):
         yield from _problem(partial(load_adapter, file))
     yield from _problem(PlanFiles(path).plan)
