@@ -1,0 +1,110 @@
+"""What the connectors ask of a workspace: one in this process, or one behind HTTP. Both answer alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fixstar.errors import InputError
+from fixstar.gallery import Hit
+from fixstar.gallery.filters import Where, payload_test
+from fixstar.workspace import CatalogueItem, Workspace, catalogue
+from fixstar.workspace.items import IMAGE, STAMP
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from fixstar.service.client import Client
+
+    Backend = Workspace | Client
+    Picture = str | Path | bytes | Image.Image
+
+VERSION = "model_version"  # the metadata field that names the version that made an item's vector
+_AT_ONCE = 32  # images per request
+
+
+def search_image(backend: Backend, image: Picture, **options: Any) -> list[Hit]:
+    """The items nearest to an image, whatever version made their vectors; ``options`` as of ``SearchRequest``."""
+    if isinstance(image, str) and not Path(image).is_file():
+        raise InputError(f"{image!r} is not a file; a query is an image: give the path of one")
+    if isinstance(backend, Workspace):
+        return backend.search([image], **options).hits[0]
+    return [_hit(hit) for hit in backend.search(image, **options).hits]
+
+
+def search_vector(backend: Backend, vector: Sequence[float], version: str | None = None, **options: Any) -> list[Hit]:
+    """The items nearest to a unit vector in the short form that a version made, the deployed one by default."""
+    if isinstance(backend, Workspace):
+        query = np.asarray(vector, dtype=np.float32)[None]
+        return backend.serving.search_vectors(version or backend.deployed(), query, **options).hits[0]
+    return [_hit(hit) for hit in backend.search_vector(vector, version, **options).hits]
+
+
+def _hit(hit: Any) -> Hit:
+    return Hit(hit.id, hit.score, hit.version, hit.payload)
+
+
+def add_images(backend: Backend, images: Mapping[str, Picture], payloads: Iterable[Mapping[str, Any]]) -> None:
+    """Embed and store images by id with the deployed version. One that cannot be read raises; the others are stored."""
+    ours = {IMAGE, STAMP, VERSION}  # an item that was found can be added again
+    fields = [{key: value for key, value in payload.items() if key not in ours} for payload in payloads]
+    rows = [(name, image, payload) for (name, image), payload in zip(images.items(), fields, strict=True)]
+    if isinstance(backend, Workspace):
+        if bad := backend.index(_item(backend, *row) for row in rows).bad:
+            raise bad[0]
+        return
+    for some in (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)):
+        backend.add({name: image for name, image, _ in some}, {name: payload for name, _, payload in some})
+
+
+def _item(space: Workspace, name: str, image: Picture, payload: Mapping[str, Any]) -> CatalogueItem:
+    """An item whose payload says where its image is, so that a later backfill finds it."""
+    if isinstance(image, (str, Path)):
+        (item,) = catalogue(Path(image))
+        return replace(item, id=name, payload={**payload, **item.payload})
+    kept = space.images.keep(image)
+    return CatalogueItem(name, space.path / kept[IMAGE], {**payload, **kept})
+
+
+def delete_items(backend: Backend, ids: Sequence[str]) -> int:
+    """Delete items; how many there were."""
+    return backend.gallery.delete(ids) if isinstance(backend, Workspace) else backend.delete(*ids)
+
+
+def get_items(backend: Backend, ids: Sequence[str] | None = None, where: Where | None = None) -> list[Hit]:
+    """Stored items, by id or by payload, with a score of 1; ids that are not there are left out."""
+    if isinstance(backend, Workspace):
+        found: Iterable[Any] = backend.gallery.iterate() if ids is None else backend.gallery.get(ids).values()
+    elif ids is None:
+        found = backend.items(where=where)
+    else:
+        found = _found(backend, ids)
+    passes = payload_test(where or {})
+    return [Hit(item.id, 1.0, item.version, item.payload) for item in found if passes(item.payload)]
+
+
+def _found(client: Client, ids: Sequence[str]) -> Iterator[Any]:
+    from fixstar.service.client import ServiceError
+
+    for name in ids:
+        try:
+            yield client.item(name)
+        except ServiceError as error:
+            if error.status != 404:
+                raise
+
+
+def image_path(backend: Backend, hit: Hit) -> Path | None:
+    """Where the image of a hit is on this machine; a service does not tell."""
+    if not isinstance(backend, Workspace) or IMAGE not in hit.payload:
+        return None
+    return backend.path.absolute() / str(hit.payload[IMAGE])
+
+
+def metadata(hit: Hit) -> dict[str, Any]:
+    """The payload that the user gave, and the version that made the vector."""
+    return {**{key: value for key, value in hit.payload.items() if key not in (IMAGE, STAMP)}, VERSION: hit.version}

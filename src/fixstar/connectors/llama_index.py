@@ -1,0 +1,152 @@
+"""A workspace as a LlamaIndex vector store of image nodes, and a retriever that takes images.
+
+store = FixstarVectorStore(Workspace("shop"))
+store.add([ImageNode(image_path="photos/red.jpg", metadata={"label": "shoe"})])
+FixstarRetriever(store, k=5, where={"label": "shoe"}).retrieve("query.jpg")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fixstar.connectors.backend import (
+    add_images,
+    delete_items,
+    get_items,
+    image_path,
+    metadata,
+    search_image,
+    search_vector,
+)
+from fixstar.errors import InputError, MissingExtraError
+from fixstar.gallery import Hit
+from fixstar.gallery.filters import Where
+
+try:
+    from llama_index.core.base.base_retriever import BaseRetriever
+    from llama_index.core.bridge.pydantic import PrivateAttr
+    from llama_index.core.schema import BaseNode, ImageNode, NodeWithScore, QueryBundle
+    from llama_index.core.vector_stores.types import (
+        BasePydanticVectorStore,
+        FilterCondition,
+        FilterOperator,
+        MetadataFilters,
+        VectorStoreQuery,
+        VectorStoreQueryMode,
+        VectorStoreQueryResult,
+    )
+except ImportError:
+    raise MissingExtraError("llama-index-core", "llama-index", "the LlamaIndex connector") from None
+
+if TYPE_CHECKING:
+    from fixstar.connectors.backend import Backend, Picture
+
+_DOCUMENT = "ref_doc_id"  # the payload field that names the document of a node
+_CONDITIONS = {
+    FilterOperator.EQ: "eq",
+    FilterOperator.NE: "ne",
+    FilterOperator.GT: "gt",
+    FilterOperator.GTE: "ge",
+    FilterOperator.LT: "lt",
+    FilterOperator.LTE: "le",
+    FilterOperator.IN: "in",
+    FilterOperator.IS_EMPTY: "exists",
+}
+
+
+def to_where(filters: MetadataFilters | None) -> Where:
+    """LlamaIndex's filters as fixstar's; those that fixstar does not have are refused."""
+    where: dict[str, dict[str, Any]] = {}
+    filters = filters or MetadataFilters(filters=[])
+    for one in filters.filters:
+        name = None if isinstance(one, MetadataFilters) else _CONDITIONS.get(one.operator)
+        if name is None or filters.condition != FilterCondition.AND:
+            known = ", ".join(operator.value for operator in _CONDITIONS)
+            raise InputError(f"fixstar filters by {known}, all of which must hold; got {filters!r}")
+        if name in where.setdefault(one.key, {}):
+            raise InputError(f"the filter has {one.operator} twice for {one.key!r}")
+        where[one.key][name] = False if name == "exists" else one.value
+    return where
+
+
+class FixstarVectorStore(BasePydanticVectorStore):
+    """Images of a workspace, or of a service's ``Client``, as image nodes. The workspace's own model embeds."""
+
+    stores_text: bool = True
+    is_embedding_query: bool = False  # the query's text is the path of an image
+    _backend: Backend = PrivateAttr()
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self._backend = backend
+
+    @property
+    def client(self) -> Backend:
+        """The workspace, or the client of a service."""
+        return self._backend
+
+    def add(self, nodes: Sequence[BaseNode]) -> list[str]:
+        """Embed and store the images of nodes. Vectors that the nodes may have are not used."""
+        if strange := [node for node in nodes if not isinstance(node, ImageNode)]:
+            raise InputError(f"fixstar stores images; {strange[0].node_id} is a {type(strange[0]).__name__}")
+        images = {node.node_id: _image(node) for node in nodes}
+        documents = [{} if node.ref_doc_id is None else {_DOCUMENT: node.ref_doc_id} for node in nodes]
+        payloads = [{**node.metadata, **document} for node, document in zip(nodes, documents, strict=True)]
+        add_images(self._backend, images, payloads)
+        return list(images)
+
+    def delete(self, ref_doc_id: str) -> None:
+        """Delete all nodes of a document."""
+        found = get_items(self._backend, where={_DOCUMENT: ref_doc_id})
+        delete_items(self._backend, [ref_doc_id, *(item.id for item in found)])
+
+    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> None:
+        """Delete nodes by id, or by metadata, or those that pass both."""
+        if node_ids is None and not (filters and filters.filters):
+            raise InputError("name the nodes to delete, or a filter; a whole gallery is not deleted from here")
+        found = get_items(self._backend, node_ids, to_where(filters))
+        delete_items(self._backend, [item.id for item in found])
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        """The stored nodes of these ids and with such metadata."""
+        return [self._node(item) for item in get_items(self._backend, node_ids, to_where(filters))]
+
+    def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
+        """The nearest nodes of the vector in a query, else of the image whose path is its text."""
+        if query.mode != VectorStoreQueryMode.DEFAULT or query.node_ids or query.doc_ids:
+            raise InputError("fixstar searches images in the default mode, restricted by filters, not by ids")
+        asking: dict[str, Any] = {"k": query.similarity_top_k, "where": to_where(query.filters) or None, **options}
+        if query.query_embedding is not None:
+            hits = search_vector(self._backend, query.query_embedding, **asking)
+        else:
+            hits = search_image(self._backend, query.query_str or "", **asking)
+        return VectorStoreQueryResult(
+            [self._node(hit) for hit in hits], [hit.score for hit in hits], [hit.id for hit in hits]
+        )
+
+    def _node(self, hit: Hit) -> ImageNode:
+        path = image_path(self._backend, hit)
+        return ImageNode(id_=hit.id, image_path=None if path is None else str(path), metadata=metadata(hit))
+
+
+class FixstarRetriever(BaseRetriever):
+    """The nearest images of a query: a path, or a ``QueryBundle`` with an ``image_path`` or an ``embedding``."""
+
+    def __init__(self, store: FixstarVectorStore, k: int = 10, **options: Any) -> None:
+        super().__init__()
+        self._store, self._k, self._options = store, k, options
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        text = query_bundle.image_path or query_bundle.query_str
+        query = VectorStoreQuery(query_bundle.embedding, self._k, query_str=text)
+        found = self._store.query(query, **self._options)
+        return [
+            NodeWithScore(node=node, score=score) for node, score in zip(found.nodes, found.similarities, strict=True)
+        ]
+
+
+def _image(node: ImageNode) -> Picture:
+    seen = node.resolve_image()
+    return Path(seen) if isinstance(seen, (str, Path)) else seen.read()
