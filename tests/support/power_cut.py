@@ -57,6 +57,12 @@ class Disk:
                     self.content[found.inode()] = Path(found.path).read_bytes()
             self.entries[inode] = here
 
+    def hold(self, root: Path, log: Path) -> None:
+        """Keep the inodes of all files from being used again."""
+        for path in root.rglob("*"):
+            if path.is_file():
+                (log / f"held-{path.stat().st_ino}").hardlink_to(path)
+
     def sync(self, log: Path) -> None:
         """Take over what a log says was synced since."""
         for note in sorted(log.glob("[0-9]*")):
@@ -94,6 +100,7 @@ def _torn(synced: bytes, written: bytes, rng: random.Random | None) -> bytes:
     length = rng.choice([len(synced), len(written)])
     blocks = []
     for first in range(0, length, _BLOCK):
-        some = (synced if rng.random() < 0.5 else written)[first : first + _BLOCK]
+        cut_off = first >= len(written)  # a file that is cut short loses no block before it has lost its length
+        some = (synced if cut_off or rng.random() < 0.5 else written)[first : first + _BLOCK]
         blocks.append(some.ljust(min(_BLOCK, length - first), b"\0")[: length - first])
     return b"".join(blocks)
