@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from glyph_shop import characters
@@ -65,6 +66,16 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     assert "Started with the same settings it says so" in page.locator("#backfill").inner_text()
     assert page.locator("#backfill figure").is_visible()  # the curve that was predicted
     assert httpx.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 0
+
+    page.locator("#share").fill("50")  # the slider walks along the curve
+    assert page.locator("#budget").input_value() == "50%"
+    predicted = httpx.get(f"{drawn}/v1/backfill").json()["predicted"]
+    half = np.interp(0.5, predicted["shares"], predicted["planned"])
+    told = page.locator("#share-words").inner_text()
+    assert told.startswith(f"48 vectors, predicted: {100 * half:.1f} % of queries find their class, ")
+    assert page.locator("#backfill .marker").count() == 1
+    page.fill("#budget", "24")
+    assert page.locator("#share").input_value() == "25"
 
     page.locator("#backfill .problem button", has_text="Backfill (anyway true)").click()  # a next step of the problem
     says = page.wait_for_selector("#confirm[open]").inner_text()

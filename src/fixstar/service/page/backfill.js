@@ -1,6 +1,6 @@
 // Backfill: re-embed old vectors with the deployed version, within a budget, and watch the progress.
 import { call, may } from "./api.js";
-import { badge, byId, count, el, percent, plural, renew, svg } from "./dom.js";
+import { badge, byId, count, el, percent, plural, points, renew, svg } from "./dom.js";
 import { cancelButton, progressBar } from "./jobs.js";
 import { confirm, problemView } from "./problem.js";
 
@@ -20,6 +20,7 @@ export function askBackfill({ budget = latest?.budget, order = latest?.order }) 
   const form = byId("backfill").querySelector("form");
   if (!form) return;
   if (budget) byId("budget").value = budget;
+  byId("budget").dispatchEvent(new Event("input"));
   if (order) byId("order").value = order;
   form.requestSubmit();
 }
@@ -33,7 +34,8 @@ export function showBackfill(state, status) {
     shown = kind;
     renew(place, el("div", { class: "state" }), offered && form());
   }
-  renew(place.querySelector(".state"), summary(status, state.outlook), progress(state, status.deployed), chart(state));
+  renew(place.querySelector(".state"), summary(status, state.outlook), progress(state, status.deployed), chart(state, chosenShare()));
+  showChoice();
 }
 
 const note = (...words) => el("p", { class: "note" }, ...words);
@@ -61,7 +63,7 @@ function progress({ job, version, order, budget, planned, position, kept }, depl
   return el("p", { class: "note" }, "Last plan: to ", badge(version), `, order ${order}, budget ${budget}; ${count(position)} of ${count(planned)} done.${old}${rest}`);
 }
 
-function chart({ predicted, measured = [], version }) {
+function chart({ predicted, measured = [], version }, share) {
   if (!predicted && measured.length < 2) return null;
   const lines = [];
   if (predicted) {
@@ -69,13 +71,23 @@ function chart({ predicted, measured = [], version }) {
     lines.push({ name: "predicted, random order", kind: "random", points: predicted.shares.map((share, i) => [share, predicted.random[i]]) });
   }
   if (measured.length) lines.push({ name: "measured on the gallery", kind: "measured", points: measured.map((point) => [point.share, point.accuracy]) });
-  return el("figure", { class: "chart" }, curve(lines), el("figcaption", { class: "note" }, `Queries that find their class, over the share of old vectors re-embedded${version ? ` with ${version}` : ""}.`, lastPoint(measured)));
+  return el("figure", { class: "chart" }, curve(lines, share), el("figcaption", { class: "note" }, `Queries that find their class, over the share of old vectors re-embedded${version ? ` with ${version}` : ""}.`, lastPoint(measured)));
 }
 
 const lastPoint = (measured) => (measured.length ? ` Measured last: ${percent(measured.at(-1).accuracy)} at ${percent(measured.at(-1).share, 0)}.` : "");
 
 function form() {
-  const budget = el("input", { type: "text", id: "budget", value: "10%", autocomplete: "off", "aria-describedby": "budget-words", on: { input: () => budget.removeAttribute("aria-invalid") } });
+  const typed = () => {
+    budget.removeAttribute("aria-invalid");
+    if (!budgetProblem(budget.value)) slider.value = Math.round((100 * budgetItems(budget.value, latest.outlook.older)) / latest.outlook.older);
+    showChoice();
+  };
+  const moved = () => {
+    budget.value = slider.value === "100" ? "all" : `${slider.value}%`;
+    typed();
+  };
+  const budget = el("input", { type: "text", id: "budget", value: "10%", autocomplete: "off", "aria-describedby": "budget-words", on: { input: typed } });
+  const slider = el("input", { type: "range", id: "share", min: 1, max: 100, value: 10, "aria-describedby": "share-words", on: { input: moved } });
   const order = el("select", { id: "order" }, Object.entries(ORDERS).map(([name, words]) => el("option", { value: name }, `${name}: ${words}`)));
   const rate = el("input", { type: "number", id: "rate", min: "0.1", step: "any", placeholder: "no limit" });
   const trouble = el("div", { role: "alert" });
@@ -91,12 +103,43 @@ function form() {
   return el(
     "form",
     { class: "backfill-form", on: { submit }, "aria-label": "Start a backfill" },
+    el("label", { class: "whole" }, "Share to re-embed", slider, el("output", { id: "share-words", for: "share" })),
     el("label", {}, "Budget", budget, el("small", { id: "budget-words" }, "10%, 5000 or all")),
     el("label", {}, "First", order),
     el("label", {}, "Images per second", rate),
     el("button", { class: "primary" }, "Start backfill …"),
     trouble,
   );
+}
+
+// --- The choice on the curve: where the slider stands, and what is predicted there.
+
+/** The share of the plan's old vectors that would be of the new version; null where no curve is drawn for it. */
+function chosenShare() {
+  const { predicted, outlook, version, old, position } = latest;
+  const budget = byId("budget")?.value.trim().toLowerCase();
+  if (!predicted || !budget || budgetProblem(budget) || version !== outlook?.version) return null;
+  const done = old ? position / old : 0;
+  return done + (1 - done) * (budgetItems(budget, outlook.older) / outlook.older);
+}
+
+function showChoice() {
+  const words = byId("share-words");
+  if (!words) return;
+  const budget = byId("budget").value.trim().toLowerCase();
+  const share = chosenShare();
+  const number = budgetProblem(budget) ? null : Math.min(latest.outlook.could, budgetItems(budget, latest.outlook.older));
+  const now = share === null ? null : at(latest.predicted, latest.old ? latest.position / latest.old : 0);
+  const then = share === null ? null : at(latest.predicted, share);
+  words.textContent = [number && plural(number, "vector"), then === null ? "the prediction comes with the first plan" : `predicted: ${percent(then)} of queries find their class, ${points(then - now)} points`].filter(Boolean).join(", ");
+  byId("backfill").querySelector(".chart")?.replaceWith(chart(latest, share));
+}
+
+/** The predicted accuracy at a share, between the points of the curve. */
+function at({ shares, planned }, share) {
+  const next = Math.max(1, shares.findIndex((one) => one >= share - 1e-9));
+  const part = (share - shares[next - 1]) / (shares[next] - shares[next - 1]);
+  return planned[next - 1] + part * (planned[next] - planned[next - 1]);
 }
 
 /** Says what it replaces and costs, and begins on the second press. */
@@ -166,8 +209,8 @@ const RIGHT = 12;
 const BOTTOM = 30;
 const TOP = 26;
 
-/** A drawing of `[{name, kind, points: [[share, accuracy]]}]`. */
-function curve(lines) {
+/** A drawing of `[{name, kind, points: [[share, accuracy]]}]`, with a mark at a share. */
+function curve(lines, share = null) {
   const values = lines.flatMap((line) => line.points.map(([, value]) => value));
   const spare = Math.max(0.01, (Math.max(...values) - Math.min(...values)) * 0.1);
   const low = Math.max(0, Math.min(...values) - spare);
@@ -175,7 +218,7 @@ function curve(lines) {
   const x = (share) => LEFT + share * (WIDTH - LEFT - RIGHT);
   const y = (value) => TOP + (1 - (value - low) / Math.max(high - low, 1e-6)) * (HEIGHT - TOP - BOTTOM);
   const spoken = lines.map(({ name, points }) => `${name}: ${percent(points[0][1])} to ${percent(points.at(-1)[1])}`).join("; ");
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": spoken }, axes(x, y, low, high), lines.map((line) => drawn(line, x, y)), lines.map(legend));
+  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": spoken }, axes(x, y, low, high), share !== null && svg("line", { class: "marker", x1: x(share), x2: x(share), y1: TOP, y2: HEIGHT - BOTTOM }), lines.map((line) => drawn(line, x, y)), lines.map(legend));
 }
 
 function axes(x, y, low, high) {
