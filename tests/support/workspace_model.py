@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from multiprocessing.connection import Connection, Pipe
@@ -232,6 +233,17 @@ def prepare(versions: Path) -> None:
     items.BATCH = backfill_run.BATCH = SMALL_BATCH
     read = {path.name: Encoder.load(path) for path in versions.iterdir()}
     Registry.encoder = lambda self, name, _="cpu": read[self.checked(name)]  # type: ignore[method-assign,assignment]
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """What ``prepare`` changes in this process is as before afterwards: other tests run in it too."""
+    kept = items.BATCH, backfill_run.BATCH, Registry.encoder
+    try:
+        yield
+    finally:
+        items.BATCH, backfill_run.BATCH, Registry.encoder = kept  # type: ignore[method-assign]
+        prepare.cache_clear()
 
 
 def _kill_after(calls: int) -> Callable[[FrameType, str, Any], None]:
@@ -884,6 +896,7 @@ def shrunk(
     return left
 
 
+@as_before()
 def run_model(seed: int, count: int, gallery: Callable[[], str] | None = None, postgres: str = "") -> Counter[str]:
     """Run so many operations in episodes; a failure raises with the shrunk sequence and the command that repeats it."""
     counts = Counter[str]()

@@ -286,7 +286,7 @@ def started(old: Method, new: Method, **past: Encoder) -> Encoder:
     ],
 )
 def test_a_method_does_not_follow_another_kind_of_classifier(old: str, new: str, kinds: tuple[str, str]) -> None:
-    told = f"method '{new}' trains a {kinds[0]} classifier and v1 has a {kinds[1]} one; choose a method"
+    told = f"method '{new}' trains a {kinds[0]} classifier and v1 has a {kinds[1]} one. Methods that train that kind"
     with pytest.raises(ModelError, match=told):
         started(create_method(old), create_method(new))
 
@@ -298,9 +298,9 @@ def test_prototypes_of_another_polytope_are_not_followed() -> None:
 
 def test_replacements_and_pretrained_models_have_the_classifier_of_the_method() -> None:
     given = pretrained(["p"], classifier="linear")
-    with pytest.raises(ModelError, match="the replacement has a linear one; choose"):
+    with pytest.raises(ModelError, match=r"the replacement has a linear one\. Methods"):
         started(create_method("hoc"), create_method("hoc"), replacement=given)
-    with pytest.raises(ModelError, match="the pre-trained model has a linear one; pre-train it"):
+    with pytest.raises(ModelError, match=r"the pre-trained model has a linear one\. Methods"):
         started(create_method("cores"), create_method("cores"), pretrained=given)
 
 

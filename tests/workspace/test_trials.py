@@ -213,7 +213,7 @@ def test_settings_that_hold_come_first() -> None:
 def test_trial_constants_are_those_of_the_documentation() -> None:
     assert trials.OPTIONS == {"hold": (20.0, 40.0), "rate": (0.3, 1.0)}
     assert trials.RATES == (1.0, 0.3)
-    text = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "upgrade.md").read_text()
     assert "`hold` 20 and 40" in text
     assert "`rate` 0.3 and 1" in text
     assert "1 and 0.3 times" in text
