@@ -351,6 +351,7 @@ def require_same_classifier(context: TrainingContext, method: Method) -> None:
             raise ModelError(
                 f"method {method.name!r} trains a {kind} classifier and {name} has a {theirs} one. Methods that train "
                 f"that kind: {', '.join(fitting) or 'none'}"
+                + ("; or pre-train it with the same kind" if model is context.pretrained else "")
             )
 
 
