@@ -15,6 +15,12 @@ data is needed. Rows:
 What a large capacity K costs, on a GPU or, where there is none, on a CPU (our step, batch 128, and 64 on a CPU):
 
     python benchmarks/training_step.py --capacities 100,10000,100000 --out benchmarks/results/capacity_cost_cpu.json
+
+Images per second of larger backbones on a GPU: cross-entropy on the d-Simplex, batch 128, no teacher. Beside our step
+stands plain PyTorch: the same model under ``torch.compile``, channels last, bfloat16, one batch that lies on the card,
+without crops and flips:
+
+    python benchmarks/training_step.py --backbones --out benchmarks/results/backbone_speed_h200.json
 """
 
 from __future__ import annotations
@@ -79,7 +85,10 @@ def prepared(precision: str, name: str = "hoc", capacity: int = CAPACITY, device
 
 def our_step(kind: str, *setting: Any) -> tuple[float, Any]:
     """Milliseconds per step over whole epochs, and the steps."""
-    run = prepared("float32" if kind == "eager" else "auto", *setting)
+    return timed_run(prepared("float32" if kind == "eager" else "auto", *setting), kind)
+
+
+def timed_run(run: Training, kind: str) -> tuple[float, Any]:
     (part,) = parts_of(run)
     part = part._replace(recipe=replace(part.recipe, epochs=20))
     captured._WORTH_COMPILING = 0 if kind == "ours" else 1 << 60
@@ -104,6 +113,73 @@ def capacity_costs(capacities: list[int]) -> dict[str, Any]:
             ratio = rows[capacity] / rows[capacities[0]]
             print(f"{name:<10} K = {capacity:<9,}{rows[capacity]:9.2f} ms   {ratio:5.2f}x", flush=True)
     return figures
+
+
+BACKBONES = (
+    ("senet18", 32),
+    ("resnet18", 64),
+    ("resnet18", 112),
+    ("resnet18", 224),
+    ("resnet50", 64),
+    ("resnet50", 112),
+    ("resnet50", 224),
+)
+
+
+def plain_run(backbone: str, size: int) -> Training:
+    """Our loop's run of a first version: cross-entropy, all images new."""
+    labels, side = np.arange(20 * BATCH) % CLASSES, (size, size)
+    names = [str(i) for i in range(CLASSES)]
+    model = Encoder.create(backbone, classes=names, capacity=CAPACITY).to("cuda")
+    images = from_arrays(np.random.default_rng(0).integers(0, 256, (len(labels), *side, 3), dtype=np.uint8), labels)
+    source, _ = pixel_source(images, replace(model.preprocessing, size=side), Augmentation(), torch.device("cuda"))
+    batches = Batches([BatchSource(source, torch.from_numpy(labels).cuda(), False)], BATCH, Augmentation(), seed=0)
+    objective = create_method("er").objective(Upgrade(model, None, images, tuple(names), ()))
+    recipe = Recipe(epochs=100, milestones=(), batch_size=BATCH, precision="auto")
+    return Training(model, objective, batches, recipe, None, progress=False)
+
+
+def compiled_step(backbone: str, size: int, steps: int = 20) -> float:
+    """Plain PyTorch's milliseconds per step of the same model, compiled."""
+    names = [str(i) for i in range(CLASSES)]
+    model = Encoder.create(backbone, classes=names, capacity=CAPACITY).to("cuda", memory_format=torch.channels_last)
+    optimiser = optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=2e-4, fused=True)
+    images = torch.randn(BATCH, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
+    targets = torch.arange(BATCH, device="cuda") % CLASSES
+
+    torch.compiler.reset()  # else a second size is compiled for any size, which is slower
+
+    @torch.compile(dynamic=False)
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(model.heads(model.backbone(x)).logits.float(), y)
+
+    def epoch() -> None:
+        for _ in range(steps):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = loss_of(images, targets)
+            optimiser.zero_grad()
+            torch.autograd.backward(loss)
+            optimiser.step()
+
+    return timed(epoch, steps)
+
+
+def backbone_speeds(out: Path | None) -> None:
+    """Images per second, ours beside plain PyTorch; kept after each backbone."""
+    figures: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": []}
+    for backbone, size in BACKBONES:
+        row: dict[str, Any] = {"backbone": backbone, "size": size}
+        for way, measure in (
+            ("ours", lambda: timed_run(plain_run(backbone, size), "ours")[0]),  # noqa: B023
+            ("torch.compile", lambda: compiled_step(backbone, size)),  # noqa: B023
+        ):
+            torch.manual_seed(0)
+            row[way] = round(BATCH / measure() * 1e3)
+            torch.cuda.empty_cache()
+        print(f"{backbone:<10}{size:4d}{row['ours']:10,} images/s{row['torch.compile']:10,} torch.compile", flush=True)
+        figures["rows"].append(row)
+        if out:
+            replace_json(out, figures)
 
 
 def steps_on_cpu(run: Training, count: int = 8) -> float:
@@ -196,7 +272,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--capacities", help="measure these values of K instead, such as 100,10000,100000")
+    parser.add_argument("--backbones", action="store_true", help="measure larger backbones instead")
     options = parser.parse_args()
+    if options.backbones:
+        backbone_speeds(options.out)
+        return
     if options.capacities:
         costs = capacity_costs([int(text) for text in options.capacities.split(",")])
         if options.out:
