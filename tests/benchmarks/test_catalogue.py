@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fixstar.benchmarks import DATASETS, METHOD_NAMES, Benchmark, Tasks, benchmark, catalogue
-from fixstar.benchmarks.catalogue.entry import EXTRAS
+from fixstar.benchmarks.catalogue import EXTRAS
 from fixstar.benchmarks.plan import plan
 from fixstar.data import ImageSet, class_stream, from_arrays, sample_stream
 from fixstar.errors import InputError, UnknownNameError

@@ -24,33 +24,8 @@ Unit = Literal["fraction", "percent"]
 
 PAPERS = ("BCT", "CoReS", "CL2R", "HOC")
 
-METHOD_NAMES: dict[str, str] = {
-    "advbct-er": "AdvBCT with experience replay",
-    "bct": "backward-compatible training",
-    "bct-er": "BCT with experience replay, also l-BCT",
-    "bct-kd": "BCT, distillation for new classes",
-    "bct-sys": "BCT, synthesised classifiers for new classes",
-    "bic": "bias correction",
-    "cl2r-ub": "CL2R's upper bound: retrained with all images",
-    "cores": "retrained against the fixed simplex",
-    "cvs": "continual visual search",
-    "er": "experience replay",
-    "er-fd": "experience replay, features distilled on memory",
-    "er-fd-all": "experience replay, features distilled on all images",
-    "fan": "feature adaptation network",
-    "fd": "d-Simplex-FD, the method of CL2R",
-    "fd-all": "d-Simplex-FD, features distilled on all images",
-    "foster": "feature boosting and compression",
-    "hoc": "d-Simplex-HOC",
-    "ift": "incremental fine-tuning",
-    "itm": "independently trained models",
-    "l2": "l2 distance to the old features",
-    "lce-er": "LCE with experience replay",
-    "lucir": "unified classifier by rebalancing",
-    "lwf": "learning without forgetting",
-    "podnet": "pooled outputs distillation",
-    "simplex-er": "experience replay against the fixed simplex",
-}
+_FOLDER = Path(__file__).with_suffix("")
+METHOD_NAMES: dict[str, str] = json.loads((_FOLDER / "methods.json").read_text(encoding="utf-8"))
 """Every method in the papers' tables, by its name here; not all of them can be trained here."""
 
 
@@ -139,14 +114,12 @@ def published(paper: str | None = None, benchmark: str | None = None, method: st
 
 @cache
 def _rows() -> tuple[Row, ...]:
-    folder = Path(__file__).with_suffix("")
-    return tuple(row for paper in PAPERS for row in _read(folder / f"{paper.lower()}.json"))
-
-
-def _read(path: Path) -> list[Row]:
-    """The rows of one paper; numbers stay decimal, so that 0.90 is not 0.9."""
-    document = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal, parse_int=Decimal)
-    return [_row(document["paper"], table, entry) for table in document["tables"] for entry in table["rows"]]
+    """All rows; numbers stay decimal, so that 0.90 is not 0.9."""
+    texts = [(_FOLDER / f"{paper.lower()}.json").read_text(encoding="utf-8") for paper in PAPERS]
+    papers = [json.loads(text, parse_float=Decimal, parse_int=Decimal) for text in texts]
+    return tuple(
+        _row(one["paper"], table, entry) for one in papers for table in one["tables"] for entry in table["rows"]
+    )
 
 
 def _row(paper: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> Row:

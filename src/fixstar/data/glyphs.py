@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import string
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,49 +30,6 @@ from fixstar.errors import DataError, InputError
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
-
-# Unicode ranges that DejaVu Sans covers (hexadecimal). Where two scripts share a shape, the earlier one keeps it.
-_RANGES = {
-    "digits": "31-39",  # 0 is the O of a narrow font
-    "latin": "41-5A 61-7A",
-    "greek": "391-3A1 3A3-3A9 3B1-3C9 3D8-3E1",
-    "cyrillic": "402 404 409-40B 40F-418 41A-438 43A-44F 452 454 459-45B 45F-475 478-481",
-    "armenian": "531-556 561-587",
-    "georgian": "10A0-10C5 10D0-10F6",
-    "hebrew": "5D0-5EA",
-    "arabic": "621-63A 641-64A 679-681 683-688 691-698 6A4-6AF",
-    "nko": "7CA-7E7",
-    "lao": "E81-E82 E84 E87-E88 E8A E8D E94-E97 E99-E9F EA1-EA3 EA5 EA7 EAA-EAB EAD-EAE",
-    "tifinagh": "2D30-2D65",
-    "syllabics": "1401-1407 1409-141B 141D-1435 1437-144A 144C-1452 1454-14BD 14C0-14EA 14EC-1507 1510-153E 1540-1550"
-    " 1552-156A 1574-1585 158A-1596 15A0-15AF 15DE 15E1 1646-1647 166E-1676",
-    "old_italic": "10300-1031E",
-    "phonetic": "250-2AF",
-    "mathematics": "2200-22FF",
-    "arrows": "2190-21FF",
-    "symbols": "2600-269C 269E-26B8 2701-2704 2706-2709 270C-2727 2729-274B 274D 274F-2752 2756 2758-275E 2761-2767",
-}
-
-# Characters of the ranges above that look like an earlier one in DejaVu Sans once size and stroke weight are taken
-# away: c like C, Greek Alpha like A; and three found by eye. tests/data/test_glyphs.py compares the pixels.
-_LOOK_ALIKES = """
-63 69 6C 6F 71 73 75-78 7A 251-254 258-259 25B-25C 261-262 264 266 269 26D 26F-270 273-275 27A 27D 280 284 288 28A-28C
-28F 298-299 29C 29F-2A2 391-392 395-39D 39F 3A1 3A4-3A5 3A7 3B3 3BF 3C1 3C4-3C5 3C8 3D9 3DB-3DC 410-413 415 417 41A
-41C-425 430-438 43A-443 445 447-44F 454 459-45A 45F-461 465 467 469 46B 46D 46F 471 473 475 47B 47F 481 53C 542 548
-54D 54F 551 553 555 562 566 56A 56C 56E 570 572 575 577-578 57D 580-582 585 5D5 5D7 5D9 5DD 5DF 5E1 627 62D 638
-679-67A 67E-680 683-687 696-697 6A6-6A7 6AB-6AC 7CA-7CB 7D5 7DB 7E0-7E1 7E6-7E7 E95 E9F EA2 EAD 10AD 10B7 10B9-10BB
-10BD 10E8 10EC 10EE 10F3 10F6 1401 1403 1407 1409 1416 141B 141D 1424 1427 1429-142A 142D 142F 1431 1435 1437 143B
-1448-144A 144C 144E 1450 1452 1454-1455 1458 145A 1466 146A 146D 1483-1485 1487 148D 1491 14A1-14A3 14A5-14A6 14A8
-14AA-14AB 14B1 14BC-14BD 14C6 14CC 14CE-14CF 14D1 14D9 1505 1507 153E 1540-1541 1550 155E-1560 1562-1563 1565 1567
-1569-156A 157B-157D 15A1 15A6 15AE-15AF 15DE 1646 166E 21AC-21AD 21BF 21D0 21D2 21D4 21DC-21DD 21E0-21E3 21E7 21E9
-21EC 21EF 21F3 21F9 21FB-2200 2203 2206-2207 220E-220F 2211-2212 2219 2223 2228-222B 2232-2233 224A 2255 225C
-2260-2262 2272-2275 2280 2283 228D-228E 2290 2295-2296 2298-2299 229B-229F 22A4 22B2-22B3 22BA 22BD 22C0-22C3 22C5
-22C9-22CA 22E2-22E5 22EE-22EF 22F3-22F4 22FB-22FC 2600 2605 2607 2612-2613 2628 262C 2631-2638 263A-263B 265A-265B
-265E-2660 2671 2674-2679 267C 2680 2682-2684 2687-268B 268D-268F 26AA-26AC 26B2-26B3 2704 2712 2714-2715 2718
-271A-271D 2720 2723-2724 2726-2727 272D-272F 2731 2733 2735-2741 2743-2748 274A-274B 2750-2752 2756 2758-275A 275C
-2763-2764 2D30-2D31 2D36-2D39 2D40 2D45 2D49-2D4A 2D4D 2D4F 2D51 2D54 2D59 2D5D 2D5F-2D61 2D65 10300 10305-10306
-10308-10309 10317-10318 1031E
-"""
 
 # Fonts whose character maps are honest Unicode, then TeX fonts, which agree with Unicode on letters and digits only.
 _UNICODE_FONTS = (
@@ -117,6 +76,8 @@ def _expand(ranges: str) -> list[str]:
     return [chr(code) for first, _, last in bounds for code in range(int(first, 16), int(last or first, 16) + 1)]
 
 
+_CONTENT = tomllib.loads(files("fixstar.data").joinpath("glyphs.toml").read_text(encoding="utf-8"))
+_RANGES, _LOOK_ALIKES = _CONTENT["scripts"], _CONTENT["look-alikes"]["all"]
 _EXCLUDED = frozenset(_expand(_LOOK_ALIKES))
 SCRIPTS: dict[str, tuple[str, ...]] = {
     name: tuple(character for character in _expand(ranges) if character not in _EXCLUDED)

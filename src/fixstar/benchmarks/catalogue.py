@@ -1,10 +1,20 @@
-"""What a benchmark is: data, tasks, models, recipe, methods and protocols of one experiment of the papers."""
+"""The papers' experiments by name: what is trained on what, how, in which tasks, and how it is judged.
+
+cifar100-10/7                   a benchmark: CIFAR-100 in 7 tasks, CIFAR-10 searched
+cifar100-10/16:K=500            one of its ablations
+cifar100-10-upgrades/9:pretraining=50,selection=yes     two at once
+
+The entries are in ``catalogue.toml``.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from importlib.resources import files
 from typing import Any, Literal
 
 from fixstar.data import (
@@ -23,6 +33,7 @@ from fixstar.training import Recipe, Settings
 
 Kind = Literal["lifelong", "retraining", "replacing"]
 Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 EXTRAS = {
@@ -194,3 +205,92 @@ class Benchmark:
             changes |= fields
         chosen = ",".join(f"{ablation}={value}" for ablation, value in choices.items())
         return replace(self, name=f"{self.name}:{chosen}", ablations={}, **changes)
+
+
+# catalogue.toml
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _tasks(values: Mapping[str, Any]) -> Tasks:
+    shares = {name: tuple(float(Fraction(one)) for one in values[name]) for name in values if name.endswith("_shares")}
+    return Tasks(**{**_tuples(values), **shares})
+
+
+def _recipe(values: Mapping[str, Any]) -> Recipe:
+    return Recipe(**_tuples(values))
+
+
+def _methods(values: Mapping[str, Mapping[str, Any]]) -> dict[str, MethodChoice]:
+    plain = {key: {"method": key, **options} for key, options in values.items()}
+    return {key: MethodChoice(options.pop("method"), options) for key, options in plain.items()}
+
+
+def _extra(values: Mapping[str, Any]) -> dict[str, Any]:
+    if "later_models" not in values:
+        return dict(values)
+    later = {int(number): _read(changes) for number, changes in values["later_models"].items()}
+    return {**values, "later_models": later}
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "tasks": _tasks,
+    "recipe": _recipe,
+    "methods": _methods,
+    "augmentation": lambda values: Augmentation(**values),
+    "preprocessing": lambda values: Preprocessing(**{**_IMAGENET, **values}),
+    "orders": lambda values: tuple(order or None for order in values),
+    "replacements": lambda values: tuple(
+        Replacement(**{**one, "share": float(Fraction(one["share"])), "recipe": _recipe(one["recipe"])})
+        for one in values
+    ),
+    "extra": _extra,
+}
+
+
+def _read(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a benchmark, or of a variant, from their plain form."""
+    return {name: _READERS[name](value) if name in _READERS else value for name, value in _tuples(fields).items()}
+
+
+def _entry(name: str, content: Mapping[str, Mapping[str, Any]]) -> Benchmark:
+    own = dict(content[name])
+    if like := own.pop("like", None):
+        own = {**content[like], "ablations": {}, **own}
+    ablations = own.pop("ablations", {})
+    for fields in (own, *(fields for values in ablations.values() for fields in values.values())):
+        if "replacements" in fields:
+            usual = {"backbone": own["backbone"], "recipe": own["recipe"]}
+            fields["replacements"] = [usual | one for one in fields["replacements"]]
+    variants = {key: {value: _read(fields) for value, fields in of.items()} for key, of in ablations.items()}
+    return Benchmark(name=name, ablations=variants, **_read(own))
+
+
+_CONTENT = tomllib.loads(files("fixstar.benchmarks").joinpath("catalogue.toml").read_text(encoding="utf-8"))
+_CATALOGUE = {name: _entry(name, _CONTENT) for name in _CONTENT}
+
+
+def catalogue() -> dict[str, Benchmark]:
+    """Every benchmark by name; ablations are in their ``ablations``."""
+    return dict(_CATALOGUE)
+
+
+def benchmark(name: str) -> Benchmark:
+    """The benchmark of that name, or the variant that is named after a colon.
+
+    >>> benchmark("cifar100-10/7").tasks.sizes
+    (10, 15, 15, 15, 15, 15, 15)
+    >>> benchmark("cifar100-10/16:K=500").capacity
+    500
+    """
+    base, colon, chosen = name.partition(":")
+    if base not in _CATALOGUE:
+        raise UnknownNameError("benchmark", base, _CATALOGUE)
+    if not colon:
+        return _CATALOGUE[base]
+    choices = [choice.partition("=") for choice in chosen.split(",")]
+    if not all(ablation and value for ablation, _, value in choices):
+        raise InputError(f"a variant is written {base}:NAME=VALUE, several with commas; got {name!r}")
+    return _CATALOGUE[base].variant({ablation: value for ablation, _, value in choices})
