@@ -142,7 +142,8 @@ def plain_run(backbone: str, size: int) -> Training:
 def compiled_step(backbone: str, size: int, steps: int = 20) -> float:
     """Plain PyTorch's milliseconds per step of the same model, compiled."""
     names = [str(i) for i in range(CLASSES)]
-    model = Encoder.create(backbone, classes=names, capacity=CAPACITY).to("cuda", memory_format=torch.channels_last)
+    channels_last: Any = {"memory_format": torch.channels_last}
+    model = Encoder.create(backbone, classes=names, capacity=CAPACITY).to("cuda", **channels_last)
     optimiser = optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=2e-4, fused=True)
     images = torch.randn(BATCH, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
     targets = torch.arange(BATCH, device="cuda") % CLASSES
@@ -174,7 +175,7 @@ def backbone_speeds(out: Path | None) -> None:
             ("torch.compile", lambda: compiled_step(backbone, size)),  # noqa: B023
         ):
             torch.manual_seed(0)
-            row[way] = round(BATCH / measure() * 1e3)
+            row[way] = round(BATCH / measure() * 1e3)  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
         print(f"{backbone:<10}{size:4d}{row['ours']:10,} images/s{row['torch.compile']:10,} torch.compile", flush=True)
         figures["rows"].append(row)
