@@ -79,6 +79,35 @@ def test_a_score_says_what_it_is(site: str, visit: Visit) -> None:
     assert "scores are relative" in page.locator("#results-note").inner_text()
 
 
+def test_what_is_probably_not_in_the_catalogue_stands_apart(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.locator(".hit").first.click()
+    page.wait_for_selector(SCORED)
+    assert "a check measures" in page.locator("#results-note").inner_text()
+    unlikely = {0, 4, 5}
+
+    def as_if_measured(route: Any) -> None:
+        answer = route.fetch().json()
+        for row, hit in enumerate(answer["hits"]):
+            hit["unlikely"] = row in unlikely
+        route.fulfill(json={**answer, "thresholds": {"v1": 0.5}})
+
+    page.route("**/v1/item/similar?*", as_if_measured)
+    page.select_option("#count", "6")
+    page.wait_for_selector(".group")
+    assert "a check measures" not in page.locator("#results-note").inner_text()
+    assert page.locator(".group h3").inner_text() == "Probably no match"
+    assert page.locator(".group ~ li .hit").count() == 3
+    assert all("probably no match" in hit.get_attribute("aria-label") for hit in page.locator(".group ~ li .hit").all())
+    unlikely.update(range(12))
+    page.select_option("#count", "12")
+    until(page, "document.querySelectorAll('.hit').length === 12")
+    assert page.locator(".group h3").inner_text() == "Probably not in the catalogue"
+    page.locator(".hit").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".hit").nth(1).evaluate("hit => hit === document.activeElement")
+
+
 def test_versions_that_are_not_searched_are_named(site: str, visit: Visit) -> None:
     page = visit(site)
 

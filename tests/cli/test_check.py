@@ -69,6 +69,47 @@ def answer(*words: str | Path, code: int = 0) -> Any:
     return json.loads(fixstar("check", *words, "--json", code=code))
 
 
+def test_named_images_are_those_of_all_later_checks_and_must_not_change(space: Path, shop: Path) -> None:
+    folder = Path(shutil.copytree(shop / "more", space.parent / "autumn"))
+    named = answer("v2", "-w", space, "--data", folder, "--name", "autumn", "--no-report", code=3)
+    later = answer("v3", "-w", space, "--no-report", code=2)
+    assert named["data"] == later["data"]
+    assert (later["data"]["name"], later["data"]["source"], later["data"]["images"]) == ("autumn", "named", 120)
+    assert "autumn" in fixstar("check", "v3", "--history", "-w", space)
+    held_out = answer("v2", "-w", space, "--name", "held-out", "--no-report", code=3)
+    assert held_out["data"]["source"] == "held out"
+    assert answer("v2", "-w", space, "--no-report", code=3)["data"] == held_out["data"]
+    assert answer("v2", "-w", space, "--name", "autumn", "--no-report", code=3)["data"] == named["data"]
+    (folder / "u" / "0.png").unlink()
+    with pytest.raises(FixstarError, match=r"the images named 'autumn' have changed: 120 images .* 119 now"):
+        fixstar("check", "v2", "-w", space)
+    with pytest.raises(FixstarError, match="spring"):
+        fixstar("check", "v2", "-w", space, "--name", "spring")
+    with pytest.raises(FixstarError, match="held-out"):
+        fixstar("check", "v2", "-w", space, "--name", "held-out", "--data", folder)
+    again = answer("v2", "-w", space, "--data", folder, "--name", "autumn", "--no-report", code=3)
+    assert again["data"]["images"] == 119
+
+
+def test_a_search_lists_what_is_probably_not_in_the_catalogue(space: Path, shop: Path) -> None:
+    fixstar("index", shop / "more", "-w", space)
+    image = shop / "more" / "u" / "0.png"
+    words = ["search", str(image), "-w", str(space)]
+    assert "Not measured: below which score" in CliRunner().invoke(app, words).stderr
+    checked = answer("v1", "-w", space, "--data", shop / "more", "--no-report")
+    assert 0 < checked["thresholds"]["v1"]["false_alarms"] <= 0.05 < checked["thresholds"]["v1"]["detected"]
+    noise = space.parent / "noise.png"
+    pixels = np.kron(np.eye(2), np.ones((10, 10)))[..., None] * [255, 0, 0]
+    Image.fromarray(pixels.astype(np.uint8)).save(noise)
+    told = json.loads(fixstar("search", image, noise, "-k", "30", "-w", space, "--json"))
+    least = told["thresholds"]["v1"]
+    for query in told["queries"]:
+        assert [hit["unlikely"] for hit in query["hits"]] == [hit["score"] < least for hit in query["hits"]]
+    assert not told["queries"][0]["hits"][0]["unlikely"]
+    assert "Probably no match:" in fixstar("search", image, "-k", "120", "-w", space)
+    assert not CliRunner().invoke(app, words).stderr
+
+
 def test_no_word_and_no_figure_of_the_table_is_cut_at_80_columns(space: Path, shop: Path) -> None:
     words = ["check", "v3", "-w", str(space), "--data", str(shop / "more"), "--no-report"]
     wide, narrow = (CliRunner().invoke(app, words, env={"COLUMNS": columns}).stdout for columns in ("200", "80"))

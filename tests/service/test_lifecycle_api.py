@@ -6,6 +6,7 @@ import inspect
 import io
 import logging
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,7 +145,15 @@ def test_a_check_runs_as_a_job_and_shows_what_is_lost(tmp_path: Path) -> None:
         files = list((space.path / "checks" / "v2").glob("flips-*"))
         assert [path.name for path in files] != [Path(str(pictures_file)).name]
         assert len(files) == 1
-        all_checks = http.get("/v1/versions/v2/checks").json()
+        named = Path(shutil.copytree(tmp_path / "photos", tmp_path / "autumn"))
+        space.pin_images("autumn", named)
+        assert ended(http, http.post("/v1/versions/v2/check", json={"data": "spring"}).json())["state"] == "failed"
+        ended(http, http.post("/v1/versions/v2/check").json())
+        ended(http, http.post("/v1/versions/v2/check", json={"data": "held-out"}).json())
+        *earlier, by_name, by_default = http.get("/v1/versions/v2/checks").json()
+        assert [one["data"]["source"] for one in (by_name, by_default)] == ["named", "held out"]
+        assert by_name["data"]["name"] == "autumn"
+        all_checks = earlier
         assert [one["tolerance"] for one in all_checks] == [0.01, 0.0]
         assert all_checks[0] == check
 

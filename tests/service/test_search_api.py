@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from service_clients import client, picture
 from shops import passed, pictures, shop
 
 from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.checks import save_check
+from fixstar.workspace.checks import Threshold, save_check
 from fixstar.workspace.search import Serving
 
 
@@ -46,7 +47,7 @@ def test_an_image_finds_what_the_workspace_finds(http: TestClient, space: Worksp
 def test_hits_say_label_version_and_picture_but_no_path(http: TestClient, tmp_path: Path) -> None:
     answer = asked(http, picture(3))
     hit = answer.json()["hits"][0]
-    assert hit.keys() == {"id", "score", "version", "label", "payload", "thumbnail"}
+    assert hit.keys() == {"id", "score", "unlikely", "version", "label", "payload", "thumbnail"}
     assert hit["label"] == hit["id"].split("/")[0] == hit["payload"]["label"]
     assert str(tmp_path) not in answer.text
     assert http.get(hit["thumbnail"]).headers["content-type"] == "image/jpeg"
@@ -172,10 +173,14 @@ def test_hits_of_two_versions_come_with_probabilities(http: TestClient, space: W
     space.index(list(catalogue(tmp_path / "pictures"))[:4], again=True)
     assert asked(http, picture(3)).json()["calibrated"] is False
     calibrations = {"v1": (5.0, -4.0), "v2": (5.0, -3.0)}
-    save_check(space.path, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=calibrations))
+    thresholds = {"v1": Threshold(0.9, 0.05, 0.5, 100)}
+    kept = Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=calibrations, thresholds=thresholds)
+    save_check(space.path, kept)
     answer, truth = asked(http, picture(3)).json(), space.search([picture(3)])
     assert (answer["calibrated"], truth.calibrated) == (True, True)
     assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in truth.hits[0]]
+    assert answer["thresholds"] == pytest.approx({"v1": 1 / (1 + math.exp(-0.5))})
+    assert [hit["unlikely"] for hit in answer["hits"]] == [truth.is_unlikely(hit) for hit in truth.hits[0]]
     assert [hit["score"] for hit in answer["hits"]] == pytest.approx([hit.score for hit in truth.hits[0]])
     vector = space.serving.embed("v2", [picture(3)])[0].tolist()
     by_vector = http.post("/v1/search/vector", json={"vector": vector}).json()

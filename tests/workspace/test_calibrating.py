@@ -22,12 +22,12 @@ from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.backfill.orders import LabelledQueries
 from fixstar.workspace.backfill.prediction import gallery_accuracy, predicted_curve
-from fixstar.workspace.calibrations import _drawn, class_folds, fit_calibrations, search_curve
-from fixstar.workspace.checks import CheckedCalibrations, last_check, save_check
+from fixstar.workspace.calibrations import _drawn, catalogue_thresholds, class_folds, fit_calibrations, search_curve
+from fixstar.workspace.checks import LastChecks, Threshold, last_check, save_check
 from fixstar.workspace.deployment import Rollout
 from fixstar.workspace.gate import run_check
 from fixstar.workspace.registry import Registry
-from fixstar.workspace.search import Serving
+from fixstar.workspace.search import Examples, Serving
 
 CLASSES = 10
 MEANS = {"v1": (0.05, 0.2), "v2": (0.15, 0.35)}  # cosines between two classes, and within one
@@ -57,6 +57,24 @@ def test_a_known_logistic_curve_is_found_again_for_each_version() -> None:
         np.testing.assert_allclose(fitted[name], known(*means), rtol=0.1)
 
 
+def test_a_threshold_separates_queries_whose_class_is_in_the_gallery_from_the_others() -> None:
+    versions, truth, owners = two_versions(queries=1000)
+    found = catalogue_thresholds(versions, truth, owners)
+    assert list(found) == ["v1", "v2"]
+    for version in versions:
+        cosines = np.asarray(version.queries) @ np.asarray(version.gallery).T
+        inside = [max(row) for row in cosines]
+        outside = [max(np.delete(row, own)) for row, own in zip(cosines, truth, strict=True)]
+        one = found[version.name]
+        assert one.queries == 1000
+        assert one.false_alarms == pytest.approx(np.mean(np.array(inside) < one.cosine), abs=2e-3)
+        assert one.detected == pytest.approx(np.mean(np.array(outside) < one.cosine), abs=2e-3)
+        assert 0.045 <= one.false_alarms <= 0.05 < one.detected
+    assert catalogue_thresholds(versions, truth[:0], owners) == {}
+    alone = [VersionFeatures(one.name, one.queries, one.gallery[:1]) for one in versions]
+    assert catalogue_thresholds(alone, truth, owners[:1]) == {}  # no other class could be found instead
+
+
 def test_the_gate_keeps_calibrations_and_its_verdict_does_not_rest_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,10 +86,11 @@ def test_the_gate_keeps_calibrations_and_its_verdict_does_not_rest_on_them(
     assert run_check(trial).calibrations == check.calibrations
     save_check(tmp_path, check)
     assert last_check(tmp_path, "v2") == check
+    assert list(check.thresholds) == ["v1", "v2"]
     monkeypatch.setattr("fixstar.workspace.calibrations.LEAST", 10**6)
     bare = run_check(trial)
     assert (bare.outcome, bare.reasons, bare.cells) == (check.outcome, check.reasons, check.cells)
-    assert bare.calibrations == {}
+    assert (bare.calibrations, bare.thresholds) == ({}, {})
     assert bare.notes[-1].startswith("no calibrations: they need")
 
 
@@ -201,6 +220,26 @@ def test_hits_of_two_versions_are_merged_by_probability(tmp_path: Path) -> None:
     assert not serving.like("right").calibrated  # v1 asks, and its check has none
 
 
+def test_hits_under_the_measured_threshold_are_unlikely(tmp_path: Path) -> None:
+    serving = small_serving(tmp_path)
+    assert not any(map(serving.search_vectors("v2", QUERY).is_unlikely, serving.search_vectors("v2", QUERY).hits[0]))
+    thresholds = {name: Threshold(0.7, 0.05, 0.9, 100) for name in ("v1", "v2")}
+    save_check(tmp_path, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, thresholds=thresholds))
+
+    def unlikely(answer: SearchResult) -> dict[str, bool]:
+        return {hit.id: answer.is_unlikely(hit) for hit in answer.hits[0]}
+
+    assert unlikely(serving.search_vectors("v2", QUERY)) == {"wrong": False, "right": True}  # cosines 0.8 and 0.6
+    check = Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=STEEP, thresholds=thresholds)
+    save_check(tmp_path, check)
+    answer = serving.search_vectors("v2", QUERY)
+    assert (answer.calibrated, unlikely(answer)) == (True, {"right": True, "wrong": False})
+    assert answer.thresholds["v1"] == pytest.approx(1 / (1 + np.exp(-2)))  # 10 * 0.7 - 5
+    serving.gallery.upsert("v2", ["other"], np.array([[0.0, 1.0]]))
+    assert serving.like("wrong").thresholds == answer.thresholds
+    assert serving.by_examples(Examples(ids=["wrong", "other"])).thresholds == {}  # measured with single images
+
+
 def test_cosines_decide_where_a_calibration_is_missing_or_needless(tmp_path: Path) -> None:
     serving = small_serving(tmp_path)
     checked(tmp_path, "v2", {"v2": STEEP["v2"]})
@@ -237,7 +276,7 @@ def test_a_damaged_check_does_not_stop_a_search(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="is damaged"):
             last_check(tmp_path, "v2")
         assert not serving.search_vectors("v2", QUERY).calibrated
-    assert CheckedCalibrations(tmp_path).of("no\0file") == {}
+    assert LastChecks(tmp_path).of("no\0file") is None
 
 
 def test_the_check_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ KEPT_SHOWN = 20  # items that keep their old vectors, named
     epilog=examples(
         "fixstar check v2 -w shop",
         "fixstar check -w shop --data photos/held-out --tolerance 0.01",
+        "fixstar check -w shop --data photos/autumn --name autumn",
         "fixstar check v3 -w shop --confidence 0.99 --json",
     )
 )
@@ -40,7 +41,15 @@ def check(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Labelled images that no version was trained on.", show_default="those held out from training"
+            help="Labelled images that no version was trained on.",
+            show_default="those of --name, or held out from training",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Give --data this name, or use the images that have it; later checks use them too. held-out names "
+            "those held out from training."
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
@@ -71,13 +80,16 @@ def check(
     if history:
         _print_history(workspace, version, as_json)
         return
-    images = None if data is None else open_images(data, split, label)
+    images = None if data is None or name is not None else open_images(data, split, label)
     with Workspace(workspace, device) as space:
+        if name is not None:
+            space.pin_images(name, data, split, label)
         found = space.check(version, images, confidence, tolerance, seed, report, not as_json, blend)
     if as_json:
         print_json(found.to_json())
     else:
-        print_check(found, workspace, {"data": data, "split": None if split == "train" else split, "label": label})
+        typed = {"data": data, "name": name, "split": None if split == "train" else split, "label": label}
+        print_check(found, workspace, typed)
     raise typer.Exit(EXIT_CODES[found.outcome])
 
 
@@ -115,12 +127,20 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
 
 def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
     """What a check found, and what to do next."""
+    from fixstar.evaluation.report import percent
+
     _print_cells(found)
     _print_blends(found)
     for reason in found.reasons:
         print_wrapped(reason, "- ")
     for note in found.notes:
         print_wrapped(f"Note: {note}")
+    for gallery, one in found.thresholds.items():
+        print_wrapped(
+            f"Probably not in the catalogue: hits among {gallery}'s vectors with a cosine below {one.cosine:.3f}. "
+            f"{percent(one.false_alarms)} of the queries with their class in the gallery have no better hit, and "
+            f"{percent(one.detected)} of those without it"
+        )
     for cell in found.cells:
         if cell.lost:
             pairs = list(dict.fromkeys(f"{lost.label} (finds {lost.found})" for lost in cell.lost))

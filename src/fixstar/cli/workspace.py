@@ -15,6 +15,7 @@ import typer
 
 from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, app, examples
 from fixstar.cli.gallery import confirm
+from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped
 from fixstar.cli.rollout import print_blend
 from fixstar.errors import InputError, NextStep, plural
@@ -253,7 +254,8 @@ def search(
 
     The score is the cosine. If the gallery holds vectors of several versions and the check has calibrated them, it is a
     relative score, which makes them comparable: at 0.5 the query's class and another are equally likely, if the gallery
-    holds the query's class at all.
+    holds the query's class at all. Hits that score less than 95 % of the queries with a match, as the check measured,
+    are listed as probably not in the catalogue.
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
@@ -275,11 +277,16 @@ def search(
             draw_result(space.serving, names, answer, like is not None, sheet)
         trained = answer.version in space.versions()
     if as_json:
-        rows = [_hits_json(name, hits) for name, hits in zip(names, answer.hits, strict=True)]
+        rows = [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)]
         told = {"version": answer.version, "calibrated": answer.calibrated, "blend": dict(answer.blend)}
+        told["thresholds"] = dict(answer.thresholds)
         print_json({**told, "queries": rows, "left_out": list(answer.left_out)})
     else:
         _print_hits(names, answer)
+        if trained and not answer.thresholds and any(answer.hits):
+            step = NextStep("check", {"version": answer.version}, "with 100 labelled images or more")
+            said = "Not measured: below which score a query is probably not in the catalogue. A check does that"
+            print(said, *next_lines([step], workspace), sep="\n", file=sys.stderr)
     for name in answer.left_out:
         print(_left_out(name, answer.version, trained, workspace), file=sys.stderr)
     if sheet is not None and not as_json:
@@ -311,8 +318,9 @@ def parse_where(words: list[str] | None) -> dict[str, Any] | None:
     return parsed or None
 
 
-def _hits_json(name: str, hits: list[Hit]) -> dict[str, Any]:
-    return {"query": name, "hits": [{**hit._asdict(), "payload": dict(hit.payload)} for hit in hits]}
+def _hits_json(name: str, hits: list[Hit], answer: SearchResult) -> dict[str, Any]:
+    rows = [{**hit._asdict(), "payload": dict(hit.payload), "unlikely": answer.is_unlikely(hit)} for hit in hits]
+    return {"query": name, "hits": rows}
 
 
 def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
@@ -336,8 +344,12 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
             (str(place), rounded(hit.score, 3), hit.id, str(hit.payload.get("label", "")), hit.version)
             for place, hit in enumerate(hits, start=1)
         ]
-        if rows:
-            print_table(heads, rows, right=heads[:2])
+        likely = [row for row, hit in zip(rows, hits, strict=True) if not answer.is_unlikely(hit)]
+        if likely:
+            print_table(heads, likely, right=heads[:2])
+        if unlikely := [row for row in rows if row not in likely]:
+            print("Probably not in the catalogue; the nearest:" if not likely else "Probably no match:")
+            print_table(heads, unlikely, right=heads[:2])
     if answer.calibrated:
         print_wrapped(
             "Relative score: how much likelier the query's class is than another, if the gallery holds that class. It "

@@ -100,7 +100,8 @@ class SearchResult(NamedTuple):
     Scores are cosines; if ``calibrated``, relative scores: the probability that query and item show the same class, if
     the gallery holds the query's class. ``left_out`` are versions with vectors that these queries cannot reach: no
     adapter connects their models. ``blend`` says whose vectors were searched with queries by two models: alpha by
-    version, 0 for that version's queries alone.
+    version, 0 for that version's queries alone. ``thresholds`` are scores by version under which a hit is probably no
+    match, as measured by the check; empty if they were not.
     """
 
     version: str
@@ -108,6 +109,11 @@ class SearchResult(NamedTuple):
     left_out: tuple[str, ...] = ()
     calibrated: bool = False
     blend: Mapping[str, float] = {}
+    thresholds: Mapping[str, float] = {}
+
+    def is_unlikely(self, hit: Hit) -> bool:
+        """Whether a hit is probably no match. If the best one is, the query is probably not in the catalogue."""
+        return hit.score < self.thresholds.get(hit.version, -math.inf)
 
 
 class Item(NamedTuple):

@@ -297,8 +297,11 @@ class Client:
         """All versions, oldest first."""
         return self._ask(list[Version], "GET", "/v1/versions")
 
-    def check(self, version: str, **rules: float) -> Job:
-        """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions."""
+    def check(self, version: str, **rules: float | str) -> Job:
+        """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions.
+
+        ``data`` is the name of labelled images that the operator chose, ``held-out`` for those held out at training.
+        """
         return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules)
 
     def last_check(self, version: str) -> Check:

@@ -285,7 +285,7 @@ def _bad_image(image: ImageError, before: int, batch: Sequence[Mapping[str, Any]
 
 
 def _check(space: Workspace, running: RunningJob) -> Result:
-    """Check a version against all live vectors, on the images held out at training. The check is saved beside it."""
+    """Check a version against all live vectors, on the images of a name or those held out. The check is kept."""
     wanted = running.job().parameters
     rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"], wanted["blend"])
 
@@ -302,7 +302,7 @@ def _check(space: Workspace, running: RunningJob) -> Result:
 
     version = wanted["version"]
     searched, adapters = space.versions_to_check(version), space.serving.adapters_of(version)
-    check = check_version(space.registry, version, searched, embed, None, rules, adapters=adapters)
+    check = check_version(space.registry, version, searched, embed, None, rules, adapters=adapters, data=wanted["data"])
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
     steps = [to_step(step) for step in check.next_steps]
     return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons), "next_steps": steps}

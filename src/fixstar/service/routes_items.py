@@ -211,10 +211,18 @@ def _count(context: Context, k: int) -> int:
 def _search_response(found: SearchResult, began: float) -> SearchResponse:
     return SearchResponse(
         version=found.version,
-        hits=tuple(Hit(score=hit.score, **_item_fields(hit.id, hit.version, hit.payload)) for hit in found.hits[0]),
+        hits=tuple(
+            Hit(
+                score=hit.score,
+                unlikely=found.is_unlikely(hit),
+                **_item_fields(hit.id, hit.version, hit.payload),
+            )
+            for hit in found.hits[0]
+        ),
         calibrated=found.calibrated,
         left_out=found.left_out,
         blend=dict(found.blend),
+        thresholds=dict(found.thresholds),
         milliseconds=round(1000 * (time.perf_counter() - began), 3),
     )
 

@@ -156,7 +156,7 @@ def checks(context: Shared, name: Name) -> list[Check]:
 
 @router.post("/versions/{name}/check", tags=["versions"], status_code=202, responses=problem_responses(404, 409))
 def start_check(context: Shared, name: Name, caller: Admin, wanted: CheckRequest | None = None) -> Job:
-    """Check a version against all live vectors, on the images held out at training, in a job."""
+    """Check a version against all live vectors, on named or held-out images, in a job."""
     _existing(context.workspace, name)
     rules = (wanted or CheckRequest()).model_dump()
     return Job.model_validate(context.jobs.submit("check", {"version": name, **rules}, caller.name))

@@ -76,9 +76,10 @@ class Item(_Response):
 
 
 class Hit(Item):
-    """A search result: an item with its score."""
+    """A search result: an item with its score. ``unlikely`` says that it is probably no match: see ``thresholds``."""
 
     score: float
+    unlikely: bool = False
 
 
 class SearchResponse(_Response):
@@ -86,7 +87,9 @@ class SearchResponse(_Response):
 
     Scores are cosines; where ``calibrated``, relative scores: how likely query and item are of one class, if the
     gallery holds the query's class. ``left_out`` are versions whose vectors this query cannot be compared with.
-    ``blend`` says whose vectors were searched with queries by two models: alpha by version.
+    ``blend`` says whose vectors were searched with queries by two models: alpha by version. ``thresholds`` are scores
+    by version, measured by the check: of the queries with a match 5 % have a best hit below. If even the first hit is
+    ``unlikely``, the query is probably not in the catalogue. Empty where nothing was measured.
     """
 
     version: str
@@ -94,6 +97,7 @@ class SearchResponse(_Response):
     calibrated: bool = False
     left_out: tuple[str, ...] = ()
     blend: dict[str, float] = {}
+    thresholds: dict[str, float] = {}
     milliseconds: float
 
 
@@ -313,6 +317,18 @@ class Blend(_Response):
     queries: int
 
 
+class Threshold(_Response):
+    """The cosine under which a query's best hit is probably no match.
+
+    ``false_alarms`` of the queries with their class in the gallery lie under it, ``detected`` of those without it.
+    """
+
+    cosine: float
+    false_alarms: float
+    detected: float
+    queries: int
+
+
 class Check(_Response):
     """What the gate found out about a version, why, what to do next, and on which images."""
 
@@ -329,6 +345,7 @@ class Check(_Response):
     confidence: float
     tolerance: float
     data: dict[str, Any]
+    thresholds: dict[str, Threshold] = {}
     when: str
 
 
@@ -405,12 +422,14 @@ class CheckRequest(_Request):
     """The confidence of the gate, and how much of the old self-test may be lost: fractions.
 
     ``blend`` is an alpha to judge for queries by two models, 0 (old) to 1 (new); by default half of the queries choose.
+    ``data`` is a name that the operator gave to labelled images, ``held-out`` for those held out at training.
     """
 
     confidence: float = Field(default=0.95, ge=0.5, le=0.999)
     tolerance: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0, lt=2**31)
     blend: float | None = Field(default=None, ge=0, le=1)
+    data: str | None = Field(default=None, min_length=1, max_length=64)
 
 
 class AdaptRequest(_Request):

@@ -20,10 +20,12 @@ from fixstar.evaluation.features import VersionFeatures, carried_queries
 from fixstar.evaluation.mixed import BackfillCurve, Order, backfill_curve
 from fixstar.gallery import Calibration, fit_calibration
 from fixstar.geometry import unit
+from fixstar.workspace.checks import Threshold
 
 QUERIES = 2_000  # that are asked, at most
 PAIRS = 10_000  # with another class than the query's, at most
-LEAST = 50  # pairs of each kind: fewer are no evidence
+LEAST = 50  # pairs of each kind, or queries: fewer are no evidence
+FALSE_ALARMS = 0.05  # of the queries whose class is in the gallery, so many have a best hit under the threshold
 
 Labels = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
@@ -87,6 +89,33 @@ def _nearest_of_classes(queries: Floats, gallery: Floats, starts: Indices) -> Fl
     """The highest cosine of each query in each class, [Q, C]; ``gallery`` is sorted by class."""
     blocks = range(0, len(queries), _BLOCK)
     return np.concatenate([np.maximum.reduceat(queries[i : i + _BLOCK] @ gallery.T, starts, axis=1) for i in blocks])
+
+
+def catalogue_thresholds(
+    versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
+) -> dict[str, Threshold]:
+    """Under which cosine the last version's queries probably have no match among the vectors of each version, by name.
+
+    Each query is asked twice: with its class in the gallery, and without it. A version is left out with fewer than
+    ``LEAST`` queries, with one class, or if the threshold tells nothing.
+    """
+    truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
+    order = np.argsort(owners, kind="stable")
+    classes, starts = np.unique(owners[order], return_index=True)
+    asked, own, *_ = _drawn(truth, classes, np.random.default_rng(seed))
+    if len(asked) < LEAST or len(classes) < 2:
+        return {}
+    found = {}
+    for version in versions:
+        queries = carried_queries(versions[-1], [version])[0]
+        nearest = _nearest_of_classes(queries[asked], unit(np.asarray(version.gallery, np.float32))[order], starts)
+        with_class = nearest.max(axis=1)
+        nearest[np.arange(len(asked)), own] = -np.inf
+        cosine = float(np.quantile(with_class, FALSE_ALARMS, method="lower"))
+        alarms, detected = (float((best < cosine).mean()) for best in (with_class, nearest.max(axis=1)))
+        if detected > FALSE_ALARMS:
+            found[version.name] = Threshold(cosine, alarms, detected, len(asked))
+    return found
 
 
 def class_folds(

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from fixstar.durable import WatchedFile, document, read_document, replace_json, write_arrays
 from fixstar.errors import GateError, ModelError, NextStep
 from fixstar.evaluation import Thumbnails
-from fixstar.gallery import Calibration
 
 Outcome = Literal["pass", "refuse", "missing evidence"]
 Shown = Literal["query", "old", "new"]
@@ -108,6 +107,20 @@ class Blend:
 
 
 @dataclass(frozen=True)
+class Threshold:
+    """The cosine under which a query's best hit says that its class is probably not in the gallery.
+
+    ``false_alarms`` is the share of queries with their class in the gallery whose best hit lies under it, ``detected``
+    that of the same queries after their class was taken out.
+    """
+
+    cosine: float
+    false_alarms: float
+    detected: float
+    queries: int
+
+
+@dataclass(frozen=True)
 class Check:
     """The verdict on one version. ``reasons`` is the evidence in sentences, ``notes`` what else is worth knowing.
 
@@ -116,7 +129,7 @@ class Check:
     ``calibrations`` holds slope and offset by gallery version: they turn the cosines between its queries and that
     version's vectors into probabilities. ``blends`` are queries by two models, one for each gallery whose model is
     here; ``blend_calibrations`` are the calibrations with their ``alpha``. The outcome is that of the new queries
-    alone.
+    alone. ``thresholds`` by gallery version tell hits from what is probably not in the gallery.
     """
 
     version: str
@@ -137,6 +150,7 @@ class Check:
     next_steps: tuple[NextStep, ...] = ()
     blends: tuple[Blend, ...] = ()
     blend_calibrations: dict[str, tuple[float, float]] = field(default_factory=dict)
+    thresholds: dict[str, Threshold] = field(default_factory=dict)
 
     @property
     def against(self) -> tuple[str, ...]:
@@ -177,6 +191,7 @@ class Check:
         parts["blends"] = tuple(Blend(**blend) for blend in content["blends"])
         for fitted in ("calibrations", "blend_calibrations"):
             parts[fitted] = {name: _calibration(*pair) for name, pair in content[fitted].items()}
+        parts["thresholds"] = {name: Threshold(**one) for name, one in content.get("thresholds", {}).items()}
         parts["next_steps"] = tuple(map(NextStep.from_json, content["next_steps"]))
         return cls(**{**content, **parts})
 
@@ -277,29 +292,27 @@ def outweighing_check(workspace: Path, check: Check) -> Check | None:
     return other if other is not None and is_weaker(check, other, check.against) else None
 
 
-class CheckedCalibrations:
-    """The calibrations of versions' last checks. Reading costs one ``stat`` of a file, so every search may ask."""
+class LastChecks:
+    """The checks of versions that count. Reading costs one ``stat`` of a file, so every search may ask."""
 
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
-        self._files: dict[str, WatchedFile[Mapping[str, Calibration]]] = {}
+        self._files: dict[str, WatchedFile[Check | None]] = {}
 
-    def of(self, version: str) -> Mapping[str, Calibration]:
-        """By gallery version. Empty without a readable check: a search then ranks by cosine."""
+    def of(self, version: str) -> Check | None:
+        """None without a readable check: a search then ranks by cosine."""
         if version not in self._files:
             file = self._workspace / "checks" / f"{version}.json"
-            self._files[version] = WatchedFile(file, lambda _: self._read(version), {})
+            self._files[version] = WatchedFile(file, lambda _: self._read(version), None)
         try:
             return self._files[version].content()
         except (OSError, ValueError):  # not a name that a file can have
-            return {}
+            return None
 
-    def _read(self, version: str) -> Mapping[str, Calibration]:
-        try:
-            check = last_check(self._workspace, version)
-        except ModelError:
-            return {}
-        return {} if check is None else {name: Calibration(*pair) for name, pair in check.calibrations.items()}
+    def _read(self, version: str) -> Check | None:
+        with contextlib.suppress(ModelError):
+            return last_check(self._workspace, version)
+        return None
 
 
 def require_passed_check(check: Check | None, version: str, searched: Iterable[str]) -> Check:

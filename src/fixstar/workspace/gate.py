@@ -8,7 +8,8 @@ confidence asked for: each of m cells gets an m-th of the error (Bonferroni). Th
     is refused          if one lies wholly at or below it,
     misses evidence     otherwise; the check then says how much more is needed.
 
-Calibrations, which let a search merge hits of several versions, are fitted on the way; no verdict depends on them.
+Calibrations, which let a search merge hits of several versions, are fitted on the way, and thresholds that tell a match
+from what is probably not in the gallery; no verdict depends on them.
 
 **Queries by two models**, slerp(old(x), new(x), alpha), are tried too, on every gallery whose model is here. Half of
 the queries of each class choose alpha, the other half judges it by the same rule, so the choice among alphas needs no
@@ -39,7 +40,7 @@ from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.geometry import blended, unit
 from fixstar.images import Preprocessing
 from fixstar.workspace.adapters.maps import VectorAdapter
-from fixstar.workspace.calibrations import LEAST, Fold, calibrations_and_folds, search_curve
+from fixstar.workspace.calibrations import LEAST, Fold, calibrations_and_folds, catalogue_thresholds, search_curve
 from fixstar.workspace.checks import (
     Blend,
     Check,
@@ -52,7 +53,7 @@ from fixstar.workspace.checks import (
     save_check,
     save_flips,
 )
-from fixstar.workspace.held_out import unlearnt_images
+from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.proposals import proposals
 from fixstar.workspace.registry import Registry
 
@@ -123,20 +124,24 @@ def check_version(
     rules: GateRules | None = None,
     report: bool = True,
     adapters: Mapping[str, VectorAdapter] | None = None,
+    data: str | None = None,
 ) -> Check:
     """Check a version against those whose vectors it would search; keep the verdict and the report.
 
-    Without ``images``, those are used that were held out at training and that none of these versions has learnt.
-    ``adapters`` bring its queries to other versions' vectors. They were checked when they were fitted; here blended
-    queries are tried through them.
+    Without ``images``, those of the name ``data`` are used, by default of the one that is pinned; else those that were
+    held out at training and that none of these versions has learnt. ``adapters`` bring its queries to other versions'
+    vectors. They were checked when they were fitted; here blended queries are tried through them.
     """
     rules = rules or GateRules()
     known, card = registry.names(), registry.card(registry.checked(version))
     preprocessing = Preprocessing.from_json(card["preprocessing"])
     older = [name for name in known if name in searched and name != version]
     foreign = [name for name in searched if name not in known]
-    source, learnt_by = "given" if images is not None else "held out", ()  # type: str, tuple[str, ...]
+    source, learnt_by = "given", ()  # type: str, tuple[str, ...]
     if images is None:
+        source, images = "named", named_images(registry.path, data)
+    if images is None:
+        source = "held out"
         images, learnt_by = unlearnt_images(registry, version, searched, preprocessing)
     trial: Trial | None = None
     if images is None or max(images.counts().values(), default=0) < 2:
@@ -249,6 +254,7 @@ def _judge_all(
         next_steps=_distinct(steps),
         blends=tuple(blends),
         blend_calibrations={name: (one.slope, one.offset) for name, one in blend_calibrations.items()},
+        thresholds=catalogue_thresholds(*trial.images, rules.seed),
     )
     return check, folds
 

@@ -6,26 +6,31 @@ nothing is split off, and the gate needs images from the user.
 Every image draws a number by its content. held-out/v1.json keeps the draws of the images that were held out,
 v1-learnt.safetensors those of the images that were trained on (8 bytes each). So it is known which version has learnt
 what another held out.
+
+Images of the user can have a name, held-out/named.json: later checks use the same, and a changed folder is noticed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
 from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
-from fixstar.errors import ImageError, InputError, ModelError
+from fixstar.errors import ImageError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.workspace.registry import Registry
 
 SHARE = "hold_out"  # of a card's ``about``
+HELD_OUT = "held-out"  # the name of the images that training held out
 MOST = 5000  # images kept: at 224 x 224 they take 750 MB
 
 _SMALL = Preprocessing(size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1), fit="squash")
@@ -175,6 +180,58 @@ def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSe
         content = np.ascontiguousarray(pixels).tobytes()
         first.setdefault(hashlib.blake2b(content, digest_size=16).digest(), row)
     return images.take(list(first.values()))
+
+
+# --- images that have a name
+
+
+def pin_images(
+    workspace: Path, name: str, path: Path | None = None, split: str = "train", label: str | None = None
+) -> None:
+    """Use the images of a name for all later checks. With a ``path`` the name stands for the images there from now on.
+
+    ``HELD_OUT`` names those that training held out. See ``open_images`` for ``split`` and ``label``.
+    """
+    known = _named(workspace)
+    if path is not None:
+        if name == HELD_OUT or not name.isprintable() or not 0 < len(name.strip()) <= 64:
+            raise InputError(f"a name has 1 to 64 printable characters and is not {HELD_OUT!r}; got {name!r}")
+        images = open_images(path, split, label)
+        kept = {"path": str(path.absolute()), "split": split, "label": label, "images": len(images)}
+        known["sets"][name] = {**kept, "fingerprint": images.fingerprint()}
+    elif name != HELD_OUT and name not in known["sets"]:
+        raise UnknownNameError("name of images", name, [HELD_OUT, *known["sets"]])
+    known["default"] = name
+    replace_json(_file(workspace, "named.json"), document("named-images", known))
+
+
+def named_images(workspace: Path, name: str | None = None) -> ImageSet | None:
+    """The images of a name, by default of the one that is pinned; None for those that training held out.
+
+    Refused if they are not what they were when they got the name: checks would not be comparable.
+    """
+    known = _named(workspace)
+    chosen = name or known["default"]
+    if chosen == HELD_OUT:
+        return None
+    if chosen not in known["sets"]:
+        raise UnknownNameError("name of images", chosen, [HELD_OUT, *known["sets"]])
+    kept = known["sets"][chosen]
+    images = open_images(kept["path"], kept["split"], kept["label"])
+    if images.fingerprint() != kept["fingerprint"]:
+        raise InputError(
+            f"the images named {chosen!r} have changed: {plural(kept['images'], 'image')} when they got the name, "
+            f"{len(images):,} now. Restore them, or give the present ones a name",
+            NextStep("check", {"data": ..., "name": ...}, "the images as they are now"),
+        )
+    return replace(images, name=chosen)
+
+
+def _named(workspace: Path) -> dict[str, Any]:
+    """Which name is pinned, and the images of each name."""
+    file = _file(workspace, "named.json")
+    known = read_document(file, "named-images") if file.is_file() else {}
+    return {"default": known.get("default", HELD_OUT), "sets": dict(known.get("sets", {}))}
 
 
 def _file(workspace: Path, name: str) -> Path:

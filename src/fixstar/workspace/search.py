@@ -43,7 +43,7 @@ from fixstar.images import ImageSource, Preprocessing, read_pixels
 from fixstar.models import Encoder
 from fixstar.workspace.adapters.maps import VectorAdapter
 from fixstar.workspace.adapters.registry import AdapterRegistry
-from fixstar.workspace.checks import CheckedCalibrations
+from fixstar.workspace.checks import LastChecks
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.items import LABEL, Decode, ImageStore, LocalEmbedder, ensure_version
 from fixstar.workspace.reachability import Reach, Reachability
@@ -71,7 +71,7 @@ class Serving:
         self.adapters = AdapterRegistry(self.path)
         self.reachability = Reachability(registry, self.adapters, gallery)
         self._device, self._keep, self._usage = device, keep, usage
-        self._checked = CheckedCalibrations(self.path)
+        self._checks = LastChecks(self.path)
         self._bridges = Bridges(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._verified: dict[str, float] = {}  # when each was last seen to be what it was when saved
@@ -207,6 +207,8 @@ class Serving:
             pictures = [[*self._images_of(side.ids, items), *side.images] for side in (positive, negative)]
             made = {name: _combined(*(self._rows(name, some, decode) for some in pictures)) for name in models}
             result = self._search(move.version, made[move.version], more, move, made)
+        if len(names) + len(positive.images) + len(negative.images) > 1:
+            result = result._replace(thresholds={})  # they were measured with single images
         found = [hit for hit in result.hits[0] if hit.id not in items][: wanted.k]
         return self._counted(result._replace(hits=[found]))
 
@@ -233,7 +235,8 @@ class Serving:
         return self._calibrations(version, self.reachability.of(version))
 
     def _calibrations(self, version: str, reach: Reach) -> dict[str, Calibration]:
-        known = self._checked.of(version)
+        check = self._checks.of(version)
+        known = {} if check is None else {name: Calibration(*pair) for name, pair in check.calibrations.items()}
         if len(known) < 2 or any(self.gallery.count().get(name) for name in reach.adapted):
             return {}
         return self._usable(known, reach.direct)
@@ -288,7 +291,26 @@ class Serving:
             hits = self.gallery.search(version, vectors, request, versions=among)
         counts = self.gallery.count() if reach.unreachable else {}
         left_out = tuple(name for name in reach.unreachable if counts.get(name) and name not in own)
-        return SearchResult(version, reaching(hits, least), left_out, bool(calibrations), blend)
+        thresholds = self._thresholds(version, direct, calibrations)
+        return SearchResult(version, reaching(hits, least), left_out, bool(calibrations), blend, thresholds)
+
+    def _thresholds(
+        self, version: str, direct: Sequence[str], calibrations: Mapping[str, Calibration]
+    ) -> dict[str, float]:
+        """The measured scores, by version that is searched directly, under which a hit is probably no match."""
+        check = self._checks.of(version)
+        known = (
+            {}
+            if check is None
+            else {name: check.thresholds[name].cosine for name in direct if name in check.thresholds}
+        )
+        if not calibrations:
+            return known
+        return {
+            name: float(calibrations[name].probability(cosine))
+            for name, cosine in known.items()
+            if name in calibrations
+        }
 
     def queries_for(
         self, to: str, version: str, vectors: Vectors, reach: Reach, helping: Vectors | None = None, alpha: float = 1.0

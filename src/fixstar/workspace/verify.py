@@ -22,6 +22,7 @@ DOCUMENTS = {
     "growth.json": "growth",
     "retired/v*.json": "encoder",
     "held-out/v*.json": "draws",
+    "held-out/named.json": "named-images",
     "checks/*.json": "check",
     "checks/*/check-*.json": "check",
     "adapters/registry.json": "adapters",

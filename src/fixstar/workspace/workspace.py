@@ -42,6 +42,7 @@ from fixstar.workspace.checks import (
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
 from fixstar.workspace.gate import GateRules, check_version
+from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
     CatalogueItem,
     Decode,
@@ -394,17 +395,25 @@ class Workspace:
         report: bool = True,
         progress: bool = True,
         blend: float | None = None,
+        data: str | None = None,
     ) -> Check:
         """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
-        By default with those held out at training. ``blend`` is an alpha to judge for queries by two models; without
+        By default with those of the name ``data``, of the one that ``pin_images`` chose, or those held out at training.
+        ``blend`` is an alpha to judge for queries by two models; without
         one the check chooses. See ``fixstar.workspace.gate``. Every check is kept, and the strongest counts.
         """
         rules = GateRules(confidence, tolerance, seed, blend)
         embed = partial(self.features, device=self.device, progress=progress)
         chosen = self._with_encoder(version or self.newest())
         searched, adapters = self.versions_to_check(chosen), self.serving.adapters_of(chosen)
-        return check_version(self.registry, chosen, searched, embed, images, rules, report, adapters)
+        return check_version(self.registry, chosen, searched, embed, images, rules, report, adapters, data)
+
+    def pin_images(
+        self, name: str, path: str | Path | None = None, split: str = "train", label: str | None = None
+    ) -> None:
+        """Use the labelled images of a name for all later checks: those at ``path``, or those that have it already."""
+        pin_images(self.path, name, None if path is None else Path(path), split, label)
 
     def deploy(
         self,

@@ -2,8 +2,9 @@
 import { badge, byId, el, rove, tone } from "./dom.js";
 import { picture } from "./picture.js";
 
+const UNLIKELY = "Of the queries that have a match, 95 in 100 have a better hit than these, as measured by the check.";
 const COSINE = { word: "cosine", spoken: "cosine", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
-const RELATIVE = { word: "relative", spoken: "relative score", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. It does not say whether it does." };
+const RELATIVE = { word: "relative", spoken: "relative score", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. Whether it does is told apart by the check's threshold." };
 
 const list = byId("results");
 const compared = byId("compared");
@@ -47,7 +48,9 @@ export function showCompared(answers) {
     const grid = el("ul", { class: "grid", "aria-label": `Found by ${version}` });
     listen(grid);
     fill(grid, hits, calibrated);
-    hits.forEach(({ id }, row) => !found[1 - which].has(id) && grid.children[row].append(el("span", { class: "only" }, `only ${version}`)));
+    for (const hit of grid.querySelectorAll(".hit")) {
+      if (!found[1 - which].has(hit.dataset.id)) hit.parentElement.append(el("span", { class: "only" }, `only ${version}`));
+    }
     const others = hits.filter(({ id }) => !found[1 - which].has(id)).length;
     return el("section", {}, el("h3", {}, badge(version), ` found, ${others ? `${others} of ${hits.length} found by it alone` : "all of them found by both"}`), grid);
   });
@@ -57,7 +60,9 @@ export function showCompared(answers) {
 function fill(grid, items, calibrated, add = false) {
   const scale = calibrated ? RELATIVE : COSINE;
   for (const item of items) shown.set(item.id, [item, scale]);
-  const tiles = items.map((item) => el("li", {}, tile(item, scale), detailsButton(item)));
+  const likely = items.filter(({ unlikely }) => !unlikely);
+  const tiles = [...likely, ...items.filter(({ unlikely }) => unlikely)].map((item) => el("li", {}, tile(item, scale), detailsButton(item)));
+  if (likely.length < items.length) tiles.splice(likely.length, 0, el("li", { class: "group" }, el("h3", {}, likely.length ? "Probably no match" : "Probably not in the catalogue"), el("p", { class: "note" }, UNLIKELY)));
   if (add) grid.append(...tiles);
   else grid.replaceChildren(...tiles);
   grid.querySelectorAll(".hit").forEach((hit, row) => (hit.tabIndex = row ? -1 : 0));
@@ -85,7 +90,7 @@ export function showEmpty(title, ...parts) {
 function tile(item, scale) {
   const label = item.label ?? "";
   const scored = typeof item.score === "number";
-  const spoken = [label || "no label", scored && `${scale.spoken} ${item.score.toFixed(3)}`, `vector of ${item.version}`, `id ${item.id}`, "more like this"];
+  const spoken = [label || "no label", item.unlikely && "probably no match", scored && `${scale.spoken} ${item.score.toFixed(3)}`, `vector of ${item.version}`, `id ${item.id}`, "more like this"];
   const meter = scored && el("span", { class: "meter", "aria-hidden": "true" }, el("i"));
   if (meter) meter.firstChild.style.setProperty("--share", Math.max(0, Math.min(1, item.score)));
   return el(

@@ -159,9 +159,10 @@ function labelled() {
   return label ? JSON.stringify({ label }) : null;
 }
 
-function present({ version, hits, milliseconds, calibrated, left_out: unreached }) {
+function present({ version, hits, milliseconds, calibrated, left_out: unreached, thresholds }) {
   const scores = calibrated ? "scores are relative to other classes of the gallery" : "scores are cosines";
-  const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scores}, query vector by `;
+  const unmeasured = Object.keys(thresholds).length ? "" : " (which of them mean no match, a check measures)";
+  const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scores}${unmeasured}, query vector by `;
   byId("results-note").replaceChildren(took, badge(version), ...leftOut(unreached));
   offerLabels(hits);
   if (hits.length) showItems(hits, { calibrated });

@@ -17,7 +17,8 @@ export const outcomeChip = (outcome) => {
 };
 
 /** On which images a check was made. */
-export const images = ({ data = {} }) => (data.source === "held out" ? "held out from training" : (data.name ?? ""));
+export const images = ({ data = {} }) =>
+  data.source === "held out" ? "held out from training" : [data.source === "named" ? `images named ${data.name}` : data.name, data.fingerprint && `digest ${data.fingerprint.slice(0, 8)}`].filter(Boolean).join(", ");
 
 /** Offers the versions that were checked, and tells the upgrade to one of them. */
 export function showUpgrade(versions, status) {

@@ -96,10 +96,13 @@ function evidence(check) {
   const blends = (check.blends ?? []).map((blend) =>
     el("li", {}, `blended with queries by ${blend.version}, alpha ${blend.tried}: ${percent(blend.cross_test)}, own queries ${percent(blend.self_test)} (${points(blend.low)} to ${points(blend.high)} points; ${blend.verdict})`),
   );
+  const thresholds = Object.entries(check.thresholds ?? {}).map(([name, one]) =>
+    el("li", {}, `probably not in the catalogue: hits among vectors of ${name} with a cosine below ${one.cosine.toFixed(3)}. ${percent(one.false_alarms)} of the queries with a match have no better hit, ${percent(one.detected)} of those without`),
+  );
   return [
     el("ul", {}, sentences.map((sentence) => el("li", {}, sentence))),
     stepsView(check.next_steps) ?? "",
-    el("ul", {}, cells, blends),
+    el("ul", {}, cells, blends, thresholds),
     el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, images(check), check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
   ];
 }
