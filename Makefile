@@ -3,7 +3,7 @@
 # make test-browser   tests of the page in Chromium, which is installed where it is missing
 # make docs           the documentation, in build/site; a broken link or an undocumented name fails
 # make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
-# make fire           long trials: flipped bytes, kills, power cuts, random operations, harmful images, load (hours)
+# make fire           long trials: flipped bytes, kills, power cuts, random operations and requests, harmful images, load (hours)
 # make bench          the benchmarks that run on a CPU (minutes)
 
 PYTHON ?= python3
@@ -77,6 +77,7 @@ fire: setup
 	FIXSTAR_CUTS=200 $(BIN)/pytest -n 0 -s tests/workspace/test_power_cut.py
 	$(BIN)/python tests/support/workspace_model.py --operations 200000
 	$(BIN)/python tests/support/workspace_model.py --operations 2000 --postgres
+	FIXSTAR_FUZZ=1000 $(BIN)/pytest -n 0 tests/service/test_openapi.py
 	$(BIN)/python benchmarks/upload_bombs.py
 	$(BIN)/python benchmarks/service_load.py
 

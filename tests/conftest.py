@@ -1,22 +1,25 @@
 """For all tests: no test depends on speed, and without a GPU Triton's interpreter runs the kernels.
 
 Networks are tiny here, so threads would only wait for one another; sums in one order are also the same everywhere.
+Compiled modules are kept, whatever the environment says: else every process compiles the package and the tests again.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from functools import cache
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported; processes inherit it
-
-import torch
+import pytest
 import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-if not torch.cuda.is_available():  # Triton must know before it is first imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported; processes inherit it
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+gc.disable()  # until all modules are imported
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
@@ -24,3 +27,19 @@ settings.load_profile("busy machine")
 # Typer makes the whole command line again for every call, which a program does once.
 typer.main.get_command = cache(typer.main.get_command)
 typer.testing._get_command = typer.main.get_command
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Triton must know before it is first imported. A process that only hands tests out needs no torch."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Modules stay: looking for garbage among them takes a second each time."""
+    gc.freeze()
+    gc.enable()

@@ -17,7 +17,8 @@ from fixstar.workspace import Workspace
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"KNOWN": ("latin", "greek"), "ADDED": ("lao",), "UNSEEN": ("hebrew",), "QUERIES": 6}.items():
+    scripts = {"KNOWN": ("greek",), "ADDED": ("lao",), "UNSEEN": ("hebrew",)}
+    for name, value in {**scripts, "GALLERY": 10, "QUERIES": 6}.items():
         monkeypatch.setattr(demo, name, value)
 
 

@@ -43,9 +43,9 @@ class Server:
     def kill(self, sign: int = signal.SIGKILL) -> None:
         """End it without a goodbye."""
         os.kill(self.server.get_pid(), sign)
-        self.server.get_postmaster_info().process.wait(20)
+        self.server.get_postmaster_info().process.wait(120)
 
-    def start(self, seconds: float = 20.0) -> None:
+    def start(self, seconds: float = 120.0) -> None:
         """Start again after a kill; what is left of the old server must have ended first."""
         until = time.monotonic() + seconds
         while True:

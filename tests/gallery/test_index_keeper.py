@@ -177,7 +177,7 @@ print("building", gallery._keeper._thread.is_alive())
 def test_a_program_that_ends_during_a_build_ends_cleanly(tmp_path: Path) -> None:
     filled(tmp_path / "g.db", 100).close()
     command = [sys.executable, "-c", UNFINISHED, str(tmp_path / "g.db")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (run.returncode, run.stdout, run.stderr) == (0, "building True\n", "")
 
 

@@ -60,7 +60,7 @@ def test_a_killed_server_loses_nothing_and_the_gallery_reconnects() -> None:
                 time.sleep(0.01)
             time.sleep(float(rng.uniform(0, 0.3)))
             server.kill(sign)
-            writer.join(30)
+            writer.join(120)
             assert not writer.is_alive()
             if kill == 0:
                 with pytest.raises(GalleryError, match=r"cannot connect|was lost"):

@@ -157,16 +157,17 @@ def test_too_many_waiting_are_told_to_come_again(space: Workspace, monkeypatch: 
     real = LocalEmbedder.one
 
     def slow(self: LocalEmbedder, images: Any) -> Any:
-        release.wait(10)
+        release.wait(120)
         return real(self, images)
 
     monkeypatch.setattr(LocalEmbedder, "one", slow)
 
     async def work() -> None:
-        async with async_client(space, waiting=3) as (http, _):
+        async with async_client(space, waiting=3) as (http, app):
             space.serving.encoder("v1")
             asked = [asyncio.create_task(http.post("/v1/search", files={"image": picture(i)})) for i in range(3)]
-            await asyncio.sleep(0.3)
+            while app.state.context.batcher._inside < 3:
+                await asyncio.sleep(0.01)
             refused = await http.post("/v1/search", files={"image": picture(9)})
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "1"
@@ -218,7 +219,7 @@ def test_a_deployment_in_between_gives_each_answer_one_version(space: Workspace)
 
 def test_stopping_answers_those_that_wait(space: Workspace) -> None:
     async def work() -> Any:
-        settings = ServiceSettings(batch_wait=5.0)
+        settings = ServiceSettings(batch_wait=600.0)
         intake = Intake(settings)
         batcher = QueryBatcher(space, settings, Metrics(), intake)
         batcher.start()
@@ -226,7 +227,7 @@ def test_stopping_answers_those_that_wait(space: Workspace) -> None:
         await asyncio.sleep(0.3)
         await batcher.stop()
         intake.close()
-        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
 
     found = asyncio.run(work())
     assert [isinstance(one, Problem) and one.status for one in found] == [503] * 3

@@ -145,7 +145,7 @@ def test_all_items_come_page_after_page(asking: Client, monkeypatch: pytest.Monk
 def test_a_job_is_waited_for(asking: Client) -> None:
     job = asking.add_later({f"i{number}": picture(number) for number in range(5)})
     assert job.kind == "index"
-    done = asking.wait(job, timeout=20, every=0.02)
+    done = asking.wait(job, timeout=120, every=0.02)
     assert (done.state, done.done, done.total) == ("done", 5, 5)
     assert asking.status().items == 5
     assert asking.cancel(done) == done

@@ -76,7 +76,7 @@ def test_it_looks_by_itself_while_it_is_started(space: Workspace) -> None:
     history = History(space, interval=0.02)
     history.start()
     add(space, 1)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while not (space.path / "state" / "history.json").is_file():
         assert time.monotonic() < end
         time.sleep(0.01)

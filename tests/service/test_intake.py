@@ -6,7 +6,6 @@ import asyncio
 import io
 import signal
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +92,6 @@ def test_damaged_bytes_never_make_a_fault(http: TestClient, kind: str) -> None:
 
 
 def test_claims_of_many_pixels_are_not_decoded(http: TestClient) -> None:
-    began = time.monotonic()
     row = zlib.compress(bytes(30_000_000))
     for data in (
         png(50_000, 50_000, pixels=row),
@@ -105,8 +103,9 @@ def test_claims_of_many_pixels_are_not_decoded(http: TestClient) -> None:
         b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 100_000, 100_000, 1, 24, 0, 0, 0, 0, 0, 0),
         b"RIFF" + struct.pack("<I", 30) + b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + b"\xff\x3f\0" * 2,
     ):
-        assert status(http, data) == 422
-    assert time.monotonic() - began < 5
+        answer = http.post("/v1/search", files={"image": ("a.png", data)})
+        assert answer.status_code == 422
+        assert "took more than" not in answer.json()["detail"]  # it was not the clock that ended it
 
 
 def test_bombs_in_text_and_colour_profile(http: TestClient) -> None:
@@ -154,7 +153,7 @@ def test_a_file_keeps_neither_its_name_nor_its_suffix(tmp_path: Path) -> None:
 
 def test_decoding_has_a_time_limit_and_gives_its_place_back() -> None:
     large = io.BytesIO()
-    Image.effect_noise((4000, 4000), 50).save(large, "PNG", compress_level=1)
+    Image.effect_noise((2000, 2000), 50).save(large, "PNG", compress_level=1)
 
     async def work() -> None:
         intake = Intake(ServiceSettings(decode_seconds=0.005))

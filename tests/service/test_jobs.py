@@ -56,7 +56,7 @@ def ended(work: Jobs, job: Job) -> Any:
 
 
 def until(look: Callable[[], Any], right: Callable[[Any], bool]) -> Any:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not right(seen := look()):
         assert time.monotonic() < end, seen
         time.sleep(0.01)
@@ -74,7 +74,7 @@ class Slow:
         def index(items: Any, *arguments: Any, **options: Any) -> Indexed:
             self.seen += [item.id for item in items]
             self.entered.release()
-            assert self.free.acquire(timeout=20)
+            assert self.free.acquire(timeout=120)
             return original(items, *arguments, **options)
 
         monkeypatch.setattr(space, "index", index)
@@ -143,7 +143,7 @@ def test_a_graceful_stop_finishes_the_batch_and_the_next_start_the_rest(
         work.submit("index", kept(space, 1))
     assert stopping.is_alive()
     slow.free.release()
-    stopping.join(20)
+    stopping.join(120)
     assert not stopping.is_alive()
     assert sum(space.gallery.count().values()) == 10
     left = {one.id: one for one in JobFiles(space.path).load()}
@@ -171,7 +171,7 @@ def test_a_job_that_does_not_pause_in_time_is_left_for_the_next_start(
         running(space)
     slow.free.release()
     for thread in work._threads:
-        thread.join(20)
+        thread.join(120)
     (left,) = JobFiles(space.path).load()
     assert (left.id, left.state, left.done) == (job.id, "running", 0)
 
@@ -210,7 +210,7 @@ def test_one_heavy_job_of_a_kind_and_indexing_beside_it(space: Workspace, monkey
 
     def hold(_: Workspace, handle: jobs.RunningJob) -> dict[str, Any]:
         heavy.append(handle.job().kind)
-        assert free.wait(20)
+        assert free.wait(120)
         return {}
 
     for kind in ("check", "backfill"):
@@ -316,7 +316,7 @@ def test_only_so_many_ended_jobs_are_kept(space: Workspace, monkeypatch: pytest.
 def test_the_jobs_that_ended_last_are_remembered(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "KEPT", 2)
     slow = threading.Event()
-    monkeypatch.setitem(jobs.WORK, "check", lambda *_: {"waited": slow.wait(20)})
+    monkeypatch.setitem(jobs.WORK, "check", lambda *_: {"waited": slow.wait(120)})
     work = running(space)
     long = work.submit("check", {"version": "v2"})
     short = [ended(work, work.submit("index", {"items": []})) for _ in range(3)]

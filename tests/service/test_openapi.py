@@ -34,7 +34,7 @@ from fixstar.service.app import create_app
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import catalogue
 
-CASES = int(os.environ.get("FIXSTAR_FUZZ", "80"))
+CASES = int(os.environ.get("FIXSTAR_FUZZ", "32"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SETTINGS = settings(
     derandomize=True,  # the same requests every time

@@ -33,7 +33,7 @@ class Gate:
     def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def held(*given: Any) -> Any:
             self.entered.set()
-            assert self.free.wait(20)
+            assert self.free.wait(120)
             return call(*given)
 
         return held
@@ -65,7 +65,7 @@ def running(space: Workspace) -> Jobs:
 
 
 def ended(ask: Callable[[], Any]) -> dict[str, Any]:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while (job := ask())["state"] in ("queued", "running"):
         assert time.monotonic() < end, job
         time.sleep(0.01)
@@ -161,7 +161,7 @@ def test_there_is_no_window_between_the_look_and_the_write(
         monkeypatch.setattr(space, "index", held)
     work = running(space)
     job = work.submit("index", wanted(space, "a", "b"))
-    assert gate.entered.wait(20)
+    assert gate.entered.wait(120)
 
     def delete() -> None:
         with work.overtaking(["b"]):
@@ -169,10 +169,10 @@ def test_there_is_no_window_between_the_look_and_the_write(
 
     deletion = threading.Thread(target=delete)
     deletion.start()
-    deletion.join(0.3 if moment == "in" else 20)
+    deletion.join(0.3 if moment == "in" else 120)
     assert deletion.is_alive() == (moment == "in")  # it waits for a write under way, not for embedding
     gate.free.set()
-    deletion.join(20)
+    deletion.join(120)
     told = result(work, job)
     assert revs(space) == {"a": 1}
     assert told["added"] + told["overtaken"] == 2

@@ -47,7 +47,7 @@ def serving(space: Workspace, *words: str) -> Iterator[tuple[ForkServerProcess, 
         while not (found := re.search(r"http://\S+:\d+ ", out.read_text() if out.exists() else "")):
             assert process.is_alive(), err.read_text()
             time.sleep(0.01)
-        with httpx.Client(base_url=found.group().strip(), timeout=20) as http:
+        with httpx.Client(base_url=found.group().strip(), timeout=120) as http:
             yield process, http
     finally:
         process.kill()
@@ -57,7 +57,7 @@ def serving(space: Workspace, *words: str) -> Iterator[tuple[ForkServerProcess, 
 
 def load(http: httpx.Client, stop: threading.Event, name: str, acknowledged: list[str], odd: list[object]) -> None:
     """Store items until the service is gone; what it acknowledged is noted."""
-    with httpx.Client(base_url=http.base_url, timeout=20) as own:
+    with httpx.Client(base_url=http.base_url, timeout=120) as own:
         for number in range(10_000):
             if stop.is_set():
                 return
@@ -82,7 +82,7 @@ def under_load(
         stop.wait(0.01)
     assert process.pid is not None
     os.kill(process.pid, end)
-    process.join(30)
+    process.join(120)
     stop.set()
     for writer in writers:
         writer.join()

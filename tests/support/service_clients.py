@@ -40,8 +40,8 @@ async def async_client(space: Workspace, **settings: Any) -> AsyncIterator[tuple
 
 
 def ended(http: TestClient, job: dict[str, Any], **request: Any) -> dict[str, Any]:
-    """A job as it is told once it is over, within 20 s; ``request`` goes with every look at it."""
-    end = time.monotonic() + 20
+    """A job as it is told once it is over, within 120 s; ``request`` goes with every look at it."""
+    end = time.monotonic() + 120
     while (seen := http.get(f"/v1/jobs/{job['id']}", **request).json())["state"] in ("queued", "running"):
         assert time.monotonic() < end, seen
         time.sleep(0.02)

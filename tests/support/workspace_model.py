@@ -38,12 +38,11 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-from forked import fork
+from forked import fork, kill_at_call
 from numpy.typing import NDArray
 from PIL import Image
 from shops import CLASSES, shop
@@ -53,7 +52,8 @@ from fixstar.gallery import import_version
 from fixstar.gallery.vector_files import Block
 from fixstar.geometry import unit
 from fixstar.models import Encoder
-from fixstar.workspace import CatalogueItem, Workspace, items
+from fixstar.models.encoder import read_card
+from fixstar.workspace import CatalogueItem, Workspace, items, registry
 from fixstar.workspace.adapters.maps import load_adapter
 from fixstar.workspace.adapters.use import AdaptOptions
 from fixstar.workspace.backfill import run as backfill_run
@@ -223,15 +223,14 @@ def attempt(space: Workspace, plan: Plan) -> Outcome:
 
 # --- a second process, which can be killed
 
-_MODULES = ("posix", "sqlite3", "_io", "fcntl", "psycopg")
-_CALLS = ("execute", "executemany", "commit", "flush", "rmtree")
-
 
 @cache
 def prepare(versions: Path) -> None:
-    """In this process: small batches, and models that are read once for all workspaces. They never change."""
+    """In this process: small batches, and models and cards that are read once for all workspaces: they never change."""
     items.BATCH = backfill_run.BATCH = SMALL_BATCH
-    read = {path.name: Encoder.load(path) for path in versions.iterdir()}
+    cards = {path.name: read_card(path) for path in versions.iterdir()}
+    registry.read_card = lambda directory: cards[directory.name]  # type: ignore[attr-defined]
+    read = {name: Encoder.load(versions / name) for name in cards}
     Registry.encoder = lambda self, name, _="cpu": read[self.checked(name)]  # type: ignore[method-assign,assignment]
 
 
@@ -243,35 +242,8 @@ def as_before() -> Iterator[None]:
         yield
     finally:
         items.BATCH, backfill_run.BATCH, Registry.encoder = kept  # type: ignore[method-assign]
+        registry.read_card = read_card  # type: ignore[attr-defined]
         prepare.cache_clear()
-
-
-def _kill_after(calls: int) -> Callable[[FrameType, str, Any], None]:
-    """A profiler that kills this process at a call into the system or a database: the same one in every run."""
-    left = calls
-
-    def look(frame: FrameType, event: str, called: Any) -> None:
-        nonlocal left
-        if event == "c_call":
-            counts = str(getattr(called, "__module__", None)).startswith(_MODULES) or isinstance(
-                getattr(called, "__self__", None), _DATABASE
-            )
-        else:
-            counts = event == "call" and frame.f_code.co_name in _CALLS
-        left -= counts
-        if counts and not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return look
-
-
-def _database_types() -> tuple[type, ...]:
-    import sqlite3
-
-    return sqlite3.Connection, sqlite3.Cursor
-
-
-_DATABASE = _database_types()
 
 
 def work(path: Path, pipe: Connection) -> None:
@@ -281,7 +253,7 @@ def work(path: Path, pipe: Connection) -> None:
     while (told := pipe.recv()) is not None:
         plan, kill_after = told
         if kill_after:
-            sys.setprofile(_kill_after(kill_after))
+            sys.setprofile(kill_at_call(kill_after))
         try:
             answer: Any = attempt(space, plan)
         except BaseException as error:

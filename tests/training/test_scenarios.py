@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import signal
-import time
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forked import fork
+from forked import fork, kill_at_call
 from PIL import Image
 
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, Task, TaskStream, class_stream, from_arrays
@@ -216,39 +215,25 @@ def test_images_that_were_skipped_are_not_remembered_and_stop_nothing(tmp_path: 
     assert memory.counts() == {"0": 2, "1": 2}
 
 
-def long_run(directory: Path) -> None:
-    """Longer than it takes to see its first checkpoint."""
-    recipe = Recipe(epochs=6, learning_rate=0.05, milestones=(4,), batch_size=8)
-    tasks = class_stream(stripes(per_class=40), 2, 2)
-    list(lifelong(tasks, create_method("hoc"), replace(SETTINGS, recipe=recipe), directory, progress=False))
+def three_versions(directory: Path) -> None:
+    list(lifelong(stream(), create_method("hoc"), SETTINGS, directory, progress=False))
 
 
-def progress_of(directory: Path) -> list[tuple[str, int]]:
-    """The checkpoints there and when they were written."""
-    found = []
-    for path in sorted(directory.glob("checkpoint*")):
-        with contextlib.suppress(FileNotFoundError):  # just replaced
-            found.append((path.name, path.stat().st_mtime_ns))
-    return found
-
-
-def kill_after_checkpoint(directory: Path, seconds: float) -> bool:
-    """Start the run, wait until it has written something new, kill -9 it a moment later; False if it ended first."""
-    before = progress_of(directory)
-    process = fork(long_run, directory)
-    while process.is_alive() and progress_of(directory) == before:
-        time.sleep(0.002)
-    time.sleep(seconds)
-    process.kill()
-    process.join()
-    return process.exitcode == -signal.SIGKILL
+def killed_run(directory: Path, calls: int) -> None:
+    sys.setprofile(kill_at_call(calls))
+    three_versions(directory)
 
 
 def test_kill_9_again_and_again_ends_with_bitwise_the_same_weights(tmp_path: Path) -> None:
-    long_run(tmp_path / "whole")
-    kills = [kill_after_checkpoint(tmp_path / "cut", seconds) for seconds in (0.0, 0.05, 0.02)]
-    assert sum(kills) >= 2, "the run ended before it could be killed: make it longer"
-    long_run(tmp_path / "cut")
+    """Killed ever later, at a write or any other call into the system, until it comes to its end."""
+    three_versions(tmp_path / "whole")
+    for kills in itertools.count():
+        process = fork(killed_run, tmp_path / "cut", 60 * 2**kills)
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert kills >= 3
     for name in ("v1", "v2", "v3"):
         a, b = (Encoder.load(tmp_path / run / "versions" / name) for run in ("whole", "cut"))
         assert same_weights(a, b), name

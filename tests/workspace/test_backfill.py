@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from forked import kill_at_call
 from shops import passed, pictures, shop
 
 from fixstar.data import open_images
@@ -181,22 +183,25 @@ def test_nothing_is_written_once_another_version_is_deployed(tmp_path: Path) -> 
     check_all(gallery)
 
 
-def test_the_rate_is_kept_and_a_wait_can_be_stopped(tmp_path: Path) -> None:
+def test_the_rate_is_kept_and_a_wait_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    ticking = SimpleNamespace(monotonic=lambda: clock[-1], sleep=lambda seconds: clock.append(clock[-1] + seconds))
+    monkeypatch.setattr("fixstar.workspace.backfill.run.time", ticking)
     gallery = MemoryGallery()
     ids = filled(gallery, tmp_path, 30)
-    started = time.monotonic()
     done = run(gallery, tmp_path, ids, Counting(), rate=15.0)
     assert done.done == 30
-    assert time.monotonic() - started >= 1.0  # 15 at once, the others a second later
+    assert clock[-1] == pytest.approx(1.0)  # 15 at once, the others a second later
     assert Pace(3.0).batch == 3
     assert Pace(None).batch == BATCH
-    pace, started = Pace(10.0), time.monotonic()
+    pace, started = Pace(10.0), clock[-1]
     for _ in range(4):
         pace.wait(1, lambda: False)
-    assert 0.29 <= time.monotonic() - started < 3
-    slow = Pace(0.001)
+    assert clock[-1] - started == pytest.approx(0.3)
+    slow, started = Pace(0.001), clock[-1]
     slow.wait(1, lambda: False)
     slow.wait(1, lambda: True)  # would be 1000 s
+    assert clock[-1] == started
     with pytest.raises(InputError, match="items per second"):
         Pace(0.0)
 
@@ -218,19 +223,24 @@ def test_only_one_process_works_on_a_plan(tmp_path: Path) -> None:
 def test_searches_go_on_and_find_every_item_once(tmp_path: Path) -> None:
     with SqliteGallery(tmp_path / "gallery.db") as gallery:
         ids = filled(gallery, tmp_path)
-        over, wrong, searches = threading.Event(), [], 0
+        over, searched, wrong, searches = threading.Event(), threading.Event(), [], 0
 
         def search() -> None:
             nonlocal searches
             while not over.is_set():
                 found = [hit.id for hit in gallery.search("v2", vector("0", "v2")[None], k=2 * COUNT)[0]]
                 searches += 1
+                searched.set()
                 if sorted(found) != sorted(ids):
                     wrong.append(found)
 
+        def wait_for_a_search(_: list[str]) -> None:
+            searched.clear()
+            assert searched.wait(60)
+
         thread = threading.Thread(target=search)
         thread.start()
-        done = run(gallery, tmp_path, ids, Counting(between=lambda _: time.sleep(0.05)))
+        done = run(gallery, tmp_path, ids, Counting(between=wait_for_a_search))
         over.set()
         thread.join()
         assert (done.done, wrong) == (COUNT, [])
@@ -239,12 +249,11 @@ def test_searches_go_on_and_find_every_item_once(tmp_path: Path) -> None:
 
 
 def work_until_killed(folder: Path, ids: Sequence[str], log: Path) -> None:
-    """The child: embeds slowly and notes every image before its vector exists."""
+    """The child: notes every image before its vector exists."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(names: list[str]) -> None:
         os.write(descriptor, "".join(f"{name}\n" for name in names).encode())
-        time.sleep(0.01)
 
     with SqliteGallery(folder / "gallery.db") as gallery:
         run(gallery, folder, ids, Counting(between=note), rate=None)
@@ -263,16 +272,15 @@ def test_killed_again_and_again_it_ends_with_everything_done_and_nothing_stored_
         with SqliteGallery(tmp_path / "gallery.db") as gallery:
             stored = {item.id for item in gallery.iterate("v2")}
         log.unlink(missing_ok=True)
-        child = os.fork()
+        calls, child = int(2 ** rng.uniform(4, 9)), os.fork()
         if child == 0:
             try:
+                if kills < 12:  # then it may come to its end
+                    sys.setprofile(kill_at_call(calls))
                 work_until_killed(tmp_path, ids, log)
                 os._exit(0)
             finally:
                 os._exit(1)
-        if kills < 12:  # then it may come to its end
-            time.sleep(float(rng.uniform(0.02, 0.25)))
-            os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         kills += status != 0
         seen = log.read_text().split() if log.exists() else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import fork
 from shops import pictures, shop
 
 from fixstar.errors import GateError, InputError
@@ -253,8 +253,7 @@ def _keep_deploying(path: Path) -> None:
 def test_a_kill_leaves_one_whole_deployment(tmp_path: Path) -> None:
     allowed = {"v1": {}, "v2": {"v1": 0.25}, "v3": {"v1": 0.5, "v2": 0.75}}
     for _ in range(3):
-        process = multiprocessing.get_context("spawn").Process(target=_keep_deploying, args=(tmp_path,))
-        process.start()
+        process = fork(_keep_deploying, tmp_path)
         moves = len(Rollout(tmp_path).history())
         while len(Rollout(tmp_path).history()) < moves + 5:
             time.sleep(0.01)

@@ -87,7 +87,7 @@ def test_a_backfill_runs_on_the_cluster(upgraded: tuple[Workspace, Path]) -> Non
         space.index(catalogue(photos))
         passed(space, "v2", "v1")
         space.deploy("v2")
-        done = space.backfill(BackfillOptions("all", "random", cluster="auto", workers=2))
+        done = space.backfill(BackfillOptions("all", "random", cluster="auto", workers=1))
         assert (done.done, done.left, space.gallery.count()) == (24, 0, {"v1": 0, "v2": 24})
         items = list(space.gallery.iterate("v2"))
         vectors = space.serving.embed("v2", [photos / item.id for item in items])

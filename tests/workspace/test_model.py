@@ -12,7 +12,7 @@ from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.workspace.deployment import Move, Rollout
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_workspace_does_what_the_reference_says(seed: int) -> None:
     counts = run_model(seed, 500)
     assert counts.total() == 500

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import threading
 from pathlib import Path
 
 import pytest
+from forked import fork
 
 from fixstar.durable import document, replace_json
 from fixstar.errors import DeploymentMovedError, InputError, ModelError
@@ -111,12 +111,13 @@ def _deploy_often(path: Path, version: str) -> None:
 
 
 def test_no_move_of_several_processes_and_threads_is_lost(tmp_path: Path) -> None:
-    workers = [multiprocessing.get_context("spawn").Process(target=_deploy_often, args=(tmp_path, "v2"))]
-    workers += [threading.Thread(target=_deploy_often, args=(tmp_path, "v3")) for _ in range(2)]  # type: ignore[misc]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    threads = [threading.Thread(target=_deploy_often, args=(tmp_path, "v3")) for _ in range(2)]
+    process = fork(_deploy_often, tmp_path, "v2")
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    process.join()
     assert len(Rollout(tmp_path).history()) == 60
 
 

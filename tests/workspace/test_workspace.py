@@ -238,7 +238,7 @@ def test_queries_do_not_wait_while_another_version_is_read(
     def slow(name: str, device: str) -> Encoder:
         if name == "v2":
             begun.set()
-            assert go_on.wait(30)
+            assert go_on.wait(120)
         return load(name, device)
 
     monkeypatch.setattr(space.registry, "encoder", slow)
@@ -246,7 +246,7 @@ def test_queries_do_not_wait_while_another_version_is_read(
         space.index(catalogue(photos))
         deploying = threading.Thread(target=lambda: space.deploy("v2", force="test"))
         deploying.start()
-        assert begun.wait(30)
+        assert begun.wait(120)
         assert space.search([photos / "bag" / "0.png"]).version == "v1"
         go_on.set()
         deploying.join()
