@@ -143,6 +143,15 @@ def _arrays_digest(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is replaced; None if it is missing."""
+    try:
+        seen = os.stat(path)  # noqa: PTH116 (as quick as can be)
+    except FileNotFoundError:
+        return None
+    return seen.st_ino, seen.st_mtime_ns, seen.st_size
+
+
 class WatchedFile(Generic[Content]):
     """The content of a file, parsed again only when the file was replaced. Threads may share it.
 
@@ -156,12 +165,7 @@ class WatchedFile(Generic[Content]):
 
     def content(self) -> Content:
         """The content now."""
-        try:
-            seen = os.stat(self.path)  # noqa: PTH116 (as quick as can be)
-        except FileNotFoundError:
-            stamp = None
-        else:
-            stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
+        stamp = file_stamp(self.path)
         known, content = self._read
         if stamp != known:
             content = self._absent if stamp is None else self._parse(self.path)

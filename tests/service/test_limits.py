@@ -217,7 +217,7 @@ def test_who_is_not_known_is_told_so_before_the_body_is_read(space: Workspace, k
     for path, status in (("/v1/items", 401), ("/v1/items/async", 401), ("/v1/openapi.json", 200), ("/v1/docs", 200)):
         own = [(b"host", b"localhost"), *headers]
         scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": own, "client": ("127.0.0.1", 5)}
-        limit = Admission(_answers, ServiceSettings(), Keys(space.path))
+        limit = Admission(_answers, ServiceSettings(), Keys(space.path), space.path / "state")
         sent.clear()
         asyncio.run(limit(scope, receive, send))
         assert sent[0]["status"] == status

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         "fixstar serve -w shop --port 0",
         "fixstar serve -w shop --name shop.example",
         "fixstar serve -w shop --host 0.0.0.0 --rate 6000",
+        "fixstar serve -w shop --host 0.0.0.0 --shared",
     )
 )
 def serve(
@@ -40,6 +41,10 @@ def serve(
         Path | None, typer.Option(help="Where POST /v1/snapshot goes: a folder, or FILE.tar.", show_default="none")
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="One of several services over this workspace; its gallery must be on a server."),
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Serve a workspace: an API under /v1, a page at /, metrics at /metrics. Stops gracefully at Ctrl-C or SIGTERM."""
@@ -63,6 +68,7 @@ def serve(
         header_seconds=header_seconds,
         snapshots=snapshots,
         access_log=access_log,
+        shared=shared,
     )
     with Workspace(workspace, device, record_usage=True) as space:  # for a backfill in order of use
         serve_workspace(space, settings)

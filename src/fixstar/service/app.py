@@ -80,7 +80,7 @@ def create_app(
         middleware=[
             Middleware(SecurityHeaders),
             Middleware(RequestMonitor, metrics=metrics, documented=documented, access=settings.access_log),
-            Middleware(Admission, settings=settings, keys=keys),
+            Middleware(Admission, settings=settings, keys=keys, state=workspace.path / "state"),
             Middleware(BodyLimit, settings=settings),
             Middleware(WellFormed),
         ],

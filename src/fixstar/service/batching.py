@@ -17,6 +17,7 @@ from itertools import chain, groupby
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
+from fastapi.concurrency import run_in_threadpool
 from numpy.typing import NDArray
 
 from fixstar.errors import ImageError
@@ -39,7 +40,8 @@ _Vectors = dict[str, NDArray[np.float32]]  # by the version that made them
 class _Query:
     """A query that waits. ``pixels`` are as one version takes them; another may need ``data`` again.
 
-    Without ``models`` the deployed ones embed it. Without a ``request`` the vectors are the answer.
+    Without ``models`` the deployed ones embed it. Without a ``request`` the vectors are the answer. ``move`` is the
+    deployment that answers, by default the one when its batch is embedded.
     """
 
     data: bytes
@@ -47,6 +49,7 @@ class _Query:
     preprocessing: Preprocessing
     models: tuple[str, ...]
     request: SearchRequest | None
+    move: Move | None
     answer: asyncio.Future[Any]
 
     def finish(self, answer: SearchResult | _Vectors | Exception) -> None:
@@ -59,10 +62,10 @@ class _Query:
             self.answer.set_result(answer)
 
 
-def _group(request: SearchRequest) -> tuple[int, str, bool, float]:
+def _group(request: SearchRequest, move: Move) -> tuple[int, int, str, bool, float]:
     """Queries of the same group are searched together."""
     where = "" if request.where is None else filter_key(request.where)
-    return request.k, where, request.exact, -2.0 if request.min_score is None else request.min_score
+    return id(move), request.k, where, request.exact, -2.0 if request.min_score is None else request.min_score
 
 
 class QueryBatcher:
@@ -99,12 +102,23 @@ class QueryBatcher:
         found: SearchResult = await self._answer_to(data, (), SearchRequest.of(request, **options))
         return found
 
+    async def search_together(
+        self, images: Sequence[bytes], request: SearchRequest
+    ) -> list[SearchResult | BaseException]:
+        """The nearest items of each image, or why there are none: all by what is deployed now."""
+        move, models = await run_in_threadpool(self._workspace.serving.asking)
+        asked = (self._answer_to(data, tuple(models), request, move) for data in images)
+        found: list[SearchResult | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
+        return found
+
     async def embed(self, data: bytes, models: tuple[str, ...]) -> _Vectors:
         """The short forms of an image by one or more versions."""
         made: _Vectors = await self._answer_to(data, models)
         return made
 
-    async def _answer_to(self, data: bytes, models: tuple[str, ...], request: SearchRequest | None = None) -> Any:
+    async def _answer_to(
+        self, data: bytes, models: tuple[str, ...], request: SearchRequest | None = None, move: Move | None = None
+    ) -> Any:
         if self._inside >= self._settings.waiting:
             self._metrics.refused.inc()
             raise _busy(f"{self._inside} queries are waiting already")
@@ -115,7 +129,7 @@ class QueryBatcher:
                 data, lambda: space.serving.encoder(models[0] if models else space.deployed()).preprocessing
             )
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, models, request, answer))
+            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, models, request, move, answer))
             return await answer
         finally:
             self._inside -= 1
@@ -186,17 +200,18 @@ class QueryBatcher:
     async def _search(self, batch: list[_Query], move: Move, rows: list[_Vectors | Exception]) -> None:
         """Search with the vectors of a batch, in as few calls as possible."""
         try:
-            ready: list[tuple[_Query, SearchRequest, _Vectors]] = []
+            ready: list[tuple[_Query, SearchRequest, Move, _Vectors]] = []
             for query, row in zip(batch, rows, strict=True):
                 if isinstance(row, Exception) or query.request is None:
                     query.finish(row)
                 else:
-                    ready.append((query, query.request, row))
-            ready.sort(key=lambda one: _group(one[1]))
-            for _, group in groupby(ready, key=lambda one: _group(one[1])):
+                    ready.append((query, query.request, query.move or move, row))
+            ready.sort(key=lambda one: _group(*one[1:3]))
+            for _, group in groupby(ready, key=lambda one: _group(*one[1:3])):
                 together = list(group)
-                vectors = {name: np.stack([row[name] for *_, row in together]) for name in together[0][2]}
-                await self._answer([query for query, *_ in together], move, vectors, together[0][1])
+                _, request, by, first = together[0]
+                vectors = {name: np.stack([row[name] for *_, row in together]) for name in first}
+                await self._answer([query for query, *_ in together], by, vectors, request)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):

@@ -4,6 +4,10 @@ Index jobs run one at a time. Beside them runs one heavy job (check, backfill, a
 A job is on disk, state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a
 restart every unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, others from
 their start.
+
+Several services may share a workspace (``ServiceSettings.shared``). Then the files are what counts: they are read again
+when another service has replaced them, and changed under a lock. A service that runs a job shows every second that it
+is alive; if it does not for ten, another one takes the job over, and the first may no longer write for it.
 Needs no web framework: the command line reads the files of jobs without one.
 """
 
@@ -11,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import threading
 import time
 import uuid
@@ -20,7 +26,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from fixstar.durable import document, exclusive, read_document, remove_leftovers, replace_json
+from fixstar.durable import (
+    WatchedFile,
+    document,
+    exclusive,
+    file_stamp,
+    make_directory,
+    read_document,
+    remove_leftovers,
+    replace_json,
+)
 from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Vectors
@@ -47,10 +62,13 @@ PATIENCE = 5.0  # seconds that the current batch may still take where a job is t
 RETRY = 5.0  # seconds until a job whose start could not be written is tried again
 ATTEMPTS = 5  # times that the process may die under a job before it is abandoned
 BATCH = 64  # images that an index job stores at a time
+BEAT = 1.0  # seconds between two signs of life of a service that shares the workspace
+LEASE = 10.0  # seconds without one after which others take over its jobs
 
 _REEMBEDDING = "re-embedding with {target}, order: {order}, budget: {budget}"
 _STAMP = "%Y%m%dT%H%M%S%f"  # how an id begins
 _NAMED = 100  # items that a result names
+_WAIT = 30.0  # seconds for another service that changes jobs or items
 _COUNTED = ("done", "done before", "deleted", "rewritten")  # of a plan's items
 _log = logging.getLogger("fixstar.service")
 _audit = logging.getLogger("fixstar.audit")
@@ -87,6 +105,7 @@ class Job:
     cancelling: bool = False  # it ends after the current batch
     attempts: int = 0
     by: str | None = None
+    runner: str = ""  # the service that runs it, if several share the workspace
 
     @classmethod
     def new(cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None, newest: str = "") -> Job:
@@ -149,12 +168,14 @@ class JobFiles:
 
     def __init__(self, workspace: Path) -> None:
         self.directory = workspace / "state" / "jobs"
+        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # of files as they were read or written last
 
     def save(self, job: Job) -> None:
         """Write a job as it is now. One that has ended needs no list of items any more."""
         if job.has_ended:
             job = job.without_items()
         replace_json(self._path(job.id), document("job", asdict(job)))
+        self._stamps[job.id] = file_stamp(self._path(job.id))
 
     def delete(self, name: str) -> None:
         """Forget a job."""
@@ -164,6 +185,19 @@ class JobFiles:
         """All jobs, oldest first. One whose file is damaged counts as failed: nothing disappears in silence."""
         paths = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else []
         return [_read_job(path) for path in paths]
+
+    def refresh(self, jobs: dict[str, Job], only: str | None = None) -> None:
+        """Read what others wrote or deleted since: all jobs, or ``only`` a known one."""
+        there = [only] if only else [path.stem for path in self.directory.glob("*.json")]
+        for name in () if only else jobs.keys() - set(there):
+            del jobs[name]
+        for name in sorted(there):
+            stamp = file_stamp(self._path(name))
+            if stamp is None:
+                jobs.pop(name, None)
+            elif stamp != self._stamps.get(name):
+                with contextlib.suppress(FileNotFoundError):
+                    jobs[name], self._stamps[name] = _read_job(self._path(name)), stamp
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"
@@ -177,12 +211,58 @@ def _read_job(path: Path) -> Job:
         if not isinstance(job.parameters, dict) or not isinstance(job.done, int):
             raise ValueError("not the parameters of a job")
         return job
+    except FileNotFoundError:  # another service has just deleted it
+        raise
     except (FixstarError, OSError, ValueError, TypeError) as error:
         _log.error("%s is damaged (%s); what it asked for was not finished, ask for it again", path, error)
     when = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
     problem = Problem("damaged-job", "what it asked for may not have been done").body()
     message = "its file is damaged"
     return Job(path.stem, "unknown", state="failed", message=message, error=problem, created=when, ended=when)
+
+
+class SignsOfLife:
+    """Which of the services that share a workspace are alive: each touches a file of its own every second.
+
+    Others time by their own clock how long it has not changed, so the clocks of machines may differ.
+    """
+
+    def __init__(self, workspace: Path) -> None:
+        self._directory = workspace / "state" / ".services"  # snapshots leave it out
+        self._seen: dict[str, tuple[int, float]] = {}
+        self.name = ""  # of this service
+
+    def join(self) -> None:
+        """Be one of them, under a new name."""
+        make_directory(self._directory)
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        (self._directory / self.name).touch()
+
+    def beat(self) -> None:
+        """Be alive. If others thought otherwise, its jobs are theirs now, and it joins again."""
+        try:
+            os.utime(self._directory / self.name)
+        except FileNotFoundError:
+            _log.warning("other services took this one for dead: its file did not change for %.0f s", LEASE)
+            self.join()
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a service, also this one, was alive in the last seconds, as far as one can see from here."""
+        try:
+            changed = (self._directory / name).stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        now = time.monotonic()
+        known, since = self._seen.get(name, (0, now))
+        if changed != known:
+            self._seen[name] = changed, now
+        return bool(name) and (changed != known or now - since < LEASE)
+
+    def bury(self, name: str) -> None:
+        """Make it known that a service is dead, to itself too."""
+        if name:  # else a service that did not share the workspace ran the job
+            (self._directory / name).unlink(missing_ok=True)
+            self._seen.pop(name, None)
 
 
 # --- what jobs do
@@ -199,17 +279,23 @@ class StoppedError(Exception):
 class RunningJob:
     """A job seen from its own work."""
 
-    def __init__(self, jobs: Jobs, name: str) -> None:
-        self._jobs, self._name = jobs, name
+    def __init__(self, jobs: Jobs, job: Job) -> None:
+        self._jobs, self._name, self._runner = jobs, job.id, job.runner
         self._patience = 0.0  # when the batch of a job that is to end is given up
+        self._due = 0.0  # when other services are to see its progress
 
     def job(self) -> Job:
-        """As it is now."""
-        return self._jobs.get(self._name)
+        """As it is now. Raises ``StoppedError`` if another service has taken it over."""
+        job = self._jobs._current(self._name)
+        if job is None or job.runner != self._runner:
+            raise StoppedError("another service has taken it over")
+        return job
 
     def note(self, save: bool = False, **changes: Any) -> None:
-        """Change what is reported about it; with ``save`` also on disk."""
-        with self._jobs._changed:
+        """Change what is reported about it; with ``save`` also on disk, where other services see it every second."""
+        if self._runner and time.monotonic() >= self._due:
+            save, self._due = True, time.monotonic() + BEAT
+        with self._jobs._changing() if save else self._jobs._changed:
             job = self.job()
             if job.cancelling:
                 changes.pop("message", None)  # that it is about to end is what counts
@@ -218,7 +304,7 @@ class RunningJob:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Collection[str]]:
         """Held while it writes items: gives those that others wrote since it was accepted. Meanwhile they wait."""
-        with self._jobs._writing:
+        with self._jobs._writing():
             yield self.job().overtaken
 
     def stopped(self) -> bool:
@@ -320,6 +406,8 @@ def _backfill(space: Workspace, running: RunningJob) -> Result:
         anyway=wanted["anyway"],
     )
     known, files = dict(running.job().result or {}), PlanFiles(space.path)
+    if running.job().runner:
+        _await_predecessor(files, running)
     if (finished := _finished_plan(files, wanted)) is not None:
         counts = _counts(files, finished, wanted["counted"])
         return {**known, **counts, **_kept_items(files.kept(finished)), "left": 0, "stopped": None}
@@ -362,6 +450,18 @@ def _backfill(space: Workspace, running: RunningJob) -> Result:
     if result["stopped"]:
         raise StoppedError(result["stopped"], result)
     return result
+
+
+def _await_predecessor(files: PlanFiles, running: RunningJob) -> None:
+    """Wait for a service that was taken for dead: when it wakes up, it notices, and lets the plan go."""
+    while running.job().attempts > 1:
+        try:
+            with files.exclusive():
+                return
+        except InputError as error:
+            if running.stopped():
+                raise StoppedError("another service still holds its plan") from error
+            time.sleep(BEAT)
 
 
 def _loses(planned: PlannedBackfill) -> Problem:
@@ -439,7 +539,7 @@ WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {
 
 
 class Jobs:
-    """The jobs of one workspace. Threads may share it; one process at a time may run them."""
+    """The jobs of one workspace. Threads may share it; other processes only if the settings say ``shared``."""
 
     def __init__(self, workspace: Workspace, settings: ServiceSettings | None = None) -> None:
         self._workspace = workspace
@@ -449,7 +549,9 @@ class Jobs:
         self._files = JobFiles(workspace.path)
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
-        self._writing = threading.Lock()  # taken before _changed where both are
+        self._write = threading.Lock()  # taken before _changed where both are
+        self._shared, self._fresh = limits.shared, False
+        self._alive, self._over = SignsOfLife(workspace.path), threading.Event()
         self._stopping = True  # until it is started
         self._threads: list[threading.Thread] = []
         self._lock, self._is_locked = contextlib.ExitStack(), False
@@ -459,19 +561,26 @@ class Jobs:
         if self._is_locked:
             return
         seen = f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
-        self._lock.enter_context(exclusive(self._files.directory, busy=InputError(seen)))
+        if self._shared:
+            seen = f"a service that does not share {self._workspace.path} runs its jobs; stop it first"
+        self._lock.enter_context(exclusive(self._files.directory, busy=InputError(seen), shared=self._shared))
         self._is_locked = True
 
     def start(self) -> None:
         """Resume what is left of the last run, and wait for more."""
         self.lock()
-        remove_leftovers(self._files.directory)
-        with self._changed:
+        if self._shared:
+            self._alive.join()
+            self._over.clear()
+            threading.Thread(target=self._beat, name="fixstar-alive", daemon=True).start()
+        with self._changing():
+            remove_leftovers(self._files.directory)
             self._stopping = False
-            self._jobs = {job.id: job for job in self._files.load()}
-            for job in list(self._jobs.values()):
-                if not job.has_ended:
-                    self._resume(job)
+            if not self._shared:
+                self._jobs = {job.id: job for job in self._files.load()}
+                for job in list(self._jobs.values()):
+                    if not job.has_ended:
+                        self._resume(job)
         self._threads = [
             threading.Thread(target=self._run_lane, args=(lane,), name=f"fixstar-jobs-{lane[0]}", daemon=True)
             for lane in LANES
@@ -492,12 +601,16 @@ class Jobs:
         if any(thread.is_alive() for thread in self._threads):
             _log.warning("a job did not pause within %.0f s; it resumes from its last whole batch", timeout)
             return  # still locked: what it may yet write must not meet another service
+        if self._shared:
+            self._over.set()
+            self._alive.bury(self._alive.name)  # others need not wait
         self._lock.close()
         self._is_locked = False
 
     def require_room(self, kind: Kind) -> None:
         """Refuse as ``submit`` would at this moment: before images are kept for a job that would be refused."""
         with self._changed:
+            self._look()
             if self._stopping:
                 raise Problem("stopping", "no new jobs", headers={"Retry-After": "10"})
             active = [job for job in self._jobs.values() if job.kind == kind and not job.has_ended]
@@ -511,7 +624,7 @@ class Jobs:
 
     def submit(self, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
         """Accept a job asked for by ``by``; it is on disk when this returns. Refused while another one blocks it."""
-        with self._changed:
+        with self._changing():
             self.require_room(kind)
             newest = max((one.id for one in self._jobs.values() if one.kind in KINDS), default="")
             job = Job.new(kind, parameters, by, newest)
@@ -529,16 +642,18 @@ class Jobs:
         """
         ids = frozenset(ids)
         with self._changed:
+            self._look()
             older = [job.id for job in self._jobs.values() if job.awaits(ids)]
-        with self._writing if older else contextlib.nullcontext():
+        with self._writing() if older else contextlib.nullcontext():
             yield bool(older)
-            with self._changed:
+            with self._changing():
                 for job in [job for job in self._jobs.values() if job.id in older and job.awaits(ids)]:
                     self._keep(job.overtaken_by(ids))
 
     def get(self, name: str) -> Job:
         """A job by its id."""
         with self._changed:
+            self._look()
             if name not in self._jobs:
                 raise Problem("unknown-job", f"no job {name!r:.80}")
             return self._jobs[name]
@@ -546,6 +661,7 @@ class Jobs:
     def all(self) -> list[Job]:
         """All jobs that are remembered, newest first."""
         with self._changed:
+            self._look()
             return sorted(self._jobs.values(), key=lambda job: job.id, reverse=True)
 
     def latest(self, kind: Kind) -> Job | None:
@@ -554,7 +670,7 @@ class Jobs:
 
     def cancel(self, name: str, by: str | None = None) -> Job:
         """End a job: at once if it waits, after its batch if it runs. One that has ended stays as it is."""
-        with self._changed:
+        with self._changing():
             job = self.get(name)
             if job.has_ended or job.cancelling:
                 return job
@@ -562,6 +678,48 @@ class Jobs:
             if job.state == "queued":
                 return self._end(job, state="cancelled", message="cancelled before it began")
             return self._keep(replace(job, cancelling=True, message="ends after this batch"))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Held while jobs change on disk: no other service changes them, and what others changed before is known."""
+        with self._changed:
+            if not self._shared or self._fresh:
+                yield
+                return
+            busy = Problem("busy", "another service is changing the jobs", headers={"Retry-After": "1"})
+            with exclusive(self._files.directory / "changing", _WAIT, busy):
+                self._look()
+                self._fresh = True
+                try:
+                    yield
+                finally:
+                    self._fresh = False
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Held while items are written that a job was to store, or by that job."""
+        busy = Problem("busy", "another service is writing these items", headers={"Retry-After": "1"})
+        others = exclusive(self._files.directory / "writing", _WAIT, busy)
+        with self._write, others if self._shared else contextlib.nullcontext():
+            yield
+
+    def _look(self, only: str | None = None) -> None:
+        """Read what other services changed."""
+        if self._shared and not self._fresh:
+            self._files.refresh(self._jobs, only)
+
+    def _current(self, name: str) -> Job | None:
+        """One that this service runs, as it is now; costs one ``stat``."""
+        with self._changed:
+            self._look(name)
+            return self._jobs.get(name)
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT):
+            try:
+                self._alive.beat()
+            except OSError as error:
+                _log.warning("other services cannot see that this one is alive: %s", error)
 
     def _resume(self, job: Job) -> None:
         if job.cancelling:
@@ -582,46 +740,84 @@ class Jobs:
         """The oldest job that waits, once there is one; None when it is time to stop."""
         with self._changed:
             while not self._stopping:
-                waiting = [job for job in self._jobs.values() if job.state == "queued" and job.kind in lane]
-                if not waiting:
-                    self._changed.wait()
+                self._look()
+                if (job := self._waiting(lane)) is None:
+                    self._changed.wait(BEAT if self._shared else None)
                     continue
-                job = min(waiting, key=lambda one: one.id)
-                started = replace(job, state="running", started=job.started or _now(), attempts=job.attempts + 1)
                 try:
-                    self._files.save(started)
-                except OSError as error:  # such as a full disk
+                    with self._changing():
+                        started = self._claim(lane)
+                except (OSError, Problem) as error:  # such as a full disk
                     _log.error("job %s cannot start, it is tried again: %s", job.id, error)
                     self._changed.wait(RETRY)
                     continue
-                _audit.info("%s begins", started)
-                return self._keep(started, save=False)
+                if started is not None:
+                    return started
         return None
+
+    def _waiting(self, lane: tuple[Kind, ...]) -> Job | None:
+        """The oldest job that waits, or whose service died, unless another service runs one of the lane."""
+        left = [job for job in self._jobs.values() if job.kind in lane and not job.has_ended]
+        others = [job.runner for job in left if job.state == "running" and job.runner != self._alive.name]
+        if self._shared and any(map(self._alive.is_alive, others)):
+            return None
+        waiting = [job for job in left if job.state == "queued" or self._shared]
+        return min(waiting, key=lambda one: one.id, default=None)
+
+    def _claim(self, lane: tuple[Kind, ...]) -> Job | None:
+        """Begin the next job; None if another service did, or if there is no point in it."""
+        job = self._waiting(lane)
+        if job is not None and job.state == "running":
+            _audit.info("%s is taken over: the service %s is gone", job, job.runner or "before this one")
+            if job.runner != self._alive.name:
+                self._alive.bury(job.runner)
+            self._resume(job)
+            job = self._jobs.get(job.id)
+        if job is None or job.has_ended:
+            return None
+        started = replace(
+            job,
+            state="running",
+            started=job.started or _now(),
+            attempts=job.attempts + 1,
+            runner=self._alive.name,
+        )
+        self._files.save(started)
+        _audit.info("%s begins", started)
+        return self._keep(started, save=False)
 
     def _run(self, job: Job) -> None:
         try:
-            result = WORK[job.kind](self._workspace, RunningJob(self, job.id))
-        except StoppedError as error:
-            self._leave(job.id, str(error), error.result)
-        except DeploymentMovedError as error:
-            self._leave(job.id, str(error))
+            result = WORK[job.kind](self._workspace, RunningJob(self, job))
         except Exception as error:
-            if self._stopping:  # the gallery may have been closed under it
+            self._finish(job, None, error)
+        else:
+            self._finish(job, result)
+
+    def _finish(self, job: Job, result: Result | None, error: Exception | None = None) -> None:
+        """Record how a job ended, unless another service has it now."""
+        with self._changing():
+            if (now := self._jobs.get(job.id)) is None or now.runner != job.runner:
+                _log.warning("%s was taken over by another service", job)
+            elif error is None:
+                self._end(now, state="done", result=result)
+            elif isinstance(error, StoppedError):
+                self._leave(job.id, str(error), error.result)
+            elif isinstance(error, DeploymentMovedError):
+                self._leave(job.id, str(error))
+            elif self._stopping:  # the gallery may have been closed under it
                 _log.warning("job %s broke off while the service stopped: %s", job.id, error)
             else:
                 self._fail(job.id, error)
-        else:
-            self._end(self.get(job.id), state="done", result=result)
 
     def _leave(self, name: str, message: str, result: Result | None = None) -> None:
         """It ended early: for good, or until the next start."""
-        with self._changed:
-            job = self.get(name)
-            result = job.result if result is None else result
-            if self._stopping and not job.cancelling:
-                self._keep(replace(job, result=result, attempts=0))
-            else:
-                self._end(job, state="cancelled", result=result, message=message)
+        job = self.get(name)
+        result = job.result if result is None else result
+        if self._stopping and not job.cancelling:
+            self._keep(replace(job, result=result, attempts=0))
+        else:
+            self._end(job, state="cancelled", result=result, message=message)
 
     def _fail(self, name: str, error: Exception) -> None:
         problem = Problem.of(error, f"job {name}")
@@ -629,13 +825,15 @@ class Jobs:
 
     def _keep(self, job: Job, save: bool = True) -> Job:
         with self._changed:
+            if save and self._shared:
+                self._files.save(job)  # first: what is not on disk does not count
             self._jobs[job.id] = job
-            if save:
+            if save and not self._shared:
                 self._files.save(job)
         return job
 
     def _end(self, job: Job, **changes: Any) -> Job:
-        with self._changed:
+        with self._changing():
             ended = replace(job.without_items(), ended=_now(), **changes)
             why = (ended.error or {}).get("detail") or ended.message
             level = logging.ERROR if ended.state == "failed" else logging.INFO
@@ -666,8 +864,7 @@ class History:
     def __init__(self, workspace: Workspace, interval: float = 5.0, most: int = 1000) -> None:
         self._workspace, self._interval, self._most = workspace, interval, most
         self._path = workspace.path / "state" / "history.json"
-        self._lock = threading.Lock()
-        self._samples: list[Sample] | None = None
+        self._samples: WatchedFile[tuple[Sample, ...]] = WatchedFile(self._path, _parsed_samples, ())
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -687,14 +884,13 @@ class History:
     def samples(self) -> list[Sample]:
         """All samples, oldest first; the last one is current."""
         self.look()
-        with self._lock:
-            return list(self._known())
+        return list(self._samples.content())
 
     def look(self) -> None:
         """Record the counts if they have changed."""
         vectors = {name: count for name, count in self._workspace.gallery.count().items() if count}
-        with self._lock:
-            known = self._known()
+        with exclusive(self._path.with_suffix(""), _WAIT):  # other threads and services count too
+            known = list(self._samples.content())
             if (known[-1].vectors if known else {}) == vectors:
                 return
             known.append(Sample(_now(), vectors))
@@ -713,11 +909,9 @@ class History:
                 return
             self._stopped.wait(self._interval)
 
-    def _known(self) -> list[Sample]:
-        if self._samples is None:
-            try:
-                content = read_document(self._path, "history")["samples"]
-                self._samples = [Sample(one["when"], dict(one["vectors"])) for one in content]
-            except (FixstarError, OSError, ValueError, KeyError, TypeError):  # only a picture is lost
-                self._samples = []
-        return self._samples
+
+def _parsed_samples(path: Path) -> tuple[Sample, ...]:
+    try:
+        return tuple(Sample(one["when"], dict(one["vectors"])) for one in read_document(path, "history")["samples"])
+    except (FixstarError, OSError, ValueError, KeyError, TypeError):  # only a picture is lost
+        return ()

@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import hashlib
 import ipaddress
 import json
 import math
+import os
 import re
+import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -25,6 +29,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fixstar.durable import make_directory
 from fixstar.errors import GalleryError
 from fixstar.gallery.filters import Where, filter_key, payload_test
 from fixstar.service.keys import Keys, identify, missing_key
@@ -102,20 +107,62 @@ class TokenBuckets:
     def take(self, caller: str, cost: float = 1.0) -> float:
         """0 where the caller may proceed, else the seconds until it may."""
         with self._lock:
-            now = self._clock()
-            left, when = self._filled.get(caller, (float(self._rate), now))
-            left = min(self._rate, left + (now - when) * self._rate / 60)
-            wait = max(0.0, (cost - left) * 60 / self._rate)
-            self._filled[caller] = (left if wait else left - cost, now)
+            wait, self._filled[caller] = self._taken(self._filled.get(caller), cost)
             if len(self._filled) > self._most:
-                self._forget(now)
+                self._forget(self._clock())
             return wait
+
+    def _taken(self, known: tuple[float, float] | None, cost: float) -> tuple[float, tuple[float, float]]:
+        """The wait, and the bucket after it; ``known`` is the bucket before, if there was one."""
+        left, when = known or (float(self._rate), 0.0)
+        now = max(self._clock(), when)  # another machine's clock may be ahead
+        left = min(self._rate, left + (now - when) * self._rate / 60)
+        wait = max(0.0, (cost - left) * 60 / self._rate)
+        return wait, (left if wait else left - cost, now)
 
     def _forget(self, now: float) -> None:
         """Drop callers whose bucket is full again, else the half that was absent longest."""
         full = [c for c, (left, when) in self._filled.items() if left + (now - when) * self._rate / 60 >= self._rate]
         for caller in full or sorted(self._filled, key=lambda c: self._filled[c][1])[: self._most // 2]:
             del self._filled[caller]
+
+
+_BUCKET = struct.Struct("<16sdd")  # a digest of the caller, tokens left, when
+_PLACES, _SETS = 8, 2048
+
+
+class SharedBuckets(TokenBuckets):
+    """The same over all services that share a workspace: the buckets are in a file of 512 KB, under its lock.
+
+    A caller's digest says which set of eight places its bucket is in. If others have them all, it gets the place of
+    the one that was absent longest. If the file cannot be used, each service counts alone.
+    """
+
+    def __init__(self, rate: int, file: Path, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(rate, clock)
+        make_directory(file.parent)
+        self._file = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0)
+
+    def take(self, caller: str, cost: float = 1.0) -> float:
+        """0 where the caller may proceed, else the seconds until it may."""
+        import fcntl
+
+        tag, file = hashlib.blake2b(caller.encode(), digest_size=16).digest(), self._file.fileno()
+        start, size = int.from_bytes(tag[:4]) % _SETS * _PLACES * _BUCKET.size, _PLACES * _BUCKET.size
+        try:
+            with self._lock:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    places = list(_BUCKET.iter_unpack(os.pread(file, size, start).ljust(size, b"\0")))
+                    own = [place for place, bucket in enumerate(places) if bucket[0] == tag]
+                    place = own[0] if own else min(range(_PLACES), key=lambda one: places[one][2])
+                    wait, bucket = self._taken(places[place][1:] if own else None, cost)
+                    os.pwrite(file, _BUCKET.pack(tag, *bucket), start + place * _BUCKET.size)
+                finally:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                return wait
+        except OSError:
+            return super().take(caller, cost)
 
 
 class Admission:
@@ -125,15 +172,22 @@ class Admission:
     ask faster than allowed (by key where it is valid, else by address), and callers without a valid key.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys, state: Path) -> None:
         self._app, self._settings, self._keys = app, settings, keys
-        self._buckets = TokenBuckets(settings.rate)
+        self._buckets = (
+            SharedBuckets(settings.rate, state / ".rates") if settings.shared else TokenBuckets(settings.rate)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            if problem := self._foreign(scope["method"], headers) or self._unwelcome(scope, headers):
+            problem = self._foreign(scope["method"], headers)
+            if problem is None and self._settings.shared:
+                problem = await run_in_threadpool(self._unwelcome, scope, headers)  # may wait for a file's lock
+            elif problem is None:
+                problem = self._unwelcome(scope, headers)
+            if problem is not None:
                 await problem_response(problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

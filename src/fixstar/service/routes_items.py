@@ -129,8 +129,7 @@ async def search_batch(
         raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
     request = SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False, min_score=min_score)
     data = [await read_upload(image, context.settings) for image in images]
-    asked = (context.batcher.search(one, request) for one in data)
-    found = numbered("image", await asyncio.gather(*asked, return_exceptions=True))
+    found = numbered("image", await context.batcher.search_together(data, request))
     return [_search_response(one, began) for one in found]
 
 

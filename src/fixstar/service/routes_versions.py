@@ -68,8 +68,8 @@ _audit = logging.getLogger("fixstar.audit")
 def versions(context: Shared) -> list[Version]:
     """All versions, oldest first; also retired ones."""
     space = context.workspace
-    counts = space.gallery.count()
-    return [Version(**_version_fields(space, name, counts)) for name in _all(space)]
+    counts, deployed = space.gallery.count(), space.rollout.current()
+    return [Version(**_version_fields(space, name, counts, deployed)) for name in _all(space)]
 
 
 @router.get("/versions/{name}", tags=["versions"], dependencies=READ, responses=problem_responses(404))
@@ -86,7 +86,7 @@ def version(context: Shared, name: Name) -> VersionCard:
     except FixstarError:  # an ancestor is gone
         lineage = [name]
     return VersionCard(
-        **_version_fields(space, name, space.gallery.count()),
+        **_version_fields(space, name, space.gallery.count(), space.rollout.current()),
         lineage=tuple(lineage),
         slots=card["slots"]["by_class"],
         details={**details, "recipe": about.get("settings", {}).get("recipe")},
@@ -94,7 +94,7 @@ def version(context: Shared, name: Name) -> VersionCard:
     )
 
 
-def _version_fields(space: Workspace, name: str, counts: dict[str, int]) -> dict[str, Any]:
+def _version_fields(space: Workspace, name: str, counts: dict[str, int], deployed: str) -> dict[str, Any]:
     card = space.registry.card(name)
     about = card.get("about", {})
     trained = dict(about.get("data") or {})
@@ -109,7 +109,7 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int]) -> dict
         "capacity": card["slots"]["capacity"],
         "classes": len(card["slots"]["by_class"]),
         "trained": trained,
-        "deployed": name == space.rollout.current(),
+        "deployed": name == deployed,
         "check": None if found is None else found.outcome,
         "vectors": counts.get(name, 0),
         "unreached": space.unreachable_vectors(name),

@@ -27,6 +27,7 @@ from fixstar.service.keys import Keys
 from fixstar.service.monitoring import LogThrottle
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
+from fixstar.workspace.files import gallery_url
 
 _FINISH = 30  # seconds that requests under way have to finish
 _GRACE = 60  # seconds after which the process ends in any case: then jobs have had their time too
@@ -47,6 +48,11 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
         raise InputError(
             f"{where} may be on other machines, and the workspace has no keys. Make one first: "
             f"fixstar keys add NAME --role admin -w {workspace.path}"
+        )
+    if settings.shared and "://" not in gallery_url(workspace.path):
+        raise InputError(
+            f"services that share {workspace.path} need its gallery on a server, and it is a file. Move it first, "
+            "for example to PostgreSQL: fixstar gallery move postgresql://HOST/DATABASE"
         )
     workspace.serving.encoder(workspace.deployed())  # a missing or damaged version is reported here
     for name in workspace.serving.asking()[1]:

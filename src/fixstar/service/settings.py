@@ -10,7 +10,7 @@ from fixstar.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port", "snapshots")
+_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port", "shared", "snapshots")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class ServiceSettings:
     waiting: int = 256  # queries that may wait for the encoder before new ones are refused
     snapshots: Path | None = None  # where they go
     access_log: bool = False  # one line per request
+    shared: bool = False  # other services over the same workspace may run: jobs and rates are shared with them
 
     def __post_init__(self) -> None:
         wrong = [

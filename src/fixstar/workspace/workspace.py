@@ -530,20 +530,23 @@ class Workspace:
     def status(self) -> Status:
         """The state of everything."""
         names, number = self.registry.names(), self.registry.next_number()
-        if names and (deployed := self.rollout.current()) not in names:
+        (move, models), previous = self.serving.asking(), self.rollout.previous()
+        while self.rollout.current_move() is not move:  # it moved in between
+            (move, models), previous = self.serving.asking(), self.rollout.previous()
+        if names and move.version not in names:
             raise ModelError(
-                f"{deployed} is deployed, and its weights are gone: queries cannot be embedded. Deploy another version",
+                f"{move.version} is deployed, and its weights are gone: queries cannot be embedded. "
+                "Deploy another version",
                 NextStep("deploy", {"version": names[-1]}),
             )
-        move, models = self.serving.asking()
         reached: dict[str, list[str]] = {name: [] for name in sorted(self.adapters.isolated())}
         for name in names:
             for adapted in self.serving.reachability.of(name).adapted:
                 reached[adapted].append(name)
         return Status(
             str(self.path),
-            self.rollout.current() if names else None,
-            self.rollout.previous() if names else None,
+            move.version if names else None,
+            previous if names else None,
             tuple(names),
             tuple(self.registry.retired()),
             self.gallery.count(),
