@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_source
 from fixstar.durable import replace_json
-from fixstar.losses.contrastive import _info_nce_by_torch
+from fixstar.losses import _info_nce_by_torch
 from fixstar.methods import Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training, captured

@@ -8,9 +8,10 @@ from kernel_device import DEVICE, needs_triton, on_a_gpu
 from torch import Tensor
 from torch.nn import functional
 
+from fixstar import losses as loss_functions
 from fixstar.errors import InputError
 from fixstar.kernels.info_nce import fused_info_nce, suits
-from fixstar.losses import SameClass, contrastive, info_nce
+from fixstar.losses import SameClass, info_nce
 
 pytestmark = needs_triton
 
@@ -66,7 +67,7 @@ def test_larger_batches(images: int, d: int, same_class: SameClass) -> None:
 def test_the_loss_hands_over_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     new, old, targets = batch(6, 7, classes=3)
     plain = [info_nce(new.cpu(), old.cpu(), targets.cpu(), 7.0, same_class).item() for same_class in READINGS]
-    monkeypatch.setattr(contrastive, "suits", lambda new, old: True)  # noqa: ARG005
+    monkeypatch.setattr(loss_functions, "suits", lambda new, old: True)  # noqa: ARG005
     fused = [info_nce(new, old, targets, 7.0, same_class).item() for same_class in READINGS]
     assert fused == pytest.approx(plain, rel=1e-5)
     assert len({round(value, 3) for value in fused}) == 3

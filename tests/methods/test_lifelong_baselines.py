@@ -18,8 +18,7 @@ from fixstar.data import Augmentation, ImageSet, class_stream, from_arrays
 from fixstar.errors import InputError, ModelError
 from fixstar.losses import cross_entropy, cross_model_triplet, feature_distillation
 from fixstar.methods import OldVectors, Step, Terms, Upgrade, create_method
-from fixstar.methods.advbct import Adversary
-from fixstar.methods.old_centres import OldCentres
+from fixstar.methods.centres import Adversary, OldCentres
 from fixstar.models import FrozenEncoder, Outputs
 from fixstar.training import Recipe, Settings, Version, run_scenario
 from fixstar.training.checkpoint import save_checkpoint

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fixstar.errors import InputError
 from fixstar.losses import centre_alignment, cosine_boundary, feature_distillation, pooled_outputs
 from fixstar.methods import Terms, Upgrade, create_method
-from fixstar.methods.old_centres import OldCentres
+from fixstar.methods.centres import OldCentres
 
 # In a situation the images 0 to 11 are of the old classes 0, 1, 2 and 12 to 19 of the new classes 3, 4: four of each.
 
@@ -110,7 +110,7 @@ def test_the_upper_bound_finds_old_classes_by_their_slots() -> None:
         ("lce-er", {"boundary": math.nan}, "boundary=nan"),
         ("cvs", {"model": -1.0}, "model=-1.0"),
         ("cvs", {"data": math.nan}, "data=nan"),
-        ("cl2r-ub", {"base": math.nan}, "got nan"),
+        ("cl2r-ub", {"base": math.nan}, "base=nan"),
     ],
 )
 def test_weights_below_zero_or_no_number_are_refused(name: str, options: dict[str, float], message: str) -> None:

@@ -24,7 +24,7 @@ from fixstar.data import Augmentation, Batches, BatchSource, ImageSet, ReplayMem
 from fixstar.evaluation import cross_test
 from fixstar.losses import pooled_outputs
 from fixstar.methods import METHODS, create_method
-from fixstar.methods.bic import BiasCorrection
+from fixstar.methods.incremental import BiasCorrection
 from fixstar.models import Encoder
 from fixstar.training import (
     EpochLog,

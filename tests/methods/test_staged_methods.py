@@ -27,8 +27,7 @@ from fixstar.losses import (
     pooled_outputs,
 )
 from fixstar.methods import Objective, Step, Upgrade, create_method
-from fixstar.methods.bic import BiasCorrection
-from fixstar.methods.foster import effective_weights
+from fixstar.methods.incremental import BiasCorrection, effective_weights
 from fixstar.models import Adapter, Encoder, FrozenEncoder, LinearClassifier
 from fixstar.training import Training, TrainingContext, run_scenario, train, train_version, version_features
 from fixstar.training.checkpoint import save_checkpoint

@@ -120,16 +120,6 @@ def _has_image(folder: Path) -> bool:
     return any(path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".") for path in folder.rglob("*"))
 
 
-def split_folders(train: str, test: str) -> Loader:
-    """A folder of class folders for each split."""
-
-    def load(folder: Path, split: str) -> ImageSet:
-        check_split(split)
-        return image_folder(folder / (train if split == "train" else test))
-
-    return load
-
-
 def train_folder(path: str) -> Loader:
     """One folder of class folders, all for training."""
 
@@ -150,17 +140,9 @@ def divide_classes(images: ImageSet, count: int) -> tuple[ImageSet, ImageSet]:
     return images.take(place < count), images.take(place >= count)
 
 
-def cifar100_rest(folder: Path, split: str) -> ImageSet:
-    """The images of CIFAR-100 that CIFAR-100R leaves: those after the first 300 of each class."""
-    return divide_classes(cifar100(folder, split), 300)[1]
-
-
-_imagenet = split_folders("imagenet/train", "imagenet/val")
-
-
-def imagenet_classes(names: Sequence[str]) -> Loader:
-    """Some of ImageNet's classes."""
-    return lambda folder, split: _imagenet(folder, split).of_classes(names)
+def _imagenet(folder: Path, split: str) -> ImageSet:
+    check_split(split)
+    return image_folder(folder / "imagenet" / ("train" if split == "train" else "val"))
 
 
 def imagenet_list(listed: bool) -> Loader:
@@ -392,11 +374,6 @@ def lfw_protocol(folder: Path, queries: ImageSet, _: ImageSet) -> Protocol:
     return Protocol(Pairs(first, second, same))
 
 
-def market_protocol(_: Path, queries: ImageSet, gallery: ImageSet) -> Protocol:
-    """People are searched across cameras."""
-    return Protocol(cameras=(market_cameras(queries), market_cameras(gallery)))
-
-
 def gldv2_protocol(folder: Path, queries: ImageSet, gallery: ImageSet) -> Protocol:
     """The index rows of each query's landmarks."""
     assert isinstance(queries.images, tuple), "GLDv2 names files"
@@ -436,11 +413,6 @@ def ijbc_protocol(folder: Path, queries: ImageSet, _: ImageSet) -> Protocol:
     return Protocol(pairs, media=media, searches=searches)
 
 
-def mnist(folder: Path, split: str) -> ImageSet:
-    """MNIST's idx files."""
-    return idx_images(folder / "mnist", split)
-
-
 def omniglot(folder: Path, split: str) -> ImageSet:
     """Omniglot's background characters as "train", those of its evaluation set as "test"."""
     check_split(split)
@@ -453,12 +425,12 @@ TINYIMAGENET20, IMAGENET20 = _LISTS["tinyimagenet20"], _LISTS["imagenet20"]
 
 _LOADERS: dict[str, Loader] = {
     "cifar100": cifar100,
-    "cifar100rest": cifar100_rest,
+    "cifar100rest": lambda folder, split: divide_classes(cifar100(folder, split), 300)[1],  # what CIFAR-100R leaves
     "cifar10": cifar10,
     "imagenet32": imagenet32,
     "tinyimagenet200": train_folder("tiny-imagenet-200/train"),
-    "tinyimagenet20": imagenet_classes(TINYIMAGENET20),
-    "imagenet20": imagenet_classes(IMAGENET20),
+    "tinyimagenet20": lambda folder, split: _imagenet(folder, split).of_classes(TINYIMAGENET20),
+    "imagenet20": lambda folder, split: _imagenet(folder, split).of_classes(IMAGENET20),
     "imagenet100": imagenet_list(True),
     "imagenet900": imagenet_list(False),
     "cub180": cub(1, 180),
@@ -472,14 +444,14 @@ _LOADERS: dict[str, Loader] = {
     "lfw": lfw,
     "market1501": market1501,
     "met": met,
-    "mnist": mnist,
+    "mnist": lambda folder, split: idx_images(folder / "mnist", split),
     "omniglot": omniglot,
 }
 _PROTOCOLS: dict[str, Callable[[Path, ImageSet, ImageSet], Protocol]] = {
     "gldv2": gldv2_protocol,
     "ijbc": ijbc_protocol,
     "lfw": lfw_protocol,
-    "market1501": market_protocol,
+    "market1501": lambda _, queries, gallery: Protocol(cameras=(market_cameras(queries), market_cameras(gallery))),
 }
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fixstar.durable import replace_json
 from fixstar.errors import DataError
 from fixstar.evaluation import summary
+from fixstar.evaluation.compatibility import lower_triangle
 
 METRICS = ("AC", "AA", "ACA", "BC", "FC")
 
@@ -80,15 +81,6 @@ def measured(matrix: NDArray[np.float64], ties: bool = False) -> dict[str, Any]:
     1.0
     """
     return {"matrix": lower_triangle(matrix), **summary(np.tril(matrix), ties)}
-
-
-def lower_triangle(matrix: NDArray[np.float64]) -> list[list[float]]:
-    """Rows of C up to the diagonal.
-
-    >>> lower_triangle(np.array([[0.5, np.nan], [0.75, 1.0]]))
-    [[0.5], [0.75, 1.0]]
-    """
-    return [[float(value) for value in row[: t + 1]] for t, row in enumerate(matrix)]
 
 
 def square(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from fixstar.data import ImageSet, TaskStream, class_order
 from fixstar.durable import exclusive, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.evaluation import (
-    CrossTest,
     Pairs,
     VersionFeatures,
     backfill_curve,
@@ -121,8 +120,9 @@ class Searched:
         widths = {version.width for version in versions}
         measure = partial(cross_test, device=device, shared_components=len(widths) > 1)  # as BCT compares them
         if given.searches and protocol.startswith(("TPIR", "rank")):
-            found = [_searched(versions, search, protocol, measure) for search in given.searches]
-            return np.asarray(np.mean(found, axis=0))
+            mated = protocol.startswith("rank")  # ranks are those of queries whose person is in the gallery
+            parts = [_rows_of(versions, search, mated) for search in given.searches]
+            return np.asarray(np.mean([measure(*part, protocol).matrix for part in parts], axis=0))
         pairs, cameras, relevant = given.pairs, given.cameras, given.relevant
         return measure(versions, *labels, protocol, pairs=pairs, cameras=cameras, relevant=relevant).matrix
 
@@ -170,17 +170,6 @@ class Searched:
         return matrix
 
 
-def _searched(
-    versions: Sequence[VersionFeatures],
-    search: tuple[NDArray[np.int64], ...],
-    protocol: str,
-    measure: Callable[..., CrossTest],
-) -> NDArray[np.float64]:
-    """C of one gallery of templates; ranks are those of queries whose person is in it."""
-    chosen, truth, labels = _rows_of(versions, search, mated=protocol.startswith("rank"))
-    return measure(chosen, truth, labels, protocol).matrix
-
-
 def _rows_of(
     versions: Sequence[VersionFeatures], search: tuple[NDArray[np.int64], ...], mated: bool = True
 ) -> tuple[list[VersionFeatures], NDArray[np.int64], NDArray[np.int64]]:
@@ -193,8 +182,6 @@ def _rows_of(
 
 
 _SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
-
-
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
 
@@ -223,9 +210,10 @@ class Extras:
         )
         validation = _validation(run, data) if extra.get("model_selection") else None
         pretrained = None
-        if classes := extra.get("pretraining_classes"):
-            images = _left_over(run, dataset(run.benchmark.training).open(data, "train"), classes)
-            pretrained = _pretrained(images, run.create(), settings, work, progress)
+        if classes := extra.get("pretraining_classes"):  # of those that no task uses (CoReS, section 6.3)
+            images, taken = dataset(run.benchmark.training).open(data, "train"), sum(run.benchmark.tasks.sizes)
+            names = class_order(images.classes, run.class_order or None)[taken : taken + classes]
+            pretrained = _pretrained(images.of_classes(names), run.create(), settings, work, progress)
         return cls(first_method, pretrained, validation, later)
 
 
@@ -285,13 +273,6 @@ def _pretraining_images(run: Run, data: Path) -> Iterator[tuple[Replacement, Ima
     for model in run.benchmark.replacements:
         seen = images.of_classes(images.classes[: round(model.share * classes)])
         yield model, replace(seen, classes=tuple(f"{name}: {one}" for one in seen.classes))
-
-
-def _left_over(run: Run, images: ImageSet, classes: int) -> ImageSet:
-    """Classes that no task uses (CoReS, section 6.3)."""
-    taken = sum(run.benchmark.tasks.sizes)
-    names = class_order(images.classes, run.class_order or None)
-    return images.of_classes(names[taken : taken + classes])
 
 
 _PIXELS = 1 << 20  # embedded at a time, in 256 to 1024 images: a GPU waits for the host after each batch

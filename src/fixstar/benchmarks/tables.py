@@ -22,15 +22,14 @@ def table_of(
     comparison: Comparison,
     columns: Sequence[str],
     protocols: Sequence[str | None] | None = None,
-    bold: tuple[str, str] = ("**", "**"),
 ) -> tuple[list[str], list[list[str]]]:
     """Head and rows: the method, its runs, the paper's figures (protocol None), and ours by each protocol.
 
-    The best of every column is put between the ``bold`` marks. Empty columns are left out.
+    The best of every column is bold. Empty columns are left out.
     """
     places = [(one, name) for one in protocols or (None, *comparison.benchmark.protocols) for name in columns]
     lines = comparison.lines if protocols is None else [x for x in comparison.lines if x.ours.keys() & set(protocols)]
-    cells = [[_cell(comparison, line, *place, bold) for place in places] for line in lines]
+    cells = [[_cell(comparison, line, *place) for place in places] for line in lines]
     kept = [i for i in range(len(places)) if any(row[i] != _NOTHING for row in cells)]
     head = ["method", "runs", "epochs", *(f"{places[i][0] or 'paper'}: {places[i][1]}" for i in kept)]
     body = [
@@ -79,9 +78,12 @@ def markdown(
     parts += ["```bash\n" + "\n".join(commands) + "\n```"] if commands else []
     for title, head, body in tables_of(comparison):
         parts += [title] if title else []
-        parts.append(_pipe_table(head, body))
+        lines = [f"| {' | '.join(row)} |" for row in (head, *body)]
+        parts.append("\n".join([lines[0], f"|---{'|---:' * (len(head) - 1)}|", *lines[1:]]))
     parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in what_differs(comparison))]
-    parts += [f"![{path.stem}]({_relative(path, relative_to)})" for path in pictures]
+    for path in pictures:
+        place = path if relative_to is None else Path(os.path.relpath(path, relative_to))
+        parts.append(f"![{path.stem}]({place.as_posix()})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -163,7 +165,7 @@ def _about_figures(comparison: Comparison) -> list[str]:
     return found
 
 
-def _cell(comparison: Comparison, line: Line, protocol: str | None, column: str, bold: tuple[str, str]) -> str:
+def _cell(comparison: Comparison, line: Line, protocol: str | None, column: str) -> str:
     if protocol is None:
         figure = line.printed.values.get(column) if line.printed else None
         text = "" if figure is None else figure_text(figure, column)
@@ -175,7 +177,7 @@ def _cell(comparison: Comparison, line: Line, protocol: str | None, column: str,
         text = "" if spread is None else format_spread(spread, percent=column not in _FRACTIONS, digits=digits)
     if not text:
         return _NOTHING
-    return text.join(bold) if comparison.is_best(line, protocol, column) else text
+    return f"**{text}**" if comparison.is_best(line, protocol, column) else text
 
 
 def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
@@ -193,24 +195,12 @@ def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
     return " ".join(words)
 
 
-def _pipe_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
-
-
 def _and(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _listed(numbers: set[int]) -> str:
     return ", ".join(str(number) for number in sorted(numbers))
-
-
-def _relative(path: Path, relative_to: Path | None) -> str:
-    return path.as_posix() if relative_to is None else Path(os.path.relpath(path, relative_to)).as_posix()
-
-
-_METRICS = ("AA", "BC")
 
 
 def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
@@ -228,7 +218,7 @@ def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
             continue
         drawn.append(place / f"{stem}__matrices__{protocol}.png")
         side_by_side({title: line.matrices[protocol] for title, line in means.items()}, drawn[-1])
-        for metric in _METRICS:
+        for metric in ("AA", "BC"):
             path = place / f"{stem}__{metric}__{protocol}.png"
             _draw_curves(means, protocol, metric, path, f"{comparison.benchmark.name}, {protocol}")
             drawn.append(path)

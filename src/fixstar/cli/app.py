@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, cast
 import typer
 from typer.core import TyperGroup
 
+import fixstar
 from fixstar.cli.next_steps import next_lines, typed_workspace
 from fixstar.cli.output import wrapped
 from fixstar.errors import FixstarError, InputError
@@ -115,9 +116,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        from fixstar import __version__
-
-        print(f"fixstar {__version__}")
+        print(f"fixstar {fixstar.__version__}")
         raise typer.Exit
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value
-from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped
+from fixstar.cli.output import print_json, print_list, print_table, print_wrapped, say
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def run(
     for one in runs:
         if lacking := folders.not_judged(one):
             again = f"remove {folders.result(one)} to run it again"
-            _say(f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}")
+            say(f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}")
     if len(runs) == 1:
         _run_here(runs[0], folders, device, as_json)
     else:
@@ -219,7 +219,7 @@ def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bo
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as at Ctrl-C, no job is left behind
     sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(shared_gpu(_say)) if sharing else {}
+        environment = stack.enter_context(shared_gpu(say)) if sharing else {}
         shown = stack.enter_context(live_board())
         command = partial(_command, folders=folders, device=device)
         finished = run_jobs(runs, folders, command, jobs, shown, environment)
@@ -229,7 +229,7 @@ def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bo
     else:
         print(f"{len(finished) - len(failed)} of {len(finished)} runs are in {folders.results}")
     for job in failed:
-        _say(f"fixstar: {job.run.name} failed: {job.note.removeprefix('fixstar: ')} (see {folders.log(job.run)})")
+        say(f"fixstar: {job.run.name} failed: {job.note.removeprefix('fixstar: ')} (see {folders.log(job.run)})")
     if failed:
         raise typer.Exit(1)
 
@@ -244,10 +244,6 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
     words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
     verb = [sys.executable, "-m", "fixstar", "bench", "run", one.benchmark.name, "--method", one.method]
     return [*verb, *words, "--jobs", "1", "--device", device]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _job_json(job: Job, folders: Folders) -> dict[str, Any]:
@@ -397,14 +393,11 @@ def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
     for title, head, body in tables_of(comparison):
         if title:
             print(title)
-        print_table([name.replace(": ", "\n") for name in head], [[_bold(cell) for cell in row] for row in body])
+        rows = [[(cell.strip("*"), "bold") if cell.startswith("**") else cell for cell in row] for row in body]
+        print_table([name.replace(": ", "\n") for name in head], rows)
     for line in what_differs(comparison):
         print_wrapped(line, "- ")
     if not any(line.runs for line in comparison.lines):
         print(f"Nothing was run yet. Next: fixstar bench run {comparison.benchmark.name} --data DATA")
     for path in drawn:
         print(path)
-
-
-def _bold(cell: str) -> Cell:
-    return (cell.strip("*"), "bold") if cell.startswith("**") else cell

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fixstar.cli.app import AsJson, Confidence, Tolerance, app, examples
-from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped
+from fixstar.cli.output import STYLES, Cell, print_json, print_result, print_table, print_wrapped
 from fixstar.cli.rollout import EXIT_CODES
 from fixstar.errors import InputError, plural
 
@@ -133,12 +133,11 @@ def _row(one: Candidate, found: Bridged) -> tuple[Cell, ...]:
         name = f"{one.kind}, {one.way}"
     if found.evidence == "old neighbours" or found.old is None:
         return name, alpha, percent(one.result), percent(one.low), percent(one.high), one.verdict
-    styles = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}
     figures = (points(value) for value in (one.result - found.old, one.low, one.high))
     return (
         *(name, alpha, percent(one.result), *figures),
         *(f"{one.lost:,}", f"{one.won:,}"),
-        (one.verdict, styles[one.verdict]),
+        (one.verdict, STYLES[one.verdict]),
     )
 
 

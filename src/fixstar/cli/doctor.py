@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+import fixstar
 from fixstar.cli.app import AsJson, app, examples
 from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.output import print_result
@@ -29,11 +30,9 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Show versions, devices and extras, and whether a workspace is in order. Exit code 1 if something is wrong."""
-    from fixstar import __version__
-
     packages, extras = installed()
     found: dict[str, Any] = {
-        "fixstar": __version__,
+        "fixstar": fixstar.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
@@ -86,12 +85,11 @@ def devices() -> list[str]:
 
 def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
     """A workspace's state, what is wrong with it, and what to do. Reads everything and changes nothing."""
-    from fixstar.workspace import Workspace
     from fixstar.workspace.verify import verify_workspace
 
     about: dict[str, Any] = {"path": str(path)}
     try:
-        with Workspace(path, "cpu") as space:
+        with fixstar.Workspace(path, "cpu") as space:
             state = space.status()
             about |= {"deployed": state.deployed, "versions": state.versions, "vectors": sum(state.vectors.values())}
             about["free_bytes"] = shutil.disk_usage(path).free

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import fixstar
 from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples
 from fixstar.cli.output import print_result
 from fixstar.errors import DamagedItemError, FixstarError, InputError, plural
@@ -455,9 +456,7 @@ def prune_images(
     as_json: AsJson = False,
 ) -> None:
     """Delete uploaded images that no item and no waiting job needs. Files that you indexed are not touched."""
-    from fixstar.workspace import Workspace
-
-    with Workspace(workspace) as space:
+    with fixstar.Workspace(workspace) as space:
         before = time.time() - days * 86400
         unused = space.images.unused(_names_in_use(space), before)
         size = sum(path.stat().st_size for path in unused)

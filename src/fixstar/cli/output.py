@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Cell = str | tuple[str, str]  # text, or text and its rich style
+STYLES = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}  # of verdicts
 _GAP = 2  # spaces between columns
 
 
@@ -20,6 +21,11 @@ def print_json(content: Any) -> None:
     """One JSON document on standard output; everything else goes to standard error."""
     json.dump(content, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def say(text: str) -> None:
+    """Print a line that is not the result: on standard error."""
+    print(text, file=sys.stderr)
 
 
 def print_result(as_json: bool, content: Any, *lines: str) -> None:

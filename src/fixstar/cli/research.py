@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples
-from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped
+from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped, say
 from fixstar.errors import DataError, InputError, NextStep
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fixstar.evaluation.features import LabelFile, VersionFeatures
     from fixstar.evaluation.theorem import DimensionCheck
     from fixstar.evaluation.trial import Trial
-    from fixstar.methods import Method
 
     Evidence = Mapping[tuple[int, int], Difference]
     Blended = Mapping[str, tuple[CrossTest, Evidence]]  # by gallery
@@ -99,9 +98,8 @@ def evaluate(
         given = _trial_of_files(features, labels, protocol, seed, pairs_file, shared_components)
     else:
         from fixstar.data import open_images
-        from fixstar.workspace import Workspace
 
-        space = Workspace(workspace)
+        space = fixstar.Workspace(workspace)
         _check_outputs(picture, report, len(space.versions()))
         inputs = space.encoder(space.newest()).preprocessing
         images = searchable(open_images(data or Path(), split, label), inputs, bad_images)
@@ -244,13 +242,14 @@ def _evaluation_json(
     result: CrossTest, evidence: Evidence, confidence: float, by_class: bool, blended: Blended
 ) -> dict[str, Any]:
     from fixstar.evaluation import cell_evidence
-    from fixstar.evaluation.report import evidence_numbers, lower_triangle
+    from fixstar.evaluation.compatibility import lower_triangle
+    from fixstar.evaluation.report import evidence_numbers
 
     found: dict[str, Any] = {
         "protocol": result.protocol,
         "versions": result.names,
         "answers": len(next(iter(result.hits.values()))),
-        "matrix": lower_triangle(result),
+        "matrix": lower_triangle(result.matrix),
     }
     if evidence:
         found |= result.summary()
@@ -310,7 +309,12 @@ def methods(
     advice = None if have is None else advise(parse_needs(have), known)
     shown = [method for name, method in known.items() if advice is None or name in advice.possible]
     if as_json:
-        rows = [_method_json(method) for method in shown]
+        plain = ("name", "summary", "scenario", "classifier", "source")
+        rows = [
+            {name: getattr(method, name) for name in plain}
+            | {"needs": sorted(method.needs), "cost": round(method.cost, 2), "options": dict(method.options)}
+            for method in shown
+        ]
         print_json(rows if advice is None else {**advice._asdict(), "possible": rows})
         return
     print_list(
@@ -326,12 +330,6 @@ def methods(
     )
     if advice is not None:
         print_wrapped(f"Use {advice.recommended}: {advice.reason}." if advice.recommended else f"{advice.reason}.")
-
-
-def _method_json(method: Method) -> dict[str, Any]:
-    plain = {name: getattr(method, name) for name in ("name", "summary", "scenario", "classifier", "source")}
-    exact = {"needs": sorted(method.needs), "cost": round(method.cost, 2), "options": dict(method.options)}
-    return {**plain, **exact}
 
 
 @app.command(epilog=examples("fixstar backbones --json"))
@@ -431,9 +429,6 @@ def picture2d(
 ) -> None:
     """Draw 2-d features of IFT, BCT and CoReS through two upgrades: which methods keep known classes in place."""
     from fixstar.picture2d import run_picture2d
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
 
     picture = _picture_path(out, "features.png")
     picture.parent.mkdir(parents=True, exist_ok=True)  # before minutes of training

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import fixstar
 from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, app, examples
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import Cell, print_json, print_table, print_wrapped
+from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
 from fixstar.errors import InputError, NextStep, plural
 
 if TYPE_CHECKING:
@@ -75,13 +76,12 @@ def check(
     3: the evidence does not decide; the output says how much is missing.
     """
     from fixstar.data import open_images
-    from fixstar.workspace import Workspace
 
     if history:
         _print_history(workspace, version, as_json)
         return
     images = None if data is None or name is not None else open_images(data, split, label)
-    with Workspace(workspace, device) as space:
+    with fixstar.Workspace(workspace, device) as space:
         if name is not None:
             space.pin_images(name, data, split, label)
         found = space.check(version, images, confidence, tolerance, seed, report, not as_json, blend)
@@ -95,9 +95,7 @@ def check(
 
 def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
     """All checks of a version, oldest first, the one that counts marked."""
-    from fixstar.workspace import Workspace
-
-    with Workspace(workspace, "cpu") as space:
+    with fixstar.Workspace(workspace, "cpu") as space:
         version = version or space.newest()
         checks, counting = space.check_history(version), space.last_check(version)
     counts = max((row for row, found in enumerate(checks) if found == counting), default=None)
@@ -168,14 +166,13 @@ def _print_cells(found: Check) -> None:
     if found.self_test is None:
         return
     numbers = ("its own\nqueries", f"queries\nby {found.version}", "difference", "from", "to", "lost", "won")
-    styles = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}
     rows: list[tuple[Cell, ...]] = [
         (
             cell.version,
             *(percent(cell.self_test), percent(cell.cross_test)),
             *(points(value) for value in (cell.difference, cell.low, cell.high)),
             *(f"{cell.negative_flips:,}", f"{cell.positive_flips:,}"),
-            (cell.verdict, styles[cell.verdict]),
+            (cell.verdict, STYLES[cell.verdict]),
         )
         for cell in found.cells
     ]
@@ -231,9 +228,7 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Let queries and new items use a version. Old vectors stay and are searched; takes a moment at any size."""
-    from fixstar.workspace import Workspace
-
-    with Workspace(workspace, "cpu") as space:
+    with fixstar.Workspace(workspace, "cpu") as space:
         move = space.deploy(version, force, by=operator_name(), blend=_parsed_blend(blend))
         counts, blended = space.gallery.count(), space.status().blend
         unreached = space.unreachable_vectors(version)
@@ -258,9 +253,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Return to the version deployed before, at once. No vector is changed."""
-    from fixstar.workspace import Workspace
-
-    with Workspace(workspace, "cpu") as space:
+    with fixstar.Workspace(workspace, "cpu") as space:
         move = space.rollback(by=operator_name(), to=to)
         left, unchecked = space.rollout.left_by(move), space.unchecked_vectors(move.version)
         unreached, blended = space.unreachable_vectors(move.version), space.status().blend
@@ -353,13 +346,13 @@ def backfill(
     """
     from fixstar.data import open_images
     from fixstar.progress import progress_bar
-    from fixstar.workspace import BackfillOptions, Workspace
+    from fixstar.workspace import BackfillOptions
     from fixstar.workspace.backfill.planning import require_gain
     from fixstar.workspace.backfill.prediction import draw_curves
     from fixstar.workspace.backfill.run import Pace
 
     Pace(rate)  # refuses an impossible rate, even if nothing is left to do
-    with Workspace(workspace, device) as space:
+    with fixstar.Workspace(workspace, device) as space:
         labelled = None if data is None else open_images(data, label=label)
         options = BackfillOptions(budget, order, rate, labelled, cluster, anyway=anyway)
         planned = space.plan_backfill(options)
@@ -518,11 +511,11 @@ def adapt(
 
     Exit code 0: in use. 2: refused. 3: the evidence does not decide.
     """
-    from fixstar.workspace import AdaptOptions, GateRules, Workspace
+    from fixstar.workspace import AdaptOptions, GateRules
 
     rules = GateRules(confidence, tolerance, seed)
     options = AdaptOptions(queries_by, kind, pairs, apply, force, sample, rules=rules)  # type: ignore[arg-type]
-    with Workspace(workspace, device) as space:
+    with fixstar.Workspace(workspace, device) as space:
         done = space.adapt(version, options, progress=not as_json)
     if as_json:
         print_json(done.to_json())

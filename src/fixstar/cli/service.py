@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+import fixstar
 from fixstar.cli.app import AsJson, Device, Verbs, WorkspacePath, app, examples
 from fixstar.cli.output import print_json, print_result
 from fixstar.errors import MissingExtraError
@@ -55,8 +56,6 @@ def serve(
         if (error.name or "").startswith("fixstar"):
             raise
         raise MissingExtraError(error.name or "fastapi", "service", "fixstar serve") from error
-    from fixstar.workspace import Workspace
-
     settings = ServiceSettings(
         host=host,
         port=port,
@@ -70,7 +69,7 @@ def serve(
         access_log=access_log,
         shared=shared,
     )
-    with Workspace(workspace, device, record_usage=True) as space:  # for a backfill in order of use
+    with fixstar.Workspace(workspace, device, record_usage=True) as space:  # for a backfill in order of use
         serve_workspace(space, settings)
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples, key_value
 from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import print_json, print_table, print_wrapped
+from fixstar.cli.output import print_json, print_table, print_wrapped, say
 from fixstar.cli.rollout import print_check
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 
@@ -151,9 +152,8 @@ def train(
     from fixstar.methods import OldVectors, create_method
     from fixstar.models.slots import CAPACITY
     from fixstar.training import FROZEN, Settings, paper_recipe
-    from fixstar.workspace import Workspace
 
-    space = Workspace(workspace)
+    space = fixstar.Workspace(workspace)
     usual = {"rotated": False} if frozen and method == "polaris" else {}  # each turn would be embedded too
     chosen = create_method(method, **{**usual, **_method_options(option)})
     recipe = _changed_recipe(
@@ -260,9 +260,9 @@ def upgrade(
     Short runs compare a few settings first, and the best one is trained in full. What they measured is printed.
     """
     from fixstar.data import open_images
-    from fixstar.workspace import UpgradeOptions, Workspace
+    from fixstar.workspace import UpgradeOptions
 
-    space = Workspace(workspace)
+    space = fixstar.Workspace(workspace)
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
     settings, keep = space.settings(start), keep_images.lower() == "yes"
@@ -295,9 +295,7 @@ def upgrade(
         select=select,
     )
     wanted = _parsed_trials(trials)
-    version = space.upgrade(
-        _announced(open_images(data, label=label)), options, wanted, lambda text: print(text, file=sys.stderr)
-    )
+    version = space.upgrade(_announced(open_images(data, label=label)), options, wanted, say)
     found = _checked_at_once(space, version) if version.encoder.about.get("trials") else None
     if not as_json:
         _print_trials(version)
@@ -314,7 +312,7 @@ def _checked_at_once(space: Workspace, version: Version) -> Check | None:
         with space:
             return space.check(version.name, progress=False)
     except FixstarError as error:
-        print(f"{version.name} is trained and not yet checked: {error}", file=sys.stderr)
+        say(f"{version.name} is trained and not yet checked: {error}")
         return None
 
 
@@ -395,8 +393,6 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add a model trained elsewhere as the next version; or stored vectors alone, under a name of their own."""
-    from fixstar.workspace import Workspace
-
     if Path(model).suffix.lower() in (".npy", ".npz", ".parquet", ".jsonl"):
         if name is None:
             raise InputError(
@@ -417,7 +413,7 @@ def add(
             f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
             "and --mean and --std if they are not ImageNet's"
         )
-    space = Workspace(workspace)
+    space = fixstar.Workspace(workspace)
     made_from = dict(key_value(text, "--argument", "depth=50") for text in argument or [])
     version = space.add_version(
         model, prepared, compatible_with=compatible_with, arguments=made_from, weights=weights, output=output
@@ -526,9 +522,7 @@ def drop(
     as_json: AsJson = False,
 ) -> None:
     """Delete a version that is not deployed and owns no vectors, such as one that the gate refused."""
-    from fixstar.workspace import Workspace
-
-    with Workspace(workspace, "cpu") as space:
+    with fixstar.Workspace(workspace, "cpu") as space:
         space.drop(version)
         newest = space.newest()
     if as_json:
@@ -545,9 +539,7 @@ def grow(
     as_json: AsJson = False,
 ) -> None:
     """Make room for more classes: the next upgrade gets a second simplex in new dimensions. Nothing stored changes."""
-    from fixstar.workspace import Workspace
-
-    space = Workspace(workspace, "cpu")
+    space = fixstar.Workspace(workspace, "cpu")
     added, manifest = space.grow(count), space.registry.manifest()
     capacity = sum(added, start=space.registry.card(space.newest())["classifier"]["options"]["capacity"])
     if as_json:
@@ -593,13 +585,11 @@ def retire(
     as_json: AsJson = False,
 ) -> None:
     """Delete a version's weights and memory, keep its card. Refused while vectors of it exist or it is needed."""
-    from fixstar.workspace import Workspace
-
     if (version is None) != unused:
         raise InputError("retire takes a version, or --unused; give one of them")
     retired: list[str] = []
     kept: dict[str, FixstarError] = {}
-    with Workspace(workspace, "cpu") as space:
+    with fixstar.Workspace(workspace, "cpu") as space:
         for name in space.versions() if version is None else [version]:
             try:
                 space.retire(name)

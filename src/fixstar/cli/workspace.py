@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import fixstar
 from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, app, examples
 from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped
+from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say
 from fixstar.cli.rollout import print_blend
 from fixstar.errors import InputError, NextStep, plural
 
@@ -40,7 +41,7 @@ def demo(
     started = time.monotonic()
     from fixstar.demo import run_demo
 
-    result = run_demo(out, seed, device, progress=not as_json, say=lambda text: print(text, file=sys.stderr))
+    result = run_demo(out, seed, device, progress=not as_json, say=say)
     seconds = time.monotonic() - started
     if as_json:
         print_json({**asdict(result), "seconds": round(seconds, 1)})
@@ -76,9 +77,8 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
 def init(path: Annotated[Path, typer.Argument(help="The directory to create.")] = Path()) -> None:
     """Create a workspace: a directory for the versions of one model and everything that belongs to them."""
     from fixstar.training.run_directory import RunDirectory
-    from fixstar.workspace import Workspace
 
-    workspace = Workspace.create(path)
+    workspace = fixstar.Workspace.create(path)
     if versions := workspace.versions():
         print(f"workspace {path} exists already, with {', '.join(versions)}")
         print(f"Next: fixstar index CATALOGUE -w {path}\n      fixstar status -w {path}")
@@ -127,15 +127,15 @@ def index(
     Images that cannot be read are named and left out. Exit code 1 if no image can be read.
     """
     from fixstar.progress import progress_bar
-    from fixstar.workspace import Workspace
+    from fixstar.workspace import catalogue
     from fixstar.workspace.items import vanished_items
 
     if sync and (labelled or not items.is_dir()):
         raise InputError(f"--sync compares a folder of images with the gallery, and {items} is not one")
 
-    with Workspace(workspace, device) as space:
+    with fixstar.Workspace(workspace, device) as space:
         version = space.deployed()  # once: embedder and gallery must agree, whatever is deployed meanwhile
-        found = _labelled(space, items, prefix, label) if labelled else _catalogued(items, prefix, label)
+        found = _labelled(space, items, prefix, label) if labelled else list(catalogue(items, prefix, label))
         if not replace:
             _ask_to_replace(space, found)
         gone = vanished_items(space.gallery, items, prefix, found) if sync else []
@@ -178,12 +178,6 @@ def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
 def _listed(names: list[str]) -> list[str]:
     more = [f"  ... and {len(names) - _SHOWN:,} more"] if len(names) > _SHOWN else []
     return [*(f"  {name}" for name in names[:_SHOWN]), *more]
-
-
-def _catalogued(items: Path, prefix: str, label: str | None) -> list[CatalogueItem]:
-    from fixstar.workspace import catalogue
-
-    return list(catalogue(items, prefix, label))
 
 
 def _labelled(space: Workspace, data: Path, prefix: str, label: str | None) -> list[CatalogueItem]:
@@ -262,10 +256,9 @@ def search(
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
     from fixstar.gallery import SearchRequest
-    from fixstar.workspace import Workspace
 
     request = SearchRequest(k, parse_where(where), exact=not approximate, calibrate=not raw)
-    with Workspace(workspace, device) as space:
+    with fixstar.Workspace(workspace, device) as space:
         if like is not None:
             names, answer = [like], space.like(like, request)
         else:
@@ -360,9 +353,7 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
 @app.command(epilog=examples("fixstar status -w shop", "fixstar status -w shop --json"))
 def status(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """Show the versions, which one is deployed, what was checked, and whose vectors the gallery holds."""
-    from fixstar.workspace import Workspace
-
-    with Workspace(workspace, "cpu") as space:
+    with fixstar.Workspace(workspace, "cpu") as space:
         state = space.status()
         if as_json:
             print_json(

@@ -261,16 +261,12 @@ def _visible(root: Path) -> list[Path]:
     try:
         entries = list(root.iterdir())
     except OSError as error:
-        _cannot_list(error)
+        raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
     return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 
 def _has_image_extension(name: str) -> bool:
     return Path(name).suffix.lower() in IMAGE_EXTENSIONS
-
-
-def _cannot_list(error: OSError) -> NoReturn:
-    raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
 
 
 def _split_folders(root: Path) -> list[str]:

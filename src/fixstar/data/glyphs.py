@@ -31,35 +31,7 @@ Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
-# Fonts whose character maps are honest Unicode, then TeX fonts, which agree with Unicode on letters and digits only.
-_UNICODE_FONTS = (
-    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
-    *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
-    *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
-    *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
-)
-_TEX_FONTS = ("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
 _TEX_CHARACTERS = frozenset(string.ascii_letters + string.digits)
-
-# What varies from print to print, each uniform between two bounds.
-_VARIATION = {
-    "font": (0.0, 1.0),  # position in the list of fonts that have the character
-    "scale": (0.62, 0.88),  # longest side, as a fraction of the image
-    "angle": (-0.35, 0.35),  # radians
-    "shear": (-0.25, 0.25),
-    "aspect": (-0.15, 0.15),  # logarithm of the stretch
-    "right": (-0.08, 0.08),  # shift, as a fraction of the image
-    "down": (-0.08, 0.08),
-    "weight": (-0.05, 0.16),  # stroke weight, in the units of ``_distance_field``
-    "wobble": (0.0, 0.12),  # how far the stroke weight changes along a stroke
-    "sharpness": (1.8, 4.5),
-    "blur": (0.0, 0.25),
-    "paper": (165.0, 240.0),
-    "contrast": (70.0, 150.0),
-    "shading": (0.0, 40.0),
-    "fading": (0.0, 0.5),
-    "grain": (0.02, 0.15),
-}
 _FIELD, _GLYPH, _FONT_SIZE = 64, 44, 72  # pixels: side of a distance field, longest side of its glyph, drawing size
 _DILATIONS, _EROSIONS = 3, 2  # layers of a distance field
 _KNOTS, _CRUMPLE = 5, 4.0  # side of the grid of random numbers behind a smooth field; bend in field pixels
@@ -77,6 +49,8 @@ def _expand(ranges: str) -> list[str]:
 
 
 _CONTENT = tomllib.loads(files("fixstar.data").joinpath("glyphs.toml").read_text(encoding="utf-8"))
+_TEX_FONTS: list[str] = _CONTENT["fonts"]["tex"]
+_VARIATION: dict[str, tuple[float, float]] = _CONTENT["variation"]
 _RANGES, _LOOK_ALIKES = _CONTENT["scripts"], _CONTENT["look-alikes"]["all"]
 _EXCLUDED = frozenset(_expand(_LOOK_ALIKES))
 SCRIPTS: dict[str, tuple[str, ...]] = {
@@ -133,7 +107,7 @@ def _fonts() -> tuple[tuple[ImageFont.FreeTypeFont, frozenset[str]], ...]:
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     found = []
-    for path in (folder / f"{name}.ttf" for name in _UNICODE_FONTS + _TEX_FONTS):
+    for path in (folder / f"{name}.ttf" for name in _CONTENT["fonts"]["unicode"] + _TEX_FONTS):
         if path.is_file():
             font = ImageFont.truetype(str(path), _FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)
             covered = frozenset(map(chr, FT2Font(str(path)).get_charmap()))

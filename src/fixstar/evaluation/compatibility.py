@@ -120,6 +120,15 @@ def compatible_cells(C: ArrayLike, ties: bool = False) -> NDArray[np.bool_]:
     return np.tril((np.greater_equal if ties else np.greater)(matrix, matrix.diagonal()), -1)
 
 
+def lower_triangle(matrix: Matrix) -> list[list[float]]:
+    """Rows of C up to the diagonal.
+
+    >>> lower_triangle(np.array([[0.5, np.nan], [0.75, 1.0]]))
+    [[0.5], [0.75, 1.0]]
+    """
+    return [[float(value) for value in row[: t + 1]] for t, row in enumerate(matrix)]
+
+
 def summary(C: ArrayLike, ties: bool = False) -> dict[str, float]:
     """AC, AA, ACA, BC and FC by name.
 

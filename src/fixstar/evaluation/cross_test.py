@@ -27,6 +27,9 @@ from fixstar.evaluation.features import (
 )
 from fixstar.evaluation.search import (
     PROTOCOLS,
+    Floats,
+    Indices,
+    Labels,
     average_precisions,
     cmc,
     knn_hits,
@@ -36,9 +39,6 @@ from fixstar.evaluation.search import (
 )
 from fixstar.evaluation.verification import Pairs, kfold_accuracy, open_set_hits, pair_scores, threshold_at_far
 
-Floats = NDArray[np.floating[Any]]
-Labels = NDArray[np.integer[Any]]
-Rows = NDArray[np.int64]
 Outcomes = NDArray[Any]
 Cell = tuple[int, int]
 
@@ -87,7 +87,7 @@ def cross_test(
     shared_components: bool = False,
     device: str | None = None,
     cameras: tuple[Labels, Labels] | None = None,
-    relevant: Sequence[Rows] | None = None,
+    relevant: Sequence[Indices] | None = None,
 ) -> CrossTest:
     """Measure every cell C[t, k], t >= k (eq. 7 of HOC), oldest version first.
 
@@ -227,7 +227,7 @@ def _answers(
     gallery: Floats,
     labels: Labels,
     cameras: tuple[Labels, Labels] | None,
-    relevant: Sequence[Rows] | None,
+    relevant: Sequence[Indices] | None,
 ) -> Outcomes:
     K = int(number)
     if kind == "rank":

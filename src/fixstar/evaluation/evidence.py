@@ -1,21 +1,14 @@
 """Is a cross-test better than the old self-test, or was it chance? Paired bootstrap over queries, and flips.
 
-Both searches answer the same queries, so the difference per query is resampled. For hits it is -1, 0 or 1: drawing N
-rows with replacement then means drawing three counts from one multinomial, which costs the same for a thousand queries
-and for millions.
-
-**The interval** is the percentile interval, with its tails widened as a t interval is (Hesterberg, "What Teachers
-Should Know About the Bootstrap", 2015): the plain one is too narrow with few clusters, such as ten classes. A mean
-difference has no bias and hardly any skewness, so BCa would change nothing.
+The difference per query is resampled. For hits it is -1, 0 or 1: drawing N rows with replacement then means drawing
+three counts from one multinomial, at the same cost for a thousand queries and for millions. **The interval** is the
+percentile interval, widened as a t interval is (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015):
+the plain one is too narrow with few clusters, such as ten classes.
 
 **The verdict** follows eq. 6 of HOC, which is strict: "compatible" where the interval lies above 0, "incompatible"
-where no part of it does, and "not decided" otherwise. It is also "not decided" if so few queries (or clusters) changed
-that even unanimous ones would prove nothing: n coins agree with probability 2^(1-n), so 95 % needs six. It generalises
-to other queries of the same kind, with the gallery and the weights fixed; for other training runs see ``summarise``.
-
-A **negative flip** is a query that was right before the upgrade and is wrong after it. Two versions of equal accuracy
-may differ in many queries, and users notice those they lose. Before is the self-test of the gallery's version,
-``hits[k, k]``; after is the cross-test ``hits[t, k]`` on the same gallery.
+where no part of it does, else "not decided"; that too if so few queries (or clusters) changed that even unanimous ones
+would prove nothing: n coins agree with probability 2^(1-n), so 95 % needs six. A **negative flip** is a query that the
+self-test of the gallery's version answers rightly, ``hits[k, k]``, and the cross-test ``hits[t, k]`` does not.
 """
 
 from __future__ import annotations
@@ -33,12 +26,9 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.cross_test import CrossTest
 from fixstar.evaluation.features import VersionFeatures, carried_queries, stored_galleries
-from fixstar.evaluation.search import nearest
+from fixstar.evaluation.search import Hits, Indices, Labels, nearest
 
 Floats = NDArray[np.float64]
-Labels = NDArray[np.integer[Any]]
-Hits = NDArray[np.bool_]
-Indices = NDArray[np.int64]
 Verdict = Literal["compatible", "incompatible", "not decided"]
 
 FAMILIES = ("cell", "matrix")

@@ -1,14 +1,11 @@
 """Mixed galleries: while a gallery is re-embedded, some images hold an old vector and some a new one.
 
-A query is compared with every vector in that vector's own space, as in the cross-test, and dot products are the cosines
-of the full features. So all gallery images compete, whichever version embedded them. Cosines of two versions may not
-mean the same; with ``scores`` (slope and offset by version name) slope * cosine + offset competes instead.
+A query is compared with every vector in that vector's own space, so all images compete by the cosines of full features.
+With ``scores`` (slope and offset by version name) slope * cosine + offset competes instead.
 
-Templates are means over the full unit features z / |z| of a class, whichever version made each, renormalised. They are
-never built: with s_v the sum of a class's vectors of version v, a template's dot product with a query is the sum over v
-of (query carried to v) . s_v, and its squared length the sum over v and w of s_v . (s_w carried to v). Both are exact.
-
-A **backfill curve** is the accuracy while a gallery is re-embedded (figure 3 of BCT).
+Templates are means over the full unit features of a class, renormalised, and never built: with s_v the sum of a class's
+vectors of version v, a template's dot product with a query is the sum over v of (query carried to v) . s_v, and its
+squared length the sum over v and w of s_v . (s_w carried to v). Both are exact.
 """
 
 from __future__ import annotations
@@ -31,12 +28,8 @@ from fixstar.evaluation.features import (
     check_images,
     stored_galleries,
 )
-from fixstar.evaluation.search import BLOCK, PROTOCOLS, blocks, nearest
+from fixstar.evaluation.search import BLOCK, PROTOCOLS, Floats, Hits, Indices, Labels, blocks, nearest
 
-Floats = NDArray[np.floating[Any]]
-Labels = NDArray[np.integer[Any]]
-Indices = NDArray[np.int64]
-Hits = NDArray[np.bool_]
 Best = tuple[Indices, Floats]  # for each query the best gallery row and its cosine or score
 Scores = Mapping[str, tuple[float, float]]
 Order = Literal["images", "classes"]

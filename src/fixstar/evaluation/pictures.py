@@ -1,12 +1,8 @@
 """Pictures: compatibility matrices as the papers draw them (figure 4 of HOC), and search results.
 
-Rows of a matrix are the version that embedded the query, columns the version that embedded the gallery. Self-tests on
-the diagonal have a dark frame; cross-tests that fail eq. 6 have a light-red ground **and** a cross, so that no reader
-depends on colour. With verdicts (``fixstar.evaluation.evidence``) these decide instead, and undecided cells are grey
-with a question mark. All colours deepen with accuracy, on one scale.
-
-The layout is computed in inches, so that 2 versions and 31 versions are both readable. Numbers that would be smaller
-than ``SMALLEST_NUMBER`` points are left out; the marks stay.
+Rows of a matrix are the version that embedded the query, columns the version that embedded the gallery. Cross-tests
+that fail eq. 6 (or by their verdict) have a light-red ground **and** a cross, undecided ones a question mark: no reader
+depends on colour. The layout is computed in inches, so that 2 versions and 31 versions are both readable.
 """
 
 from __future__ import annotations

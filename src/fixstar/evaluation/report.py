@@ -1,8 +1,7 @@
 """A report: can the new version be deployed over the old gallery, and how is that known?
 
-A report takes one cross-test or several (methods side by side) and adds the evidence for every cell, the flips of the
-newest version and the curves. ``write`` makes a folder of it: report.html, one page that needs no other file; the
-pictures; and report.json, which holds every number.
+``write`` makes a folder of it: report.html, one page that needs no other file; the pictures; and report.json, which
+holds every number.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fixstar.durable import replace_file, replace_json
 from fixstar.errors import InputError, UnknownNameError
+from fixstar.evaluation.compatibility import lower_triangle
 from fixstar.evaluation.cross_test import MEASURES, CrossTest, takes_pairs
 from fixstar.evaluation.curves import accuracy_curves, backfill_curves, metric_curve, roc_curves
 from fixstar.evaluation.evidence import (
@@ -36,6 +36,7 @@ from fixstar.evaluation.evidence import (
 from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve
 from fixstar.evaluation.pictures import side_by_side
+from fixstar.evaluation.search import Labels
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 Cell = tuple[int, int]
 Evidence = Mapping[Cell, Difference]
-Labels = NDArray[np.integer[Any]]
 Roc = tuple[ArrayLike, ArrayLike]
 
 SHOWN = 8  # lost queries with their pictures
@@ -171,7 +171,7 @@ class Report:
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; a report is a folder. Choose another name")
-        pictures = {name: _figure_png(figure) for name, figure in self.figures().items()}
+        pictures = {name: _png(figure.savefig, dpi=figure.dpi) for name, figure in self.figures().items()}
         for name, content in {"report.html": _page(self, pictures).encode(), **pictures}.items():
             replace_file(folder / name, partial(Path.write_bytes, data=content))
         replace_json(folder / "report.json", _numbers(self))
@@ -316,10 +316,6 @@ def points(fraction: float) -> str:
     return f"{'±' if float(size) == 0 else '+' if fraction > 0 else MINUS}{size}"
 
 
-def _signed(count: int) -> str:
-    return f"{count:+,}".replace("-", MINUS)
-
-
 def _listed(names: Sequence[str]) -> str:
     """Names separated by commas and "and"; of many, the first three and the last."""
     if len(names) > LONGEST_LIST:
@@ -335,7 +331,8 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "points": points, "count": "{:,}".format, "net": _signed}
+    environment.filters |= {"percent": percent, "points": points, "count": "{:,}".format}
+    environment.filters["net"] = lambda count: f"{count:+,}".replace("-", MINUS)
     environment.globals |= {"marks": MARKS, "few_classes": FEW_CLASSES}
     return environment.from_string(files("fixstar.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
 
@@ -406,18 +403,16 @@ def _facts(report: Report) -> dict[str, str]:
     }
 
 
-def _figure_png(figure: Figure) -> bytes:
+def _png(save: Callable[..., object], **options: Any) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=figure.dpi)
+    save(file, format="png", **options)
     return file.getvalue()
 
 
 def _thumbnail(image: Image.Image) -> str:
     small = image.convert("RGB")
     small.thumbnail((THUMBNAIL, THUMBNAIL))
-    file = io.BytesIO()
-    small.save(file, format="PNG")
-    return _data_url(file.getvalue())
+    return _data_url(_png(small.save))
 
 
 def _data_url(png: bytes) -> str:
@@ -425,11 +420,6 @@ def _data_url(png: bytes) -> str:
 
 
 # report.json: fractions, names and counts
-
-
-def lower_triangle(test: CrossTest) -> list[list[float]]:
-    """The matrix as rows of 1, 2, ..., T cells."""
-    return [[float(value) for value in row[: t + 1]] for t, row in enumerate(test.matrix)]
 
 
 def evidence_numbers(test: CrossTest, evidence: Evidence) -> list[dict[str, Any]]:
@@ -474,7 +464,7 @@ def _method_numbers(report: Report, name: str) -> dict[str, Any]:
     return {
         "versions": list(test.names),
         "answers": len(next(iter(test.hits.values()))),
-        "matrix": lower_triangle(test),
+        "matrix": lower_triangle(test.matrix),
         "summary": test.summary(),
         "evidence": {**counted._asdict(), "ac_range": list(counted.ac_range)},
         "cells": evidence_numbers(test, evidence),

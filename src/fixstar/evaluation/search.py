@@ -1,14 +1,8 @@
 """1:N search: is the nearest gallery entry, by cosine, of the right class? Also Rank-k, kNN and average precision.
 
-Exact, in blocks: only ``block`` x ``block`` of the similarity matrix [N, M] is in memory at a time. Features of any
-length and any float type are normalised here and multiplied in float32. Equal cosines go to the lowest index. On a GPU
-(``device="cuda"``) torch does the multiplication, also in float32.
-
-Two **protocols** decide what a gallery entry is: an image ("image"), or the mean of a class ("template"). A protocol
-gives one answer per query, True for a hit. The mean is the accuracy; the single answers allow error bars.
-
-**kNN** (as MET is measured): each of the k nearest images has one vote, or exp(cosine / temperature) of one. Of classes
-with equal votes the one with the nearest image wins.
+Exact, in blocks: only ``block`` x ``block`` of the similarity matrix [N, M] is in memory at a time. Features are
+normalised here and multiplied in float32; equal cosines go to the lowest index. Two **protocols** decide what a gallery
+entry is: an image ("image"), or the mean of a class ("template"). Each gives one answer per query, True for a hit.
 
 **Average precision**: AP = 1/D sum over positives of (positives up to its place) / (its place), not interpolated.
 D is the number of positives; for the first k places it is min(k, positives), as for GLDv2, so that a perfect list has

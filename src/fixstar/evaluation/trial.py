@@ -20,7 +20,7 @@ from fixstar.evaluation.evidence import flips
 from fixstar.evaluation.features import VersionFeatures, blended_version
 from fixstar.evaluation.mixed import backfill_curve
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
-from fixstar.evaluation.search import PROTOCOLS
+from fixstar.evaluation.search import PROTOCOLS, Labels
 from fixstar.evaluation.verification import Pairs, Split, gallery_query_split, roc, sample_pairs, tar_at_far
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.images import Preprocessing
 
-Labels = NDArray[np.integer[Any]]
 Features = Callable[["ImageSet", "ImageSet"], "Sequence[VersionFeatures]"]  # of queries and gallery
 
 PAIRS, FOLDS = 3000, 10  # pairs of each kind, as in CoReS

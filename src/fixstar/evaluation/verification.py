@@ -1,18 +1,11 @@
 """Decisions by threshold: 1:1 verification and open-set search. Also the pairs and splits to measure on.
 
-**Verification**: a pair is accepted as one class when its cosine reaches a threshold. The first image of a pair is
-embedded by the new model, the second by the old one (section 7.1 of CL2R). TAR is the share of genuine pairs that are
-accepted, FAR the share of impostor pairs.
+A pair is accepted as one class when its cosine reaches a threshold; its first image is embedded by the new model, its
+second by the old one (section 7.1 of CL2R). TAR is the share of genuine pairs that are accepted, FAR of impostors.
+In open-set search, queries whose class is not in the gallery are **non-mated** and must be rejected.
 
-**Open-set search**: queries whose class is not in the gallery are **non-mated** and must be rejected; the others are
-mated.
-
-A rate at a given FAR is read strictly: the largest TAR whose measured FAR does not exceed it. Nothing is interpolated,
-and impostors of equal score are accepted together or not at all. N impostors resolve no FAR below 1/N: any smaller
-one, zero included, gives the TAR without a single false accept, which understates and never overstates.
-
-**Pairs and splits** hold row numbers of one image set, so that every version is measured on the same images. A seed
-fixes them on one NumPy version; a saved file fixes them on all.
+Rates are read strictly: the largest TAR whose measured FAR does not exceed the given one, nothing interpolated. N
+impostors resolve no FAR below 1/N: a smaller one gives the TAR without a single false accept.
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +22,8 @@ from fixstar.errors import DataError, InputError, NextStep
 from fixstar.evaluation.features import load_arrays, save_arrays
 from fixstar.evaluation.search import (
     BLOCK,
+    Floats,
+    Labels,
     blocks,
     check_widths,
     checked_labels,
@@ -37,8 +32,6 @@ from fixstar.evaluation.search import (
     unit_features,
 )
 
-Floats = NDArray[np.floating[Any]]
-Labels = NDArray[np.integer[Any]]
 Rows = NDArray[np.int64]
 Same = NDArray[np.bool_]
 Scores = NDArray[np.float64]

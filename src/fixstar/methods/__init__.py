@@ -15,14 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.methods.advbct import adversarial_replay
 from fixstar.methods.bct import bct, bct_replay, bct_vectors
-from fixstar.methods.bic import bias_corrected
-from fixstar.methods.cvs import cvs
-from fixstar.methods.fan import feature_adaptation
-from fixstar.methods.foster import foster
-from fixstar.methods.lce import lce_replay
-from fixstar.methods.lucir import lucir
+from fixstar.methods.centres import adversarial_replay, cvs, lce_replay
+from fixstar.methods.incremental import bias_corrected, experience_replay, feature_adaptation, foster, lucir, podnet
 from fixstar.methods.method import (
     Initialisation,
     Method,
@@ -35,8 +30,6 @@ from fixstar.methods.method import (
     Terms,
     Upgrade,
 )
-from fixstar.methods.podnet import podnet
-from fixstar.methods.replay import experience_replay
 from fixstar.methods.retrained import (
     cores,
     cores_contrastive,

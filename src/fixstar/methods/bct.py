@@ -10,16 +10,16 @@ A new feature that is wider than the old one shares its first components with it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import ModelError
 from fixstar.losses import cross_entropy, knowledge_distillation
-from fixstar.methods.method import Method, Need, Objective, Step, Terms, Upgrade
+from fixstar.methods.method import Method, Need, Objective, Step, Terms, Upgrade, plain_terms, require
 from fixstar.models import Classifier, FrozenEncoder
 
 Head = Literal["softmax", "norm-softmax", "cosine-margin"]
@@ -34,8 +34,7 @@ HEADS: dict[str, tuple[str, dict[str, object]]] = {
 
 def trainable_head(method: str, head: str) -> tuple[str, dict[str, object]]:
     """The kind of a head and its options."""
-    if head not in HEADS:
-        raise InputError(f"{method} needs head one of {', '.join(HEADS)}; got {head!r}")
+    require(method, {"head": head}, f"head one of {', '.join(HEADS)}", head in HEADS)
     return HEADS[head]
 
 
@@ -57,11 +56,9 @@ def bct_vectors(lam: float = 1.0, scale: float = 32.0, head: Head = "norm-softma
     The influence loss asks that new features are classified by the cosines to those means. Needs images of classes that
     have old vectors; others are trained on too, without influence. Wider features share their first components.
     """
-    if not lam >= 0 or not scale > 0 or head not in HEADS:
-        raise InputError(
-            f"bct-vectors needs lam >= 0, scale > 0 and head one of {', '.join(HEADS)}; "
-            f"got lam={lam}, scale={scale}, head={head!r}"
-        )
+    given = {"lam": lam, "scale": scale, "head": head}
+    rule = f"lam >= 0, scale > 0 and head one of {', '.join(HEADS)}"
+    require("bct-vectors", given, rule, lam >= 0 and scale > 0 and head in HEADS)
     classifier, options = HEADS[head]
     return Method(
         "bct-vectors",
@@ -73,14 +70,14 @@ def bct_vectors(lam: float = 1.0, scale: float = 32.0, head: Head = "norm-softma
         scenario="retraining",
         initialisation="fresh",
         needs=frozenset({"old vectors"}),
-        options={"lam": lam, "scale": scale, "head": head},
+        options=given,
     )
 
 
 def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
     stored = upgrade.old_vectors
     if stored is None and not upgrade.old_classes:
-        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
+        return Objective(plain_terms)
     encoder = upgrade.encoder
     known = () if stored is None else tuple(c for i, c in enumerate(stored.classes) if (stored.labels == i).any())
     if stored is None or not set(known) & set(encoder.slots.classes):
@@ -124,11 +121,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:
-    if not lam >= 0 or new_classes not in ("none", "kd", "synthesised") or head not in HEADS:
-        raise InputError(
-            f"bct needs lam >= 0, new_classes one of none, kd, synthesised and head one of {', '.join(HEADS)}; "
-            f"got lam={lam}, new_classes={new_classes!r}, head={head!r}"
-        )
+    given = {"lam": lam, "head": head} if lifelong else {"lam": lam, "new_classes": new_classes, "head": head}
+    rule = f"lam >= 0, new_classes one of none, kd, synthesised and head one of {', '.join(HEADS)}"
+    require("bct", given, rule, lam >= 0 and new_classes in get_args(NewClasses) and head in HEADS)
     classifier, options = HEADS[head]
     return Method(
         name,
@@ -141,13 +136,13 @@ def _method(name: str, summary: str, lam: float, new_classes: str, head: str, li
         initialisation="previous" if lifelong else "fresh",
         needs=frozenset[Need]({"old classifier", "replay" if lifelong else "all images"})
         | (frozenset[Need]({"old model"}) if new_classes != "none" else frozenset()),
-        options={"lam": lam, "head": head} if lifelong else {"lam": lam, "new_classes": new_classes, "head": head},
+        options=given,
     )
 
 
 def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
     if upgrade.teacher is None:
-        return Objective(lambda step: {"ce": step.new.cross_entropy(step.targets)})
+        return Objective(plain_terms)
     teacher, width = upgrade.teacher, upgrade.teacher.feature_dim
     if upgrade.encoder.feature_dim < width:
         raise ModelError(

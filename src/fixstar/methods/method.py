@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fixstar.data import ImageSet
+from fixstar.errors import InputError
 from fixstar.evaluation.features import read_labelled_vectors
 from fixstar.models import Encoder, FrozenEncoder, Outputs
 
@@ -165,3 +166,15 @@ class Method:
             return self.begin(upgrade)
         assert self.terms is not None, f"method {self.name} defines neither terms nor begin"
         return Objective(self.terms)
+
+
+def plain_terms(step: Step) -> Terms:
+    """Cross-entropy alone: baselines, and the first version of methods that hold on to a predecessor."""
+    return {"ce": step.new.cross_entropy(step.targets)}
+
+
+def require(method: str, options: Mapping[str, object], rule: str, met: bool) -> None:
+    """Refuse options that break a method's rule."""
+    if not met:
+        got = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise InputError(f"{method} needs {rule}, got {got}")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import ModelError
 from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation, two_view_contrast
 from fixstar.methods.bct import Head, trainable_head
-from fixstar.methods.method import Initialisation, Method, Objective, Step, Terms, Upgrade
+from fixstar.methods.method import Initialisation, Method, Objective, Step, Terms, Upgrade, plain_terms, require
 
 Polytope = Literal["simplex", "orthoplex", "cube", "polygon"]
-
-
-def _cross_entropy(step: Step) -> Terms:
-    return {"ce": step.new.cross_entropy(step.targets)}
 
 
 def cores(polytope: Polytope = "simplex", initialisation: Initialisation = "same") -> Method:
@@ -23,22 +19,19 @@ def cores(polytope: Polytope = "simplex", initialisation: Initialisation = "same
     section 4.1, or figure 4's polygon in the plane; ``initialisation`` other random weights ("fresh") or the last
     model's ("previous"), as in its section 6.4.
     """
-    for name, value, allowed in (
-        ("polytope", polytope, get_args(Polytope)),
-        ("initialisation", initialisation, get_args(Initialisation)),
-    ):
-        if value not in allowed:
-            raise InputError(f"cores needs {name} one of {', '.join(allowed)}, got {value!r}")
+    options = {"polytope": polytope, "initialisation": initialisation}
+    for name, allowed in (("polytope", get_args(Polytope)), ("initialisation", get_args(Initialisation))):
+        require("cores", options, f"{name} one of {', '.join(allowed)}", options[name] in allowed)
     return Method(
         "cores",
         f"retrain against the fixed {polytope}",
         "CoReS, eq. 9",
-        _cross_entropy,
+        plain_terms,
         classifier=polytope,
         scenario="retraining",
         initialisation=initialisation,
         needs=frozenset({"all images"}),
-        options={"polytope": polytope, "initialisation": initialisation},
+        options=options,
     )
 
 
@@ -49,11 +42,10 @@ def cores_contrastive(temperature: float = 0.1, initialisation: Initialisation =
     It keeps all cosines, so the loss does not see a rotation of the features: versions meet because they start from the
     same weights. As in the paper, give ``retraining`` a ``pretrained`` model.
     """
-    if not temperature > 0 or initialisation not in get_args(Initialisation):
-        raise InputError(
-            "cores-contrastive needs temperature > 0 and initialisation one of "
-            f"{', '.join(get_args(Initialisation))}, got {temperature} and {initialisation!r}"
-        )
+    options = {"temperature": temperature, "initialisation": initialisation}
+    allowed = get_args(Initialisation)
+    rule = f"temperature > 0 and initialisation one of {', '.join(allowed)}"
+    require("cores-contrastive", options, rule, temperature > 0 and initialisation in allowed)
     return Method(
         "cores-contrastive",
         "retrain on two views of each image, contrasted behind the fixed simplex; no labels",
@@ -62,7 +54,7 @@ def cores_contrastive(temperature: float = 0.1, initialisation: Initialisation =
         scenario="retraining",
         initialisation=initialisation,
         needs=frozenset({"all images"}),
-        options={"temperature": temperature, "initialisation": initialisation},
+        options=options,
         views=2,
     )
 
@@ -74,7 +66,7 @@ def independent(head: Head = "softmax") -> Method:
         "itm",
         "retrain with a trainable head, nothing shared",
         "CoReS, table 1 (ITM)",
-        _cross_entropy,
+        plain_terms,
         classifier=classifier,
         classifier_options=options,
         scenario="retraining",
@@ -90,7 +82,7 @@ def fine_tuned() -> Method:
         "ift",
         "continue from the last weights with all images",
         "CoReS, table 1 (IFT)",
-        _cross_entropy,
+        plain_terms,
         classifier="linear",
         scenario="retraining",
         needs=frozenset({"all images"}),
@@ -102,8 +94,7 @@ def l2_regularised(lam: float = 1.0, head: Head = "softmax") -> Method:
 
     The penalty is a mean over these images, as CoReS writes it (section 5.1), where BCT has a sum.
     """
-    if not lam >= 0:
-        raise InputError(f"l2 needs lam >= 0, got {lam}")
+    require("l2", {"lam": lam}, "lam >= 0", lam >= 0)
     classifier, options = trainable_head("l2", head)
 
     def begin(upgrade: Upgrade) -> Objective:
@@ -143,11 +134,9 @@ def learning_without_forgetting(
 
     ``on="new"`` trains upgrades on images of new classes alone, as BCT does (table 1a: 50 % of the data).
     """
-    if not lam >= 0 or not temperature > 0 or on not in ("all", "new"):
-        raise InputError(
-            "lwf needs lam >= 0, temperature > 0 and on one of all, new; "
-            f"got lam={lam}, temperature={temperature}, on={on!r}"
-        )
+    given = {"lam": lam, "temperature": temperature, "on": on, "head": head}
+    rule = "lam >= 0, temperature > 0 and on one of all, new"
+    require("lwf", given, rule, lam >= 0 and temperature > 0 and on in ("all", "new"))
     classifier, options = trainable_head("lwf", head)
 
     def begin(upgrade: Upgrade) -> Objective:
@@ -174,5 +163,5 @@ def learning_without_forgetting(
         classifier_options=options,
         scenario="retraining",
         needs=frozenset({"old model", "all images"}),
-        options={"lam": lam, "temperature": temperature, "on": on, "head": head},
+        options=given,
     )

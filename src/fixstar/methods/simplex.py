@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fixstar.errors import InputError, NextStep
 from fixstar.losses import SameClass, feature_distillation, info_nce, info_nce_of, search_contrast
-from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade
+from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, require
 from fixstar.models import Encoder
 
 WIDE = 8192  # features wider than this are compared through the m x m product of the projections
@@ -22,8 +22,8 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
     The paper sets lam = 0.1 on CIFAR; more weight on the cross-entropy suits prototypes of unit length. The
     first version has no predecessor and is trained with cross-entropy alone.
     """
-    if not 0 <= lam <= 1 or not rho > 0:
-        raise InputError(f"hoc needs 0 <= lam <= 1 and rho > 0, got lam={lam}, rho={rho}")
+    options = {"lam": lam, "rho": rho, "same_class": same_class}
+    require("hoc", options, "0 <= lam <= 1 and rho > 0", 0 <= lam <= 1 and rho > 0)
     if same_class not in get_args(SameClass):
         raise InputError(f"hoc needs same_class one of {', '.join(get_args(SameClass))}, got {same_class!r}")
 
@@ -42,7 +42,7 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
         "HOC, eq. 2",
         terms,
         needs=frozenset({"old model", "replay"}),
-        options={"lam": lam, "rho": rho, "same_class": same_class},
+        options=options,
     )
 
 
@@ -54,11 +54,9 @@ def simplex_fd(
     lam = base sqrt(k_n / k_0): k_n classes of this task, k_0 old ones in the memory (section 7.2). ``on="all"`` distils
     on the whole batch, ``head="softmax"`` trains a linear classifier, both as in the paper's ablation (table 9).
     """
-    if not base >= 0 or on not in ("replay", "all") or head not in ("simplex", "softmax"):
-        raise InputError(
-            "fd needs base >= 0, on one of replay, all and head one of simplex, softmax; "
-            f"got base={base}, on={on!r}, head={head!r}"
-        )
+    options = {"base": base, "on": on, "head": head}
+    met = base >= 0 and on in ("replay", "all") and head in ("simplex", "softmax")
+    require("fd", options, "base >= 0, on one of replay, all and head one of simplex, softmax", met)
 
     def begin(upgrade: Upgrade) -> Objective:
         old, new = upgrade.remembered, len(upgrade.new_classes)
@@ -80,7 +78,7 @@ def simplex_fd(
         begin=begin,
         classifier="simplex" if head == "simplex" else "linear",
         needs=frozenset({"old model", "replay"}),
-        options={"base": base, "on": on, "head": head},
+        options=options,
     )
 
 
@@ -89,8 +87,7 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
 
     Every version sees all images so far, so nothing can be forgotten; features of old classes are distilled.
     """
-    if not base >= 0:
-        raise InputError(f"cl2r-ub needs base >= 0, got {base}")
+    require("cl2r-ub", {"base": base}, "base >= 0", base >= 0)
 
     def begin(upgrade: Upgrade) -> Objective:
         old, new = len(upgrade.old_classes), len(upgrade.new_classes)
@@ -140,11 +137,9 @@ def polaris(
 
     A large capacity belongs to it (10,000): see docs/appendix/methods.md for why, and for what each part adds.
     """
-    if not (hold >= 0 and contrast >= 0 and rho > 0 and rate > 0 and fade >= 0):
-        raise InputError(
-            "polaris needs hold >= 0, contrast >= 0, rho > 0, rate > 0 and fade >= 0, "
-            f"got hold={hold}, contrast={contrast}, rho={rho}, rate={rate}, fade={fade}"
-        )
+    options = {"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated, "rate": rate, "fade": fade}
+    rule = "hold >= 0, contrast >= 0, rho > 0, rate > 0 and fade >= 0"
+    require("polaris", options, rule, hold >= 0 and contrast >= 0 and rho > 0 and rate > 0 and fade >= 0)
 
     def begin(upgrade: Upgrade) -> Objective:
         slots = rotated_slots(upgrade.encoder) if rotated else None
@@ -165,7 +160,10 @@ def polaris(
                 found["contrast"] = contrast * search_contrast(across, step.new.cosines(step.new), targets, rho)
             return found
 
-        return Objective(terms, learning_rate=_upgrade_rate(upgrade, rate, fade))
+        if upgrade.teacher is None:
+            return Objective(terms)
+        taught = len(upgrade.images.classes) / max(len(upgrade.old_classes), 1)
+        return Objective(terms, learning_rate=rate * float(min(taught, 1.0) ** fade))
 
     return Method(
         "polaris",
@@ -173,19 +171,11 @@ def polaris(
         "ours; after HOC and CL2R",
         begin=begin,
         needs=frozenset({"old model", "replay"}),
-        options={"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated, "rate": rate, "fade": fade},
+        options=options,
         views=2 if rotated else 1,
         rotated=rotated,
         first=True,
     )
-
-
-def _upgrade_rate(upgrade: Upgrade, rate: float, fade: float) -> float:
-    """The share of the learning rate that an upgrade trains at; the first version trains at all of it."""
-    if upgrade.teacher is None:
-        return 1.0
-    taught = len(upgrade.images.classes) / max(len(upgrade.old_classes), 1)
-    return rate * float(min(taught, 1.0) ** fade)
 
 
 def rotated_slots(encoder: Encoder) -> Tensor:

@@ -55,7 +55,8 @@ def train(run: Training) -> list[EpochLog]:
     resumed = _resume(run)
     log = [_entry(item) for item in resumed.log]
     best = dict(resumed.best)
-    selected = _selected_part(run, parts)
+    of_encoder = [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder]
+    selected = of_encoder[-1]  # the stage whose epochs model selection chooses from
     _require_same_start(run, parts, log)
     device, shown = run.encoder.device, run.progress and world().is_rank_zero
     with (
@@ -78,11 +79,6 @@ def train(run: Training) -> list[EpochLog]:
         broadcast_from_rank_zero(run.modules().state_dict().values())
     run.encoder.eval()
     return log
-
-
-def _selected_part(run: Training, parts: Sequence[Part]) -> Part:
-    """The stage whose epochs model selection chooses from: the last one that trains the encoder."""
-    return [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder][-1]
 
 
 def _run_part(

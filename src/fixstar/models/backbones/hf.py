@@ -71,7 +71,9 @@ class HFBackbone(Backbone):
         super().__init__(f"hf:{model_type}", {}, 0, preprocessing)
         self.model: nn.Module = model
         output = self._trial_output()
-        self.pooled_by = _choose_pooling(pooling, model, output, trained_pooler=not _lacks_pooler(loaded.missing))
+        # a classifier's checkpoint has no pooler, and transformers would add a random one
+        pooler = not any(name.startswith("pooler.") for name in loaded.missing)
+        self.pooled_by = _choose_pooling(pooling, model, output, trained_pooler=pooler)
         self.prefix_tokens = _prefix_tokens(model, output.last_hidden_state, preprocessing.size)
         features = self._pool(output)
         if features.ndim != 2:
@@ -146,11 +148,6 @@ def _choose_pooling(pooling: Pooling, model: nn.Module, output: Any, trained_poo
 
 def _has_cls(model: nn.Module, hidden: Tensor) -> bool:
     return hidden.ndim == 3 and any(name.rpartition(".")[2] in _CLS_NAMES for name, _ in model.named_parameters())
-
-
-def _lacks_pooler(missing: frozenset[str]) -> bool:
-    """A classifier's checkpoint has no pooler, and transformers would add a random one."""
-    return any(name.startswith("pooler.") for name in missing)
 
 
 def _prefix_tokens(model: Any, hidden: Tensor, size: tuple[int, int]) -> int:

@@ -1,0 +1,251 @@
+"""LCE, AdvBCT and CVS: new features held to the centres and boundaries that the old model had for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fixstar.errors import ModelError
+from fixstar.losses import centre_alignment, centre_distance, cosine_boundary, cross_model_triplet, elastic_boundary
+from fixstar.methods.bct import HEADS, Head
+from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, plain_terms, require
+
+
+class OldCentres(nn.Module):
+    """The mean of the old model's unit features of each class, and the least cosine to it that an image has.
+
+    Measured once, before training, on the new and the remembered images. A class without images is not known.
+    """
+
+    def __init__(self, features: Tensor, targets: Tensor, classes: int) -> None:
+        super().__init__()
+        unit = functional.normalize(features.float())
+        total = torch.zeros(classes, unit.shape[1]).index_add_(0, targets, unit)
+        count = torch.bincount(targets, minlength=classes)
+        cosines = (unit * functional.normalize(total)[targets]).sum(dim=1)
+        self.register_buffer("means", total / count.clamp(min=1)[:, None], persistent=False)
+        self.register_buffer("seen", count >= 1, persistent=False)
+        self.register_buffer("known", count >= 2, persistent=False)
+        self.register_buffer(
+            "loosest", torch.ones(classes).scatter_reduce_(0, targets, cosines, "amin"), persistent=False
+        )
+        self.means: Tensor  # [C, d]; at most of unit length, shorter the looser the class, zero for one not known
+        self.seen: Tensor  # [C] bool: one image or more
+        self.known: Tensor  # [C] bool: two images or more, so that there is a boundary to speak of
+        self.loosest: Tensor  # [C]
+
+    @classmethod
+    def at(cls, upgrade: Upgrade, classes: Sequence[str]) -> OldCentres:
+        """Those of the model before this upgrade, of ``classes``."""
+        encoder, teacher = upgrade.encoder, upgrade.teacher
+        assert teacher is not None, "the first version has no old centres"
+        features, targets = [torch.zeros(0, teacher.feature_dim)], [torch.zeros(0, dtype=torch.long)]
+        for part in (upgrade.images, upgrade.memory):
+            chosen = None if part is None else part.of_classes([name for name in part.classes if name in classes])
+            if chosen is not None and len(chosen):
+                features.append(torch.from_numpy(teacher.encode(chosen.images)))
+                targets.append(torch.tensor(encoder.slots.of(chosen.classes))[torch.from_numpy(chosen.labels)])
+        return cls(torch.cat(features), torch.cat(targets), encoder.classifier.outputs).to(encoder.device)
+
+    @classmethod
+    def stored(cls, upgrade: Upgrade) -> OldCentres:
+        """Those of the stored vectors, whichever versions made them."""
+        encoder, old = upgrade.encoder, upgrade.old_vectors
+        assert old is not None, "there are stored vectors"
+        slots = [encoder.slots.of([name])[0] if name in encoder.slots else -1 for name in old.classes]
+        targets = torch.tensor(slots)[torch.from_numpy(old.labels)]
+        features = torch.from_numpy(old.vectors).float()
+        return cls(features[targets >= 0], targets[targets >= 0], encoder.classifier.outputs).to(encoder.device)
+
+    @property
+    def radii(self) -> Tensor:
+        """[C]: the largest distance of a unit feature u from its mean m, |u - m|^2 = 1 + |m|^2 - 2 |m| cos(u, m)."""
+        length: Tensor = torch.linalg.vector_norm(self.means, dim=1)
+        return (1 + length.square() - 2 * length * self.loosest).clamp(min=0).sqrt()
+
+
+def lce_replay(align: float = 100.0, boundary: float = 1.0, head: Head = "norm-softmax") -> Method:
+    """LCE-ER (Meng et al. 2021, with replay): CE + align * alignment loss + boundary * boundary loss.
+
+    Alignment: each new prototype at its class's old centre. Boundary: each new feature as near to the old centre of its
+    class as the old model's worst image. The weights are the published code's. The features are compared as they are
+    (the transformation is the identity); the centres of new classes are the old model's too. ArcFace is not here:
+    ``head`` chooses among BCT's.
+    """
+    given = {"align": align, "boundary": boundary, "head": head}
+    rule = f"align >= 0, boundary >= 0 and head one of {', '.join(HEADS)}"
+    require("lce-er", given, rule, align >= 0 and boundary >= 0 and head in HEADS)
+    classifier, options = HEADS[head]
+    return Method(
+        "lce-er",
+        "fine-tune with prototypes aligned with the old class centres, classes no looser than before",
+        "Meng et al. 2021, alignment and boundary loss; HOC, section 5 (LCE-ER)",
+        begin=lambda upgrade: _aligned(upgrade, align, boundary),
+        classifier=classifier,
+        classifier_options=options,
+        needs=frozenset({"old model", "replay"}),
+        options=given,
+    )
+
+
+def _aligned(upgrade: Upgrade, align: float, boundary: float) -> Objective:
+    if upgrade.teacher is None:
+        return Objective(plain_terms)
+    head = upgrade.encoder.classifier
+    if "weight" not in dict(head.named_parameters()):
+        raise ModelError(
+            f"lce-er aligns trainable prototypes; a {head.kind} classifier has none. Begin with it from v1"
+        )
+    prototypes = head.get_parameter("weight")
+    centres = OldCentres.at(upgrade, upgrade.encoder.slots.classes)
+
+    def terms(step: Step) -> Terms:
+        means, known, own = centres.means, centres.known, step.targets
+        within = cosine_boundary(step.new.z, means[own], centres.loosest[own], known[own])
+        return {
+            "ce": step.new.cross_entropy(step.targets),
+            "align": align * centre_alignment(prototypes, means, known),
+            "boundary": boundary * within,
+        }
+
+    return Objective(terms, centres)
+
+
+def adversarial_replay(
+    adversarial: float = 1.0,
+    reversal: float = 1.0,
+    boundary: float = 1.0,
+    threshold: float = 0.5,
+    width: int = 100,
+    head: Head = "softmax",
+) -> Method:
+    """AdvBCT-ER (Pan et al. 2023, with replay): CE + adversarial loss + elastic boundary loss.
+
+    The discriminator tells new unit features from old ones; their gradient reaches the encoder multiplied by -reversal,
+    which grows from 0 as in the published code (its loss also fades over the epochs; here it stays). The boundary of a
+    class lies between its old radius and ``threshold``, where a learnt weight puts it. Outliers count for the radius.
+    """
+    weights = {"adversarial": adversarial, "reversal": reversal, "boundary": boundary, "threshold": threshold}
+    given = {**weights, "width": width, "head": head}
+    whole = isinstance(width, Integral) and width >= 1
+    rule = f"{', '.join(weights)} >= 0, a whole width >= 1 and head one of {', '.join(HEADS)}"
+    require("advbct-er", given, rule, all(value >= 0 for value in weights.values()) and whole and head in HEADS)
+    classifier, options = HEADS[head]
+    return Method(
+        "advbct-er",
+        "fine-tune with features that a discriminator cannot tell from old ones, inside elastic class boundaries",
+        "Pan et al. 2023, adversarial and elastic boundary loss; HOC, section 5 (AdvBCT-ER)",
+        begin=lambda upgrade: _adversarial(upgrade, adversarial, reversal, boundary, threshold, width),
+        classifier=classifier,
+        classifier_options=options,
+        needs=frozenset({"old model", "replay"}),
+        options=given,
+    )
+
+
+class Adversary(nn.Module):
+    """What is trained along: the discriminator, and how far each class's boundary stretches."""
+
+    def __init__(self, centres: OldCentres, width: int, seed: int = 0) -> None:
+        super().__init__()
+        classes, feature_dim = centres.means.shape
+        self.centres = centres
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # the same start whenever a run is repeated or resumed
+            self.discriminator = nn.Sequential(nn.Linear(feature_dim, width), nn.ReLU(), nn.Linear(width, 1))
+        self.elasticity = nn.Parameter(torch.zeros(classes))
+
+    def told_apart(self, new: Tensor, old: Tensor, reversal: Tensor | float) -> Tensor:
+        """The discriminator's two errors, on new and on old features; what it learns, ``new`` unlearns."""
+        answers_new = self.discriminator(_reversed(functional.normalize(new.float()), reversal))
+        answers_old = self.discriminator(functional.normalize(old.float()))
+        return functional.softplus(answers_new).mean() + functional.softplus(-answers_old).mean()
+
+    def radii(self, threshold: float) -> Tensor:
+        """[C]: the old radius, stretched or shrunk some way towards the threshold."""
+        return torch.lerp(self.centres.radii, torch.full_like(self.elasticity, threshold), self.elasticity.sigmoid())
+
+
+def _ramp(progress: Tensor | float) -> Tensor:
+    """0 at the start, near 1 soon after: 2 / (1 + exp(-10 p)) - 1 (Ganin and Lempitsky 2015)."""
+    return 2 * torch.sigmoid(torch.as_tensor(10.0 * progress)) - 1
+
+
+def _reversed(features: Tensor, reversal: Tensor | float) -> Tensor:
+    """The features themselves, with their gradient multiplied by -reversal."""
+    fixed = features.detach()
+    return fixed - reversal * (features - fixed)
+
+
+def _adversarial(
+    upgrade: Upgrade, adversarial: float, reversal: float, boundary: float, threshold: float, width: int
+) -> Objective:
+    if upgrade.teacher is None:
+        return Objective(plain_terms)
+    centres = OldCentres.at(upgrade, upgrade.encoder.slots.classes)
+    adversary = Adversary(centres, width, upgrade.seed).to(upgrade.encoder.device)
+
+    def terms(step: Step) -> Terms:
+        assert step.old is not None  # the teacher is there
+        own, radii = step.targets, adversary.radii(threshold)
+        inside = elastic_boundary(step.new.z, centres.means[own], radii[own], centres.known[own])
+        return {
+            "ce": step.new.cross_entropy(step.targets),
+            "adversarial": adversarial * adversary.told_apart(step.new.z, step.old.z, reversal * _ramp(step.progress)),
+            "boundary": boundary * inside,
+        }
+
+    return Objective(terms, adversary)
+
+
+def cvs(
+    model: float = 10.0,
+    data: float = 1.0,
+    margin: float = 0.1,
+    scale: float = 20.0,
+    head: Literal["cosine", "softmax"] = "cosine",
+) -> Method:
+    """CVS (Wan et al. 2022): intra-session discrimination (CE) + model * L_M + data * L_D.
+
+    L_M, neighbour-session model coherence: a triplet of new, old and another class's old feature. L_D, inter-session
+    data coherence: images of old classes at the mean embedding of their class, as the version embedded it that learnt
+    the class; in an upgrade that has not kept these, the previous version. Weights, margin and temperature 1/20 are the
+    published code's for CIFAR-100. ``head="softmax"`` trains a linear classifier, without the temperature.
+    """
+    options = {"model": model, "data": data, "margin": margin, "scale": scale, "head": head}
+    rule = "model, data and margin >= 0 and head one of cosine, softmax"
+    require("cvs", options, rule, model >= 0 and data >= 0 and margin >= 0 and head in ("cosine", "softmax"))
+    return Method(
+        "cvs",
+        "fine-tune coherently with the previous model's features and the class means of the past",
+        "Wan et al. 2022, model and data coherence; HOC, section 5 (CVS)",
+        begin=lambda upgrade: _coherent(upgrade, model, data, margin),
+        classifier="cosine" if head == "cosine" else "linear",
+        classifier_options={"scale": scale, "margin": 0.0} if head == "cosine" else {},
+        needs=frozenset({"old model", "replay"}),
+        options=options,
+        first_vectors=True,
+    )
+
+
+def _coherent(upgrade: Upgrade, model: float, data: float, margin: float) -> Objective:
+    if upgrade.teacher is None:
+        return Objective(plain_terms)
+    past = [name for name in upgrade.encoder.slots.classes if name not in upgrade.new_classes]
+    centres = OldCentres.at(upgrade, past) if upgrade.old_vectors is None else OldCentres.stored(upgrade)
+
+    def terms(step: Step) -> Terms:
+        assert step.old is not None  # the teacher is there
+        of_the_past = centre_distance(step.new.z, centres.means[step.targets], centres.seen[step.targets])
+        return {
+            "ce": step.new.cross_entropy(step.targets),
+            "model": model * cross_model_triplet(step.new.z, step.old.z, step.targets, margin),
+            "data": data * of_the_past,
+        }
+
+    return Objective(terms, centres)
