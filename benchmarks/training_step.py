@@ -48,8 +48,7 @@ from fixstar.methods import Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training, captured
 from fixstar.training.captured import CapturedSteps
-from fixstar.training.optimiser import create_optimiser
-from fixstar.training.run import parts_of
+from fixstar.training.run import create_optimiser, parts_of
 from fixstar.training.steps import EagerSteps, update
 
 IMAGES, BATCH, CLASSES, CAPACITY = 12_800, 128, 40, 1000

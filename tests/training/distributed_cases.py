@@ -25,7 +25,7 @@ from fixstar.models import Encoder
 from fixstar.training import Recipe, Settings, Validation, Version, distributed, lifelong, retraining, run_scenario
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.training.distributed import synchronised
-from fixstar.training.shared_step import gathered
+from fixstar.training.steps import gathered
 
 SETTINGS = Settings(
     backbone="tiny",

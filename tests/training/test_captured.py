@@ -18,8 +18,7 @@ from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training
 from fixstar.training.captured import _PROGRAMS, CapturedSteps, _restored, _without_batch_counts, compiled
 from fixstar.training.checkpoint import Checkpoint
-from fixstar.training.optimiser import create_optimiser
-from fixstar.training.run import Part, parts_of
+from fixstar.training.run import Part, create_optimiser, parts_of
 from fixstar.training.steps import EagerSteps
 
 RECIPE = Recipe(epochs=2, learning_rate=0.05, milestones=(), batch_size=8)

@@ -17,8 +17,7 @@ from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
 from fixstar.training import Recipe, Settings, Training, train, train_version
 from fixstar.training.checkpoint import save_checkpoint
-from fixstar.training.optimiser import create_optimiser
-from fixstar.training.run import parts_of
+from fixstar.training.run import create_optimiser, parts_of
 from fixstar.training.version import TrainingContext
 
 FLAT = Recipe(epochs=4, learning_rate=0.01, milestones=(), weight_decay=0.02, batch_size=8)

@@ -18,8 +18,7 @@ from torch import Tensor, nn, optim
 
 from fixstar.models import Backbone
 from fixstar.models.fused import FusedCifarResNet, called_by, fused
-from fixstar.training.optimiser import lay_out_state, set_rate
-from fixstar.training.run import Part, Training
+from fixstar.training.run import Part, Training, lay_out_state, set_rate
 from fixstar.training.steps import Shown, update
 
 _WARM_UP = 3  # steps, so that libraries choose their kernels and memory is laid out before the recording

@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 
 from fixstar.durable import document, open_document, replace_file
 from fixstar.errors import CheckpointError, ModelError
-from fixstar.training.optimiser import lay_out_state
+from fixstar.training.run import lay_out_state
 
 _FORMAT = "checkpoint"
 

@@ -20,8 +20,7 @@ from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero, from_rank_zero, require_same_on_all_ranks, world
-from fixstar.training.optimiser import create_optimiser
-from fixstar.training.run import Part, Training, ValidationScores, parts_of, selected_epoch
+from fixstar.training.run import Part, Training, ValidationScores, create_optimiser, parts_of, selected_epoch
 from fixstar.training.steps import EagerSteps, Steps
 
 _PAUSE = 5.0  # seconds between two checkpoints where an epoch may take less than writing one: a GPU, a frozen backbone

@@ -1,20 +1,27 @@
-"""The steps of a stage: one batch, one update. Eager anywhere; others in ``captured`` (a GPU) and ``shared_step``."""
+"""The steps of a stage: one batch, one update. Eager anywhere; ``captured`` has those of a GPU.
+
+Several processes make the same update as one: each takes a share of the batch through the networks. Features are
+gathered before the loss, so that every term sees the whole batch. Each process computes the same loss L; what is
+differentiated is the mean of the losses of all, with collectives that carry gradients back to where features came from.
+Summed over processes, the gradient is that of L.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, optim
+from torch import distributed as dist
 
 from fixstar.data.batches import Batch
+from fixstar.data.pixels import Crops, PixelSource
+from fixstar.errors import InputError
 from fixstar.methods import Step
 from fixstar.models import FrozenEncoder, Outputs
-from fixstar.training.distributed import world
-from fixstar.training.optimiser import set_rate, take_step
-from fixstar.training.run import Part, Training
-from fixstar.training.shared_step import shared_update
+from fixstar.training.distributed import collective, synchronised, world
+from fixstar.training.run import Part, Training, set_rate, take_step
 
 Shown = Callable[[int, str], object]
 """Called with the number of images trained on since the last call, and a note."""
@@ -82,3 +89,101 @@ class EagerSteps:
             loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}" if reads else ""
             shown(part.batches.batch_size, loss)
         return sums
+
+
+# Shared by several processes.
+
+
+def shared_update(
+    run: Training, part: Part, optimiser: optim.Optimizer, batch: Batch, done: Tensor | float
+) -> dict[str, Tensor]:
+    """See ``update``. Projection, classifier and loss see the whole batch in every process."""
+    here, total = world(), len(batch.targets)
+    if total < here.size:
+        raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer processes")
+    pixels = batch.pixels[here.share(total)]
+    optimiser.zero_grad(set_to_none=True)
+    old, first = (_seen_by_all(model, run, pixels, total) for model in (run.teacher, run.first))
+    with synchronised(run.encoder.backbone):
+        own: Outputs = run.encoder(pixels, maps=run.maps, bfloat16=run.bfloat16)
+    new = run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total))
+    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
+    torch.autograd.backward(torch.stack(list(terms.values())).sum() / here.size)
+    _sum_gradients(optimiser)
+    take_step(optimiser, part.recipe.clip)
+    return {name: value.detach() for name, value in terms.items()}
+
+
+def _seen_by_all(model: FrozenEncoder | None, run: Training, pixels: Tensor, total: int) -> Outputs | None:
+    """A past model's outputs for the whole batch, of which each process computes a share."""
+    if model is None:
+        return None
+    seen = model(pixels, maps=run.maps, bfloat16=run.bfloat16)
+    return model.heads(gathered(seen.h, total), _all_gathered(seen, total))
+
+
+def _all_gathered(outputs: Outputs, total: int) -> tuple[Tensor, ...]:
+    return tuple(gathered(each, total) for each in outputs.maps)
+
+
+def _sum_gradients(optimiser: optim.Optimizer) -> None:
+    """Over all processes, in one message."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    with collective():
+        dist.all_reduce(flat)
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, part in zip(gradients, torch.split(flat, sizes), strict=True):
+        gradient.copy_(part.view(gradient.shape))
+
+
+def gathered(own: Tensor, total: int) -> Tensor:
+    """The rows of all processes, [total, ...], from this one's share; gradients flow back."""
+    whole: Tensor = _Gathered.apply(own, total)  # type: ignore[no-untyped-call]
+    return whole
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, total: int) -> Tensor:
+        ctx.total = total
+        return _rows_of_all(own, total)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = gradients[0].float().contiguous().clone()
+        with collective():
+            dist.all_reduce(whole)
+        return whole[world().share(ctx.total)].to(gradients[0].dtype), None
+
+
+def _rows_of_all(own: Tensor, total: int) -> Tensor:
+    here = world()
+    rows = [len(range(total)[here.share(total, rank)]) for rank in range(here.size)]
+    padded = own.new_zeros((rows[0], *own.shape[1:]))  # collectives need equal shapes; the first share is the longest
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in rows]
+    with collective():
+        dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
+
+
+class SharedPixels:
+    """A source that is slow to read, such as files: each process reads its share of a batch and sends it to all."""
+
+    def __init__(self, source: PixelSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def cut(self, crops: Crops) -> Iterator[Tensor]:
+        """See ``PixelSource``."""
+        total = crops.image.shape[1]
+        if total < world().size:  # nothing to share
+            yield from self._source.cut(crops)
+            return
+        mine = world().share(total)
+        for pixels in self._source.cut(Crops(*(each[:, mine] for each in crops))):
+            yield _rows_of_all(pixels, total)

@@ -38,7 +38,7 @@ from fixstar.training.features import FrozenFeatures
 from fixstar.training.loop import EpochLog, train
 from fixstar.training.run import Select, Training, ValidationScores, selected_epoch
 from fixstar.training.settings import Settings
-from fixstar.training.shared_step import SharedPixels
+from fixstar.training.steps import SharedPixels
 
 _SHORT = 12  # hexadecimal digits of a part's digest
 _PART_NAMES = {  # where the name of a setting does not say what it is
