@@ -80,7 +80,7 @@ def test_the_index_follows_writes_and_filters_and_is_built_anew(gallery: Postgre
 
 
 def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:
-    other = gallery._pool.fresh()
+    other = gallery._pool.session()
     with other:
         other.execute("SELECT pg_advisory_lock(%s, 'vectors_1'::regclass::oid::int)", (0x66787369,))
         with pytest.raises(GalleryError, match="already being built"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import qdrant_contract
 from qdrant_server import URL, QdrantTestGallery, qdrant_client
 from test_gallery_contract import filled, vectors
 from test_transfer import content, example
@@ -306,6 +307,14 @@ def _without_parameters(candidates: Callable[..., Any], monkeypatch: pytest.Monk
             return candidates(*arguments)
 
     return plain
+
+
+def test_the_script_for_a_real_server_says_that_it_tested_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FIXSTAR_QDRANT_URL", raising=False)
+    assert qdrant_contract.main() == 0
+    assert capsys.readouterr().out.startswith("skipped: no server was tested. Set FIXSTAR_QDRANT_URL")
 
 
 @pytest.mark.skipif(URL is None, reason="needs a server: set FIXSTAR_QDRANT_URL")

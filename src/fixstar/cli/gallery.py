@@ -28,6 +28,7 @@ OWN_NAME = re.compile(r"v[0-9]+")  # what a workspace calls its versions
 _BATCH = 1024
 _NAMED = 20  # unknown ids in a message
 
+QDRANT = "qdrant:// was never run against a server here: test yours first, see the docs."
 GalleryAddress = Annotated[
     str | None,
     typer.Option("--gallery", help="A gallery by its address instead of the workspace's: a file, or a server's URL."),
@@ -307,7 +308,7 @@ def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> N
 
 @gallery_app.command(epilog=examples("fixstar gallery move postgresql://host/db?gallery=shop -w shop"))
 def move(
-    target: Annotated[str, typer.Argument(help="The new place of the gallery: a file, or a server's URL.")],
+    target: Annotated[str, typer.Argument(help=f"The new place of the gallery: a file, or a server's URL. {QDRANT}")],
     workspace: WorkspacePath = Path(),
     gallery: GalleryAddress = None,
     as_json: AsJson = False,

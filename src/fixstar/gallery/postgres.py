@@ -113,13 +113,16 @@ def require_psycopg(purpose: str) -> None:
 
 
 def _connect(address: PostgresAddress, wait: float) -> Database:
-    """A connection in autocommit. Waits for a server that is starting, but not for one that cannot be reached."""
+    """A connection in autocommit, without prepared statements, which a pooler would lose.
+
+    Waits for a server that is starting, but not for one that cannot be reached.
+    """
     from psycopg import Connection, Error
 
     until = time.monotonic() + wait
     while True:
         try:
-            return Connection.connect(address.conninfo, autocommit=True)
+            return Connection.connect(address.conninfo, autocommit=True, prepare_threshold=None)
         except Error as error:
             reason = str(error)
             if any(sign in reason for sign in _STARTING) and time.monotonic() < until:
@@ -131,21 +134,27 @@ def _connect(address: PostgresAddress, wait: float) -> Database:
             ) from None
 
 
-def _configure(db: Database, schema: str, wait: float, read_only: bool) -> None:
-    """Set up a connection in one round trip.
+def _setup(db: Database, schema: str, wait: float, read_only: bool) -> list[str]:
+    """Statements that set up a transaction, sent in one round trip with its BEGIN.
 
-    Tables are found in the gallery's schema, types in pgvector's. Index scans continue until enough rows pass the
-    filter; their order is computed here. Commits wait for the disk, also where the server's default is not to.
+    They hold for the transaction alone: behind a pooler the next one may run in another session. Tables are found in
+    the gallery's schema, types in pgvector's. Index scans continue until enough rows pass the filter; their order is
+    computed here. Commits wait for the disk, also where the server's default is not to.
     """
-    db.execute(
-        "SELECT set_config('search_path', concat_ws(', ', quote_ident(%s), (SELECT quote_ident(nspname) "
-        "FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector')), false), "
-        "set_config('lock_timeout', %s, false), set_config('default_transaction_read_only', %s, false), "
-        "set_config('jit', 'off', false), set_config('hnsw.iterative_scan', 'relaxed_order', false), "
-        "set_config('hnsw.ef_search', %s, false), CASE WHEN current_setting('synchronous_commit') = 'off' "
-        "THEN set_config('synchronous_commit', 'on', false) END",
-        (schema, f"{int(wait * 1000)}ms", "on" if read_only else "off", str(_EF_SEARCH)),
+    ((path, commit),) = db.execute(
+        "SELECT concat_ws(', ', quote_ident(%s), (SELECT quote_ident(nspname) FROM pg_extension "
+        "JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector')), current_setting('synchronous_commit')",
+        (schema,),
     )
+    return [
+        f"SET LOCAL search_path TO {path}",
+        f"SET LOCAL lock_timeout TO '{int(wait * 1000)}ms'",
+        "SET LOCAL jit TO off",
+        "SET LOCAL hnsw.iterative_scan TO relaxed_order",
+        f"SET LOCAL hnsw.ef_search TO {_EF_SEARCH}",
+        *(["SET LOCAL synchronous_commit TO on"] if commit == "off" else []),
+        *(["SET TRANSACTION READ ONLY"] if read_only else []),
+    ]
 
 
 def _check_place(db: Database, address: PostgresAddress) -> None:
@@ -169,6 +178,7 @@ class Pool:
         self._start()
 
     def _start(self) -> None:
+        self._setup: list[str] = []
         self._process = os.getpid()
         self._idle: list[Database] = []
         self._room = threading.Semaphore(self._size)
@@ -198,13 +208,30 @@ class Pool:
             finally:
                 self._give_back(db)
 
-    def fresh(self) -> Database:
-        """A connection outside the pool, to be closed by the caller."""
+    def session(self) -> Database:
+        """A connection outside the pool, set up as a whole, to be closed by the caller. Not for a pooler."""
+        db = self._begin_fresh("BEGIN")
+        try:
+            db.execute("COMMIT")
+            for statement in self._setup:
+                db.execute(
+                    statement.replace("SET LOCAL", "SET").replace(
+                        "SET TRANSACTION", "SET SESSION CHARACTERISTICS AS TRANSACTION"
+                    )
+                )
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _begin_fresh(self, begin: str) -> Database:
+        """A new connection in a new transaction."""
         if self._closed:
             raise GalleryUnavailableError(f"the {self._address.shown} is closed; open it again")
         db = _connect(self._address, self._wait)
         try:
-            _configure(db, self._address.schema, self._wait, self._read_only)
+            self._setup = _setup(db, self._address.schema, self._wait, self._read_only)
+            db.execute("; ".join([begin, *self._setup]))
             _check_place(db, self._address)
         except BaseException:
             db.close()
@@ -228,14 +255,12 @@ class Pool:
             except IndexError:
                 break
             try:
-                db.execute(begin)
+                db.execute("; ".join([begin, *self._setup]))
             except OperationalError:
                 db.close()
             else:
                 return db
-        db = self.fresh()
-        db.execute(begin)
-        return db
+        return self._begin_fresh(begin)
 
     def _give_back(self, db: Database) -> None:
         from psycopg.pq import TransactionStatus
@@ -282,7 +307,7 @@ def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: floa
     with db, _translated(address):
         create = create and not read_only
         _check_server(db, address, create)
-        _configure(db, address.schema, wait, read_only)
+        db.execute("; ".join([WRITE, *_setup(db, address.schema, wait, read_only)]))
         if not (tables := _tables(db, address)):
             if not create:
                 raise GalleryError(
@@ -296,6 +321,7 @@ def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: floa
             )
         _check_place(db, address)
         (row,) = db.execute("SELECT format FROM gallery").fetchall()
+        db.execute("COMMIT")
     if row[0] > _FORMAT:
         raise GalleryError(
             f"the {address.shown} has format {row[0]}; this fixstar reads formats up to {_FORMAT}. Update fixstar"
@@ -354,15 +380,14 @@ def _make(db: Database, address: PostgresAddress) -> list[str]:
     """Create the tables, once, even if several processes try at the same moment."""
     from psycopg.sql import SQL, Identifier
 
-    with db.transaction():
-        db.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
-        if not _tables(db, address):
-            if not db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
-                db.execute(SQL("CREATE SCHEMA {}").format(Identifier(address.schema)))
-            _check_place(db, address)
-            for table in _TABLES:
-                db.execute(table)
-            db.execute("INSERT INTO gallery (format, written) VALUES (%s, 0)", (_FORMAT,))
+    db.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
+    if not _tables(db, address):
+        if not db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
+            db.execute(SQL("CREATE SCHEMA {}").format(Identifier(address.schema)))
+        _check_place(db, address)
+        for table in _TABLES:
+            db.execute(table)
+        db.execute("INSERT INTO gallery (format, written) VALUES (%s, 0)", (_FORMAT,))
     return _tables(db, address)
 
 
@@ -798,7 +823,7 @@ class PostgresGallery(Gallery):
                 )
         for number, space in chosen:
             with _translated(self.address):
-                _build(self._pool.fresh, number, space.width)
+                _build(self._pool.session, number, space.width)
             with self._pool.transaction(READ) as db:  # some vectors, spread over the table, always the same ones
                 ordered = f"ORDER BY hashint8(number), number LIMIT {_SAMPLE}"
                 rows = db.execute(f"SELECT vector_send(vector) FROM vectors_{number} {ordered}", binary=True).fetchall()

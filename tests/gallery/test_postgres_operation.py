@@ -1,0 +1,69 @@
+"""A gallery on PostgreSQL as people run it: a role with few rights, and a pooler in transaction mode."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pooler import pooler
+from postgres_server import fresh_url, shared_server
+
+from fixstar.errors import GalleryError
+from fixstar.gallery.postgres import PostgresGallery
+from fixstar.geometry import unit
+
+
+def vectors(count: int) -> NDArray[np.float32]:
+    return unit(np.random.default_rng(0).standard_normal((count, 3))).astype(np.float32)
+
+
+def test_a_service_may_do_its_work_without_owning_the_tables() -> None:
+    server, name = shared_server(), fresh_url().rpartition("=")[2]
+    server.execute("CREATE ROLE shop_app LOGIN")
+    with PostgresGallery(server.url(name)) as owner:
+        server.execute(f"GRANT USAGE ON SCHEMA {name} TO shop_app")
+        rights = "SELECT, INSERT, UPDATE, DELETE"
+        server.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {name} TO shop_app")
+        server.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {name} GRANT {rights} ON TABLES TO shop_app")
+        owner.create_version("v1", 3)
+        owner.create_version("v2", 3)
+        with PostgresGallery(server.url(name, user="shop_app")) as app:
+            app.upsert("v1", ["a", "b"], vectors(2))
+            assert app.replace_vectors("v2", list(app.get(["a"]).values()), vectors(1)) == ["a"]
+            assert app.count() == {"v1": 1, "v2": 1}
+            assert len(app.search("v2", vectors(1))[0]) == 2
+            assert app.delete(["b"]) == 1
+            for refused in (lambda: app.create_version("v3", 3), lambda: app.build_index("v1")):
+                with pytest.raises(GalleryError, match="may not do that"):
+                    refused()
+        owner.build_index("v2")
+        assert [one.version for one in owner.indexes()] == ["v2"]
+
+
+def test_a_pooler_may_run_every_transaction_in_another_session() -> None:
+    server, name = shared_server(), fresh_url().rpartition("=")[2]
+    with pooler(f"{server.folder}/.s.PGSQL.5432") as (port, used):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?gallery={name}"
+        with PostgresGallery(url) as gallery, PostgresGallery(f"{url}_other") as other:
+            for one in (gallery, other):
+                one.create_version("v1", 3)
+            gallery.upsert("v1", [f"i{number}" for number in range(50)], vectors(50))
+
+            def ask(number: int) -> list[str]:
+                return [hit.id for hit in gallery.search("v1", vectors(50)[number : number + 1], k=1)[0]]
+
+            with ThreadPoolExecutor(4) as pool:
+                assert list(pool.map(ask, range(50))) == [[f"i{number}"] for number in range(50)]
+            other.upsert("v1", ["only here"], vectors(1))
+            assert gallery.delete(["i0"]) == 1
+            assert (gallery.count(), other.count()) == ({"v1": 49}, {"v1": 1})
+            assert [item.id for item in other.iterate()] == ["only here"]
+        with PostgresGallery(url, read_only=True) as reader:
+            assert len(reader.search("v1", vectors(1), k=60)[0]) == 49
+            with pytest.raises(GalleryError, match="opened for reading only"):
+                reader.delete(["i1"])
+        with PostgresGallery(url) as again:  # nothing of the reader stays in a session
+            assert again.delete(["i1"]) == 1
+        assert set(used) == {0, 1, 2}
