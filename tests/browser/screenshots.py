@@ -57,7 +57,7 @@ def take_all(browser: Browser, address: str, query: Path, out: Path) -> None:
     keep(page, out / "phone.png")
     page = opened(browser, f"{address}/#versions", WIDE, "light")
     if start_backfill(page):
-        keep(page.locator("#backfill").locator("xpath=../.."), out / "backfill.png")
+        keep(page.locator(".panel", has=page.locator("#backfill")), out / "backfill.png")
 
 
 def turned_image(address: str, path: Path) -> Path:

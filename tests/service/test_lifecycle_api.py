@@ -330,3 +330,21 @@ def test_an_adapter_is_fitted_in_a_job_and_used_with_evidence_or_a_reason(
     assert is_problem(http.post("/v1/adapt", json={"version": "v7"}), 404, "no vectors of 'v7'")
     assert is_problem(http.post("/v1/adapt", json={"version": "v1", "queries_by": "v7"}), 404, "unknown version")
     assert is_problem(http.post("/v1/adapt", json={"version": "v1", "pairs": "/etc/passwd"}), 422)
+
+
+def test_the_drift_map_has_stored_vectors_beside_those_of_the_other_version(space: Workspace, http: TestClient) -> None:
+    found = http.get("/v1/drift", params={"old": "v1", "new": "v2", "limit": 6}).json()
+    stored = {item.id: item for item in space.gallery.iterate("v1")}
+    paths = [space.images.find(stored[point["id"]]) for point in found["points"]]
+    old = np.stack([stored[point["id"]].vector for point in found["points"]])
+    new = space.serving.embed("v2", [path for path in paths if path is not None])
+    assert len({point["label"] for point in found["points"]}) == len(CLASSES)  # of six items, two of each class
+    moved = [point["moved"] for point in found["points"]]
+    assert moved == sorted(moved, reverse=True)
+    np.testing.assert_allclose(moved, 1 - (old * new).sum(axis=1), atol=1e-5)
+    both = np.concatenate([old, new]).astype(np.float64)
+    both -= both.mean(axis=0)
+    values, axes = np.linalg.eigh(both.T @ both)
+    places = np.array([point[name] for name in ("old", "new") for point in found["points"]])
+    np.testing.assert_allclose(np.abs(places), np.abs(both @ axes[:, np.argsort(-values)[:2]]), atol=1e-4)
+    assert is_problem(http.get("/v1/drift", params={"old": "v1", "new": "v9"}), 404, "v9")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DataError, InputError
+from fixstar.errors import DataError, InputError, plural
 from fixstar.evaluation.cross_test import CrossTest, cross_test, cross_test_cmc, cross_test_scores, takes_pairs
 from fixstar.evaluation.evidence import flips
 from fixstar.evaluation.features import VersionFeatures, blended_version
@@ -187,7 +187,7 @@ def with_vectors(version: VersionFeatures, vectors: NDArray[Any]) -> VersionFeat
 
 def counted(labels: Labels) -> str:
     """The number of images and classes as text."""
-    return f"{len(labels):,} images of {len(np.unique(labels)):,} classes"
+    return f"{plural(len(labels), 'image')} of {plural(len(np.unique(labels)), 'class')}"
 
 
 def _kept_split(labels: Labels, path: Path | None, seed: int) -> tuple[Split, str]:

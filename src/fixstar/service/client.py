@@ -30,6 +30,7 @@ try:
         Check,
         Deleted,
         Deployment,
+        DriftMap,
         EmbeddingResponse,
         Item,
         ItemCount,
@@ -303,6 +304,10 @@ class Client:
         ``data`` is the name of labelled images that the operator chose, ``held-out`` for those held out at training.
         """
         return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules)
+
+    def drift(self, old: str, new: str, limit: int = 150) -> DriftMap:
+        """Where a version puts a sample of the stored items, beside an older one, in one plane."""
+        return self._ask(DriftMap, "GET", "/v1/drift", params={"old": old, "new": new, "limit": limit})
 
     def last_check(self, version: str) -> Check:
         """What the gate last found out about a version, with the most evidence."""

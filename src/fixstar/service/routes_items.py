@@ -214,7 +214,7 @@ def _search_response(found: SearchResult, began: float) -> SearchResponse:
             Hit(
                 score=hit.score,
                 unlikely=found.is_unlikely(hit),
-                **_item_fields(hit.id, hit.version, hit.payload),
+                **item_fields(hit.id, hit.version, hit.payload),
             )
             for hit in found.hits[0]
         ),
@@ -226,7 +226,7 @@ def _search_response(found: SearchResult, began: float) -> SearchResponse:
     )
 
 
-def _item_fields(name: str, version: str, payload: Payload) -> dict[str, Any]:
+def item_fields(name: str, version: str, payload: Payload) -> dict[str, Any]:
     """An item as JSON, without the payload fields that name files of this machine."""
     label, picture = payload.get(LABEL), None
     if payload.get(IMAGE):  # a new picture has a new address, so caches may keep it
@@ -277,7 +277,7 @@ def item_page(
                 return ItemPage(items=tuple(found), next=last, looked_at=looked_at)
             looked_at, last = looked_at + 1, item.id
             if passes(item.payload):
-                found.append(Item(**_item_fields(item.id, item.version, item.payload)))
+                found.append(Item(**item_fields(item.id, item.version, item.payload)))
     return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
 
 
@@ -285,7 +285,7 @@ def item_page(
 def sample(context: Shared, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[Item]:
     """Some items of as many labels as possible, to begin with; at most 5,000 are looked at."""
     chosen = item_sample(context.workspace.gallery, limit)
-    return [Item(**_item_fields(item.id, item.version, item.payload)) for item in chosen]
+    return [Item(**item_fields(item.id, item.version, item.payload)) for item in chosen]
 
 
 def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
@@ -339,7 +339,7 @@ def count(
 def item(context: Shared, item_id: ItemId) -> Item:
     """One item."""
     found = _find_item(context, item_id)
-    return Item(**_item_fields(found.id, found.version, found.payload))
+    return Item(**item_fields(found.id, found.version, found.payload))
 
 
 @router.get(
@@ -376,7 +376,7 @@ def change_payload(context: Shared, item_id: ItemId, change: PayloadChange) -> I
     """Change payload fields of an item; its image and vector stay. Null removes a field."""
     _find_item(context, item_id)
     stored = context.workspace.update_payload(item_id, _checked_payload(change.payload))
-    return Item(**_item_fields(stored.id, stored.version, stored.payload))
+    return Item(**item_fields(stored.id, stored.version, stored.payload))
 
 
 @router.delete("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))
@@ -453,7 +453,7 @@ async def put_item(
     stored = await _add_images(context, await run_in_threadpool(plan))
     if stored.rejected:
         raise stored.rejected[0][1]
-    return Item(**_item_fields(item_id, stored.version, stored.payloads[item_id]))  # another may have written since
+    return Item(**item_fields(item_id, stored.version, stored.payloads[item_id]))  # another may have written since
 
 
 @router.post(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.service import jobs as work
 from fixstar.service.context import READ, Admin, Context, Shared, Writer
 from fixstar.service.problems import Problem, to_step
+from fixstar.service.routes_items import item_fields
 from fixstar.service.schemas import (
     AdaptRequest,
     BackfillRequest,
@@ -24,6 +26,8 @@ from fixstar.service.schemas import (
     Compatibility,
     Deployment,
     DeployRequest,
+    DriftMap,
+    DriftPoint,
     Flip,
     FlipImage,
     Job,
@@ -51,11 +55,16 @@ from fixstar.workspace.checks import (
     last_check,
     listed_flips,
 )
+from fixstar.workspace.drift import drift_map
 
 router = APIRouter(prefix="/v1")
 
 Name = Annotated[str, InPath(max_length=100, description="The version, such as v2.")]
 JobId = Annotated[str, InPath(alias="id", max_length=100, description="The job's id.")]
+
+_KEPT_MAPS = 8
+_drift_maps: dict[tuple[Any, ...], DriftMap] = {}
+_drift_lock = threading.Lock()
 
 _log = logging.getLogger("fixstar.service")
 _audit = logging.getLogger("fixstar.audit")
@@ -205,6 +214,42 @@ def flip_image(
     Image.fromarray(pixels).save(buffer, "PNG")
     cached = "private, max-age=31536000, immutable" if stamp else "private, no-cache"
     return Response(buffer.getvalue(), media_type="image/png", headers={"Cache-Control": cached})
+
+
+@router.get("/drift", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+def drift(
+    context: Shared,
+    old: Annotated[str, Query(max_length=100, description="The older version.")],
+    new: Annotated[str, Query(max_length=100, description="The newer version.")],
+    limit: Annotated[int, Query(ge=2, le=500, description="Items, at most.")] = 150,
+) -> DriftMap:
+    """Where the new version puts stored items, beside the old one: a sample of as many labels as possible.
+
+    The images of the sample are embedded for it, once as long as the gallery does not change; one request at a time.
+    """
+    space = context.workspace
+    for name in (old, new):
+        _existing(space, name)
+    key = (str(space.path), old, new, limit, *sorted(space.gallery.count().items()))
+    with _drift_lock:
+        if key not in _drift_maps:
+            points = drift_map(space.serving, old, new, limit, context.intake.processes.pixels)
+            while len(_drift_maps) >= _KEPT_MAPS:
+                del _drift_maps[next(iter(_drift_maps))]
+            _drift_maps[key] = DriftMap(
+                old=old,
+                new=new,
+                points=tuple(
+                    DriftPoint(
+                        **item_fields(point.item.id, point.item.version, point.item.payload),
+                        old=point.old,
+                        new=point.new,
+                        moved=point.moved,
+                    )
+                    for point in points
+                ),
+            )
+        return _drift_maps[key]
 
 
 @router.get("/compatibility", tags=["versions"], dependencies=READ)

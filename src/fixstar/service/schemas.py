@@ -397,6 +397,22 @@ class Flip(_Response):
     new: FlipImage
 
 
+class DriftPoint(Item):
+    """A stored item, its place by the old and by the new version, and 1 minus the cosine between the two vectors."""
+
+    old: tuple[float, float]
+    new: tuple[float, float]
+    moved: float
+
+
+class DriftMap(_Response):
+    """The same images as two versions see them, on the two principal components of both; farthest first."""
+
+    old: str
+    new: str
+    points: tuple[DriftPoint, ...]
+
+
 class MatrixCell(_Response):
     """One cell: accuracy of queries of one version on a gallery of another. ``check`` is the check it comes from."""
 

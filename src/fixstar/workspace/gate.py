@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import InputError, NextStep
+from fixstar.errors import InputError, NextStep, plural
 from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
 from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.features import carried_queries
@@ -634,8 +634,9 @@ def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) ->
 
 def _outweighed(stronger: Check) -> str:
     return (
-        f"the check of {stronger.when[:10]} still counts ({stronger.outcome}): it asked {stronger.queries:,} queries "
-        f"of {stronger.classes:,} classes ({stronger.images}). This one is kept beside it"
+        f"the check of {stronger.when[:10]} still counts ({stronger.outcome}): it asked "
+        f"{plural(stronger.queries, 'query')} of {plural(stronger.classes, 'class')} ({stronger.images}). "
+        "This one is kept beside it"
     )
 
 

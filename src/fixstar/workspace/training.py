@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
-from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError
+from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation.verification import gallery_query_split
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, OldVectors, create_method
@@ -112,9 +112,9 @@ def train_upgrade(
     missing = [name for name in base.previous.slots.classes if name not in images.classes]
     if missing and "all images" in base.method.needs:
         raise InputError(
-            f"method {base.method.name!r} retrains on all images so far, and {len(missing)} classes of {base.start} "
-            f"are not among these ({', '.join(missing[:5])}, ...). Give a folder with old and new classes, or use a "
-            "lifelong method such as polaris"
+            f"method {base.method.name!r} retrains on all images so far, and {plural(len(missing), 'class')} of "
+            f"{base.start} {'is' if len(missing) == 1 else 'are'} not among these ({', '.join(missing[:5])}, ...). "
+            "Give a folder with old and new classes, or use a lifelong method such as polaris"
         )
     kept = split if options.keep_images else split._replace(held=None)
     with _next_version(registry) as (run, number):

@@ -1,5 +1,6 @@
 // The page: which view is shown, and what all views need to know.
-import { startSession, status } from "./api.js";
+import { startAdd } from "./add.js";
+import { may, startSession, status } from "./api.js";
 import { hideBoard, showBoard } from "./board.js";
 import { byId, el, rememberVersions } from "./dom.js";
 import { tellProblem } from "./problem.js";
@@ -7,18 +8,18 @@ import { showRoute, startSearch } from "./search.js";
 
 function route() {
   const hash = location.hash || "#search";
-  const versions = hash === "#versions";
-  byId("search-view").hidden = versions;
-  byId("versions-view").hidden = !versions;
-  for (const [tab, current] of [["tab-search", !versions], ["tab-versions", versions]]) {
-    if (current) byId(tab).setAttribute("aria-current", "page");
-    else byId(tab).removeAttribute("aria-current");
+  const view = ["#versions", "#add"].includes(hash) ? hash.slice(1) : "search";
+  for (const name of ["search", "add", "versions"]) {
+    byId(`${name}-view`).hidden = name !== view;
+    if (name === view) byId(`tab-${name}`).setAttribute("aria-current", "page");
+    else byId(`tab-${name}`).removeAttribute("aria-current");
   }
-  document.title = versions ? "Versions – fixstar" : "Search – fixstar";
+  document.title = `${{ search: "Search", add: "Add images", versions: "Versions" }[view]} – fixstar`;
   tellProblem(null);
-  if (versions) return showBoard();
+  if (view === "versions") return showBoard();
   hideBoard();
-  showRoute(hash.startsWith("#like=") ? decoded(hash.slice(6)) : null);
+  if (view === "add") return null;
+  return showRoute(hash.startsWith("#like=") ? decoded(hash.slice(6)) : null);
 }
 
 function decoded(text) {
@@ -33,6 +34,7 @@ async function start() {
   startSession();
   startKeys();
   startSearch();
+  startAdd();
   byId("main").addEventListener("keydown", (event) => event.key === "Escape" && tellProblem(null));
   for (const link of document.querySelectorAll(".skip, .part a")) {
     link.addEventListener("click", (event) => {
@@ -44,6 +46,7 @@ async function start() {
   try {
     const found = await status();
     rememberVersions([...found.versions, ...found.retired]);
+    byId("tab-add").hidden = !may("write");
     if (!location.hash) history.replaceState(null, "", "#search");
     route();
   } catch (error) {
@@ -62,6 +65,7 @@ const KEYS = [
   ["Enter", "more like the chosen result"],
   ["i", "details of the chosen result"],
   ["g s", "go to the search"],
+  ["g a", "go to adding images"],
   ["g v", "go to the versions"],
   ["Esc", "close a dialog"],
   ["?", "show these keys"],
@@ -77,6 +81,7 @@ function startKeys() {
     if (pressed.endsWith("/")) toSearch(event);
     else if (pressed.endsWith("?")) showKeys();
     else if (pressed === "gs") location.hash = "#search";
+    else if (pressed === "ga" && may("write")) location.hash = "#add";
     else if (pressed === "gv") location.hash = "#versions";
   });
   byId("show-keys").addEventListener("click", showKeys);
@@ -85,7 +90,7 @@ function startKeys() {
 function toSearch(event) {
   event.preventDefault();
   const focus = () => byId("file").focus();
-  if (byId("versions-view").hidden) return focus();
+  if (!byId("search-view").hidden) return focus();
   window.addEventListener("hashchange", focus, { once: true }); // the view must be there to take it
   location.hash = "#search";
 }

@@ -2,6 +2,7 @@
 import { call, may, status, versionPath } from "./api.js";
 import { askBackfill, showBackfill, startBackfill } from "./backfill.js";
 import { badge, byId, count, el, percent, plural, rememberVersions, renew, tone, when } from "./dom.js";
+import { showDrift } from "./drift.js";
 import { showHistory } from "./history.js";
 import { isOpen, JobWatch, markBusy, showJobBar, showJobs, showOnButtons } from "./jobs.js";
 import { announce, confirm, onStep, problemView, tellProblem } from "./problem.js";
@@ -74,6 +75,7 @@ async function refresh() {
       known = versions;
       showLineage(versions, actions);
       showUpgrade(versions, now);
+      showDrift(versions, now);
     }),
     panel("matrix", "/v1/compatibility", showMatrix),
     panel("deployments", "/v1/deployments", showDeployments),

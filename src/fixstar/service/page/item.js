@@ -5,7 +5,7 @@ import { picture } from "./picture.js";
 import { confirm } from "./problem.js";
 
 /** Shows an item. `asked` is a picture of the query, or null; `removed` runs when the item was deleted. */
-export function openItem(item, { asked, scale, like, removed }) {
+export function openItem(item, { asked, scale, like, removed, example = null }) {
   const dialog = byId("item");
   const id = el("input", { type: "text", id: "item-id", value: item.id, readonly: true, "aria-label": "Id" });
   const said = el("span", { class: "note", role: "status" });
@@ -28,6 +28,8 @@ export function openItem(item, { asked, scale, like, removed }) {
       "div",
       { class: "buttons" },
       may("write") && el("button", { type: "button", class: "danger", on: { click: () => remove(item.id, leave(removed)) } }, "Delete …"),
+      example && el("button", { type: "button", on: { click: leave(() => example("negative", item)) } }, "Not like this"),
+      example && el("button", { type: "button", on: { click: leave(() => example("positive", item)) } }, "Also like this"),
       el("button", { type: "button", on: { click: leave(() => like(item.id)) } }, "More like this"),
       el("button", { type: "button", class: "primary", autofocus: true, on: { click: () => dialog.close() } }, "Close"),
     ),

@@ -1,5 +1,7 @@
 // The search view: what is asked, and what was found.
+import { addDropped } from "./add.js";
 import { address, call, fetchBlob, latestStatus } from "./api.js";
+import { choosePart } from "./crop.js";
 import { badge, byId, count, el, plural } from "./dom.js";
 import { openItem } from "./item.js";
 import { picture } from "./picture.js";
@@ -7,9 +9,11 @@ import { announce, tellProblem } from "./problem.js";
 import { isShown, showCompared, showEmpty, showItems, showWaiting, startResults } from "./results.js";
 
 const UNKNOWN_FORMAT = "/problems/unknown-format";
+const LABELS = 500; // that are suggested
 const PAGES = 10; // of the gallery that are looked through at a time for items with a label
 let query = { kind: "none" }; // or { kind: "image", file, preview } or { kind: "like", id }
 let image = null; // the image asked last: going back from "more like this" asks it again
+let examples = []; // further ones: { side: "positive" or "negative", name, and id or url (a data URL) }
 let under = null; // the request under way
 let after = null; // where the next page of the gallery starts
 let more = false; // whether there is one
@@ -24,10 +28,15 @@ export function startSearch() {
   byId("controls").addEventListener("submit", (event) => (event.preventDefault(), refreshSoon()));
   byId("count").addEventListener("change", refreshSoon);
   byId("label").addEventListener("change", refreshSoon);
+  for (const place of ["label", "add-label"]) byId(place).addEventListener("focus", offerLabels);
+  for (const [input, side] of [["more-like", "positive"], ["less-like", "negative"]]) {
+    byId(input).addEventListener("change", () => addFiles(side, [...byId(input).files]).then(() => (byId(input).value = "")));
+  }
+  byId("part").addEventListener("click", searchPart);
   byId("against").addEventListener("change", refreshSoon);
   byId("more").addEventListener("click", () => browse(true));
   byId("clear").addEventListener("click", () => {
-    image = null;
+    [image, examples] = [null, []];
     if (location.hash === "#search") showRoute(null);
     else location.hash = "#search";
     byId("file").focus();
@@ -36,6 +45,7 @@ export function startSearch() {
 
 /** Shows what the address asks for: more like an item, or the last image, or the gallery. */
 export function showRoute(id) {
+  if (id !== null && id !== query.id) examples = [];
   if (id !== null) query = { kind: "like", id };
   else query = image ? { kind: "image", ...image } : { kind: "none" };
   offerVersions();
@@ -69,7 +79,9 @@ function details(item, scale) {
     if (query.kind === "like" && query.id === item.id) location.hash = "#search";
     else refresh();
   };
-  openItem(item, { asked: query.kind === "like" && query.id === item.id ? null : asked, scale, like: openLike, removed });
+  const itself = query.kind === "like" && query.id === item.id;
+  const example = (side, { id, label, thumbnail }) => addExamples({ side, id, name: label ?? id, url: thumbnail });
+  openItem(item, { asked: itself ? null : asked, scale, like: openLike, removed, example: query.kind === "none" || itself ? null : example });
 }
 
 /** On a phone the query takes little room once it was asked, so that results come first. */
@@ -79,8 +91,10 @@ function fold(folded) {
   byId("unfold").textContent = folded ? "Change" : "Less";
 }
 
-function useImage(file) {
+/** Searches with an image, whatever was asked before. */
+export function useImage(file) {
   if (image) URL.revokeObjectURL(image.preview);
+  examples = [];
   image = { file, preview: URL.createObjectURL(file) };
   if (location.hash === "#search") showRoute(null);
   else location.hash = "#search"; // the address change shows it
@@ -98,6 +112,8 @@ async function refresh() {
   tellProblem(null);
   byId("more").hidden = true;
   byId("clear").hidden = query.kind === "none";
+  byId("part").hidden = query.kind === "none";
+  showExamples();
   byId("query").classList.toggle("asked", query.kind !== "none");
   fold(query.kind !== "none");
   if (query.kind === "none") return browse(false);
@@ -111,7 +127,7 @@ async function refresh() {
     if (query.kind === "image") describe(query.file.name || "Pasted image", "Used as the query; it is not stored.", previewOf(query.preview));
     else await describeItem(query.id, signal);
     const [against, file] = [byId("against").value, await queryFile()];
-    if (against && file) presentBoth(await Promise.all([null, against].map((version) => searchImage(file, asked, version, signal))));
+    if (against && file && !examples.length) presentBoth(await Promise.all([null, against].map((version) => searchImage(file, asked, version, signal))));
     else present(await ask(asked, signal));
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -135,8 +151,62 @@ async function withdraw() {
 
 function ask(k, signal) {
   const where = labelled();
+  if (examples.length) return askExamples(k, where, signal);
   if (query.kind === "like") return call(address("/v1/item/similar", { id: query.id, k, where }), { signal });
   return searchImage(query.file, k, null, signal);
+}
+
+async function askExamples(k, where, signal) {
+  const main = query.kind === "like" ? { side: "positive", id: query.id } : { side: "positive", url: await dataUrl(query.file) };
+  const sides = { positive: { ids: [], images: [] }, negative: { ids: [], images: [] } };
+  for (const { side, id, url } of [main, ...examples]) id === undefined ? sides[side].images.push(url) : sides[side].ids.push(id);
+  return call("/v1/search/examples", { json: { ...sides, k, where: where && JSON.parse(where) }, signal });
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.replace(/^data:[^,]*,/, "data:image/png;base64,")); // the service looks at the content
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+async function addFiles(side, files) {
+  addExamples(...(await Promise.all(files.map(async (file) => ({ side, name: file.name || "image", url: await dataUrl(file) })))));
+}
+
+function addExamples(...more) {
+  const isKnown = ({ id }) => id !== undefined && examples.some((one) => one.id === id);
+  examples.push(...more.filter((one) => !isKnown(one)));
+  refresh();
+}
+
+/** The further examples, each with a button that takes it away. */
+function showExamples() {
+  byId("example-part").hidden = query.kind === "none";
+  const line = (example) => {
+    const [sign, words] = example.side === "positive" ? ["＋", "like"] : ["−", "not like"];
+    const remove = () => {
+      examples = examples.filter((one) => one !== example);
+      refresh();
+      byId("more-like").focus();
+    };
+    return el("li", { class: example.side }, picture(example.url, `${words} ${example.name}`), el("span", { "aria-hidden": "true" }, sign), el("button", { type: "button", class: "icon", "aria-label": `Take away the example: ${words} ${example.name}`, on: { click: remove } }, el("span", { "aria-hidden": "true" }, "✕")));
+  };
+  byId("examples").replaceChildren(...examples.map(line));
+}
+
+/** A part of the query picture becomes the query. */
+async function searchPart() {
+  try {
+    const whole = query.kind === "image" ? query.file : await fetchBlob(query.item.thumbnail.replace("size=256", "size=1024"));
+    const url = URL.createObjectURL(whole);
+    const part = await choosePart(url).finally(() => URL.revokeObjectURL(url));
+    if (part) useImage(new File([part], `part of ${query.kind === "image" ? query.file.name || "the image" : query.id}`, { type: "image/png" }));
+  } catch {
+    tellProblem({ title: "This picture cannot be cut here", hint: "The browser does not show it. Search with all of it." });
+  }
 }
 
 /** The items nearest to an image, as a version embeds it; the deployed one where that is null. */
@@ -161,10 +231,9 @@ function labelled() {
 
 function present({ version, hits, milliseconds, calibrated, left_out: unreached, thresholds }) {
   const scores = calibrated ? "scores are relative to other classes of the gallery" : "scores are cosines";
-  const unmeasured = Object.keys(thresholds).length ? "" : " (which of them mean no match, a check measures)";
+  const unmeasured = examples.length || Object.keys(thresholds).length ? "" : " (which of them mean no match, a check measures)";
   const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scores}${unmeasured}, query vector by `;
   byId("results-note").replaceChildren(took, badge(version), ...leftOut(unreached));
-  offerLabels(hits);
   if (hits.length) showItems(hits, { calibrated });
   else if (labelled()) showEmpty(...UNLABELLED);
   else showEmpty("Nothing found", "The gallery holds nothing else yet.");
@@ -174,7 +243,6 @@ function presentBoth(answers) {
   const [old, other] = answers.map(({ hits }) => hits.map(({ id }) => id));
   const shared = other.filter((id) => old.includes(id)).length;
   byId("results-note").replaceChildren("The same query by ", badge(answers[0].version), ", which is deployed, and by ", badge(answers[1].version), `: ${shared} of ${plural(other.length, "result")} ${shared === 1 ? "is" : "are"} the same.`);
-  offerLabels(answers.flatMap(({ hits }) => hits));
   showCompared(answers);
 }
 
@@ -197,7 +265,6 @@ async function browse(add) {
   try {
     const { items, looked } = add || where ? await gather(limit, where, signal) : await sample(limit, signal);
     byId("more").hidden = !more;
-    offerLabels(items);
     if (items.length) {
       showItems(items, { add });
       byId("results-note").replaceChildren(add ? `${plural(items.length, "item")} more` : "Pick one to see what is like it.");
@@ -259,10 +326,15 @@ function previewOf(url) {
   return shown;
 }
 
-function offerLabels(items) {
-  const known = new Set([...byId("labels").options].map((option) => option.value));
-  const fresh = new Set(items.map((item) => item.label).filter((label) => label && !known.has(label)));
-  byId("labels").append(...[...fresh].slice(0, Math.max(0, 500 - known.size)).map((value) => el("option", { value })));
+/** Suggests the labels of the gallery, most frequent first, with how many items have each. */
+async function offerLabels() {
+  try {
+    const { values, next } = await call(address("/v1/items/count", { field: "label" }));
+    const items = (number) => `${next === null ? "" : "at least "}${plural(number, "item")}`;
+    byId("labels").replaceChildren(...Object.entries(values).slice(0, LABELS).map(([value, number]) => el("option", { value, label: items(number) })));
+  } catch {
+    // suggestions are a convenience: what is typed is searched without them
+  }
 }
 
 // --- Images from the visitor: dropped anywhere, pasted anywhere, chosen, or taken with the camera.
@@ -292,7 +364,11 @@ function startDrop(take) {
   const veil = byId("veil");
   let depth = 0; // dragenter and dragleave come for every element on the way
   const withFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-  const show = (shown) => veil.classList.toggle("shown", shown);
+  const adding = () => !byId("add-view").hidden;
+  const show = (shown) => {
+    byId("veil-words").textContent = adding() ? "Drop images or folders to add them" : "Drop the image to search with it";
+    veil.classList.toggle("shown", shown);
+  };
   document.addEventListener("dragenter", (event) => withFiles(event) && show(++depth > 0));
   document.addEventListener("dragleave", (event) => withFiles(event) && show(--depth > 0));
   document.addEventListener("dragover", (event) => withFiles(event) && event.preventDefault());
@@ -300,6 +376,7 @@ function startDrop(take) {
     if (!withFiles(event)) return;
     event.preventDefault();
     show(((depth = 0), false));
-    take(event.dataTransfer.files);
+    if (adding()) addDropped(event.dataTransfer);
+    else take(event.dataTransfer.files);
   });
 }

@@ -1,8 +1,9 @@
 // One upgrade: what it does to searches, in a sentence, and which searches get worse and which get better.
-import { address, call, versionPath } from "./api.js";
+import { address, call, fetchBlob, versionPath } from "./api.js";
 import { badge, byId, count, el, percent, plural, points, renew, verdictMark } from "./dom.js";
 import { picture } from "./picture.js";
-import { problemView } from "./problem.js";
+import { problemView, tellProblem } from "./problem.js";
+import { useImage } from "./search.js";
 
 const SHOWN = 9; // flips of each kind
 const HARDEST = 6; // classes
@@ -109,7 +110,15 @@ function classes(all = []) {
 }
 
 function pair({ query, label, old, new: found }, before, after) {
-  return el("li", {}, shown("asked", query, label, "asked"), shown(before, old.thumbnail, old.label, badge(old.version), " found"), shown(after, found.thumbnail, found.label, badge(found.version), " finds"));
+  const again = async () => {
+    try {
+      useImage(new File([await fetchBlob(query)], `${label}.png`, { type: "image/png" }));
+    } catch (error) {
+      tellProblem(error);
+    }
+  };
+  const search = query && el("button", { type: "button", class: "small", "aria-label": `Search with this query: ${label}`, on: { click: again } }, "Search with it");
+  return el("li", {}, el("div", {}, shown("asked", query, label, "asked"), search), shown(before, old.thumbnail, old.label, badge(old.version), " found"), shown(after, found.thumbnail, found.label, badge(found.version), " finds"));
 }
 
 function shown(kind, url, label, ...who) {

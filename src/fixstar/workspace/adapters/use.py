@@ -18,7 +18,15 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep, UnknownNameError
+from fixstar.errors import (
+    DataError,
+    GalleryError,
+    GalleryUnavailableError,
+    InputError,
+    NextStep,
+    UnknownNameError,
+    plural,
+)
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, gallery_query_split, nearest
 from fixstar.evaluation.search import searcher
 from fixstar.evaluation.trial import Trial
@@ -236,7 +244,7 @@ def _evidence(serving: Serving, version: str, queries_by: str, options: AdaptOpt
         more, step = _larger_sample(of, options, larger) or (all_used, with_pairs)
         return _divided(drawn, "items of the gallery", options, step, more)
     pairs = class_pairs(serving, version, queries_by, options.sample, seed)
-    fitted_on = f"the means of {len(pairs):,} classes: no image of {version}'s items can be found"
+    fitted_on = f"the means of {plural(len(pairs), 'class')}: no image of {version}'s items can be found"
     missing = "Class means alone are not enough: the check needs the same images by both models"
     return _Evidence(fitted_on, pairs, None, with_pairs, missing=missing)
 
