@@ -8,6 +8,10 @@ backfill and rollback in a thread, and once with nothing else. Any answer but 20
 
     python benchmarks/service_load.py --out benchmarks/results/service_load_cpu.json     32 clients, 60 s, resnet18
     python benchmarks/service_load.py --backbone tiny                                    next to nothing but overhead
+    python benchmarks/service_load.py --overhead --out benchmarks/results/service_overhead_cpu.json
+
+``--overhead`` measures CPU time per query, with one thread and the smallest model: the service with its decoding
+processes, asked by one client and by eight, beside decoding, encoding and searching in one process, an image at a time.
 
 Clients and server share the cores of one machine; the direct calls have them to themselves.
 """
@@ -30,7 +34,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,8 +132,8 @@ def direct(path: Path, seconds: float, meanwhile: bool = False) -> float:
 
 
 @contextmanager
-def serving(path: Path) -> Iterator[str]:
-    """The service in a process of its own: its address."""
+def serving(path: Path) -> Iterator[tuple[str, int]]:
+    """The service in a process of its own: its address and the process's number."""
     command = [sys.executable, "-m", "fixstar", "serve", "-w", str(path), "--device", "cpu", "--port", "0"]
     process = subprocess.Popen([*command, "--rate", "100000000"], stdout=subprocess.PIPE, text=True)
     try:
@@ -137,7 +142,7 @@ def serving(path: Path) -> Iterator[str]:
         found = re.search(r"http://\S+:\d+", line)
         if not found:
             sys.exit(f"the service did not start: {line}")
-        yield found.group()
+        yield found.group(), process.pid
         process.terminate()
         if process.wait(60):
             sys.exit(f"the service ended with {process.returncode}")
@@ -323,7 +328,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     make(path, options.backbone, options.vectors)
     shutil.copytree(path, copy)
     alone = direct(path, options.seconds / 4)
-    with serving(path) as address:
+    with serving(path) as (address, _):
         served = summary(*load(address, options.clients, options.processes, options.seconds))
         batch = _mean(address, "fixstar_query_batch_size")
     beside = direct(copy, options.seconds, meanwhile=True)
@@ -342,6 +347,54 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
+def cpu_seconds(process: int) -> float:
+    """CPU time of a process and of its children."""
+    ticks = 0
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            cells = place.read_text().rpartition(")")[2].split()
+            if process in (int(place.parent.name), int(cells[1])):
+                ticks += int(cells[11]) + int(cells[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def overhead(path: Path, vectors: int, rounds: int = 4) -> dict[str, Any]:
+    """Milliseconds of CPU per query: without the service, and with it."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the service: waiting threads use a core too
+    torch.set_num_threads(1)
+    make(path, "tiny", vectors)
+    files = pictures(IMAGES)
+    with Workspace(path, device="cpu") as space:
+        version = space.deployed()
+        encoder = space.serving.encoder(version)
+        for _ in range(2):  # the first round warms up
+            began = time.process_time()
+            for data in files:
+                space.gallery.search(version, encoder.encode([data], form="short"), k=K)
+            direct_ms = 1e3 * (time.process_time() - began) / IMAGES
+    row: dict[str, Any] = {"vectors": vectors, "direct_ms": round(direct_ms, 2)}
+    with serving(path) as (address, process):
+        host, port = address.removeprefix("http://").split(":")
+        requests = [request(f"{host}:{port}", data) for data in files]
+
+        def client(number: int, count: int) -> None:
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for i in range(number, number + count):
+                    connection.sendall(requests[i % IMAGES])
+                    if (status := answered(connection)) != 200:
+                        raise RuntimeError(f"a search was answered with {status}")
+
+        client(0, IMAGES)
+        for count in (1, 8):
+            began = cpu_seconds(process)
+            with ThreadPoolExecutor(count) as pool:
+                for done in [pool.submit(client, 31 * i, rounds * IMAGES // count) for i in range(count)]:
+                    done.result()
+            row[f"{count}_clients_ms"] = round(1e3 * (cpu_seconds(process) - began) / (rounds * IMAGES), 2)
+    return row
+
+
 def _mean(address: str, name: str) -> float:
     """The mean of a histogram."""
     text = httpx.get(f"{address}/metrics").text
@@ -357,7 +410,15 @@ def main() -> None:
     parser.add_argument("--vectors", type=int, default=20_000)
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--overhead", action="store_true", help="CPU time per query instead")
     options = parser.parse_args()
+    if options.overhead:
+        with tempfile.TemporaryDirectory() as folder:
+            row = overhead(Path(folder) / "shop", 2000)
+        print(row)
+        if options.out:
+            replace_json(options.out, {"machine": platform.machine(), "cores": os.cpu_count(), **row})
+        return
     with tempfile.TemporaryDirectory() as folder:
         row = measure(options, Path(folder))
     print(json.dumps(row, indent=2))
