@@ -124,7 +124,7 @@ def measure(backend: str, count: int, width: int, rounds: int, indexed: int, fol
     row: Row = {"backend": backend, "vectors": count, "width": width}
     space = None
     if backend == "postgres":
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gallery"))
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
         url = importlib.import_module("postgres_server").fresh_url()
         gallery: Gallery = PostgresGallery(url)
     elif width == WORKSPACE_WIDTH:
