@@ -24,6 +24,7 @@ from shops import CLASSES, passed, pictures, shop
 from fixstar.cli.rollout import backfill
 from fixstar.data import from_arrays
 from fixstar.models import Encoder
+from fixstar.service import routes_versions
 from fixstar.service.client import Client
 from fixstar.service.keys import Keys
 from fixstar.workspace import Check, Move, Workspace, catalogue
@@ -348,3 +349,7 @@ def test_the_drift_map_has_stored_vectors_beside_those_of_the_other_version(spac
     places = np.array([point[name] for name in ("old", "new") for point in found["points"]])
     np.testing.assert_allclose(np.abs(places), np.abs(both @ axes[:, np.argsort(-values)[:2]]), atol=1e-4)
     assert is_problem(http.get("/v1/drift", params={"old": "v1", "new": "v9"}), 404, "v9")
+    wanted = {"old": "v1", "new": "v2"}
+    with routes_versions._drift_lock:  # a map is being made: others do not wait for it in a thread
+        assert is_problem(http.get("/v1/drift", params={**wanted, "limit": 5}), 503, "another drift map")
+        assert http.get("/v1/drift", params={**wanted, "limit": 6}).json() == found

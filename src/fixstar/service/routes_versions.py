@@ -225,31 +225,34 @@ def drift(
 ) -> DriftMap:
     """Where the new version puts stored items, beside the old one: a sample of as many labels as possible.
 
-    The images of the sample are embedded for it, once as long as the gallery does not change; one request at a time.
+    The images of the sample are embedded for it, once as long as the gallery does not change. One map is made at a
+    time; another request meanwhile is told to come again.
     """
     space = context.workspace
     for name in (old, new):
         _existing(space, name)
-    key = (str(space.path), old, new, limit, *sorted(space.gallery.count().items()))
-    with _drift_lock:
-        if key not in _drift_maps:
-            points = drift_map(space.serving, old, new, limit, context.intake.processes.pixels)
-            while len(_drift_maps) >= _KEPT_MAPS:
-                del _drift_maps[next(iter(_drift_maps))]
-            _drift_maps[key] = DriftMap(
-                old=old,
-                new=new,
-                points=tuple(
-                    DriftPoint(
-                        **item_fields(point.item.id, point.item.version, point.item.payload),
-                        old=point.old,
-                        new=point.new,
-                        moved=point.moved,
-                    )
-                    for point in points
-                ),
+    stored = sorted(one for one in space.gallery.count().items() if one[1])
+    key = (str(space.path), old, new, limit, *stored)
+    if known := _drift_maps.get(key):
+        return known
+    if not _drift_lock.acquire(blocking=False):  # waiting would hold a thread that others need
+        raise Problem("busy", "another drift map is being made", headers={"Retry-After": "5"})
+    try:
+        points = tuple(
+            DriftPoint(
+                **item_fields(point.item.id, point.item.version, point.item.payload),
+                old=point.old,
+                new=point.new,
+                moved=point.moved,
             )
+            for point in drift_map(space.serving, old, new, limit, context.intake.processes.pixels)
+        )
+        while len(_drift_maps) >= _KEPT_MAPS:
+            del _drift_maps[next(iter(_drift_maps))]
+        _drift_maps[key] = DriftMap(old=old, new=new, points=points)
         return _drift_maps[key]
+    finally:
+        _drift_lock.release()
 
 
 @router.get("/compatibility", tags=["versions"], dependencies=READ)
