@@ -84,7 +84,7 @@ def test_what_is_probably_not_in_the_catalogue_stands_apart(site: str, visit: Vi
     page.locator(".hit").first.click()
     page.wait_for_selector(SCORED)
     assert "a check measures" in page.locator("#results-note").inner_text()
-    unlikely = {0, 4, 5}
+    unlikely = {4, 5}
 
     def as_if_measured(route: Any) -> None:
         answer = route.fetch().json()
@@ -94,14 +94,13 @@ def test_what_is_probably_not_in_the_catalogue_stands_apart(site: str, visit: Vi
 
     page.route("**/v1/item/similar?*", as_if_measured)
     page.select_option("#count", "6")
-    page.wait_for_selector(".group")
+    until(page, "document.querySelectorAll('.hit').length === 6")
     assert "a check measures" not in page.locator("#results-note").inner_text()
-    assert page.locator(".group h3").inner_text() == "Probably no match"
-    assert page.locator(".group ~ li .hit").count() == 3
-    assert all("probably no match" in hit.get_attribute("aria-label") for hit in page.locator(".group ~ li .hit").all())
+    assert not page.locator(".group").count()  # the best hit reaches the threshold: the others may be right as well
     unlikely.update(range(12))
     page.select_option("#count", "12")
-    until(page, "document.querySelectorAll('.hit').length === 12")
+    page.wait_for_selector(".group")
+    assert page.locator(".group ~ li .hit").count() == 12
     assert page.locator(".group h3").inner_text() == "Probably not in the catalogue"
     page.locator(".hit").first.focus()
     page.keyboard.press("ArrowRight")

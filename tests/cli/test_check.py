@@ -106,7 +106,10 @@ def test_a_search_lists_what_is_probably_not_in_the_catalogue(space: Path, shop:
     for query in told["queries"]:
         assert [hit["unlikely"] for hit in query["hits"]] == [hit["score"] < least for hit in query["hits"]]
     assert not told["queries"][0]["hits"][0]["unlikely"]
-    assert "Probably no match:" in fixstar("search", image, "-k", "120", "-w", space)
+    for query, picture in zip(told["queries"], (image, noise), strict=True):
+        unlikely = all(hit["unlikely"] for hit in query["hits"])
+        shown = fixstar("search", picture, "-k", "30", "-w", space)
+        assert ("Probably not in the catalogue" in shown) == unlikely == (picture == noise)
     assert not CliRunner().invoke(app, words).stderr
 
 

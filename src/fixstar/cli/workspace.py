@@ -248,8 +248,8 @@ def search(
 
     The score is the cosine. If the gallery holds vectors of several versions and the check has calibrated them, it is a
     relative score, which makes them comparable: at 0.5 the query's class and another are equally likely, if the gallery
-    holds the query's class at all. Hits that score less than 95 % of the queries with a match, as the check measured,
-    are listed as probably not in the catalogue.
+    holds the query's class at all. If 95 % of the queries with a match have a better hit, as the check measured, the
+    query is probably not in the catalogue.
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
@@ -337,12 +337,10 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
             (str(place), rounded(hit.score, 3), hit.id, str(hit.payload.get("label", "")), hit.version)
             for place, hit in enumerate(hits, start=1)
         ]
-        likely = [row for row, hit in zip(rows, hits, strict=True) if not answer.is_unlikely(hit)]
-        if likely:
-            print_table(heads, likely, right=heads[:2])
-        if unlikely := [row for row in rows if row not in likely]:
-            print("Probably not in the catalogue; the nearest:" if not likely else "Probably no match:")
-            print_table(heads, unlikely, right=heads[:2])
+        if hits and all(map(answer.is_unlikely, hits)):
+            print("Probably not in the catalogue; the nearest:")
+        if rows:
+            print_table(heads, rows, right=heads[:2])
     if answer.calibrated:
         print_wrapped(
             "Relative score: how much likelier the query's class is than another, if the gallery holds that class. It "

@@ -60,9 +60,8 @@ export function showCompared(answers) {
 function fill(grid, items, calibrated, add = false) {
   const scale = calibrated ? RELATIVE : COSINE;
   for (const item of items) shown.set(item.id, [item, scale]);
-  const likely = items.filter(({ unlikely }) => !unlikely);
-  const tiles = [...likely, ...items.filter(({ unlikely }) => unlikely)].map((item) => el("li", {}, tile(item, scale), detailsButton(item)));
-  if (likely.length < items.length) tiles.splice(likely.length, 0, el("li", { class: "group" }, el("h3", {}, likely.length ? "Probably no match" : "Probably not in the catalogue"), el("p", { class: "note" }, UNLIKELY)));
+  const tiles = items.map((item) => el("li", {}, tile(item, scale), detailsButton(item)));
+  if (items.length && items.every(({ unlikely }) => unlikely)) tiles.unshift(el("li", { class: "group" }, el("h3", {}, "Probably not in the catalogue"), el("p", { class: "note" }, UNLIKELY)));
   if (add) grid.append(...tiles);
   else grid.replaceChildren(...tiles);
   grid.querySelectorAll(".hit").forEach((hit, row) => (hit.tabIndex = row ? -1 : 0));
@@ -90,7 +89,7 @@ export function showEmpty(title, ...parts) {
 function tile(item, scale) {
   const label = item.label ?? "";
   const scored = typeof item.score === "number";
-  const spoken = [label || "no label", item.unlikely && "probably no match", scored && `${scale.spoken} ${item.score.toFixed(3)}`, `vector of ${item.version}`, `id ${item.id}`, "more like this"];
+  const spoken = [label || "no label", scored && `${scale.spoken} ${item.score.toFixed(3)}`, `vector of ${item.version}`, `id ${item.id}`, "more like this"];
   const meter = scored && el("span", { class: "meter", "aria-hidden": "true" }, el("i"));
   if (meter) meter.firstChild.style.setProperty("--share", Math.max(0, Math.min(1, item.score)));
   return el(
