@@ -15,10 +15,10 @@ from fixstar.data.glyphs import SCRIPTS
 
 SLANTS = {"Sans": "Oblique", "SansMono": "Oblique", "Serif": "Italic"}
 FONTS = [f"DejaVu{name}{end}.ttf" for name, it in SLANTS.items() for end in ("", "-Bold", f"-{it}", f"-Bold{it}")]
-KNOWN = [*SCRIPTS["digits"], *SCRIPTS["latin"]]
-MORE = [*KNOWN, *SCRIPTS["greek"]]
+MORE = [*SCRIPTS["digits"], *SCRIPTS["latin"], *SCRIPTS["greek"]]
+KNOWN = MORE[:31]
 UNSEEN = [letter for letter in SCRIPTS["cyrillic"] if "\u0410" <= letter <= "\u042f"]  # searched, never trained on
-FOLDERS = {"2024": (KNOWN, 20), "2025": (MORE, 30), "catalogue": (UNSEEN, 20), "held-out": (UNSEEN, 200)}
+FOLDERS = {"2024": (KNOWN, 8), "2025": (MORE, 40), "catalogue": (UNSEEN, 20), "held-out": (UNSEEN, 200)}
 
 
 @lru_cache

@@ -89,8 +89,12 @@ def search(page: Page, query: Path) -> None:
 def read_matrix(page: Page) -> None:
     """The board with a cell chosen, and all pictures loaded: they come when they are near."""
     page.wait_for_selector(".cell, #matrix .note")
-    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
-    page.wait_for_timeout(1200)
+    if page.locator("#drift-draw").count():
+        page.click("#drift-draw")
+        page.wait_for_timeout(4000)
+    for place in range(0, 5000, 500):
+        page.evaluate(f"window.scrollTo(0, {place})")
+        page.wait_for_timeout(300)
     page.evaluate("window.scrollTo(0, 0)")
     cells = page.locator(".cell:not(.self-test)")
     if cells.count():

@@ -186,7 +186,7 @@ function addExamples(...more) {
 function showExamples() {
   byId("example-part").hidden = query.kind === "none";
   const line = (example) => {
-    const [sign, words] = example.side === "positive" ? ["＋", "like"] : ["−", "not like"];
+    const [sign, words] = example.side === "positive" ? ["+", "like"] : ["−", "not like"];
     const remove = () => {
       examples = examples.filter((one) => one !== example);
       refresh();
