@@ -114,16 +114,18 @@ def test_what_one_service_accepts_the_other_knows_and_one_runs_it(two: tuple[Hel
     assert sorted(runs) == sorted([f"i{number:02}" for number in range(12)] + ["i00", "i01", "i02"])
 
 
-def test_a_service_is_refused_room_by_the_job_of_another(two: tuple[Held, Held]) -> None:
+def test_a_service_is_refused_room_by_the_job_of_another(
+    two: tuple[Held, Held], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = two
+    free = threading.Event()
+    monkeypatch.setitem(jobs.WORK, "check", lambda *_: {"waited": free.wait(60)})  # queued or running: not ended
     second.work.start()
-    for one in two:
-        one.work._stopping = True  # nobody begins it
-    first.work._stopping = False
-    job = first.work.submit("check", {"version": "v2", "confidence": 0.95, "tolerance": 0.0, "seed": 0, "blend": None})
-    second.work._stopping = False
+    job = first.work.submit("check", {"version": "v2"})
     with pytest.raises(Problem, match=job.id):
         second.work.submit("check", {"version": "v2"})
+    free.set()
+    assert ended(second.work, job).result == {"waited": True}
 
 
 def test_a_job_is_cancelled_by_the_service_that_does_not_run_it(two: tuple[Held, Held]) -> None:
