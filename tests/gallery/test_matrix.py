@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_gallery_contract import vectors
 
-from fixstar.gallery import MemoryGallery, matrix
+from fixstar.gallery import MemoryGallery, matrix, ranking
 from fixstar.gallery.matrix import Draft, ExactSearch, Rows
 
 Content = dict[int, tuple[str, str, tuple[float, ...]]]  # number -> id, payload, vector
@@ -88,6 +88,33 @@ def test_a_change_moves_few_rows() -> None:
     fewer.remove(range(0, count, 5))
     assert len({part.segment for part in fewer.rows().parts} & {part.segment for part in rows.parts}) == 4
     assert len(fewer.rows()) == count - count // 5
+
+
+@pytest.mark.parametrize("share", [0, 1, 5, 12, 30, 49, 50, 51, 99, 100])
+@pytest.mark.parametrize("k", [1, 7, 200])
+def test_filtered_search_finds_what_a_loop_finds(monkeypatch: pytest.MonkeyPatch, share: int, k: int) -> None:
+    """Some segments, each of several chunks; some rows are removed and some vectors are there twice."""
+    for module, name, value in ((matrix, "_ROWS", 700), (ranking, "CHUNK", 8 * 150), (ranking, "CELLS", 5 * 192)):
+        monkeypatch.setattr(module, name, value)
+    count, queries = 2000, vectors(5, 8, seed=2)
+    rows = np.concatenate([vectors(count // 2, 8, seed=1)] * 2)
+    number = np.random.default_rng(3).integers(100, size=count).tolist()
+    gallery = MemoryGallery()
+    gallery.create_version("v1", 8)
+    gallery.upsert("v1", [str(i) for i in range(count)], rows, [{"n": n} for n in number])
+    gone = set(range(0, count, 9))
+    gallery.delete([str(i) for i in gone])
+    expected = []
+    for query in queries.astype(np.float64):
+        cosines = [float(np.float32((row.astype(np.float64) * query).sum())) for row in rows]
+        passing = [i for i in range(count) if i not in gone and number[i] < share]
+        best = sorted(passing, key=lambda i: (-cosines[i], i))[:k]
+        expected.append([(str(i), cosines[i]) for i in best])
+    where = {"n": {"lt": share}}
+    together = gallery.search("v1", queries, k=k, where=where)
+    alone = [gallery.search("v1", query[None], k=k, where=where)[0] for query in queries]
+    assert alone == together
+    assert [[(hit.id, hit.score) for hit in hits] for hits in together] == expected
 
 
 class Interrupted(ExactSearch):

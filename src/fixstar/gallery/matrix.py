@@ -115,7 +115,8 @@ def _find(parts: Sequence[Part], numbers: Numbers) -> Indices:
 
 
 _JSON = json.JSONDecoder()
-_FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper
+_FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper,
+_FEW_OF_ONE = 50  # and for one query, whose threads gather by themselves, below a fiftieth
 _ONE_BY_ONE = 128  # up to this many rows are gathered faster one by one than segment by segment
 
 
@@ -197,11 +198,12 @@ class Rows:
 
     def candidates(self, queries: Floats, k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k nearest of each query [N, width] among rows from ``first`` on."""
-        if allowed is not None and np.count_nonzero(allowed[first:]) * _FEW < self.end - first:
-            rows = first + np.flatnonzero(allowed[first:])
-            query, place = candidates([Block(0, self.vectors(rows))], queries, k)
-            return query, rows[place]
-        return candidates(self._blocks(allowed, first), queries, k)
+        few = _FEW_OF_ONE if len(queries) == 1 else _FEW
+        if allowed is None or np.count_nonzero(allowed[first:]) * few >= self.end - first:
+            return candidates(self._blocks(allowed, first), queries, k)
+        rows = first + np.flatnonzero(allowed[first:])
+        query, place = candidates([Block(0, self.vectors(rows))], queries, k)
+        return query, rows[place]
 
     def _blocks(self, allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:

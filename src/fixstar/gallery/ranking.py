@@ -45,9 +45,7 @@ def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indice
     floor = np.full(len(queries), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
     scored = _scores_of_one(list(blocks), queries[0]) if len(queries) == 1 else _scores(blocks, queries)
-    for start, scores, allowed in scored:
-        if allowed is not None:
-            scores[:, ~allowed] = -np.inf
+    for start, scores in scored:
         floor = np.maximum(floor, _kth_at_least(scores, k))
         query, place = _at_least(scores, floor - slack)
         found.append((query, place + start, scores[query, place]))
@@ -58,20 +56,26 @@ def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indice
     return query[kept], row[kept]
 
 
-_Scored = tuple[int, Floats, "NDArray[np.bool_] | None"]  # the first row, cosines [N, n], allowed [n]
+def _split(block: Block, step: int) -> Iterator[Block]:
+    for first in range(0, len(block.vectors), step):
+        part = slice(first, first + step)
+        allowed = None if block.allowed is None else block.allowed[part]
+        yield Block(block.start + first, block.vectors[part], allowed)
 
 
-def _scores(blocks: Iterable[Block], queries: Floats) -> Iterator[_Scored]:
-    """The cosines of several queries [N, s] with all rows, in pieces that stay small."""
+def _scores(blocks: Iterable[Block], queries: Floats) -> Iterator[tuple[int, Floats]]:
+    """The cosines [N, n] of several queries [N, s] with all rows, in pieces that stay small, and where each starts."""
     step = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
     for block in blocks:
-        for first in range(0, len(block.vectors), step):
-            allowed = None if block.allowed is None else block.allowed[first : first + step]
-            yield block.start + first, queries @ block.vectors[first : first + step].T, allowed
+        for start, vectors, allowed in _split(block, step):
+            scores = queries @ vectors.T
+            if allowed is not None:
+                np.copyto(scores, -np.inf, where=~allowed)
+            yield start, scores
 
 
-def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[_Scored]:
-    """The cosines of one query [s] with all rows, one piece per block.
+def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[tuple[int, Floats]]:
+    """The same for one query [s], one piece per block.
 
     Reading the rows takes the time, so threads share them out chunk by chunk. A BLAS would split every block evenly and
     wait for its slowest thread, which on a busy machine costs more than the product.
@@ -79,9 +83,9 @@ def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[_Scored]:
     scores = [np.empty((1, len(block.vectors)), np.float32) for block in blocks]
     step = max(1, CHUNK // len(query))
     pieces = (
-        (block.vectors[first : first + step], out[0, first : first + step])
+        (piece, out[0, piece.start - block.start :][: len(piece.vectors)])
         for block, out in zip(blocks, scores, strict=True)
-        for first in range(0, len(block.vectors), step)
+        for piece in _split(block, step)
     )
     lock = threading.Lock()
 
@@ -91,7 +95,7 @@ def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[_Scored]:
                 piece = next(pieces, None)
             if piece is None:
                 return
-            np.einsum("ij,j->i", piece[0], query, out=piece[1])
+            _score(*piece, query)
 
     rows = sum(len(block.vectors) for block in blocks)
     helpers = [threading.Thread(target=work) for _ in range(min(_THREADS, rows // step) - 1)]
@@ -101,14 +105,27 @@ def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[_Scored]:
     for helper in helpers:
         helper.join()
     for block, out in zip(blocks, scores, strict=True):
-        yield block.start, out, block.allowed
+        yield block.start, out
+
+
+def _score(block: Block, out: Floats, query: Floats) -> None:
+    """Fill ``out`` [n] with the cosines of a query; if less than half of the rows are allowed, only those are read."""
+    vectors, allowed = block.vectors, block.allowed
+    if allowed is not None and 2 * np.count_nonzero(allowed) < len(allowed):
+        rows = np.flatnonzero(allowed)
+        out.fill(-np.inf)
+        out[rows] = np.einsum("ij,j->i", vectors.take(rows, axis=0), query)
+        return
+    np.einsum("ij,j->i", vectors, query, out=out)
+    if allowed is not None:
+        np.copyto(out, -np.inf, where=~allowed)
 
 
 def _kth_at_least(scores: Floats, k: int) -> Floats:
     """[N]: a lower bound of the k-th best of each line: the k-th best maximum of groups, if there are enough."""
     lines, n = scores.shape
     if n // GROUP >= k:
-        scores = scores[:, : n // GROUP * GROUP].reshape(lines, -1, GROUP).max(axis=2)
+        scores = scores[:, : n // GROUP * GROUP].reshape(lines, GROUP, -1).max(axis=1)  # the faster axis
     elif n < k:
         return np.full(lines, -2, np.float32)
     kth: Floats = np.partition(scores, -k, axis=1)[:, -k]
@@ -116,10 +133,7 @@ def _kth_at_least(scores: Floats, k: int) -> Floats:
 
 
 def _at_least(scores: Floats, floor: Floats) -> tuple[Indices, Indices]:
-    if len(scores) == 1:
-        place = np.flatnonzero(scores[0] >= floor[0])
-        return np.zeros(len(place), np.intp), place
-    query, place = np.nonzero(scores >= floor[:, None])
+    query, place = np.divmod(np.flatnonzero(scores >= floor[:, None]), scores.shape[1])  # np.nonzero is much slower
     return query, place
 
 
