@@ -153,11 +153,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class WatchedFile(Generic[Content]):
-    """The content of a file, parsed again only when the file was replaced. Threads may share it.
-
-    ``content`` costs one ``stat``, so every search and every request may call it. A missing file has the content
-    ``absent``.
-    """
+    """The content of a file, parsed again only when replaced; one ``stat`` per call. Threads may share it."""
 
     def __init__(self, path: Path, parse: Callable[[Path], Content], absent: Content) -> None:
         self.path, self._parse, self._absent = path, parse, absent
@@ -192,11 +188,7 @@ def remove_leftovers(directory: Path) -> None:
 def exclusive(
     directory: Path, wait: float = 0.0, busy: Exception | None = None, shared: bool = False
 ) -> Iterator[None]:
-    """Hold a directory as its only writer, or ``shared`` with others that do; released however the process ends.
-
-    ``busy`` is raised if another process, or another thread of this one, still holds it after ``wait`` seconds;
-    ``BlockingIOError`` by default.
-    """
+    """Hold a directory as its only writer, or ``shared``; ``busy`` is raised if it is not free after ``wait`` s."""
     make_directory(directory)
     with (directory / _LOCK).open("w") as lock:
         try:

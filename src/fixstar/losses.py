@@ -39,10 +39,7 @@ _EXCLUDED = -1e9  # a logit that adds nothing to a sum of exponentials and keeps
 
 
 def mean_over(values: Tensor, chosen: Tensor | None) -> Tensor:
-    """The mean of the chosen entries of ``values`` [B]; zero, with a gradient of zero, if there are none.
-
-    ``chosen`` [B] bool; ``None`` chooses all.
-    """
+    """The mean of ``values`` [B] where ``chosen`` [B] (None: all); zero, with a zero gradient, if none is."""
     if chosen is None:
         return values.mean()
     weights = chosen.to(values.dtype)

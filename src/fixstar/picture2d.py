@@ -190,10 +190,7 @@ def _accuracy(plane: Plane) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """One version: features [N, 2] with their classes [N], and prototypes [P, 2], those of class c in row c.
-
-    Rows beyond the classes are reserved for new ones.
-    """
+    """One version: features [N, 2], classes [N], and prototypes [P, 2], those beyond the classes reserved."""
 
     features: NDArray[np.floating]
     labels: NDArray[np.integer]
@@ -234,11 +231,7 @@ def feature_plot(
     path: str | Path | None = None,
     title: str = "",
 ) -> Figure:
-    """Draw every version of every method: a row per version, a column per method.
-
-    ``names`` are the classes, ``versions`` the titles of the rows. ``KEY`` explains the marks; numbers at the rim
-    repeat what colours say, so that no reader depends on them.
-    """
+    """Draw every version of every method: a row per version, a column per method; ``KEY`` explains the marks."""
     from matplotlib.figure import Figure
 
     if not methods or any(len(planes) != len(versions) for planes in methods.values()) or not versions:

@@ -25,10 +25,7 @@ def silent(count: int = 1, note: str | None = None) -> None:
 
 @contextmanager
 def progress_bar(description: str, total: int, unit: str = "it", show: bool = True) -> Iterator[Advance]:
-    """A bar with rate and time left; yields the function that moves it on. Silent with ``show=False``.
-
-    In a pipe or a file it is a line now and then, and one at the end.
-    """
+    """A bar with rate and time left, or a line now and then in a pipe; yields the function that moves it on."""
     if not show:
         yield silent
         return

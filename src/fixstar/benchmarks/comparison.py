@@ -26,10 +26,7 @@ _OLD_AND_NEW = {"phi_old": 1, "phi_new": 2}
 
 @dataclass(frozen=True)
 class Printed:
-    """What a paper prints for a method, by column; ``uncertain`` columns are hard to read or contradict the table.
-
-    ``counted``: AC is not printed, but counted from the printed marks of compatible pairs.
-    """
+    """What a paper prints, by column; ``uncertain`` is doubtful, ``counted`` if AC is counted from printed marks."""
 
     source: str
     values: Mapping[str, Figure]
@@ -41,8 +38,7 @@ class Printed:
 class Line:
     """One method with one set of options: our runs, the paper's figures, or both.
 
-    ``special`` says what differs from the catalogue. The dataset's own class order is not averaged with shuffled ones:
-    ``orders`` names the kind if it is not the catalogue's. ``ours`` and ``matrices`` are by protocol.
+    ``special`` says what differs from the catalogue, ``orders`` the kind of class order if it is not the catalogue's.
     """
 
     method: str
@@ -80,10 +76,7 @@ class Comparison:
         return min(3, max(len(line.runs) for line in self.lines))
 
     def is_best(self, line: Line, protocol: str | None, column: str) -> bool:
-        """Whether a line has the highest mean in a column: of ours, or with ``protocol`` None of the papers' figures.
-
-        Of ours only the lines with ``enough`` runs are compared: one lucky run is not better than the mean of three.
-        """
+        """Whether a line has the best mean of a column, among ours with ``enough`` runs or (None) the papers'."""
         lines = [other for other in self.lines if protocol is None or len(other.runs) >= self.enough]
         values = [value for other in lines if (value := _value(other, protocol, column)) is not None]
         return line in lines and len(set(values)) > 1 and _value(line, protocol, column) == max(values)

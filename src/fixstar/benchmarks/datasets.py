@@ -37,11 +37,7 @@ _SHOWN = 5  # names that a message lists
 
 @dataclass(frozen=True)
 class Part:
-    """A file or folder that must be there, relative to the data folder.
-
-    ``size`` is a file's length in bytes. ``classes``: a folder of class folders, how many or which. ``images``: a
-    folder with images somewhere inside. ``instead`` is a path that will also do.
-    """
+    """A file (of ``size`` bytes) or folder (of ``classes``, or with ``images``) that must be there, or ``instead``."""
 
     path: str
     size: int | None = None
@@ -226,10 +222,7 @@ def _lfw_image(folder: Path, person: str, number: str, source: Path) -> Path:
 
 
 def lfw_pairs(folder: Path) -> tuple[list[tuple[Path, Path]], NDArray[np.bool_]]:
-    """The images of LFW's 6,000 pairs, in the order of pairs.txt, and which pairs are of one person.
-
-    Its first line says how many folds there are, and how many pairs of each kind a fold has.
-    """
+    """The images of LFW's 6,000 pairs, in the order of pairs.txt, and which pairs are of one person."""
     file = next(place for place in (folder / "pairs.txt", folder / "lfw" / "pairs.txt") if place.is_file())
     lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines or len(lines[0]) != 2 or not all(cell.isdecimal() for cell in lines[0]):
@@ -354,9 +347,8 @@ def ijbc(folder: Path, split: str) -> ImageSet:
 class Protocol:
     """How a dataset's owners say that it is measured; all parts are optional.
 
-    ``pairs`` of images (of templates, where there are any) to verify; ``cameras`` of queries and gallery; for each
-    query the gallery rows that are ``relevant``; the ``media`` that frames of a template come from. ``searches`` are
-    rows of templates (queries, their people, gallery, their people): each gallery is searched apart.
+    ``searches`` are rows of templates (queries, their people, gallery, their people), each gallery searched apart;
+    ``media`` are what the frames of a template come from.
     """
 
     pairs: Pairs | None = None

@@ -94,10 +94,7 @@ def run_jobs(
     shown: Shown = lambda *_: None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Job]:
-    """Run all of them, ``jobs`` at a time, and say how each ended. Finished runs are left alone.
-
-    ``command`` is the command line that does one run.
-    """
+    """Run those that are not finished, ``jobs`` at a time, each by its ``command``; say how each ended."""
     all_jobs = [Job(run) for run in runs]
     for job in all_jobs:
         if folders.result(job.run).exists():

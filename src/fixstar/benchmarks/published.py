@@ -66,11 +66,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """One method on one benchmark, or one pair (query model, gallery model) of it.
-
-    ``method`` is None for the old model alone. ``compatible`` is the printed mark. ``uncertain`` names figures that are
-    unreadable or contradict the rest of the table; ``note`` says why.
-    """
+    """One method (None: the old model alone) on one benchmark, or one pair of it; ``uncertain`` figures have a note."""
 
     paper: str
     table: str
@@ -95,9 +91,7 @@ class Row:
 
 
 def published(paper: str | None = None, benchmark: str | None = None, method: str | None = None) -> list[Row]:
-    """The matching rows, in the order of the papers.
-
-    A benchmark is a name of the catalogue, with its variant if it has one: "cifar100-10/16:K=500".
+    """The matching rows, in the order of the papers; a variant has its own name, "cifar100-10/16:K=500".
 
     >>> [row.source for row in published(benchmark="cifar100-10/7", method="hoc")]
     ['HOC, table 2']

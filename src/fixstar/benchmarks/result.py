@@ -23,10 +23,8 @@ METRICS = ("AC", "AA", "ACA", "BC", "FC")
 class RunResult:
     """The record of a run.
 
-    ``protocols`` holds for each protocol the ``matrix`` as lower-triangular lists of fractions, and AC, AA, ACA, BC and
-    FC. ``tasks`` are the new classes of each task, ``class_order`` 0 the dataset's own. ``settings`` is everything that
-    the weights depend on apart from the data. ``restarts`` counts how often the run was resumed; the seconds leave out
-    work that was lost in a kill.
+    ``protocols`` holds the ``matrix`` (lower-triangular fractions), AC, AA, ACA, BC and FC of each protocol. The
+    seconds leave out work that was lost in a kill.
     """
 
     benchmark: str

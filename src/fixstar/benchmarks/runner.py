@@ -68,9 +68,7 @@ PAIRS_SEED = 0  # the same pairs in every run
 class Searched:
     """Queries and gallery (the same set for verification), and how they are measured.
 
-    ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published", which
-    cuts them into folds in that order and counts equal accuracies as compatible. One difference remains: images are
-    normalised as in training, theirs by CIFAR-10's statistics.
+    ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published".
     """
 
     queries: ImageSet
@@ -127,10 +125,7 @@ class Searched:
         return measure(versions, *labels, protocol, pairs=pairs, cameras=cameras, relevant=relevant).matrix
 
     def backfilled(self, old: VersionFeatures, new: VersionFeatures) -> list[float]:
-        """The share of queries by the new version answered rightly while the gallery is re-embedded (BCT, figure 3).
-
-        From 0 to 100 % of the classes in steps of 2 %, in random order; the mean over the galleries.
-        """
+        """Accuracy of new queries over the share of classes re-embedded, in steps of 2 % (BCT, figure 3)."""
         curves = []
         if self.protocol.media is not None:
             old, new = self._templates(old), self._templates(new)
@@ -227,10 +222,7 @@ def _validation(run: Run, data: Path) -> Validation:
 
 
 def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path, progress: bool) -> Encoder:
-    """A model trained before the tasks, by cross-entropy with the method's classifier.
-
-    It is kept in the work folder: runs that need the same model, also at the same time, train it once.
-    """
+    """A model trained by cross-entropy before the tasks; kept, so runs that need the same one train it once."""
     plain = replace(
         create_method("er"),
         name="pretraining",
@@ -373,10 +365,7 @@ def _is_lifelong(run: Run) -> bool:
 
 
 def _passes(run: Run, stream: TaskStream, searched: Searched, data: Path) -> list[float]:
-    """Passes through a network for each version: three per image in training, one in embedding.
-
-    The first one's include those of models that are trained before.
-    """
+    """Passes through a network for each version and models before it: three per image trained on, one per embedding."""
     new = [len(task.images) for task in stream]
     shown = list(itertools.accumulate(new))  # all images so far
     if _is_lifelong(run):

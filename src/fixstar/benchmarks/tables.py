@@ -23,10 +23,7 @@ def table_of(
     columns: Sequence[str],
     protocols: Sequence[str | None] | None = None,
 ) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the method, its runs, the paper's figures (protocol None), and ours by each protocol.
-
-    The best of every column is bold. Empty columns are left out.
-    """
+    """Head and rows: method, runs, the papers' figures (protocol None), and ours by protocol; the best are bold."""
     places = [(one, name) for one in protocols or (None, *comparison.benchmark.protocols) for name in columns]
     lines = comparison.lines if protocols is None else [x for x in comparison.lines if x.ours.keys() & set(protocols)]
     cells = [[_cell(comparison, line, *place) for place in places] for line in lines]
@@ -68,10 +65,7 @@ def figure_text(figure: Figure, column: str) -> str:
 def markdown(
     comparison: Comparison, commands: Sequence[str] = (), pictures: Sequence[Path] = (), relative_to: Path | None = None
 ) -> str:
-    """A section: caption, ``commands`` that repeat the runs, tables, what differs from the paper, and the pictures.
-
-    Pictures are linked relative to ``relative_to``, the folder of the text.
-    """
+    """A section: caption, ``commands`` that repeat the runs, tables, differences, and links to the pictures."""
     entry = comparison.benchmark
     runs = [run for line in comparison.lines for run in line.runs]
     parts = [f"## {entry.name}: {entry.title}", _caption(comparison, runs)]
@@ -204,11 +198,7 @@ def _listed(numbers: set[int]) -> str:
 
 
 def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
-    """Write the pictures of all runs; returns their paths.
-
-    A matrix is the mean over runs; the AC above it is that of the mean, not the mean of AC. More curves than there are
-    colours are drawn in one panel per method.
-    """
+    """Write the pictures of all runs; returns their paths. The AC above a mean matrix is that of the mean."""
     place, stem = Path(folder), file_stem(comparison.benchmark.name)
     place.mkdir(parents=True, exist_ok=True)
     drawn = []

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 
 
 class FixstarVectorStore(VectorStore):
-    """Images of a workspace, or of a service's ``Client``, as documents: the content is the image's path.
+    """Images of a workspace, or of a service's ``Client``, as documents: the content is the path or id.
 
-    The workspace's own model embeds, so no ``Embeddings`` are given. Keyword arguments of all searches are those of
-    ``SearchRequest``: ``where``, ``exact``, ``min_score``. Behind a service the content is the item's id.
+    The workspace's own model embeds. Keyword arguments of all searches are those of ``SearchRequest``.
     """
 
     def __init__(self, backend: Backend) -> None:

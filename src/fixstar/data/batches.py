@@ -20,10 +20,9 @@ from fixstar.kernels.crops import cut as cut_crops
 
 
 class Batch(NamedTuple):
-    """uint8 pixels [B, C, H, W], target slots [B], and which images come from the replay memory [B].
+    """uint8 pixels [B, C, H, W] (or frozen features [B, m]), target slots [B], and which images are replayed [B].
 
-    For a frozen backbone ``pixels`` are its features [B, m], made before. ``turns`` [B] are quarter turns, where the
-    second view of each image is rotated: 0 in the first view, 1 to 3 in the second.
+    ``turns`` [B] are quarter turns, where the second view of each image is rotated: 0 in the first view.
     """
 
     pixels: Tensor
@@ -44,9 +43,8 @@ class BatchSource:
 class Batches:
     """The batches of every epoch, from one source, or half and half from two (new images, replayed images).
 
-    Batches per epoch = images // batch_size, the last incomplete one is dropped (recipes of CL2R and HOC). With two
-    ``views`` a batch holds two crops of each image: all images once, then all of them again. ``rotated`` turns the
-    second ones by 90, 180 or 270 degrees, drawn at random.
+    The last incomplete batch is dropped (recipes of CL2R and HOC). With two ``views`` a batch holds two crops of each
+    image, the second ``rotated`` by 90, 180 or 270 degrees at random.
     """
 
     def __init__(

@@ -57,11 +57,7 @@ class _Layout(NamedTuple):
 
 
 def open_images(path: str | Path, split: str = "train", label: str | None = None) -> ImageSet:
-    """The labelled images at ``path``, in any known layout.
-
-    Data without splits of its own has only the split "train": the same images must not serve as a test set. ``label``
-    says which folder is the class of an image in a folder; see ``image_folder``.
-    """
+    """The labelled images at ``path``, in any known layout; data without splits has only the split "train"."""
     root = Path(path)
     if root.is_file() and root.suffix.lower() == ".csv":
         _refuse_label(root, label)
@@ -123,12 +119,10 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
-    """The images below ``path``, at any depth, labelled by folder.
+    """The images below ``path``, at any depth, labelled by folder, sorted by name.
 
     The label of 2024/shoes/1.jpg is "2024" by ``top``, "shoes" by ``parent``, and "2024/shoes" by ``path``. None takes
-    the top folder, unless another could be meant: then the error says what there is. Hidden entries are ignored, and so
-    are links that lead to a folder above. Images in formats that are not read are named in a warning. Images and
-    classes are sorted by name, so they have the same order on every machine.
+    the top folder, unless another could be meant: then the error says what there is.
     """
     root = _existing_folder(path)
     if loose := [entry.name for entry in _visible(root) if _has_image_extension(entry.name) and entry.is_file()]:
@@ -174,10 +168,7 @@ def folder_label(parts: Sequence[str], label: str) -> str:
 
 
 def other_labels(root: Path, images: Sequence[Path]) -> str | None:
-    """What else than the top folder may be the label, in words; None if nothing is.
-
-    That is so if a top folder holds folders with images and no image itself, unless all these have one name.
-    """
+    """What else than the top folder may be the label, in words; None if nothing is."""
     parts = [found for image in images if len(found := below(root, image)) > 1]
     plain = {found[0] for found in parts if len(found) == 2}
     nested = [found for found in parts if found[0] not in plain]
@@ -365,10 +356,7 @@ def _open_omniglot(root: Path, split: str) -> ImageSet:
 
 
 def omniglot_folder(path: str | Path) -> ImageSet:
-    """All drawings in a folder of alphabets, or in one with images_background and images_evaluation.
-
-    A class is a character, named "alphabet/character".
-    """
+    """All drawings in a folder of alphabets, or in images_background and images_evaluation, by character."""
     root = _existing_folder(path)
     parts = [root / part for part in OMNIGLOT_PARTS.values() if (root / part).is_dir()] or [root]
     files: dict[str, list[Path]] = {}

@@ -63,10 +63,9 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
 def glyph_pixels(
     characters: Sequence[str], per_class: int, size: int = 32, seed: int = 0, workers: int | None = None
 ) -> tuple[Bytes, NDArray[np.int64]]:
-    """Images ``[N, size, size, 1]`` of dark ink on light paper, and labels ``[N]``: positions in ``characters``.
+    """Images ``[N, size, size, 1]`` of dark ink on light paper, and labels ``[N]``, ordered by class.
 
-    Ordered by class. Image j of a character depends only on (seed, character, j, size), so more images or other classes
-    do not change it. ``workers`` threads; None uses up to four.
+    Image j of a character depends only on (seed, character, j, size).
     """
     workers = min(4, os.cpu_count() or 1) if workers is None else workers
     _check(characters, per_class=(per_class, 1), size=(size, 8), seed=(seed, 0), workers=(workers, 1))
@@ -136,11 +135,7 @@ def _draw(font: ImageFont.FreeTypeFont, character: str) -> Bytes | None:
 
 @lru_cache(maxsize=2048)
 def _distance_field(character: str) -> Bytes:
-    """``[fonts, _FIELD, _FIELD]``: how deep in the ink each point lies, for every font that has the character.
-
-    The mean of the glyph and its dilations and erosions, so that thresholding it higher or lower gives a thinner or
-    a bolder print: the stroke weight becomes a number of the image instead of a filter to run on it.
-    """
+    """``[fonts, _FIELD, _FIELD]``: how deep in the ink each point lies; a threshold is a stroke weight."""
     drawn = (_draw(font, character) for font, covered in _fonts() if character in covered)
     glyphs = [glyph for glyph in drawn if glyph is not None]
     if not glyphs:

@@ -90,11 +90,7 @@ class ImageSet:
         return ImageSet(kept.images, labels[labels >= 0], tuple(names), self.name)
 
     def load(self, preprocessing: Preprocessing, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
-        """All images decoded into one array at the preprocessing's size.
-
-        All images are tried first. Then ``bad="refuse"`` raises an error that lists the unreadable ones;
-        ``bad="skip"`` leaves them out and returns their errors.
-        """
+        """All images in one array; of unreadable ones ``bad="refuse"`` lists all, ``"skip"`` returns the errors."""
         if bad not in ("refuse", "skip"):
             raise InputError(f"bad is 'refuse' or 'skip', got {bad!r}")
         if len(self) == 0:
@@ -136,8 +132,7 @@ class ImageSet:
     def fingerprint(self) -> str:
         """A SHA-256 of classes, labels and content that is the same on every machine and in every folder.
 
-        Content is the pixels; for files it is their sizes and their names below their deepest common folder. A file
-        edited in place to the same size goes unnoticed, but millions of files take seconds.
+        Of files it takes sizes and relative names: an edit in place to the same size goes unnoticed.
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())

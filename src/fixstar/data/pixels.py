@@ -189,11 +189,7 @@ def _free_memory() -> int:
 
 
 def resident_budget(device: torch.device) -> int:
-    """Bytes of padded pixels that may stay on the device.
-
-    A third of the host's available memory, since pixels are decoded there and padded into a second array; at most half
-    of a GPU's free memory.
-    """
+    """Bytes of padded pixels that may stay on the device: a third of free memory, half of a GPU's at most."""
     host = available_memory() // 3
     return host if device.type != "cuda" else min(host, torch.cuda.mem_get_info(device)[0] // 2)
 
@@ -207,10 +203,7 @@ def pixel_source(
     budget: int | None = None,
     show_progress: bool = False,
 ) -> tuple[PixelSource, ImageSet]:
-    """The source of an image set's pixels, and the set without the images that cannot be read.
-
-    Pixels are resident if they fit into ``budget`` bytes (by default ``resident_budget``).
-    """
+    """The source of an image set's readable pixels, and that set; resident if they fit into ``budget`` bytes."""
     height, width = (side + 2 * augmentation.crop_padding for side in preprocessing.size)
     needed = len(images) * preprocessing.channels * height * width
     fits = needed <= (resident_budget(device) if budget is None else budget)

@@ -43,11 +43,7 @@ class HeldOut(NamedTuple):
 def hold_out(
     images: ImageSet, memory: ImageSet | None, share: float, seed: int, load: Callable[[ImageSet], ImageSet]
 ) -> HeldOut:
-    """Hold out ``share`` of each remembered class, at least one image, and as many images of each new class.
-
-    ``load`` reads the new images that are held out; remembered ones are pixels already. Nothing is held out without a
-    memory, or if a class would lose its last image.
-    """
+    """Hold out ``share`` of each remembered class, and as many images of each new class; never a class's last."""
     if not share or memory is None or not len(memory):
         return HeldOut(images, memory, None)
     remembered = {name: count for name, count in memory.counts().items() if count}
@@ -94,11 +90,7 @@ class ReplayMemory:
         seed: int = 0,
         features: Callable[[ImageSet], Features] | None = None,
     ) -> ReplayMemory:
-        """The memory with images of the classes that it does not hold yet, chosen from ``images``.
-
-        Images of a class are chosen once, from the first ones. All ``images`` must be readable. ``herding`` needs
-        ``features``, a function that returns [N, d].
-        """
+        """The memory with images of the classes that it lacks; ``herding`` needs ``features`` -> [N, d]."""
         if selection not in ("random", "herding") or (selection == "herding" and features is None):
             raise InputError(f"selection={selection!r} must be random, or herding with a features function")
         held = self.images.counts() if self.images is not None else {}

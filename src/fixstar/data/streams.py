@@ -1,8 +1,4 @@
-"""Task streams: the order in which classes and samples become known. Streams know datasets and nothing else.
-
-A stream is a sequence of tasks to loop over. A task holds what is new; ``seen`` gives all images up to a task, for
-retraining.
-"""
+"""Task streams: the order in which classes and samples become known. A task holds what is new."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The cross-test: every version's queries against every older version's gallery, giving the compatibility matrix.
 
-Each version embeds the query and the gallery images once (``VersionFeatures``); all cells are then computed from
-vectors alone. ``MEASURES`` lists what a cell C[t, k] can mean. Every measure gives one answer per query (verification:
-per pair), and a cell is the mean of its answers, so evidence, metrics and pictures work for all of them.
+``MEASURES`` lists what a cell C[t, k] can mean. Each gives one answer per query (verification: per pair), and a cell is
+the mean of its answers, so evidence, metrics and pictures work for all of them.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ MEASURES = {
 
 @dataclass(frozen=True, eq=False)
 class CrossTest:
-    """``matrix[t, k]``: accuracy with queries by version t, gallery by version k; NaN where it was not measured.
-
-    ``hits[t, k]`` holds the single answers of the cell, for error bars and negative flips: bool, or fractions for
-    average precision.
-    """
+    """``matrix[t, k]``: accuracy of queries by version t on gallery k, NaN if not measured; ``hits``: its answers."""
 
     names: tuple[str, ...]
     protocol: str
@@ -147,11 +142,7 @@ def cross_test(
 def cross_test_scores(
     versions: Sequence[VersionFeatures], pairs: Pairs, *, shared_components: bool = False
 ) -> dict[Cell, NDArray[np.float64]]:
-    """The cosine of every pair, [pairs], for each cell (t, k), t >= k: first image by version t, second by k.
-
-    They are cosines of the full features, also for short forms, so that one threshold fits all pairs. Pass them to
-    ``roc`` and ``tar_at_far``.
-    """
+    """The cosine of every pair, [pairs], by cell (t, k), t >= k: first image by version t, second by k."""
     return {cell: _pair_cosines(query, gallery, pairs, shared_components) for cell, query, gallery in _cells(versions)}
 
 

@@ -1,8 +1,4 @@
-"""Curves: accuracy and compatibility over versions and over a backfill, and the ROC of verification.
-
-Every line has a colour **and** a marker, so that no reader depends on colour. Pass fractions; percent is drawn.
-``accuracy_panels`` draws one panel per method, all on one scale, with the other methods' curves grey behind.
-"""
+"""Curves over versions and over a backfill, and the ROC. Every line has a colour **and** a marker."""
 
 from __future__ import annotations
 
@@ -46,9 +42,7 @@ METRICS: dict[str, Metric] = {
 
 
 def metric_curve(C: ArrayLike, metric: str = "AA") -> Floats:
-    """A metric over the first tau versions, for tau = 1 to T: AA_tau, AC_tau, ACA_tau or BC(tau), [T].
-
-    NaN where it does not exist: the first version alone has no cross-test.
+    """A metric over the first tau versions, tau = 1 to T, [T]; NaN where it does not exist.
 
     >>> metric_curve([[0.30, 0], [0.35, 0.50]], "AC").tolist()
     [nan, 1.0]
@@ -68,10 +62,9 @@ def accuracy_curves(
     metric: str = "AA",
     title: str = "",
 ) -> Figure:
-    """Draw a value at each version, method -> fractions [T], such as ``metric_curve``; NaN leaves a gap.
+    """Draw a value at each version, method -> fractions [T]; NaN leaves a gap.
 
-    ``replacements`` are the versions, counted from 1, that came from a replaced model (figures 6 and 8 of HOC): each
-    has a dashed vertical line. ``metric`` names the vertical axis.
+    ``replacements`` are the versions, counted from 1, that came from a replaced model (figures 6 and 8 of HOC).
     """
     lines = {name: _checked_series(name, values) for name, values in series.items()}
     if not lines:
@@ -98,8 +91,7 @@ def backfill_curves(
 ) -> Figure:
     """Draw the accuracy over the share of the gallery that is re-embedded (figure 3 of BCT).
 
-    ``self_tests`` are, by the name of a curve, the accuracies of the old and the new version on their own galleries:
-    a dotted and a dashed line. Where a curve starts above the dotted line, the upgrade is compatible.
+    ``self_tests``, by curve, are those of the old and the new version: a dotted and a dashed line.
     """
     if not curves:
         raise InputError("backfill_curves needs at least one curve: {name: backfill_curve(...)}")
@@ -123,10 +115,7 @@ def backfill_curves(
 def roc_curves(
     curves: Mapping[str, tuple[ArrayLike, ArrayLike]], path: str | Path | None = None, *, title: str = ""
 ) -> Figure:
-    """Draw TAR over FAR, name -> (far, tar) as ``roc`` returns them. FAR is logarithmic; a FAR of 0 is left out.
-
-    The line is a staircase, because the rate is read strictly: the largest TAR whose FAR does not exceed the given one.
-    """
+    """Draw TAR over FAR as a staircase, name -> (far, tar) of ``roc``. FAR is logarithmic; 0 is left out."""
     if not curves:
         raise InputError("roc_curves needs at least one curve: {name: roc(scores, same)[:2]}")
     figure, axes = _figure(title, "false accept rate", "true accept rate (%)", len(curves))
@@ -151,10 +140,7 @@ def accuracy_panels(
     metric: str = "AA",
     title: str = "",
 ) -> Figure:
-    """Draw a value at each version in one panel per group, group -> name -> fractions [T], such as ``metric_curve``.
-
-    A group is a method and its members are its settings. NaN leaves a gap. ``metric`` names the vertical axis.
-    """
+    """Draw a value at each version, group -> name -> fractions [T]: one panel per group. NaN leaves a gap."""
     from matplotlib.figure import Figure
 
     series = {group: {name: _checked_series(name, v) for name, v in of.items()} for group, of in groups.items()}

@@ -40,10 +40,7 @@ _BEYOND = 5  # resamples that must lie beyond each end of the interval
 
 @dataclass(frozen=True)
 class Difference:
-    """cross - old, averaged over queries, with its confidence interval: fractions from -1 to 1.
-
-    ``differing`` counts the queries (with clusters: the clusters) in which the two differ.
-    """
+    """cross - old, mean over queries, with its interval; ``differing`` counts queries (or clusters) that differ."""
 
     mean: float
     low: float
@@ -114,8 +111,7 @@ def verdicts(
 ) -> dict[tuple[int, int], Difference]:
     """``paired_bootstrap`` of every cross-test (t, k), t > k, against the self-test (k, k) of its gallery.
 
-    With ``family="cell"`` each verdict is right with the given confidence, so expect a wrong one among many. With
-    ``family="matrix"`` *all* are right at once with that confidence, by wider intervals (Bonferroni).
+    ``family="matrix"`` makes *all* verdicts right at once with that confidence, by wider intervals (Bonferroni).
     """
     if family not in FAMILIES:
         raise UnknownNameError("family", family, FAMILIES)
@@ -230,11 +226,7 @@ def found_before_after(
     *,
     shared_components: bool = False,
 ) -> FoundRows:
-    """What some queries, such as ``Flips.negative``, find in the old gallery by the old and by the new version.
-
-    By image search the first row is the answer that was right or wrong. By template search the answer was a class
-    mean, and the rows are just the nearest images.
-    """
+    """What some queries, such as ``Flips.negative``, find in the old gallery by the old and the new version."""
     rows = np.asarray(queries)
     if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
         raise InputError(f"queries is a list of query numbers; got {_seen(rows)}")

@@ -85,10 +85,9 @@ class VersionFeatures:
         return self.width == other.width or (shared > 0 and self.parts[:shared] == other.parts[:shared])
 
     def carry(self, queries: Floats, to: VersionFeatures, *, shared_components: bool = False) -> Floats:
-        """Queries [n, s] of this version, in the space in which version ``to`` is stored.
+        """Queries [n, s] of this version in the space in which version ``to`` is stored.
 
-        Versions of different width are not comparable, unless ``shared_components`` compares the first components
-        that both have, as BCT does; the others then count as zero.
+        ``shared_components`` compares different widths over the first components that both have, as BCT does.
         """
         if to is self:
             return queries
@@ -110,11 +109,7 @@ class VersionFeatures:
 
 
 def _check_vectors(vectors: Array, name: str) -> None:
-    """Raise unless the vectors are a matrix of finite numbers without zero rows.
-
-    A zero row has no direction, and every cosine with it would be arbitrary. (A query that was carried into another
-    version's space may legitimately be zero there.)
-    """
+    """Raise unless the vectors are a matrix of finite numbers without zero rows, which have no direction."""
     if vectors.dtype.kind not in "fiu" or vectors.ndim != 2:
         raise InputError(
             f"{name}: features are a matrix of real numbers [images, components]; "
@@ -146,10 +141,7 @@ def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
 def carried_queries(
     query: VersionFeatures, galleries: Iterable[VersionFeatures], *, shared_components: bool = False
 ) -> list[Floats]:
-    """The unit queries of one version in the space of each gallery, [N, s] each: dot products are full cosines.
-
-    Do not normalise them: a query that the other version's space cannot hold in full is shorter than 1 there.
-    """
+    """One version's unit queries in the space of each gallery, [N, s]: shorter than 1 where it cannot hold them."""
     queries = geometry.unit(np.asarray(query.queries).astype(np.float32, copy=False))
     return [query.carry(queries, gallery, shared_components=shared_components) for gallery in galleries]
 
@@ -166,10 +158,7 @@ def blended_version(old: VersionFeatures, new: VersionFeatures, alpha: float) ->
 
 
 def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[VersionFeatures]]:
-    """After each version, all versions so far with their galleries as they are then stored.
-
-    That is as they were embedded, unless a version with ``adapt`` has moved all older vectors into its own space.
-    """
+    """After each version, all versions so far with their galleries as then stored, moved if one has ``adapt``."""
     stored: list[VersionFeatures] = []
     for version in versions:
         if version.adapt is not None:
@@ -296,10 +285,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ()) -> dict[str, Array]:
-    """The named arrays of one .npz file, or of one .npy file each, separated by commas.
-
-    An .npz file may also hold the ``optional`` arrays; None allows any.
-    """
+    """The named arrays of one .npz file, which may hold ``optional`` ones (None: any), or of one .npy file each."""
     if files.endswith(".npz"):
         arrays = load_arrays(Path(files))
         if not isinstance(arrays, dict):

@@ -101,10 +101,9 @@ def mixed_nearest(
 
 @dataclass(frozen=True, eq=False)
 class BackfillCurve:
-    """Accuracy of the new queries at each share of the gallery re-embedded; ``runs`` [orders, shares] has each order.
+    """Accuracy of the new queries at each share re-embedded; ``runs`` [orders, shares] has each order.
 
-    Share 0 is the cross-test C[new, old], share 1 the self-test C[new, new]. ``hits`` [orders, shares, queries] says
-    which queries found their class; None where only accuracies are known.
+    Share 0 is C[new, old], share 1 is C[new, new]. ``hits`` are [orders, shares, queries], or None if not known.
     """
 
     shares: NDArray[np.float64]
@@ -135,12 +134,8 @@ def backfill_curve(
 ) -> BackfillCurve:
     """Accuracy while the gallery is re-embedded with the new version, queries by the new one.
 
-    ``order`` says what is re-embedded first: a permutation of the gallery's rows; "images", a random permutation; or
-    "classes", whole classes in random order as in the figure, where shares count classes. The curve averages
-    ``orders`` random orders; number i is drawn with seed + i.
-
-    By image search each vector, old and new, is compared once, whatever the number of shares. Then ``blend`` may be the
-    alpha of queries by two models for the old vectors.
+    ``order`` is a permutation of the gallery's rows; "images", a random one; or "classes", whole classes as in the
+    figure. The curve averages ``orders`` of them. ``blend`` is the alpha of queries by two models for the old vectors.
     """
     shares = _checked_shares(shares)
     if protocol not in PROTOCOLS:
@@ -176,8 +171,7 @@ def _found_along(
 ) -> dict[int, Indices]:
     """The nearest gallery image [N] at each stop, when all rows with ``steps`` below it are new.
 
-    The gallery is cut at the stops. Each piece is searched once by its new vectors and once by its old ones; a stop
-    then takes the best of the new pieces before it and of the old pieces after it.
+    The gallery is cut at the stops; each piece is searched once by its new and once by its old vectors.
     """
     old = stored_galleries([old, new])[0]
     to_old, to_new = carried_queries(new, [old, new], shared_components=shared_components)

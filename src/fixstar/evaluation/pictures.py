@@ -1,8 +1,7 @@
 """Pictures: compatibility matrices as the papers draw them (figure 4 of HOC), and search results.
 
-Rows of a matrix are the version that embedded the query, columns the version that embedded the gallery. Cross-tests
-that fail eq. 6 (or by their verdict) have a light-red ground **and** a cross, undecided ones a question mark: no reader
-depends on colour. The layout is computed in inches, so that 2 versions and 31 versions are both readable.
+Rows are the version of the query, columns that of the gallery. No reader depends on colour: cross-tests that fail have
+a cross, undecided ones a question mark. The layout is in inches, so 2 and 31 versions are both readable.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ def side_by_side(
     names: Sequence[str] | None = None,
     verdicts: Mapping[str, Verdicts] | None = None,
 ) -> Figure:
-    """Draw several matrices, title -> C, on one colour scale. ``names`` are their versions, oldest first.
-
-    ``verdicts``, title -> result of ``fixstar.evaluation.verdicts``, mark the cells by their evidence.
-    """
+    """Draw several matrices, title -> C, on one colour scale; ``verdicts``, by title, mark their cells."""
     from matplotlib.figure import Figure
 
     panels = {title: _checked(C, names) for title, C in matrices.items()}
@@ -338,10 +334,7 @@ def contact_sheet(
     path: str | Path | None = None,
     title: str = "",
 ) -> Figure:
-    """One row per query: the query, then for each named searcher its hits, best first.
-
-    A correct hit has a green frame and a tick, a wrong one a thin red frame.
-    """
+    """One row per query: the query, then each searcher's hits; green frame and tick if right, thin red if wrong."""
     from matplotlib.figure import Figure
 
     groups = [list(rows) for rows in results.values()]

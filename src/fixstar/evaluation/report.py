@@ -1,8 +1,4 @@
-"""A report: can the new version be deployed over the old gallery, and how is that known?
-
-``write`` makes a folder of it: report.html, one page that needs no other file; the pictures; and report.json, which
-holds every number.
-"""
+"""A report: can the new version be deployed over the old gallery, and how is that known?"""
 
 from __future__ import annotations
 
@@ -96,12 +92,8 @@ class RateTable:
 class Report:
     """The report of one cross-test, or of several by method.
 
-    ``query_labels`` [N] and ``classes``, their names, allow flips by class. ``by_class`` bootstraps over classes
-    instead of queries: for claims about other classes. ``lost`` (see ``lost_queries``) and ``backfill`` are by method,
-    ``rocs`` by any name. ``facts`` say how it was measured and are printed in their order.
-
-    ``evidence`` and ``flips`` are computed. ``flips[method][t, k]`` are those of the newest version t on every older
-    gallery k; empty where answers are not simply right or wrong, or the queries' classes are not known.
+    ``by_class`` bootstraps over classes; ``lost`` and ``backfill`` are by method, ``rocs`` by any name, ``facts`` say
+    how it was measured. ``evidence`` and ``flips[method][t, k]`` of the newest version t are computed.
     """
 
     def __init__(
@@ -270,10 +262,7 @@ def _sentence(verdict: str, test: CrossTest, evidence: Evidence, older: Sequence
 
 
 def backfill_sentence(curve: BackfillCurve) -> str:
-    """A warning if a partly re-embedded gallery is less accurate than before; empty otherwise.
-
-    New queries may be nearer to new vectors than to old ones of their own class, which then lose their places.
-    """
+    """A warning if a partly re-embedded gallery is less accurate than before; empty otherwise."""
     between = np.flatnonzero((curve.shares > 0) & (curve.shares < 1))
     if not len(between):
         return ""

@@ -169,10 +169,7 @@ def store_search(
     query_labels: Labels,
     label_of_id: Mapping[str, int] | Callable[[str], int],
 ) -> Hits:
-    """[N] bool: whether the nearest item of a gallery store, of any version, has the query's class.
-
-    ``version`` is the version that embedded the queries. An empty answer is a miss.
-    """
+    """[N] bool: whether the nearest item of a gallery store, of any version, has the query's class."""
     if len(query_labels) != len(queries):
         raise InputError(f"{len(query_labels)} query labels for {len(queries)} queries; pass one label per query")
     label_of = label_of_id.__getitem__ if isinstance(label_of_id, Mapping) else label_of_id
@@ -260,11 +257,7 @@ def knn_hits(
 def knn_classes(
     queries: Floats, gallery: Floats, gallery_labels: Labels, k: int, temperature: float | None = None
 ) -> Labels:
-    """[N]: the class that the k nearest gallery images vote for. The gallery needs at least k images.
-
-    With a ``temperature`` T a vote counts exp(cosine / T): the softmax over the k nearest. A low T trusts the nearest
-    image, a high one counts votes.
-    """
+    """[N]: the class that the k nearest gallery images vote for; with a temperature T a vote is exp(cosine / T)."""
     labels = checked_labels(gallery_labels, gallery, "gallery")
     if temperature is not None and not 0 < temperature < np.inf:
         raise InputError(f"temperature is positive and finite, or None for equal votes; got {temperature:g}")
@@ -329,9 +322,7 @@ def average_precisions(
 ) -> NDArray[np.float64]:
     """[N] average precision of each query over its first ``at`` places, or over all; NaN without a positive.
 
-    With cameras (one integer per image) gallery images of the query's class and camera are ignored. ``same_image`` [N]
-    is the gallery row that is the query itself, or -1; it is ignored too. Remove images that count for no query, such
-    as the junk of Market-1501, from the gallery.
+    Gallery images of the query's class and camera are ignored, and ``same_image`` [N], the query itself (or -1).
     """
     if at is not None and at < 1:
         raise InputError(f"at counts places, starting at 1; got {at}")

@@ -42,8 +42,7 @@ _BLOCK = 2**21  # numbers drawn at a time
 class Distances:
     """Estimated cosine distances of one case; ``exact_*`` are the closed forms.
 
-    ``margin`` is D_kk - D_kt within a class, D_kt - D_kk between classes: positive where the inequality holds.
-    ``error`` is its standard error. Both distances use the same random numbers, so it is much smaller than theirs.
+    ``margin`` is positive where the inequality holds, ``error`` its standard error: both use the same random numbers.
     """
 
     old: float  # E[D_kk]

@@ -1,7 +1,4 @@
-"""A trial: several versions' vectors of the same labelled images, some as gallery and some as queries.
-
-A cross-test, a report and the gate start from one.
-"""
+"""A trial: several versions' vectors of the same labelled images, some as gallery and some as queries."""
 
 from __future__ import annotations
 
@@ -38,11 +35,7 @@ SHARES = tuple(number / 10 for number in range(11))
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Every version's vectors of the same labelled images.
-
-    With ``pairs``, for verification, queries and gallery are both all images. ``classes`` names the labels, ``facts``
-    say how the trial was set up.
-    """
+    """Every version's vectors of the same labelled images; with ``pairs`` queries and gallery are both all images."""
 
     versions: Sequence[VersionFeatures]
     query_labels: Labels
@@ -144,10 +137,7 @@ def trial_of_images(
     split_file: Path | None = None,
     pairs_file: Path | None = None,
 ) -> Trial:
-    """A trial on labelled images, embedded by ``features``. The split or pairs are read from the file, if it exists.
-
-    If it does not exist, they are drawn and saved there.
-    """
+    """A trial on labelled images, embedded by ``features``. Split or pairs come from their file, or are saved there."""
     classes = dict(enumerate(images.classes))
     if takes_pairs(protocol):
         pairs, how = kept_pairs(images.labels, pairs_file, seed)
@@ -163,10 +153,7 @@ def trial_of_images(
 
 
 def searchable(images: ImageSet, preprocessing: Preprocessing, bad_images: str) -> ImageSet:
-    """The readable images of classes with at least one image for the gallery and one for a query.
-
-    ``bad_images`` is "refuse" or "skip".
-    """
+    """The readable images of classes with two or more; ``bad_images`` is "refuse" or "skip"."""
     if bad_images not in ("refuse", "skip"):
         raise InputError(f"bad_images is refuse or skip, got {bad_images!r}")
     kept, unreadable = images.readable(preprocessing, cast(Literal["refuse", "skip"], bad_images))

@@ -81,11 +81,7 @@ class _RowFile:
 
 @dataclass(frozen=True, eq=False)
 class Pairs(_RowFile):
-    """Pairs of images for 1:1 verification: row numbers ``first`` [N] and ``second`` [N], and ``same`` [N] bool.
-
-    The first image of a pair is the query, the second is from the gallery (section 5.1 of CoReS). A pair of one class
-    is **genuine**, a pair of two classes an **impostor**.
-    """
+    """Rows ``first`` [N] (queries), ``second`` [N] (gallery) and ``same`` [N] bool: **genuine**, else **impostor**."""
 
     content, argument, others = "pairs", "pairs_file", {"protocol": "verification"}
 
@@ -167,9 +163,7 @@ def _draw_pairs(start: Rows, stop: Rows, count: int, kind: str, rng: np.random.G
 def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> Pairs:
     """Draw two images at a time until there are enough pairs of both kinds, as the code of CoReS and CL2R does.
 
-    Pairs stay in the order of drawing. Most draws are impostors, so these are complete first and the list ends with
-    genuine pairs only: cut into unstratified folds, it gives numbers comparable with theirs. An image may be paired
-    with itself, and a pair may occur twice.
+    Pairs stay in the order of drawing, so unstratified folds give numbers comparable with theirs.
 
     >>> draw_pairs(np.arange(100) % 10, genuine=40, impostor=40).same[-20:].all()
     np.True_
@@ -217,10 +211,7 @@ def gallery_query_split(labels: Labels, share: float = 0.5, seed: int = 0) -> Sp
 
 @dataclass(frozen=True, eq=False)
 class FoldAccuracy:
-    """Accuracy of each fold: ``accuracies`` [folds], the ``thresholds`` [folds] used, and the answer for every pair.
-
-    ``right`` [N] bool says which pairs were classified correctly, for error bars.
-    """
+    """``accuracies`` and ``thresholds`` [folds], and ``right`` [N] bool: which pairs were classified correctly."""
 
     accuracies: Scores
     thresholds: Scores
@@ -257,14 +248,10 @@ def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
 
 
 def kfold_accuracy(scores: Floats, same: Same, folds: int = 10, *, stratified: bool = True) -> FoldAccuracy:
-    """Accuracy of each fold at the threshold that is best on the other folds.
+    """Accuracy of each fold at the threshold that is best on the other folds, the highest of equals.
 
-    The genuine pairs are cut into ``folds`` runs in their order, the impostors likewise, so LFW's own list gives LFW's
-    own folds. With ``stratified=False`` the list is cut as it is: if a fold has more genuine pairs than the others,
-    their threshold accepts too few of them, and the accuracy is too low.
-
-    The threshold is halfway between the lowest score that it accepts and the highest that it rejects. Of equally good
-    thresholds the highest is taken.
+    Genuine pairs and impostors are cut into ``folds`` runs each, so LFW's own list gives LFW's own folds; with
+    ``stratified=False`` the list is cut as it is.
 
     >>> result = kfold_accuracy(np.array([0.9, 0.8, 0.2, 0.1]), np.array([True, True, False, False]), folds=2)
     >>> result.mean, result.thresholds
@@ -296,10 +283,7 @@ def roc(scores: Floats, same: Same) -> tuple[Scores, Scores, Scores]:
 
 
 def threshold_at_far(scores: Floats, same: Same, far: float) -> float:
-    """The lowest threshold whose measured FAR does not exceed ``far``; -inf where ``far`` is 1.
-
-    Pairs with ``score >= threshold`` are accepted.
-    """
+    """The lowest threshold (accepted: score >= it) whose FAR does not exceed ``far``; -inf where that is 1."""
     values, genuine = _checked(scores, same)
     if not 0 <= far <= 1:
         raise InputError(f"a false accept rate is a fraction from 0 to 1, got {far:g}. Divide percentages by 100")

@@ -102,10 +102,7 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def resize_to_fit(image: Image.Image, p: Preprocessing, box: Box | None = None) -> Image.Image:
-    """The image, or the part of it in ``box``, at the preprocessing's size.
-
-    An image that already has that size is not resampled.
-    """
+    """The image, or its part in ``box``, at the preprocessing's size; not resampled if it has that size."""
     height, width = p.size
     if image.size == (width, height):
         return image

@@ -296,11 +296,9 @@ def decode_ahead(
     ahead: int | None = None,
     decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
-    """Every image in order, decoded by ``workers`` threads, at most ``ahead`` images in advance.
+    """Every image in order, decoded by ``workers`` threads at most ``ahead``; ``ImageError`` if unreadable.
 
-    ``decode`` is ``read_pixels`` by default; ``DecodeProcesses.pixels`` is for images of strangers. In place of an
-    image that cannot be read comes an ``ImageError``. Memory use does not depend on the list's length, and closing
-    the generator early stops the threads. One worker means no thread.
+    ``decode`` is ``read_pixels`` by default. Closing the generator early stops the threads.
     """
     workers = min(8, os.cpu_count() or 1) if workers is None else workers
     ahead = 4 * workers if ahead is None else ahead

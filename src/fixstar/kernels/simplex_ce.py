@@ -63,10 +63,7 @@ def _block(n: int) -> int:
 
 
 def simplex_cross_entropy(z: Tensor, targets: Tensor, length: float = 1.0) -> Tensor:
-    """The mean cross-entropy of features z [B, K - 1] and slots [B] against K prototypes of that length, on a GPU.
-
-    It is differentiable once.
-    """
+    """Mean cross-entropy of z [B, K - 1] against K prototypes of that length, on a GPU; differentiable once."""
     if z.ndim != 2 or targets.shape != z.shape[:1] or not (z.is_cuda or INTERPRETED):
         raise InputError(f"features [B, K - 1] and slots [B] on a GPU are needed, got {z.shape} and {targets.shape}")
     given = (z.float().contiguous(), targets.contiguous(), length)

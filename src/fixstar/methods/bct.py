@@ -51,11 +51,7 @@ def bct_replay(lam: float = 1.0, head: Head = "softmax") -> Method:
 
 
 def bct_vectors(lam: float = 1.0, scale: float = 32.0, head: Head = "norm-softmax") -> Method:
-    """BCT where only stored vectors are left of the old model: their class means are the old classifier (section 2.5).
-
-    The influence loss asks that new features are classified by the cosines to those means. Needs images of classes that
-    have old vectors; others are trained on too, without influence. Wider features share their first components.
-    """
+    """BCT where only stored vectors are left of the old model: their class means classify (section 2.5)."""
     given = {"lam": lam, "scale": scale, "head": head}
     rule = f"lam >= 0, scale > 0 and head one of {', '.join(HEADS)}"
     require("bct-vectors", given, rule, lam >= 0 and scale > 0 and head in HEADS)
@@ -165,11 +161,7 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
 
 
 def _synthesised(upgrade: Upgrade, teacher: FrozenEncoder) -> Classifier:
-    """The old classifier with a row for each new class: the mean of the old model's features of its images.
-
-    Brought to the mean length of the old rows: features are often many times longer than trained rows, and a plain
-    softmax over both would then see the new classes only.
-    """
+    """The old classifier with a row per new class: the mean of the old model's features, at the old rows' length."""
     slots = upgrade.encoder.slots
     judge = teacher.classifier.grown(len(slots)).requires_grad_(False)
     fresh = upgrade.images.of_classes(upgrade.new_classes)

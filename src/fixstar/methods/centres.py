@@ -17,10 +17,7 @@ from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, plai
 
 
 class OldCentres(nn.Module):
-    """The mean of the old model's unit features of each class, and the least cosine to it that an image has.
-
-    Measured once, before training, on the new and the remembered images. A class without images is not known.
-    """
+    """Each class's mean of the old model's unit features, measured before training, and the least cosine to it."""
 
     def __init__(self, features: Tensor, targets: Tensor, classes: int) -> None:
         super().__init__()

@@ -24,10 +24,7 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """One batch as seen by the model being trained and, from the second version on, by its predecessor.
-
-    With two views of each image the batch is twice as long: all images once, then all of them again.
-    """
+    """One batch by the model being trained and its predecessor; two views are all images, then all of them again."""
 
     new: Outputs
     old: Outputs | None  # None while the first version is trained
@@ -86,9 +83,8 @@ class Upgrade:
 class Stage:
     """A part of a version's training: its loss, what it trains and for how long.
 
-    ``epochs`` and ``learning_rate`` are factors on the recipe's. ``trains`` is what is updated (everything, if it is
-    ``None``); the rest is frozen, in evaluation mode. ``begin`` is called once, before the first step; a resumed run
-    reads back the weights that it made.
+    ``epochs`` and ``learning_rate`` are factors on the recipe's. What ``trains`` leaves out is frozen. ``begin`` is
+    called once, before the first step.
     """
 
     terms: Callable[[Step], Terms]
@@ -103,8 +99,7 @@ class Stage:
 class Objective:
     """The loss of one version. ``module`` is trained along with the encoder and then dropped.
 
-    ``learning_rate`` is a factor on the recipe's for the main stage. ``then`` are stages after it; ``finish`` is called
-    after the last. All state must be in the encoder and in ``module``, where a checkpoint finds it.
+    ``then`` are later stages, ``finish`` is called after the last. All state must be in the encoder and in ``module``.
     """
 
     terms: Callable[[Step], Terms]
@@ -154,10 +149,7 @@ class Method:
 
     @property
     def cost(self) -> float:
-        """Passes through a network, relative to plain training: one forward, two backward, one by each old model.
-
-        ``extra_passes`` are those of later stages, per image of the main stage.
-        """
+        """Passes through a network, relative to plain training: one forward, two backward, one by each old model."""
         return (self.views * (3 + ("old model" in self.needs) + self.first) + self.extra_passes) / 3
 
     def objective(self, upgrade: Upgrade) -> Objective:

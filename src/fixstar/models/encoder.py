@@ -107,10 +107,7 @@ class Outputs:
 
 
 class Adapter(nn.Module):
-    """Vectors of one version to the space of the next: two linear layers with a ReLU between, [N, d] to [N, d].
-
-    The feature adaptation network of Iscen et al. 2020. It is trained and saved with the version that it leads to.
-    """
+    """The feature adaptation network of Iscen et al. 2020: a version's vectors [N, d] to the next one's space."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -268,10 +265,9 @@ class Encoder(nn.Module):
     def forward(
         self, pixels: Tensor, targets: Tensor | None = None, maps: bool = False, bfloat16: bool = False
     ) -> Outputs:
-        """uint8 pixels [B, C, H, W] (and the targets, for heads with a margin) to features and logits.
+        """uint8 pixels [B, C, H, W], or backbone features in the first m columns of floats, to features and logits.
 
-        ``bfloat16`` runs the backbone in that precision; projection and classifier always see float32. Rows of floats
-        [B, m + ...] are features of the backbone that were made before, in their first m columns.
+        ``bfloat16`` runs the backbone in that precision; projection and classifier always see float32.
         """
         if pixels.ndim == 2:
             return self.heads(pixels[:, : self.backbone.feature_dim], targets)
@@ -288,10 +284,7 @@ class Encoder(nn.Module):
         return Outputs(h, self.classifier, None if self.projection is None else self.projection.weight, targets, maps)
 
     def features(self, pixels: Tensor, form: Form = "full") -> Tensor:
-        """Features of uint8 pixels: z / |z| [B, d], the exact short form [B, min(d, m)], or z itself ("raw").
-
-        In place of pixels it takes features of the backbone [B, m] too.
-        """
+        """Features of uint8 pixels, or of backbone features [B, m]: unit [B, d], short [B, min(d, m)], or raw z."""
         h = pixels
         if pixels.ndim != 2:
             x = self.normalise(pixels)
@@ -354,10 +347,7 @@ class Encoder(nn.Module):
             self.projection = _projection(self.backbone, self.backbone.feature_dim).to(self.device)
 
     def join_slots(self, other: Encoder) -> None:
-        """Add the classes of another model at the slots they own there; a trainable classifier grows.
-
-        The other model may have fewer simplices, but those must be the first of this one's.
-        """
+        """Add another model's classes at the slots they own there; its simplices must be the first of this one's."""
         slots, mine, theirs = other.slots, self.classifier.parts, other.classifier.parts
         if mine and theirs and mine != theirs:
             if mine[: len(theirs)] != theirs:
@@ -449,19 +439,12 @@ class Encoder(nn.Module):
             yield rows, _to_tensor(stack)
 
     def save(self, directory: str | Path) -> Path:
-        """Write weights (safetensors) and card (JSON) into a new directory, all or nothing.
-
-        What is written is read back first: a model that could not be loaded again is refused.
-        """
+        """Write weights (safetensors) and card (JSON) into a new directory, all or nothing, read back first."""
         return _save(self, Path(directory))
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Encoder:
-        """Restore an encoder in evaluation mode. A damaged directory, or not a model's, raises ``ModelError``.
-
-        So does a model that no longer makes the vectors it made when it was saved, because a library or its own code
-        has changed.
-        """
+        """Restore an encoder. Damage, or vectors that differ from those when it was saved, raise ``ModelError``."""
         return _load(Path(directory)).to(device)
 
     def require_unchanged(self) -> None:

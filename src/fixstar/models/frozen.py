@@ -51,11 +51,7 @@ class _Folded(NamedTuple):
 
 
 class FoldedCifarResNet:
-    """A frozen CIFAR ResNet with its batch norms folded into its convolutions: the same features in half the kernels.
-
-    Only for a GPU, in bfloat16: a teacher's forward pass is a third of a training step. Later changes of the
-    backbone's weights have no effect.
-    """
+    """A frozen CIFAR ResNet with folded batch norms, for a GPU in bfloat16; later weight changes are unseen."""
 
     def __init__(self, backbone: CifarResNet) -> None:
         self._stem = _Folded.of(backbone.conv1, backbone.bn1)
@@ -83,10 +79,7 @@ class FoldedCifarResNet:
 
 
 def refit_pixels(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Pixels [B, C, H, W] prepared for another model, resized to this one's size and channels.
-
-    The result is whole numbers in float32; pixels that already fit are returned unchanged.
-    """
+    """Pixels [B, C, H, W] at this model's size and channels, as whole numbers; unchanged if they fit."""
     size, channels = preprocessing.size, preprocessing.channels
     if pixels.shape[1:] == (channels, *size):
         return pixels
@@ -114,10 +107,9 @@ def _refit_arrays(images: np.ndarray[Any, Any], preprocessing: Preprocessing) ->
 
 
 class FrozenEncoder:
-    """A private copy of an encoder: no gradients, fixed batch-norm statistics, and no module for an optimiser.
+    """A private copy of an encoder: no gradients, fixed batch-norm statistics, no module for an optimiser.
 
-    ``grown`` are simplices that its successor has and it lacks; its features are zero there, as in a search. Pixels
-    prepared for a successor of another input size are resized to its own.
+    Its features are zero in ``grown`` simplices of its successor, as in a search; pixels are resized to its own input.
     """
 
     def __init__(self, encoder: Encoder, grown: Sequence[int] = ()) -> None:

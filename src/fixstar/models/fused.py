@@ -140,10 +140,7 @@ class _Kept:
 
 
 class FusedCifarResNet:
-    """The training forward and backward of one backbone, whose parameters it reads and whose statistics it moves.
-
-    ``storage`` is the type of everything between two kernels, and of the factors of products.
-    """
+    """Training forward and backward of one backbone, whose parameters it reads and statistics it moves."""
 
     def __init__(self, backbone: CifarResNet, storage: torch.dtype = torch.bfloat16) -> None:
         from fixstar.kernels import normed_convolutions

@@ -85,10 +85,7 @@ class Slots:
         return Slots(self.capacity + extra, self.by_class)
 
     def joined(self, other: Slots) -> Slots:
-        """This map with the classes of ``other`` at the slots they own there; two owners of one slot raise.
-
-        Without a capacity the number of a slot does not matter, so the other's classes are appended.
-        """
+        """This map with the classes of ``other`` at their slots there; without a capacity they are appended."""
         if self.capacity is None or other.capacity is None:
             return self.assign(other.classes)
         if self.capacity != other.capacity:

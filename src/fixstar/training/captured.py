@@ -163,10 +163,7 @@ def _without_batch_counts(modules: nn.Module) -> Iterator[None]:
 
 
 def compiled(backbone: Backbone) -> contextlib.AbstractContextManager[None]:
-    """Inside, calling ``backbone`` runs its compiled program.
-
-    A program is compiled once per process and used by every version: weights are its inputs, not part of it.
-    """
+    """Inside, ``backbone`` runs its compiled program, made once per process: weights are its inputs."""
     key = json.dumps([backbone.name, backbone.options, backbone.training], sort_keys=True)
     if key not in _PROGRAMS:
         _PROGRAMS[key] = _program(copy.deepcopy(backbone))

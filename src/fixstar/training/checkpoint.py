@@ -58,10 +58,7 @@ def save_checkpoint(
     best: Mapping[str, Tensor] | None = None,
     parts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write weights, the best weights of an earlier epoch, optimiser state and the log of the epochs so far.
-
-    ``parts`` are digests of the fingerprint's parts by name, so that an error can say what differs.
-    """
+    """Write weights, best weights of an earlier epoch, optimiser state, log, and the fingerprint's ``parts``."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
     for number, state in optimiser.state_dict()["state"].items():

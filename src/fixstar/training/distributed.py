@@ -187,11 +187,7 @@ def broadcast_from_rank_zero(values: Iterable[Tensor]) -> None:
 
 @contextlib.contextmanager
 def synchronised(model: nn.Module) -> Iterator[None]:
-    """Inside, batch norms in training normalise by the batch of all processes; on any device, shares of any size.
-
-    Only the forward pass is replaced: parameters, statistics and their names stay, so that checkpoints and saved models
-    are the same files.
-    """
+    """Inside, batch norms in training normalise by the batch of all processes; saved models stay the same."""
     layers: list[Any] = [part for part in model.modules() if isinstance(part, _BatchNorm)]
     for layer in layers:
         layer.forward = lambda x, layer=layer: _forward(layer, x)

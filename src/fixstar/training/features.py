@@ -59,11 +59,7 @@ PLAIN = View(flip=False, turn=0)
 
 
 class FrozenFeatures:
-    """The features of the model that is trained and of its predecessors, in the views that training asks for.
-
-    A row is one image: the features of the model itself first, then those of each other backbone. Without a ``folder``
-    nothing is kept.
-    """
+    """A row per image: features of the model that is trained, then of each other backbone, in all views."""
 
     def __init__(
         self,

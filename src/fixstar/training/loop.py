@@ -28,10 +28,7 @@ _PAUSE = 5.0  # seconds between two checkpoints where an epoch may take less tha
 
 @dataclass(frozen=True)
 class EpochLog:
-    """Mean of each loss term over an epoch, and the learning rate of its last step.
-
-    ``scores`` are those of model selection after it.
-    """
+    """Mean of each loss term over an epoch, its last learning rate, and the ``scores`` of model selection."""
 
     epoch: int
     learning_rate: float

@@ -36,9 +36,8 @@ Select = Callable[[Encoder], ValidationScores]
 class Training:
     """What one version's training works on.
 
-    ``fingerprint`` prevents resuming with other settings; ``fingerprint_parts`` say what differs. ``teacher`` is the
-    previous model and ``first`` the first one. If ``frozen``, the backbone is not trained. ``maps`` gives feature maps
-    to the terms. ``select`` scores the model after each epoch, to keep the best compatible one.
+    ``fingerprint`` prevents resuming with other settings; ``fingerprint_parts`` say what differs. ``select`` scores the
+    model after each epoch, to keep the best compatible one.
     """
 
     encoder: Encoder
@@ -116,10 +115,7 @@ def parts_of(run: Training) -> Iterator[Part]:
 
 
 def create_optimiser(run: Training, part: Part) -> optim.Optimizer:
-    """The recipe's optimiser over what a stage trains; on a GPU fused, with learning rates that a graph can read.
-
-    A group is all parameters of one learning rate and one weight decay.
-    """
+    """The recipe's optimiser over what a stage trains; a group has one learning rate and one weight decay."""
     recipe = part.recipe
     backbone = {id(p) for p in run.encoder.backbone.parameters()}
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -165,9 +161,7 @@ def lay_out_state(optimiser: optim.Optimizer) -> None:
 
 
 def selected_epoch(scores: Sequence[ValidationScores]) -> int | None:
-    """Model selection (CoReS, eq. 11): the compatible epoch of the highest self-test, or None if there is none.
-
-    The earliest of equals.
+    """Model selection (CoReS, eq. 11): the earliest compatible epoch of the highest self-test, None without.
 
     >>> weak, good = ValidationScores(0.5, 0.3, 0.2), ValidationScores(0.6, 0.3, 0.2)
     >>> drifted = ValidationScores(0.7, 0.1, 0.2)

@@ -39,10 +39,9 @@ def train_versions(
     epochs: int | None = None,
     **settings: Any,
 ) -> list[Version]:
-    """Compatible versions, one per image set or folder, oldest first: the front door's ``train``.
+    """Compatible versions, one per image set or folder, oldest first; with a ``directory`` the call resumes.
 
-    ``epochs`` shortens the recipe of the method's paper; ``settings`` are those of ``Settings`` (backbone, capacity,
-    seed, ...). With a ``directory`` the same call resumes after a kill.
+    ``epochs`` shortens the recipe of the method's paper; ``settings`` are those of ``Settings``.
     """
     if not images:
         raise InputError("give one image set or folder per version, such as train('photos/2024', 'photos/2025')")
@@ -262,10 +261,7 @@ def remember(memory: ReplayMemory, version: Version, settings: Settings) -> Repl
 
 
 def _first_vectors(known: OldVectors | None, encoder: Encoder, memory: ReplayMemory) -> OldVectors | None:
-    """The vectors of remembered images, each by the version that learnt its class; ``encoder`` is the last.
-
-    Those of another width are forgotten: nothing can be compared with them.
-    """
+    """The vectors of remembered images, each by the version that learnt its class; other widths are dropped."""
     if known is not None and known.vectors.shape[1] != encoder.feature_dim:
         known = None
     if memory.images is None:

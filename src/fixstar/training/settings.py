@@ -185,10 +185,7 @@ class Settings:
         return resolve_device(self.device)
 
     def new_encoder(self, method: Method, classes: list[str], seed: int) -> Encoder:
-        """An encoder with random weights that depend on ``seed`` alone.
-
-        Growth does not change the other weights: its rows of the projection are drawn last.
-        """
+        """An encoder with random weights that depend on ``seed`` alone, whatever has grown."""
         architecture = self.backbone.startswith("hf:") and not self.backbone_options
         if self.frozen and (self.backbone in BACKBONES or (architecture and is_architecture(self.backbone[3:]))):
             raise InputError(

@@ -61,11 +61,8 @@ _PART_NAMES = {  # where the name of a setting does not say what it is
 class TrainingContext:
     """What exists before a version is trained.
 
-    Training starts from a ``replacement`` instead of the previous version, and it becomes the teacher. ``pretrained``
-    is the start for methods that do not continue from the last version. ``old_vectors`` may be all that is left of an
-    old model. ``first`` is the oldest version with vectors in use. ``first_vectors`` are those of remembered images,
-    each by the version that learnt its class. ``features`` is the folder for a frozen backbone's features of images;
-    without it they are not kept.
+    Training starts from a ``replacement``, which becomes the teacher, or ``pretrained`` instead of the previous
+    version. ``first`` is the oldest version in use, ``features`` the folder for a frozen backbone's features of images.
     """
 
     previous: Encoder | None = None
@@ -85,10 +82,7 @@ class TrainingContext:
 
 @dataclass(frozen=True)
 class Version:
-    """A trained encoder with its number in the sequence.
-
-    ``log``, and ``images`` (the readable ones it was trained on), are empty for a version loaded from disk.
-    """
+    """A trained encoder with its number; one loaded from disk has no ``log`` and no ``images``."""
 
     number: int
     encoder: Encoder
@@ -111,10 +105,7 @@ def train_version(
     progress: bool = True,
     validation: Validation | None = None,
 ) -> Version:
-    """Train version ``number`` on ``images`` and the replay memory, from where the method starts.
-
-    With ``validation`` the best compatible epoch is kept (CoReS, eq. 11).
-    """
+    """Train version ``number``; with ``validation`` the best compatible epoch is kept (CoReS, eq. 11)."""
     world()  # joins the other processes, if any, before a device is touched
     device = local_device(settings.torch_device())
     encoder = starting_encoder(number, images, context, method, settings).to(device)
@@ -331,11 +322,7 @@ def _started(number: int, images: ImageSet, context: TrainingContext, method: Me
 
 
 def require_same_classifier(context: TrainingContext, method: Method) -> None:
-    """Refuse earlier models with another kind of classifier than the method trains.
-
-    A method that starts each version from new weights may follow another kind if neither is fixed, as BCT may with its
-    heads (tables 3 and 7): there a slot is only the number of a row.
-    """
+    """Refuse another kind of classifier than earlier models have, unless neither is fixed and weights are new."""
     kind, previous = method.classifier, context.previous
     from_new_weights = context.replacement is None and method.initialisation != "previous"
     models = [
@@ -482,10 +469,7 @@ class Validation:
             )
 
     def select(self, previous: Encoder, made: FrozenFeatures | None = None) -> Select:
-        """Scores a model after an epoch against ``previous``, whose own test is run once.
-
-        ``made`` has the features of a frozen backbone.
-        """
+        """Scores a model after an epoch against ``previous``, whose own test is run once."""
 
         shown = functools.cache(lambda model: _shown(model, self.queries, self.gallery, made))
         old = _features_of("old", previous, shown(previous))
@@ -516,10 +500,7 @@ def version_features(
     progress: bool = False,
     made: FrozenFeatures | None = None,
 ) -> VersionFeatures:
-    """A version's short forms of query and gallery images, ready for a cross-test.
-
-    ``made`` keeps the features of a frozen backbone, which then runs once per image.
-    """
+    """A version's short forms of query and gallery images; ``made`` keeps a frozen backbone's features."""
     return _features_of(name, encoder, _shown(encoder, queries, gallery, made), progress)
 
 

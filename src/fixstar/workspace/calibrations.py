@@ -48,11 +48,9 @@ def fit_calibrations(
     seed: int = 0,
     searched_by: Mapping[str, Floats] | None = None,
 ) -> dict[str, Calibration]:
-    """Queries of the last version against the vectors of each, by name; the same queries and classes for all.
+    """Queries of the last version against the vectors of each, by name: all versions are calibrated, or none.
 
-    ``searched_by`` are other queries [N, s] for some of the versions, such as blended ones, in the space of each. Empty
-    with fewer than ``LEAST`` pairs of a kind, or if the own class is no closer than others in one of the spaces:
-    all versions are calibrated, or none.
+    ``searched_by`` are other queries [N, s] for some versions, such as blended ones.
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     order = np.argsort(owners, kind="stable")
@@ -94,10 +92,9 @@ def _nearest_of_classes(queries: Floats, gallery: Floats, starts: Indices) -> Fl
 def catalogue_thresholds(
     versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
 ) -> dict[str, Threshold]:
-    """Under which cosine the last version's queries probably have no match among the vectors of each version, by name.
+    """Under which cosine the last version's queries probably have no match among each version's vectors.
 
-    Each query is asked twice: with its class in the gallery, and without it. A version is left out with fewer than
-    ``LEAST`` queries, with one class, or if the threshold tells nothing.
+    Each query is asked with its class in the gallery, and without it. A threshold that tells nothing is left out.
     """
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     order = np.argsort(owners, kind="stable")
@@ -149,10 +146,7 @@ def calibrations_and_folds(
     seed: int = 0,
     searched_by: Mapping[str, Floats] | None = None,
 ) -> tuple[dict[str, Calibration], list[Fold]]:
-    """Calibrations from all images, and folds to try such ones with. Both are empty without evidence for either.
-
-    Calibrations that were not tried on other classes are not worth keeping.
-    """
+    """Calibrations from all images, and folds that such ones were tried on; empty if either lacks evidence."""
     folds = class_folds(versions, query_labels, gallery_labels, seed, searched_by)
     fitted = fit_calibrations(versions, query_labels, gallery_labels, seed, searched_by) if folds else {}
     return fitted, folds if fitted else []
@@ -171,11 +165,7 @@ def search_curve(
     seed: int = 0,
     blend: float = 1.0,
 ) -> BackfillCurve:
-    """``backfill_curve`` of the queries in ``rows`` from the old version to the new one, merged as in a search.
-
-    ``blend`` is the alpha of queries by two models for the old vectors. Each query uses calibrations that have not seen
-    its class. Without folds cosines decide, as in a search.
-    """
+    """``backfill_curve`` of the queries in ``rows``, merged as in a search by calibrations of other classes."""
     truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
     asked = np.arange(len(truth)) if rows is None else np.asarray(rows)
     outcomes = []

@@ -30,10 +30,7 @@ Shown = Literal["query", "old", "new"]
 
 @dataclass(frozen=True)
 class FlippedAnswer:
-    """A query that one of two versions answers correctly: its class, and the class that the other one finds instead.
-
-    ``rows`` are those of the query, of the gallery image found before, and of the one found now.
-    """
+    """A query that one of two versions answers correctly; ``rows`` are query, image found before, and found now."""
 
     label: str
     found: str
@@ -54,8 +51,7 @@ class ClassChange:
 class CheckedCell:
     """New queries on the gallery of ``version``: cross-test minus that version's self-test, with its interval.
 
-    ``lost`` lists some of the negative flips, one per class in turn, heaviest loss first, ``won`` some of the positive
-    ones. ``classes`` are those that lose most and those that win most, heaviest net loss first.
+    ``lost`` and ``won`` list some of the flips, ``classes`` those that lose most and win most, heaviest net loss first.
     """
 
     version: str
@@ -81,13 +77,9 @@ class CheckedCell:
 class Blend:
     """Queries by two models on the gallery of ``version``: slerp(its own query, the new version's, alpha).
 
-    ``tried`` is the alpha that is best on half of the queries, 0 if none above 0 is better. The other half, ``queries``
-    of them (all, if the alpha was given), judges it: the accuracy with the gallery's own queries (``self_test``) and
-    with blended ones (``cross_test``), the interval of the difference, and the verdict: "unchanged" if ``tried`` is 0,
-    "apart" if nothing connects the two models, so that 0 is the only choice.
-
-    ``alpha`` is what may be deployed: ``tried`` if that is shown to be compatible, else 1 if the new version's queries
-    alone are, else 0: the gallery's own queries alone, which find what they find now.
+    ``tried`` is the alpha that half of the queries chose (0 if none is better); the other half, ``queries``, judges it.
+    The verdict may also be "unchanged" (0), or "apart" if nothing connects the models. ``alpha`` may be deployed:
+    ``tried`` if compatible, else 1 if the new queries alone are, else 0.
     """
 
     version: str
@@ -110,8 +102,7 @@ class Blend:
 class Threshold:
     """The cosine under which a query's best hit says that its class is probably not in the gallery.
 
-    ``false_alarms`` is the share of queries with their class in the gallery whose best hit lies under it, ``detected``
-    that of the same queries after their class was taken out.
+    ``false_alarms`` is the share under it with the class in the gallery, ``detected`` without it.
     """
 
     cosine: float
@@ -122,14 +113,11 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one version. ``reasons`` is the evidence in sentences, ``notes`` what else is worth knowing.
+    """The verdict on one version's queries. ``reasons`` is the evidence in sentences, ``notes`` is worth knowing.
 
-    ``next_steps`` says what to do about it. ``report`` is the page with the curves, ``pictures`` the images of lost
-    queries, as paths within the workspace. ``self_test`` is the version's own accuracy, None if not measured.
-    ``calibrations`` holds slope and offset by gallery version: they turn the cosines between its queries and that
-    version's vectors into probabilities. ``blends`` are queries by two models, one for each gallery whose model is
-    here; ``blend_calibrations`` are the calibrations with their ``alpha``. The outcome is that of the new queries
-    alone. ``thresholds`` by gallery version tell hits from what is probably not in the gallery.
+    ``report`` and ``pictures`` are paths in the workspace. ``calibrations`` (slope and offset by gallery version) turn
+    cosines into probabilities; ``blend_calibrations`` are those of the ``blends``. ``thresholds`` tell hits from what
+    is probably not in the gallery.
     """
 
     version: str
@@ -210,9 +198,8 @@ def _calibration(slope: float, offset: float) -> tuple[float, float]:
 def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
     """Whether an earlier check ``other`` keeps its place against ``check``, as far as ``galleries`` are concerned.
 
-    It must have judged them all, with at least as many queries and classes. With more of either it stays, unless it
-    asked an easier question: a larger tolerance or a lower confidence. With as many it stays only if it decided and
-    ``check`` did not. Held-out and given images count alike. Without a gallery to judge evidence means nothing.
+    It must have judged them all with as many queries and classes, and not have asked an easier question. With equal
+    evidence it stays only if it decided and ``check`` did not.
     """
     mine, others = (check.queries, check.classes), (other.queries, other.classes)
     if not _speaks_of(other, set(galleries)) or mine[0] > others[0] or mine[1] > others[1]:
@@ -234,10 +221,7 @@ def _speaks_of(check: Check, galleries: set[str]) -> bool:
 
 
 def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check | None:
-    """Of a version's checks, oldest first, the one that counts if its queries search these other versions' vectors.
-
-    If none has judged them all it is the newest, which says what is missing.
-    """
+    """Of a version's checks, oldest first, the one that counts over these versions' vectors, else the newest."""
     galleries, found = set(searched), None
     for check in checks:
         if _speaks_of(check, galleries) and (found is None or not is_weaker(check, found, galleries)):
@@ -246,10 +230,7 @@ def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check |
 
 
 def save_check(workspace: Path, check: Check, name: str | None = None) -> Path:
-    """Keep a check of a version for ever, and in the place of the one that counts unless it is weaker.
-
-    With a ``name`` it is kept in a file of that name alone.
-    """
+    """Keep a check for ever, and as the one that counts unless weaker; with a ``name``, in that file alone."""
     path, content = workspace / "checks" / f"{name or check.version}.json", document("check", check.to_json())
     if name is None:
         folder = workspace / "checks" / check.version
@@ -334,8 +315,7 @@ def judged_blend(
 ) -> dict[str, float]:
     """Alpha by gallery version, if the check allows to deploy ``version`` with such queries; else ``GateError``.
 
-    ``wanted`` is "auto" for what the check chose, which loses nothing beyond its confidence, or one alpha for all: then
-    that alpha must be the one that was judged. An alpha of 0 is the old query alone and needs no evidence.
+    ``wanted`` is "auto", or one alpha, which must be the one that was judged; 0, the old query, needs no evidence.
     """
     auto = NextStep(
         "deploy", {"version": version, "blend": "auto"}, "the alpha that the check chose, or the old queries"
@@ -373,10 +353,7 @@ def listed_flips(check: Check) -> list[tuple[CheckedCell, Literal["lost", "won"]
 
 
 def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> str | None:
-    """Save pictures of all flips that a check lists: their path within the workspace, None without any.
-
-    A flip has three: the query, what the old version found, and what the new one finds.
-    """
+    """Save three pictures per listed flip (query, found before, found now); the path, None without any."""
     rows = [one.rows for *_, one in listed_flips(check) if one.rows is not None]
     if not rows or thumbnails is None:
         return None

@@ -26,11 +26,7 @@ _AHEAD = 2  # batches in progress per worker
 
 
 class RayEmbedder:
-    """The encoder in ``directory``, on ``workers`` processes of a Ray cluster. Close it when done.
-
-    ``address`` is that of a cluster ("auto" finds the one of this machine); None or "local" starts processes on this
-    machine alone. By default there is a worker for every free CPU of the cluster. ``device`` is a worker's.
-    """
+    """The encoder in ``directory``, on ``workers`` (default: all free CPUs) of a Ray cluster. Close it when done."""
 
     def __init__(
         self, directory: Path, address: str | None = None, workers: int | None = None, device: str = "cpu"

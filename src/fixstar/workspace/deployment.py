@@ -23,11 +23,10 @@ _WAIT = 10.0  # seconds for another process that moves the pointer
 
 @dataclass(frozen=True)
 class Move:
-    """One move of the pointer. ``reason`` is why it was moved without a passed check, if so; ``by`` who moved it.
+    """One move of the pointer by whom, and why without a passed check, if so.
 
-    ``blend`` is alpha by gallery version: queries for its vectors are slerp(its own query, the deployed version's,
-    alpha). Others are searched with the deployed version's queries alone. ``calibrations`` are slope and offset by
-    gallery version for such queries; empty if the check had none.
+    ``blend`` is alpha by gallery version: its vectors are searched by slerp(its own query, the deployed version's,
+    alpha); ``calibrations`` are slope and offset for such queries.
     """
 
     version: str
@@ -40,10 +39,7 @@ class Move:
 
 
 class Rollout:
-    """The pointer of one workspace. Before its first move it stands on ``first``.
-
-    Reading it costs one ``stat`` of a file, so every search may ask. Threads and processes may share it.
-    """
+    """The pointer of one workspace, on ``first`` before any move. Reading is one ``stat``; threads may share it."""
 
     def __init__(self, path: Path, first: str = "v1") -> None:
         self._path, self._directory = path, path / "state"
@@ -84,10 +80,7 @@ class Rollout:
     def rollback(
         self, reason: str | None = None, by: str = "", deployed: str | None = None, to: str | None = None
     ) -> Move:
-        """Move the pointer back to where it stood before the last deployment that was not rolled back, blend included.
-
-        ``deployed`` is where it must stand now, ``to`` where it must land, if that matters: else it is not moved.
-        """
+        """Move back to before the last deployment; only from ``deployed`` and to ``to``, if these are given."""
         with self.moving():
             moves = self.history()
             self._require_deployed(deployed, moves)

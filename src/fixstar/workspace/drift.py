@@ -29,10 +29,7 @@ class DriftPoint(NamedTuple):
 
 
 def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: Decode | None = None) -> list[DriftPoint]:
-    """A sample of the stored items as two versions see them, on the two principal components of both; farthest first.
-
-    The version with more stored vectors gives its own, the other embeds the images of these items.
-    """
+    """Stored items as two versions see them, on the two principal components of both; farthest moved first."""
     counts = serving.gallery.count()
     stored, made = (old, new) if counts.get(old, 0) >= counts.get(new, 0) else (new, old)
     sample = _sample(serving, stored, limit)

@@ -85,10 +85,7 @@ def _address(path: Path, url: str) -> str:
 
 
 def open_workspace_gallery(path: Path, read_only: bool = False) -> Gallery:
-    """The gallery of a workspace. If its server is away, the error says how to use a copy of it instead.
-
-    A file that is missing or empty is refused, not made again: its vectors are lost, and nobody would notice.
-    """
+    """The gallery of a workspace. A missing or empty file is refused, not made again: its vectors are lost."""
     url = gallery_url(path)
     is_file = "://" not in url and url != ":memory:"
     if is_file and (not Path(url).is_file() or not Path(url).stat().st_size):

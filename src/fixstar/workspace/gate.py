@@ -83,8 +83,7 @@ _POINT = 0.01
 class GateRules:
     """The confidence of the verdict, and how much of the old self-test may be lost: fractions.
 
-    ``seed`` divides the images into gallery and queries and draws the resamples. ``blend`` is an alpha for queries by
-    two models, which all queries then judge; by default half of them choose one.
+    ``blend`` is an alpha for queries by two models that all queries judge; by default half of them choose one.
     """
 
     confidence: float = 0.95
@@ -128,9 +127,8 @@ def check_version(
 ) -> Check:
     """Check a version against those whose vectors it would search; keep the verdict and the report.
 
-    Without ``images``, those of the name ``data`` are used, by default of the one that is pinned; else those that were
-    held out at training and that none of these versions has learnt. ``adapters`` bring its queries to other versions'
-    vectors. They were checked when they were fitted; here blended queries are tried through them.
+    Without ``images``, those named ``data`` or pinned are used, else held-out ones that no version has learnt. Blended
+    queries are tried through ``adapters``.
     """
     rules = rules or GateRules()
     known, card = registry.names(), registry.card(registry.checked(version))
@@ -177,20 +175,14 @@ def run_check(
     foreign: Sequence[str] = (),
     adapters: Mapping[str, VectorAdapter] | None = None,
 ) -> Check:
-    """The verdict on the last version of a trial against all others.
-
-    ``foreign`` names versions whose vectors are searched too, but whose model is not here to be measured.
-    """
+    """The verdict on a trial's last version; ``foreign`` versions are searched too, but their model is not here."""
     trial, apart = _comparable(trial, adapters)
     tested = cross_test(*trial.images, "image")
     return _judge_all(trial, tested, apart, foreign, rules or GateRules(), adapters)[0]
 
 
 def _comparable(trial: Trial, adapters: Mapping[str, VectorAdapter] | None) -> tuple[Trial, list[VersionFeatures]]:
-    """The trial with the versions that the newest one's queries search directly, and the others.
-
-    A gallery is searched as it is stored: without the adapter by which a version would move old vectors.
-    """
+    """The trial with the versions that the newest one's queries search directly, as stored, and the others."""
     versions = [replace(version, adapt=None) for version in trial.versions]
     direct = [one for one in versions if versions[-1].comparable_with(one) and one.name not in (adapters or {})]
     return replace(trial, versions=direct), [one for one in versions if one not in direct]
@@ -305,8 +297,7 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
 def judged_difference(after: Hits, before: Hits, confidence: float, rules: GateRules) -> Difference:
     """The difference between two searches of the same queries [N], its interval, and the verdict by the tolerance.
 
-    If few queries differ, the bootstrap sees too little. The interval is then at least that of the flips alone: the
-    exact one of a rare event (Clopper and Pearson, 1934).
+    If few queries differ, the interval is at least that of the flips alone (Clopper and Pearson, 1934).
     """
     resamples = needed_resamples(confidence)
     measured = paired_bootstrap(after, before, confidence=confidence, resamples=resamples, seed=rules.seed)
@@ -340,11 +331,7 @@ def _blends(
     rules: GateRules,
     adapters: Mapping[str, VectorAdapter],
 ) -> tuple[list[Blend], dict[str, Floats], list[NextStep]]:
-    """Blended queries on every older gallery; the queries [N, s] by gallery where the new ones alone do not search.
-
-    Vectors ``apart`` are searched through an adapter, or by their own model's queries alone. Next steps say what would
-    decide an alpha that was not decided.
-    """
+    """Blended queries on every older gallery, those [N, s] that search it instead of new ones, what would decide."""
     *older, newest = trial.versions
     labels = trial.query_labels
     choosing, judging = halves(labels, rules.seed)
@@ -447,9 +434,8 @@ def least_differing(confidence: float) -> int:
 def needed_queries(found: Difference, queries: int, confidence: float, tolerance: float = 0.0) -> int | None:
     """About how many queries would decide if the difference stays what it is, rounded up to two digits.
 
-    An interval narrows with the square root of the queries, hence n (half width / distance from -tolerance)^2. If
-    almost none differ, its width falls with the queries themselves, and enough of them must differ. None if no number
-    would do.
+    An interval narrows with the square root of the queries: n (half width / distance from -tolerance)^2; if almost none
+    differ, with the queries themselves. None if no number would do.
 
     >>> needed_queries(Difference(0.02, -0.02, 0.06, "not decided", 30), 200, 0.95)
     800
@@ -472,10 +458,9 @@ def needed_queries(found: Difference, queries: int, confidence: float, tolerance
 def achievable_tolerance(
     found: Difference, queries: int, confidence: float, tolerance: float = 0.0
 ) -> tuple[float, int | None] | None:
-    """The least tolerance in whole points that these queries show to be kept, if it is a small one, and None.
+    """The least tolerance in whole points that these queries show to be kept, if small, and None.
 
-    Otherwise one point, or twice the present tolerance, with the number of queries it takes. None if that would be
-    refused.
+    Otherwise one point, or twice the present tolerance, and the queries it takes. None if that would be refused.
 
     >>> achievable_tolerance(Difference(-0.001, -0.013, 0.011, "not decided", 411), 3290, 0.95)
     (0.02, None)
@@ -494,10 +479,7 @@ def achievable_tolerance(
 def missing_evidence(
     judged: Difference, queries: int, confidence: float, tolerance: float, more: NextStep, unit: str
 ) -> tuple[list[str], list[NextStep]]:
-    """What would decide an undecided cell: in sentences, and as next steps.
-
-    ``more`` is the step that brings more evidence, ``unit`` what it is counted in: two of them make one query.
-    """
+    """What would decide an undecided cell, in sentences and as steps; two of ``unit`` make one query."""
     needed = needed_queries(judged, queries, confidence, tolerance)
     if needed is None:
         seen = "balance exactly" if judged.differing else "do not occur"
@@ -646,10 +628,7 @@ def _may_have_learnt(learnt_by: Sequence[str]) -> str:
 
 
 def _mixture_notes(trial: Trial, folds: Sequence[Fold]) -> Iterator[str]:
-    """A warning for each old gallery that, partly re-embedded, does worse than as it is and worse than all new.
-
-    Hits are merged as in a search: by calibrations if there are ``folds``, else by cosine.
-    """
+    """A warning for each old gallery that, partly re-embedded, does worse than as it is and than all new."""
     *older, newest = trial.versions
     visible = max(_VISIBLE, 2 / len(trial.query_labels))  # one or two queries are no reason to warn
     for old in older:

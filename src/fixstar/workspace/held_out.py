@@ -45,10 +45,9 @@ class SplitOff(NamedTuple):
 
 
 def split_off(images: ImageSet, share: float) -> SplitOff:
-    """The images to train on, and those held out, about ``share`` of them; a class never loses its last image.
+    """The images to train on, and about ``share`` held out; a class never loses its last image.
 
-    The content of an image decides, so the same image is on the same side in every later training with this share, or
-    a larger one. Training that resumes finds its own split. Each file is read once.
+    The content decides, so an image is on the same side in every later training with this share, or a larger one.
     """
     if not 0 <= share <= 0.5:
         raise InputError(f"the share that is held out lies between 0 and 0.5, got {share}")
@@ -97,18 +96,12 @@ def keep_learnt(workspace: Path, name: str, drawn: NDArray[np.float64]) -> None:
 
 
 def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:
-    """What was held out from these versions' training, each image once; None without any.
-
-    Sizes may differ between versions: all are brought to the size of ``preprocessing``.
-    """
+    """What was held out from these versions' training, each image once, at one size; None without any."""
     return _together([images for images, _ in _kept(workspace, names)], preprocessing)
 
 
 class UnlearntImages(NamedTuple):
-    """Held-out images that none of the versions in question has learnt; None without any.
-
-    ``learnt_by`` are the versions that have learnt others, which are therefore not among them.
-    """
+    """Held-out images that none of the versions has learnt, if any, and the versions that learnt others."""
 
     images: ImageSet | None
     learnt_by: tuple[str, ...] = ()
@@ -121,10 +114,7 @@ def unlearnt_images(
     preprocessing: Preprocessing,
     following: SplitOff | None = None,
 ) -> UnlearntImages:
-    """What was held out up to a version and was learnt neither by those versions nor by those ``searched``.
-
-    With ``following``, the images of a version that is being trained: what it holds out too, without what it learns.
-    """
+    """What was held out up to a version and learnt neither by those versions, ``searched`` nor ``following``."""
     names = [*registry.retired(), *registry.names()]
     earlier = [name for name in names if int(name[1:]) <= int(version[1:])]
     asked = [name for name in names if name in earlier or name in searched]
@@ -142,10 +132,7 @@ def unlearnt_images(
 
 
 def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """[n]: which of the images that drew ``draws`` [n] a version has not learnt.
-
-    If the list of what it learnt is missing or damaged, the share that it held out decides.
-    """
+    """Which of the images that drew ``draws`` [n] a version has not learnt; without its list, by its share."""
     try:
         _, learnt = read_arrays(_file(registry.path, f"{name}-learnt.safetensors"), "learnt")
         return ~np.isin(draws, learnt["draws"].astype(np.float64))
@@ -188,10 +175,7 @@ def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSe
 def pin_images(
     workspace: Path, name: str, path: Path | None = None, split: str = "train", label: str | None = None
 ) -> None:
-    """Use the images of a name for all later checks. With a ``path`` the name stands for the images there from now on.
-
-    ``HELD_OUT`` names those that training held out. See ``open_images`` for ``split`` and ``label``.
-    """
+    """Use the images of a name for all later checks; with a ``path`` the name stands for the images there."""
     known = _named(workspace)
     if path is not None:
         if name == HELD_OUT or not name.isprintable() or not 0 < len(name.strip()) <= 64:
@@ -206,10 +190,7 @@ def pin_images(
 
 
 def named_images(workspace: Path, name: str | None = None) -> ImageSet | None:
-    """The images of a name, by default of the one that is pinned; None for those that training held out.
-
-    Refused if they are not what they were when they got the name: checks would not be comparable.
-    """
+    """The images of a name or the pinned one, None for held-out ones; refused if they have changed."""
     known = _named(workspace)
     chosen = name or known["default"]
     if chosen == HELD_OUT:

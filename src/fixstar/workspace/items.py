@@ -172,10 +172,7 @@ def _below_class(path: Path, label: str) -> str:
 
 
 class ImageStore:
-    """Images that the workspace keeps itself, because they came as bytes or pixels: images/ab/abcd....png.
-
-    The name is the SHA-256 of the content, so the same image is kept once.
-    """
+    """Images that came as bytes or pixels, kept in images/ab/abcd....png, named by their SHA-256."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -195,10 +192,7 @@ class ImageStore:
         return {IMAGE: name, STAMP: digest[:16]}
 
     def unused(self, used: Iterable[str], before: float) -> list[Path]:
-        """Kept images that are not among the names in ``used`` and were not kept since the time ``before``.
-
-        Collect the names after ``before`` has passed: an image is kept first and named in an item later.
-        """
+        """Kept images not named in ``used``, which must be collected after ``before``, and kept before that."""
         old = {path for path in self.path.glob("images/??/*") if path.is_file() and path.stat().st_mtime < before}
         return sorted(old - {self.path / name for name in used})
 
@@ -273,10 +267,7 @@ class LocalEmbedder:
 
 
 def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
-    """Make room for a version's vectors, if there is none yet. The cost does not depend on the gallery's size.
-
-    A version of that name with another space belongs to another model: nothing may be stored or searched under it.
-    """
+    """Make room for a version's vectors; refused if the name belongs to another model's space."""
     projection, width = encoder.projection_matrix(), min(encoder.feature_dim, encoder.backbone.feature_dim)
     if not made_or_same(gallery, name, width, projection):
         raise GalleryError(
@@ -293,10 +284,7 @@ Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as G
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result: items embedded, items that were unchanged, images that could not be read.
-
-    Among those embedded, ``changed`` had another content of the same image before, ``replaced`` another image.
-    """
+    """Items embedded, unchanged, unreadable; embedded ones ``changed`` their content or ``replaced`` an image."""
 
     version: str
     added: int
@@ -315,10 +303,9 @@ def index_items(
     progress: Advance | None = None,
     store: Store | None = None,
 ) -> Indexed:
-    """Embed items with a version and store them. Those whose image is unchanged keep their vector.
+    """Embed items with a version and store them; unchanged images keep their vector unless ``again``.
 
-    ``again`` embeds those too. Memory use does not depend on the number of items. ``store`` writes in the place of
-    ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
+    ``store`` writes in the place of ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
     """
     unchanged, counts = 0, Counter[str]()
     bad: list[ImageError] = []
@@ -432,10 +419,7 @@ def update_payload(gallery: Gallery, name: str, changes: Mapping[str, Any]) -> I
 
 
 class Counted(NamedTuple):
-    """How many items passed, and how many had each value of a field, most frequent first.
-
-    ``next`` is the id to continue after, None at the end; ``looked_at`` were compared with the filter.
-    """
+    """Items that passed, how often each value of a field came, how many were looked at, where to continue."""
 
     total: int
     values: tuple[tuple[str, int], ...]

@@ -38,10 +38,7 @@ class Reach(NamedTuple):
 
 
 class Reachability:
-    """The answers for one workspace. They are kept while gallery versions and adapters stay the same.
-
-    Threads may share it.
-    """
+    """The answers for one workspace, kept while versions and adapters stay the same. Threads may share it."""
 
     def __init__(self, registry: Registry, adapters: AdapterRegistry, gallery: Gallery) -> None:
         self._registry, self._adapters, self._gallery = registry, adapters, gallery

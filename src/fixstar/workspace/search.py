@@ -53,10 +53,7 @@ VERIFY_EVERY = 600.0  # seconds after which a model in memory must show again th
 
 
 class Serving:
-    """Search through whatever version is deployed. The ``keep`` most recently used encoders stay in memory.
-
-    With ``usage`` the best hit of every query is counted. Threads may share it.
-    """
+    """Search by whatever is deployed; the ``keep`` last used encoders stay in memory. Threads may share it."""
 
     def __init__(
         self,
@@ -94,11 +91,7 @@ class Serving:
         return {name: found for name in live if (found := self.adapters.find(name, version)) is not None}
 
     def encoder(self, version: str) -> Encoder:
-        """A version's encoder, loaded the first time; the gallery then has room for its vectors.
-
-        Queries of versions in memory do not wait while another one is loaded. One in memory is checked again every
-        ten minutes: code that changes a model, or a setting of torch, after it was loaded is found too.
-        """
+        """A version's encoder, loaded once and verified every ten minutes; the gallery has room for its vectors."""
         if (known := self._loaded(version)) is not None:
             if time.monotonic() - self._verified[version] > VERIFY_EVERY:
                 known.require_unchanged()
@@ -136,10 +129,7 @@ class Serving:
         return self.search_queries(move, {name: self.embed(name, images) for name in models}, request, **options)
 
     def asking(self) -> tuple[Move, list[str]]:
-        """What is deployed now, and the versions that must embed each query: the deployed one first.
-
-        The others are those that it is blended with, while they have vectors and weights.
-        """
+        """The deployment now, and the versions that embed each query: the deployed one, then those blended in."""
         move = self.rollout.current_move()
         counts = self.gallery.count() if move.blend else {}
         live = (name for name in move.blend if counts.get(name) and self.registry.directory(name).is_dir())
@@ -160,18 +150,11 @@ class Serving:
     def search_vectors(
         self, version: str, vectors: Vectors, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
-        """The nearest items of vectors that a version made.
-
-        By probability if there are ``calibrations`` and the request asks for them. Otherwise scores are cosines in the
-        space of the version found, and those of different versions are not on one scale.
-        """
+        """The nearest items of vectors that a version made: by probability if calibrated, else by cosine."""
         return self._counted(self._search(version, vectors, SearchRequest.of(request, **options)))
 
     def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
-        """The nearest items of a stored one, itself left out, by its stored vector.
-
-        Refused if nothing connects the model of that vector with the deployed version.
-        """
+        """The nearest items of a stored one, itself left out, by its stored vector."""
         return self.by_examples(Examples(ids=(item,)), Examples(), request, **options)
 
     def by_examples(
@@ -182,11 +165,10 @@ class Serving:
         decode: Decode | None = None,
         **options: Unpack[SearchOptions],
     ) -> SearchResult:
-        """The nearest items of several examples, themselves left out: like the positive ones, unlike the negative ones.
+        """The nearest items of several examples, themselves left out: like the positive, unlike the negative ones.
 
-        The query is the mean of the positive vectors minus half of the mean of the negative ones. If all examples are
-        stored vectors of one version, these are used. Otherwise the deployed version embeds all images, also those of
-        stored items; ``decode`` reads one, see ``decode_ahead``.
+        The query is the positive mean minus half of the negative one. Stored vectors of one version are used as they
+        are, otherwise the deployed version embeds all images.
         """
         negative, wanted = negative or Examples(), SearchRequest.of(request, **options)
         if not positive.ids and not positive.images:
@@ -227,11 +209,7 @@ class Serving:
         return [path for path in found.values() if path is not None]
 
     def calibrations(self, version: str) -> dict[str, Calibration]:
-        """What turns the cosines between a version's queries and the vectors they reach into probabilities.
-
-        Empty if vectors of only one version are searched, or if the version's last check lacks one of them. The
-        deployed version comes last: vectors move there meanwhile.
-        """
+        """What turns cosines between a version's queries and vectors into probabilities; empty unless complete."""
         return self._calibrations(version, self.reachability.of(version))
 
     def _calibrations(self, version: str, reach: Reach) -> dict[str, Calibration]:
@@ -315,10 +293,7 @@ class Serving:
     def queries_for(
         self, to: str, version: str, vectors: Vectors, reach: Reach, helping: Vectors | None = None, alpha: float = 1.0
     ) -> Vectors | None:
-        """Queries of a version as they search vectors of ``to``; None if nothing connects the two.
-
-        ``helping`` are the same queries by ``to``, which they are blended with. ``reach`` is that of the version.
-        """
+        """A version's queries as they search vectors of ``to``, blended with ``helping``; None if unconnected."""
         carried = self._carried(version, vectors, to, reach)
         if helping is None:
             return carried
@@ -400,11 +375,9 @@ _ADD = "INSERT INTO usage VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET count = c
 
 
 class Usage:
-    """How often items are found, in state/usage.db: a backfill may re-embed the most popular ones first.
+    """How often items are found, in state/usage.db, for a backfill. Threads and processes may share it.
 
-    Counts are gathered in memory and written every few seconds by a background thread, so a search pays for a
-    dictionary entry. What was not written when a process is killed is not counted. Threads and processes may share
-    them; ``every`` is seconds between two writes.
+    Counts are written every few seconds by a background thread; a killed process loses the last ones.
     """
 
     def __init__(self, workspace: Path, every: float = 5.0) -> None:

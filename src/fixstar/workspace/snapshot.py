@@ -105,10 +105,9 @@ class _Tar:
 def take_snapshot(
     workspace: Path, target: Path, progress: Callable[[int], object] | None = None, without: Collection[str] = ()
 ) -> Snapshot:
-    """Copy a workspace to a folder, or to FILE.tar; an older snapshot of it there is replaced once this one is whole.
+    """Copy a workspace to a folder, or to FILE.tar; an older snapshot there is replaced once this one is whole.
 
-    A damaged workspace is refused: its snapshot would take the place of a good one. ``progress`` is told how many files
-    are done. ``without`` are files that are left out, by their path within the workspace.
+    A damaged workspace is refused. ``without`` are files to leave out, by their path within the workspace.
     """
     workspace, target = workspace.resolve(), target.resolve()
     if target.is_relative_to(workspace):
@@ -202,10 +201,7 @@ def _files(workspace: Path, pattern: str) -> Iterator[Path]:
 
 
 def _copied_databases(workspace: Path, staged: Path) -> Iterator[tuple[str, Path]]:
-    """The gallery and the counts of use, each as of one moment. The copy has its gallery in the workspace.
-
-    Items of a gallery on a server are each as of some moment meanwhile.
-    """
+    """Gallery and counts of use, each as of one moment; of a server, each item as of some moment."""
     copy = staged / GALLERY
     with open_workspace_gallery(workspace) as gallery:
         if "://" in (url := gallery_url(workspace)):
@@ -242,10 +238,7 @@ def _damaged(problems: list[str]) -> ModelError:
 
 
 def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapshot:
-    """Make a snapshot the workspace at ``path``, which must be empty, or with ``replace`` a workspace.
-
-    Every file is checked, and the whole is verified, before anything at ``path`` changes. Then it changes at once.
-    """
+    """Make a snapshot the workspace at ``path``: checked as a whole first, then it changes at once."""
     path, manifest = path.resolve(), _read_manifest(source)
     occupied = not is_vacant(path)
     if occupied and not replace:

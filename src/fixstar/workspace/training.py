@@ -34,16 +34,12 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class UpgradeOptions:
-    """How the next version differs from the last: what is None stays the same.
+    """How the next version differs from the last: what is None stays the same. Trials do not vary what is given.
 
-    Trials do not vary what is given here: the method, the learning rate (alone or with a recipe), the start.
-
-    ``start`` names the version to continue from, if it is not the newest one. ``from_scratch`` starts from random
-    weights instead. ``replace`` starts from another model: the name of a backbone, which may have a
-    ``preprocessing`` of its own, or a directory with a saved encoder. ``frozen`` keeps the backbone's weights.
-    ``keep_images=False`` trains without replayed images and keeps none, nor do later versions. ``hold_out`` is the
-    share of images that are kept for the gate instead of being trained on; with ``select`` they also choose the epoch
-    (CoReS, eq. 11).
+    ``start`` names another version than the newest to continue from; ``from_scratch`` takes random weights; ``replace``
+    another model: a backbone, with its ``preprocessing``, or the directory of an encoder. ``keep_images=False`` neither
+    replays nor keeps images. ``hold_out`` is the share kept for the gate; with ``select`` it chooses the epoch (CoReS,
+    eq. 11).
     """
 
     recipe: Recipe | None = None
@@ -272,10 +268,7 @@ def _is_done(
     method: Method,
     validation: Validation | None,
 ) -> bool:
-    """Whether the newest version is what this upgrade would make: a retried command must not make another.
-
-    Unreadable images may have been refused at first and skipped later.
-    """
+    """Whether the newest version is what this upgrade would make: a retried command must not make another."""
     way, last, now = about["method"], dict(about["settings"]), settings.to_json()
     last["bad_images"] = now["bad_images"]
     return (

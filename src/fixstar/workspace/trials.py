@@ -71,7 +71,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial measured: the new queries on each old gallery beside that version's own, and the new version alone.
+    """What a trial measured: new queries on each old gallery beside that version's own, and the new version alone.
 
     >>> Tried("as v1", {"v1": (0.62, 0.60)}, 0.70).holds, Tried("as v1", {"v1": (0.59, 0.60)}, 0.70).holds
     (True, False)

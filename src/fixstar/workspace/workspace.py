@@ -70,8 +70,7 @@ if TYPE_CHECKING:  # training code is loaded only to train
 class Status:
     """The state of a workspace: ``vectors`` counts items by the version that made them.
 
-    ``adapters`` says for each isolated gallery version which versions' queries search it through an adapter. ``blend``
-    is alpha by gallery version whose vectors are searched with queries by two models now.
+    ``adapters`` are by isolated gallery version, ``blend`` is alpha by gallery version searched by two models now.
     """
 
     path: str
@@ -90,8 +89,7 @@ class Status:
 class Workspace:
     """Train, upgrade, index, search, check, deploy, backfill and roll back in one directory.
 
-    Threads may share one. ``device`` is where queries and items are embedded; ``record_usage`` counts what searches
-    find, for a backfill. Close it, or use it in a ``with``, if its gallery was used.
+    Threads may share one. ``record_usage`` counts what searches find. Close it, or use it in a ``with``.
     """
 
     def __init__(self, path: str | Path, device: str = "auto", record_usage: bool = False) -> None:
@@ -108,10 +106,9 @@ class Workspace:
 
     @classmethod
     def create(cls, path: str | Path, gallery: str | None = None, device: str = "auto") -> Workspace:
-        """Make a new workspace; an existing one stays as it is, other content is refused.
+        """Make a new workspace with its gallery in it, or at an address of ``open_gallery``.
 
-        ``gallery`` is where vectors are kept: by default a file in the workspace, else an address that
-        ``open_gallery`` takes.
+        An existing workspace stays as it is; other content is refused.
         """
         create_mark(Path(path), gallery)
         return cls(path, device)
@@ -187,10 +184,9 @@ class Workspace:
     ) -> Version:
         """Train the next version so that it stays compatible with all before it; the same call resumes.
 
-        Settings and method are the previous version's unless given. A retraining method needs all images so far.
-        ``trials`` is how many settings short runs compare on held-out images first (see ``workspace.trials``): "auto"
-        as many as cost a third of the training at most, 0 none. ``say`` gets the plan and what was found, in sentences;
-        the figures are on the version's card (``about["trials"]``).
+        ``trials`` is how many settings short runs compare first (see ``workspace.trials``): "auto" as many as cost a
+        third of the training at most, 0 none. ``say`` gets the plan and what was found; figures are in
+        ``about["trials"]``.
         """
         from fixstar.workspace.training import UpgradeOptions, train_upgrade
 
@@ -234,10 +230,7 @@ class Workspace:
             self.registry.retire(name)
 
     def drop(self, name: str) -> None:
-        """Delete a version that is not used, such as one that the gate refused: the next upgrade starts before it.
-
-        Unlike ``retire`` it takes the newest version too. The name is not given again.
-        """
+        """Delete an unused version, even the newest, such as a refused one; its name is not given again."""
         self.registry.checked(name)
         with self.rollout.moving(), self.registry.unused(name):
             reasons, steps = self._needs(name, for_upgrades=False)
@@ -301,10 +294,7 @@ class Workspace:
         store: Store | None = None,
         decode: Decode | None = None,
     ) -> Indexed:
-        """Embed items with the deployed version, or the embedder's; unchanged images are skipped.
-
-        ``decode`` reads one image; see ``decode_ahead``.
-        """
+        """Embed items with the deployed version, or the embedder's; unchanged images are skipped."""
         version = version or self.deployed()
         encoder = self.serving.encoder(version)
         embedder = embedder or LocalEmbedder(encoder, decode)
@@ -358,10 +348,7 @@ class Workspace:
         return [name for name in self.serving.live() if name not in adapted]
 
     def unreachable_vectors(self, version: str) -> dict[str, int]:
-        """How many vectors queries of a version cannot search, by the version that made them.
-
-        Those that the deployed version leaves to their own model's queries are searched.
-        """
+        """How many vectors queries of a version cannot search, by the version that made them."""
         counts, move = self.gallery.count(), self.rollout.current_move()
         helped = move.blend if version == move.version else {}
         unreachable = self.serving.reachability.of(version).unreachable
@@ -399,9 +386,8 @@ class Workspace:
     ) -> Check:
         """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
-        By default with those of the name ``data``, of the one that ``pin_images`` chose, or those held out at training.
-        ``blend`` is an alpha to judge for queries by two models; without
-        one the check chooses. See ``fixstar.workspace.gate``. Every check is kept, and the strongest counts.
+        By default with those named ``data``, of the name that ``pin_images`` chose, or those held out at training.
+        ``blend`` is an alpha to judge for queries by two models. See ``fixstar.workspace.gate``.
         """
         rules = GateRules(confidence, tolerance, seed, blend)
         embed = partial(self.features, device=self.device, progress=progress)
@@ -425,13 +411,10 @@ class Workspace:
     ) -> Move:
         """Let queries and new items use a version. Requires a passed check, or ``force``: a reason to do without.
 
-        Moves one pointer, whatever the gallery's size. Old vectors stay and are found by the new queries. If
-        ``deployed`` is given and another version is deployed now, nothing is moved: ``DeploymentMovedError``.
-
-        ``blend`` lets the models of old vectors help to search these: queries are slerp(old(x), new(x), alpha), one
-        more forward pass for each. "auto" takes for every gallery version the alpha that the check shows to lose
-        nothing, else the old query alone, so it never needs ``force`` where all models are here. A number is one alpha
-        for all.
+        Moves one pointer; old vectors stay and are found. If another version than ``deployed`` is deployed now, nothing
+        is moved: ``DeploymentMovedError``. ``blend`` lets the models of old vectors help to search these: queries are
+        slerp(old(x), new(x), alpha). "auto" takes the alpha that the check shows to lose nothing, else the old query
+        alone; a number is one alpha for all.
         """
         self._with_encoder(version)
         self.rollout.require_deployed(deployed)
@@ -521,10 +504,7 @@ class Workspace:
     def backfill(
         self, options: BackfillOptions | None = None, progress: Advance | None = None, judged: str | None = None
     ) -> Backfilled:
-        """Re-embed items of older versions with the deployed one, while serving; the same call resumes.
-
-        A plan that is predicted to lose is refused, unless it is ``judged``: the token of one that was looked at.
-        """
+        """Re-embed older items while serving; resumes. A predicted loss is refused unless ``judged`` (a token)."""
         return backfill(self.serving, options or BackfillOptions(), progress, judged)
 
     def status(self) -> Status:

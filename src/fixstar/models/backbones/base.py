@@ -18,11 +18,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Backbone(nn.Module, ABC):
-    """Images to pooled features.
-
-    ``name`` and ``options`` (plain JSON) are on a saved model's card: ``create_backbone(name, **options)`` rebuilds the
-    same architecture, offline. ``preprocessing`` is what the weights expect of their images.
-    """
+    """Images to pooled features; ``create_backbone(name, **options)`` rebuilds it offline from a model's card."""
 
     def __init__(self, name: str, options: dict[str, Any], feature_dim: int, preprocessing: Preprocessing) -> None:
         super().__init__()

@@ -40,10 +40,9 @@ def foreign_backbone(
     weights: str | Path | None = None,
     output: str | None = None,
 ) -> Backbone:
-    """A backbone of an ONNX file, of ``package.module:name`` (a class or function that makes a module), or of a module.
+    """A backbone of an ONNX file, of ``package.module:name`` (what makes a module), or of a module.
 
     A module comes back by its import path ``source`` and ``arguments``, or is exported to ONNX without them.
-    ``weights`` is a safetensors file for what the import path makes. ``output`` names one of several ONNX outputs.
     """
     if preprocessing is None:
         raise InputError(_UNPREPARED.format(_described(model)))

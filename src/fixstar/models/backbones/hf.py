@@ -1,7 +1,4 @@
-"""Any vision model of transformers as a backbone: from a folder, from the hub, or by architecture.
-
-Loaded without output, offline where possible, and never unpickled.
-"""
+"""Any vision model of transformers as a backbone; loaded offline where possible, and never unpickled."""
 
 from __future__ import annotations
 
@@ -47,14 +44,10 @@ def hf_backbone(
 ) -> HFBackbone:
     """A vision model of transformers, without its classifier.
 
-    ``source`` is a folder written by ``save_pretrained``, a name on the Hugging Face hub, or an architecture
-    (``"dinov2"``, ``"convnext"``, ...: the ``model_type`` of a config), which ``config`` changes from its defaults.
-    Folders and hub names come with their weights unless ``pretrained=False``. An architecture starts from random
-    weights, with a warning unless it has a ``config`` or ``pretrained=False``.
-
-    ``pooling="auto"`` takes the model's own pooled output, else its CLS token, else the mean over patches or pixels.
-    ``preprocessing`` (``Preprocessing.to_json``) replaces that of the model's ``preprocessor_config.json``. The
-    backbone keeps its whole config as an option, so it can be rebuilt without the folder or the network.
+    ``source`` is a folder of ``save_pretrained``, a name on the hub, or an architecture (``"dinov2"``: a
+    ``model_type``), which ``config`` changes and which starts from random weights. ``pooling="auto"`` takes the model's
+    own pooled output, else its CLS token, else the mean. The whole config is kept as an option, so it can be rebuilt
+    offline.
     """
     if pooling not in get_args(Pooling):
         raise InputError(f"unknown pooling {pooling!r}; allowed: {', '.join(get_args(Pooling))}")
@@ -364,10 +357,7 @@ def _hub_folder(transformers: Any, name: str, weights: bool) -> Path:
 
 
 def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
-    """What the image processor's file in the folder says, else ImageNet statistics at the config's image size.
-
-    Read here, because the image processors of transformers need torchvision.
-    """
+    """What the folder's image processor file says (that of transformers needs torchvision), else ImageNet's."""
     path = next((folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()), None) if folder else None
     if path is None:
         return _default_inputs(config)

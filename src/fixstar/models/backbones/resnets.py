@@ -160,9 +160,8 @@ class _CifarBlock(nn.Module):
 
 
 class CifarResNet(Backbone):
-    """ResNet-20 and ResNet-32 for 32x32 images (He et al. 2016, section 4.2).
+    """ResNet-20 and ResNet-32 for 32x32 images (He et al. 2016, section 4.2): 6n + 2 layers in three stages.
 
-    6n + 2 layers: a 3x3 stem and three stages of n blocks, 16, 32 and 64 channels wide.
     ``final_relu=False`` leaves out the last ReLU, so that features can be negative, which suits cosine classifiers.
     """
 
@@ -229,11 +228,7 @@ class _SEBlock(nn.Module):
 
 
 class SENet(Backbone):
-    """SENet-18 for 32x32 images: squeeze-and-excitation (Hu et al. 2018) in pre-activation blocks (He et al. 2016).
-
-    The variant that the CIFAR literature, and CoReS with it, calls SENet18: a 3x3 stem and four stages of two blocks,
-    64 to 512 channels wide; no batch norm before the pool.
-    """
+    """SENet-18 for 32x32 images as CoReS has it: squeeze-and-excitation (Hu et al. 2018), pre-activation blocks."""
 
     def __init__(self, *, in_channels: int = 3) -> None:
         super().__init__("senet18", {"in_channels": in_channels}, 512, cifar_inputs(in_channels))
@@ -294,11 +289,7 @@ class _RegBlock(nn.Module):
 
 
 class RegNet(Backbone):
-    """RegNetX-200MF and RegNetY-400MF for 32x32 images (Radosavovic et al. 2020, "Designing network design spaces").
-
-    The paper's depths and widths behind a 3x3 stem of 64 channels, the first two stages at full resolution: the CIFAR
-    variant that CoReS uses.
-    """
+    """RegNetX-200MF and RegNetY-400MF (Radosavovic et al. 2020) with a 3x3 stem, the CIFAR variant of CoReS."""
 
     def __init__(self, name: str, *, in_channels: int = 3) -> None:
         layout = _REG_LAYOUTS[name]

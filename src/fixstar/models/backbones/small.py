@@ -15,11 +15,7 @@ def _require_counts(network: str, **counts: object) -> None:
 
 
 class LeNetPlusPlus(Backbone):
-    """LeNet++ for 28x28 digits (Wen et al. 2016, "A discriminative feature learning approach", table 1).
-
-    Three stages of two 5x5 convolutions with PReLU and a 2x2 max-pool, then one linear layer to the feature. A feature
-    of two dimensions can be drawn without a projection, as in the papers' figures.
-    """
+    """LeNet++ for 28x28 digits (Wen et al. 2016, table 1): three stages of two 5x5 convolutions with PReLU."""
 
     def __init__(self, *, feature_dim: int = 2, in_channels: int = 1) -> None:
         _require_counts("lenet++", feature_dim=feature_dim)
@@ -51,11 +47,7 @@ def _lenet_stage(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Tiny(Backbone):
-    """For the demo, for tests, for a first try: conv-norm-ReLU three times with stride two, then a linear layer.
-
-    1.9 million multiply-adds per 32x32 image, against 69 million of ResNet-32. The feature is batch-normalised, which
-    keeps training stable at any learning rate, unless ``normalised=False``.
-    """
+    """For the demo and tests: conv-norm-ReLU three times with stride two, then a linear layer, batch-normalised."""
 
     def __init__(
         self, *, in_channels: int = 3, feature_dim: int = 64, width: int = 24, normalised: bool = True

@@ -61,9 +61,8 @@ _EMBED_BATCH = 64
 class Candidate(NamedTuple):
     """One way to search the old vectors with the new model, by the queries that judge.
 
-    ``result`` is the share of queries that find what they should, ``low`` and ``high`` the interval of its difference
-    from the old model's own queries (without labels: of the result itself), ``chosen_by`` the result of the queries
-    that choose, ``lost`` and ``won`` the queries that differ from the old model's.
+    ``low`` and ``high`` are the interval of the difference from the old model's own queries (without labels: of the
+    result itself), ``chosen_by`` the result of the queries that choose, ``lost`` and ``won`` count changed queries.
     """
 
     kind: str
@@ -87,10 +86,9 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Bridged:
-    """What ``bridge`` found. ``sentence`` is the verdict, ``bridge`` the best way, as it was judged.
+    """What ``bridge`` found: the verdict in a ``sentence``, the best ``bridge``, and its card's figures.
 
-    ``evidence`` is labels, relevance, old neighbours, or none; ``old`` is the result of the old model's own queries,
-    ``reembedded`` what re-embedding everything with the new model would give.
+    ``old`` is the result of the old model's own queries, ``reembedded`` that of re-embedding everything.
     """
 
     outcome: Outcome
@@ -178,10 +176,7 @@ def bridge(
 
 
 def apply_bridge(made: Bridge, old: Side, new: Side) -> tuple[list[str], Vectors]:
-    """The ids and the vectors [N, width] that a bridge makes of the new model's queries, or of the old stored vectors.
-
-    Blended queries need both models' of the same images, paired by ids.
-    """
+    """Ids and vectors [N, width] that a bridge makes; blended queries need both models' of the same images."""
     sides = {"queries": new, "stored": old}
     given = _read(sides[made.applied], "new", None, 0, 0, False)
     if made.alpha is None:
@@ -351,10 +346,7 @@ def _common_rows(one: _Embedded, other: _Embedded, options: BridgeOptions) -> tu
 
 
 class _Trial(NamedTuple):
-    """Held-out images as queries and as a gallery, by both models.
-
-    ``score(queries, gallery)`` is what each query finds there: whether it is right, or the share that is.
-    """
+    """Held-out images as queries and gallery by both models; ``score(queries, gallery)`` is how right each query is."""
 
     old_queries: Vectors
     new_queries: Vectors

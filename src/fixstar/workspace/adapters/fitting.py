@@ -43,10 +43,7 @@ _MLP_WORK = 10**11  # multiplications of a training at most: seconds, where both
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Checked pairs [N, a] and [N, b], their weights [N] (mean 1), and groups [N] that no split takes apart.
-
-    What several kinds of adapters need of them is computed once.
-    """
+    """Checked pairs [N, a] and [N, b], their weights [N] (mean 1), and groups [N] that no split takes apart."""
 
     X: Floats
     Y: Floats
@@ -138,9 +135,8 @@ class ClassPairs(NamedTuple):
 def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: ArrayLike) -> ClassPairs:
     """One pseudo-pair for each class that both spaces have, if no image was embedded by both models.
 
-    The old images may be gone: their vectors and labels are enough. A mean of n vectors whose class has the covariance
-    S (within the class, pooled over classes and shrunk: small classes know little of their own) errs by tr(S) / n, so
-    the pair of class c weighs 1 / (tr(S_x) / n_x + tr(S_y) / n_y), scaled to a mean of 1. Pass the weights to the fit.
+    A mean of n vectors errs by tr(S) / n, S the pooled and shrunk covariance within classes, so the pair of class c
+    weighs 1 / (tr(S_x) / n_x + tr(S_y) / n_y), scaled to a mean of 1. Pass the weights to the fit.
     """
     x, y = _checked_vectors(X, "the first space"), _checked_vectors(Y, "the second space")
     one, other = _checked_labels(labels_x, x, "first"), _checked_labels(labels_y, y, "second")
@@ -191,11 +187,7 @@ def _class_means(vectors: Floats, labels: Labels, classes: Labels) -> tuple[NDAr
 
 
 class Agreement(NamedTuple):
-    """How well adapted vectors match their partners: the mean cosine, and the share of searches that succeed.
-
-    A search succeeds if the own partner is the nearest of all; with classes, if the nearest of all others is of the
-    same class.
-    """
+    """The mean cosine of adapted vectors with their partners, and the share whose nearest is right."""
 
     mean_cosine: float
     top1: float
@@ -294,19 +286,14 @@ def _rotation(pairs: Pairs) -> Matrix:
 def _fit_procrustes(pairs: Pairs) -> Fitted:
     """R = U V^T with U S V^T the SVD of sum w x y^T: the R of largest sum w (x R) . y with orthonormal rows or columns.
 
-    For a = b a rotation or reflection: all cosines within the source space stay the same. For a < b the space is
-    embedded isometrically in the wider one (R R^T = 1); for a > b it is projected (R^T R = 1), and R is the best in
-    this sense. Fewer pairs than components determine R on their span only: what lies outside is dropped. Nothing is
-    centred, so that cosines survive. There is nothing to choose.
+    For a = b a rotation or reflection that keeps all cosines. Fewer pairs than components determine R on their span
+    only.
     """
     return Fitted({"W": pairs.rotation, "c": np.zeros(pairs.Y.shape[1])}, {})
 
 
 def _fit_ridge(pairs: Pairs, penalty: float | None = None) -> Fitted:
-    """min over W, c of sum w |x W + c - y|^2 + penalty |W|^2; c is not penalised.
-
-    The penalty is the one of least generalised cross-validation error, unless it is given.
-    """
+    """min over W, c of sum w |x W + c - y|^2 + penalty |W|^2; the penalty by cross-validation unless given."""
     found, penalty = pairs.spectrum, _penalty(pairs.spectrum, penalty)
     W = found.ridge(penalty)
     return Fitted({"W": W, "c": found.y - found.x @ W}, {"penalty": penalty})
@@ -372,11 +359,9 @@ def _factors(pairs: Pairs, penalty: float | None) -> tuple[Matrix, Matrix, Calla
 
 
 def _fit_slerp(pairs: Pairs, t: float | None = None) -> Fitted:
-    """slerp(unit(x R), unit(x W + c), t): between what keeps the geometry and what follows the pairs.
+    """slerp(unit(x R), unit(x W + c), t): between Procrustes (t = 0), which keeps geometry, and ridge (t = 1).
 
-    R is Procrustes', W and c are ridge's. Procrustes keeps every cosine of the source space; ridge bends the space to
-    the pairs it has seen and flattens the rest. t = 0 is Procrustes, t = 1 is ridge. Unless given, t is the one whose
-    fit on a part of the pairs searches best on the rest (``agreement``; by mean cosine if equal).
+    Unless given, t is the one whose fit on a part of the pairs searches best on the rest (``agreement``).
     """
     if t is not None and not 0 <= t <= 1:
         raise InputError(f"t is a share of the way, 0 (Procrustes) to 1 (ridge); got {t}")
@@ -545,10 +530,7 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """All kinds on the same held-out pairs, best first.
-
-    ``unadapted`` is how raw vectors do there (None if the widths differ), ``left_out`` why a kind is missing.
-    """
+    """All kinds on the same held-out pairs, best first; ``unadapted`` if widths agree; why kinds are ``left_out``."""
 
     ranked: tuple[Ranked, ...]
     unadapted: Agreement | None

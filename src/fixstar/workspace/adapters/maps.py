@@ -73,10 +73,7 @@ MAPS: dict[str, _Map] = {
 
 @dataclass(frozen=True, eq=False)
 class VectorAdapter:
-    """A fitted adapter: unit vectors [N, a] of the ``source`` space to unit vectors [N, b] of the ``target`` space.
-
-    ``about`` says how it was fitted (pairs, penalty, rank, ...), in values that JSON can hold.
-    """
+    """A fitted map of unit vectors [N, a] of ``source`` to [N, b] of ``target``; ``about`` is JSON on the fit."""
 
     kind: str
     weights: Mapping[str, NDArray[np.float32]]

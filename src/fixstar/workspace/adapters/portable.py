@@ -40,9 +40,8 @@ _MAPPED = {
 class Bridge:
     """A way to search vectors of an old model with a new one's queries.
 
-    Applied to queries, it maps those of the new model into the old space; with ``alpha``, it then goes that share of
-    the way from the old model's query of the same image to the mapped one. Applied to stored vectors, it maps those of
-    the old model into the new space. ``card`` says how it was made and judged.
+    On queries it maps the new model's into the old space, then goes ``alpha`` of the way from the old model's query to
+    that; on stored vectors it maps the old model's into the new space. ``card`` says how it was made and judged.
     """
 
     adapter: VectorAdapter
@@ -57,10 +56,7 @@ class Bridge:
             raise ModelError(f"alpha blends queries, from 0 (old query) to 1 (new query); got {self.alpha!r}")
 
     def __call__(self, vectors: ArrayLike, old: ArrayLike | None = None) -> NDArray[np.float32]:
-        """Unit vectors [N, b] of vectors [N, a]; ``old`` [N, b] are the old model's queries of the same images.
-
-        Applied to queries, ``vectors`` are the new model's queries; applied to stored vectors, they are those.
-        """
+        """Unit vectors [N, b] of vectors [N, a]; ``old`` [N, b] are the old model's queries of the same images."""
         mapped = self.adapter(unit(np.asarray(vectors, np.float32)))
         if self.alpha is None:
             if old is not None:
@@ -89,10 +85,7 @@ class Bridge:
 
 
 def save_bridge(bridge: Bridge, path: str | Path) -> Path:
-    """Write FILE.npz, whole or not at all; an existing file is never overwritten.
-
-    The ONNX model is left out if the package onnx is not installed; the card says whether it is there.
-    """
+    """Write FILE.npz, whole or not at all, never over another file; with an ONNX model if onnx is installed."""
     path = checked_path(path)
     arrays: dict[str, NDArray[np.float32]] = dict(bridge.adapter.weights)
     if bridge.alpha is not None:

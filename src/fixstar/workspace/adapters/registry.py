@@ -29,11 +29,7 @@ class AdapterEntry(NamedTuple):
 
 
 class AdapterRegistry:
-    """Which adapters are in use. Reading costs one ``stat`` of a file. Threads and processes may share it.
-
-    A gallery version with an entry is isolated: queries of other versions search its vectors through an adapter or not
-    at all, whatever the widths are. ``fixstar.workspace.reachability`` answers what that means for a search.
-    """
+    """Which adapters are in use; a gallery version with one is isolated. Threads and processes may share it."""
 
     def __init__(self, path: Path) -> None:
         self._directory = path / "adapters"

@@ -1,7 +1,4 @@
-"""Using adapters: fitted on the workspace's own gallery, checked like any upgrade, then part of every search.
-
-Applied to queries, the gallery stays as it is. Applied to stored vectors, they move into a version of their own.
-"""
+"""Using adapters: fitted on the workspace's own gallery, checked like any upgrade, then part of every search."""
 
 from __future__ import annotations
 
@@ -100,8 +97,7 @@ class Adapted:
 def adapt(serving: Serving, version: str, options: AdaptOptions, progress: bool = True) -> Adapted:
     """Fit an adapter between a gallery version and a version's queries, check it, and use it if it passes.
 
-    Applied to queries, nothing stored changes. Applied to stored vectors, they move to a version of their own,
-    VERSION@QUERIES; after an interruption the same call resumes, with the adapter that it began with.
+    Stored vectors move to VERSION@QUERIES; after an interruption the same call resumes with the same adapter.
     """
     force = checked_reason(options.force, "an adapter")
     queries_by = serving.registry.checked(options.queries_by or serving.deployed())
@@ -171,10 +167,7 @@ def _fit(
 
 @dataclass(frozen=True, eq=False)
 class PairedVectors:
-    """Vectors that both models made of the same images, ``old`` [N, b] and ``new`` [N, a], with labels [N].
-
-    The label of an image whose class is unknown is None. ``weights`` [N] say how much a pair counts, if not all alike.
-    """
+    """Vectors by both models of the same images, ``old`` [N, b] and ``new`` [N, a]; labels [N], None if unknown."""
 
     old: NDArray[np.float32]
     new: NDArray[np.float32]
@@ -264,10 +257,7 @@ def _divided(both: PairedVectors, words: str, options: AdaptOptions, step: NextS
 def _gallery_sample(
     serving: Serving, version: str, queries_by: str, most: int, seed: int, progress: bool = True, labelled: bool = False
 ) -> tuple[PairedVectors, int]:
-    """Random items of a gallery version whose images can be found, as another version embeds them, and how many exist.
-
-    ``labelled`` draws only from those with a label. Unreadable images are left out.
-    """
+    """Random items of a version whose images are here, as another version embeds them, and how many exist."""
     find = ImageStore(serving.path).find
     items, of = _draw(
         serving.gallery,
@@ -348,10 +338,7 @@ def _width(gallery: Gallery, version: str) -> int:
 
 
 def pairs_from_file(path: Path, gallery: Gallery, version: str, queries_by: str) -> PairedVectors:
-    """The arrays ``old`` and ``new`` of FILE.npz, row by row of the same image, and ``labels`` if it has them.
-
-    ``old`` are vectors of ``version``, ``new`` of ``queries_by``: as the gallery stores them, or full features.
-    """
+    """Arrays ``old``, ``new`` (stored or full vectors of the same images) and maybe ``labels`` of FILE.npz."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; pairs are FILE.npz with arrays old and new")
     try:
@@ -409,11 +396,7 @@ def _as_stored(rows: NDArray[np.float32], where: str, gallery: Gallery, version:
 def _checked(
     path: Path, adapter: VectorAdapter, evidence: _Evidence, version: str, queries_by: str, options: AdaptOptions
 ) -> Check:
-    """The gate's verdict on queries by ``queries_by`` over vectors of ``version``; in checks/adapter-VERSION.json too.
-
-    Passes, refuses or says what evidence is missing, as ``fixstar.workspace.gate`` does: by paired bootstrap against
-    what the old system's own queries find among its own vectors.
-    """
+    """The gate's verdict on queries by ``queries_by`` over vectors of ``version``, kept in checks/ too."""
     held_out, rules = evidence.held_out, options.rules
     known = None if held_out is None else held_out.searchable()
     if known is not None and len(known):
@@ -484,10 +467,7 @@ def adapter_cross_test(
 ) -> CrossTest:
     """The gate's evidence: C[1, 0] is the new model's queries against the old gallery, with the adapter between.
 
-    Both models embed the same held-out labelled images, none of which the adapter was fitted on. With ``"queries"``
-    the adapter maps the queries from the new space to the old one; with ``"stored"`` it maps the gallery from the old
-    space to the new one. ``fixstar.evaluation.verdicts(result)[1, 0]`` is the verdict, by paired bootstrap against the
-    old self-test C[0, 0]; C[1, 1] is what re-embedding everything would give.
+    C[0, 0] is the old self-test, C[1, 1] what re-embedding would give. The adapter was fitted on none of these images.
     """
     if applied not in APPLIED:
         raise UnknownNameError("use of an adapter", applied, APPLIED)
@@ -541,12 +521,8 @@ def adapt_gallery(
 ) -> int:
     """Bring the stored vectors of ``version`` through the adapter into ``new_version``; how many were written.
 
-    Without ``target`` the items move within their gallery and the old vectors are replaced: only the new model or a
-    copy can bring them back. With ``target`` the source stays as it is. ``like`` names the version of the target
-    gallery whose space the adapter leads to: its projection is taken over, so its queries search adapted vectors.
-
-    It can be stopped or killed at any moment and repeated: an item is written as a whole, and finished ones are not
-    written again. Items that the target has under another version were embedded by that version and stay.
+    Without ``target`` they replace the old ones. ``like`` names the version whose projection is taken over. It can be
+    killed and repeated: finished items, and those embedded by another version meanwhile, are not written again.
     """
     into = source if target is None else target
     if (width := _width(source, version)) != adapter.widths[0]:

@@ -52,10 +52,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class OldItems:
-    """Items whose vectors are older than the target's: ``vectors`` [N, s] in its space, ``ages`` [N], 0 the oldest.
-
-    ``labels`` are names, "" if unknown; ``counts`` say how often each was found.
-    """
+    """Items older than the target: ``vectors`` [N, s] in its space, ``ages``, labels ("" unknown), use ``counts``."""
 
     ids: list[str]
     ages: Indices
@@ -82,10 +79,7 @@ def old_items(
     usage: Mapping[str, int] | None = None,
     vectors: bool = True,
 ) -> OldItems:
-    """The items that a backfill to ``target`` may re-embed: all but those of it and of ``newer`` versions.
-
-    All ids are in memory, but no payloads; ``vectors=False`` leaves the vectors out, [N, 0], for ``BLIND`` orders.
-    """
+    """The items that a backfill to ``target`` may re-embed; ``vectors=False`` leaves vectors out, [N, 0]."""
     spaces = {space.name: space for space in gallery.versions()}
     basis, width = short_basis(gallery.projection(target)), spaces[target].full_width
     ids: list[str] = []
@@ -110,10 +104,7 @@ def old_items(
 def with_images(
     gallery: Gallery, images: ImageStore, items: OldItems, order: Indices, most: int
 ) -> tuple[list[str], int]:
-    """The first ``most`` ids of an order whose images can be found, and how many before them have none.
-
-    No more images are looked for than needed. Items that were deleted meanwhile are skipped.
-    """
+    """The first ``most`` ids of an order whose images can be found, and how many before them have none."""
     chosen: list[str] = []
     without = start = 0
     while start < len(order) and len(chosen) < most:
@@ -165,10 +156,7 @@ def _scores(kind: str, items: OldItems, queries: LabelledQueries | None, seed: i
 
 
 def certainty(vectors: Floats, seed: int = 0) -> NDArray[np.float64]:
-    """How far each item's nearest neighbour stands out, [N]: its cosine less the mean of the ten nearest.
-
-    Neighbours are looked for among at most ``COMPARED`` random items.
-    """
+    """How far each item's nearest of ``COMPARED`` others stands out, [N]: its cosine less the ten nearest's mean."""
     rows = unit(np.asarray(vectors, np.float32))
     others = np.sort(np.random.default_rng(seed).permutation(len(rows))[:COMPARED])
     near = min(NEIGHBOURS, len(others) - 1)

@@ -71,10 +71,7 @@ class Replaced(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlannedBackfill:
-    """A plan, how many of its items are done, and what it will bring; None without labelled images.
-
-    ``replaced`` is what that was predicted from, or could not be; None if it was not needed.
-    """
+    """A plan, how many items are done, what it will bring, and what that was predicted from (None: unknown)."""
 
     plan: BackfillPlan
     position: int
@@ -140,10 +137,7 @@ def require_gain(planned: PlannedBackfill) -> None:
 
 
 def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = True) -> PlannedBackfill:
-    """The unfinished plan, if it asks for the same; else a new one in its place.
-
-    With ``predict``, also what it will bring, if labelled images tell. ``require_gain`` refuses one that would lose.
-    """
+    """The unfinished plan if it asks for the same, else a new one; with ``predict``, what it will bring."""
     planner = _Planner(serving, options)
     if (planned := planner.unfinished()) is None:
         planned = planner.new()
@@ -154,10 +148,9 @@ def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = Tr
 def backfill(
     serving: Serving, options: BackfillOptions, progress: Advance | None = None, judged: str | None = None
 ) -> Backfilled:
-    """Re-embed what the plan says; after an interruption the same call resumes. See ``run_backfill``.
+    """Re-embed what the plan says; the same call resumes. See ``run_backfill``.
 
-    A plan of which nothing is done yet is refused if a significant loss is predicted, unless ``anyway``. ``judged`` is
-    the token of a plan that the caller has judged already: it is run.
+    A new plan with a significant predicted loss is refused, unless ``anyway``, or ``judged`` is its token.
     """
     planner, target = _Planner(serving, options), require_target(serving, options.target)
     unfinished = planner.unfinished()
@@ -227,10 +220,7 @@ class _Planner:
         return PlannedBackfill(plan, position, None) if same else None
 
     def new(self) -> PlannedBackfill:
-        """A new plan, not saved yet; with what it will bring if that was needed to choose the order.
-
-        "auto" takes the order that does best on labelled images at the expected share, "gain" without images.
-        """
+        """A new plan, not saved. "auto" is the order that is best on labelled images, "gain" without any."""
         if self._options.order != AUTO:
             return PlannedBackfill(self._plan(self._options.order), 0, None)
         expected = expected_replaced(self._serving, self._target, self._options.budget)
@@ -341,10 +331,7 @@ class _Measurement:
 
 
 def newer_versions(registry: Registry, target: str) -> list[str]:
-    """The versions whose vectors a backfill to ``target`` leaves as they are: of the registry, retired ones too.
-
-    Vectors under any other name are foreign, and count as older than all.
-    """
+    """The workspace's versions, retired too, newer than ``target``: a backfill leaves their vectors alone."""
     return [name for name in (*registry.names(), *registry.retired()) if int(name[1:]) > int(target[1:])]
 
 

@@ -45,10 +45,9 @@ class MeasuredPoint(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PredictedCurve:
-    """The planner's order beside random ones, on held-out images; ``self_tests`` are the old and the new version's.
+    """The planner's order beside random ones on held-out images; ``images`` counts gallery and queries.
 
-    ``images`` counts gallery images and queries. ``calibrated`` says that hits of the two versions were merged by
-    probability, each query's by calibrations that had not seen its class; else by cosine.
+    ``self_tests`` are the old and the new version's; ``calibrated`` if hits were merged by probability.
     """
 
     order: str
@@ -76,11 +75,9 @@ class PredictedCurve:
         }
 
     def loses(self, share: float) -> bool:
-        """Whether the planner's order has a significantly lower accuracy at a share than at none.
+        """Whether the planner's order is significantly less accurate at a share than at none.
 
-        That is beyond chance by the gate's evidence (a paired bootstrap over the queries at 95 %), or by five points
-        and three queries: few queries prove nothing, but a loss that large is refused. If only accuracies are known,
-        any loss counts.
+        That is beyond chance by a paired bootstrap at 95 %, or by five points and three queries.
         """
         hits = self.planned.hits
         if hits is None:
@@ -107,10 +104,8 @@ def predicted_curve(
 ) -> PredictedCurve:
     """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
 
-    A third of each class is the gallery, a third the queries that the planner uses, a third those that measure: the
-    planner must not know what it is measured with. Usage is not known here, so "queried" is random. With ``calibrate``
-    hits are merged as a search with calibrations does, if there are enough images to fit some. ``blend`` is the alpha
-    of queries by two models for the old vectors.
+    A third of each class is the gallery, a third the planner's queries, a third those that measure. ``blend`` is the
+    alpha of queries by two models for the old vectors.
     """
     from fixstar.training import version_features
 
@@ -160,11 +155,7 @@ def gallery_accuracy(
     calibrations: Mapping[str, Calibration] | None = None,
     among: Sequence[str] | None = None,
 ) -> float | None:
-    """The share of labelled queries that find an item of their class first, of those whose class the gallery has.
-
-    By probability if there are ``calibrations``, else by cosine, among the vectors of all versions or those of
-    ``among``. None if its items have none of these labels.
-    """
+    """The share of labelled queries, of classes that the gallery has, that find their class first; else None."""
     names = sorted(set(queries.labels))
     probe = np.asarray(queries.vectors[:1])
     known = {name for name in names if gallery.search(version, probe, k=1, where={LABEL: name}, versions=among)[0]}

@@ -241,8 +241,7 @@ def run_backfill(
     """Work through the rest of a plan, or until ``stop`` returns True after a batch.
 
     ``deployed`` is asked before every write: once another version is deployed, nothing more is written. Vectors of the
-    versions that ``newer`` names at the time are left as they are: one may have been deployed and rolled back since the
-    plan was made.
+    versions that ``newer`` names at the time are left as they are.
     """
     started = time.monotonic()
     with files.exclusive():
