@@ -16,10 +16,11 @@ from example_images import encoded, noise, rgb
 from hostile_images import many_scans
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 from fixstar.errors import ImageError
 from fixstar.images import DecodeProcesses, isolated, read_pixels
-from fixstar.images.reading import MAX_SCANS, _scans
+from fixstar.images.reading import MAX_SCANS, TooManyPixelsError, _scans, upright_size
 
 
 def test_the_pixels_are_those_of_read_pixels(tmp_path: Path) -> None:
@@ -32,8 +33,20 @@ def test_the_pixels_are_those_of_read_pixels(tmp_path: Path) -> None:
     assert processes.size(data) == processes.size(data, "JPEG") == (70, 50)
     with pytest.raises(ImageError, match="not an image of a known format"):
         processes.size(data, "PNG")
+    with pytest.raises(ImageError, match="not an image of a known format"):
+        processes.pixels(data, rgb(16, 16), "PNG")
     with pytest.raises(ImageError, match="no such file"):
         processes.pixels(tmp_path / "b.jpg", rgb(16, 16))
+
+
+def test_an_image_of_too_many_pixels_is_told_apart_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, processes = encoded(noise(10, 11), "PNG"), DecodeProcesses(1, 60, max_pixels=109)
+    for ask in (lambda: processes.size(data), lambda: processes.pixels(data, rgb(8, 8), "PNG")):
+        with pytest.raises(TooManyPixelsError, match="11 x 10 pixels, but 1 to 109 are allowed"):
+            ask()
+    monkeypatch.setattr(PngImageFile, "load", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(TooManyPixelsError):
+        upright_size(data, max_pixels=109)
 
 
 def test_a_process_that_takes_too_long_is_ended_and_replaced() -> None:

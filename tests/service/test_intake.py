@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -64,6 +65,18 @@ def test_every_allowed_format_is_known_by_its_content(http: TestClient, kind: st
     data = picture(1, kind=kind)
     assert image_kind(data) == kind
     assert status(http, data) == 200
+
+
+def test_a_query_is_sent_to_be_decoded_once(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask = list[dict[str, Any]](), isolated._Process.ask
+
+    def counted(process: Any, request: dict[str, Any], *rest: Any) -> Any:
+        asked.append(request)
+        return ask(process, request, *rest)
+
+    monkeypatch.setattr(isolated._Process, "ask", counted)
+    assert status(http, picture(1, kind="PNG")) == 200
+    assert [one["formats"] for one in asked] == [["PNG"]]
 
 
 @pytest.mark.parametrize("kind", ["PPM", "ICO", "PDF", "EPS", "JPEG2000"])

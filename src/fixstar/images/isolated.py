@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -23,13 +24,14 @@ import numpy as np
 
 from fixstar.errors import ImageError
 from fixstar.images.preprocessing import Preprocessing
-from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, read_pixels, upright_size
+from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, TooManyPixelsError, read_pixels, upright_size
 
 _WAIT = 60.0  # seconds until a process is free
 _SLACK = 50.0  # seconds beside those of its processor, to start and on a busy machine
 _BYTES_PER_PIXEL = 24  # the image, converted, on white, and converted again
 _BYTES_BESIDE = 1 << 30  # libraries, the file itself
 _SIZES = struct.Struct(">QQ")  # of the JSON and of the bytes that follow
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _START = "from fixstar.images.isolated import _serve; _serve()"
 
 _idle: list[_Process] = []
@@ -52,11 +54,11 @@ class DecodeProcesses:
         self._busy: set[_Process] = set()
         self._closed = False
 
-    def pixels(self, source: ImageSource, preprocessing: Preprocessing) -> Pixels:
-        """As ``read_pixels``. Pixels that are decoded already are only resized."""
+    def pixels(self, source: ImageSource, preprocessing: Preprocessing, kind: str | None = None) -> Pixels:
+        """As ``read_pixels``. Pixels that are decoded already are only resized. ``kind`` as in ``size``."""
         if not isinstance(source, (str, Path, bytes)):
             return read_pixels(source, preprocessing, int(self._limits["max_pixels"]))
-        answer, content = self._ask(source, preprocessing=preprocessing.to_json())
+        answer, content = self._ask(source, formats=kind and [kind], preprocessing=preprocessing.to_json())
         return np.frombuffer(bytearray(content), np.uint8).reshape(answer["shape"])
 
     def size(self, source: str | Path | bytes, kind: str | None = None) -> tuple[int, int]:
@@ -78,12 +80,10 @@ class DecodeProcesses:
             raise ImageError(name, f"{_WAIT:.0f} s passed, and it was not its turn to be decoded; try again later")
         try:
             process = self._take(name)
-            watch = threading.Timer(self._limits["seconds"] + _SLACK, process.kill)  # it may hang without working
-            watch.daemon = True
-            watch.start()
             try:
                 request = {**self._limits, **wanted, "path": path}
-                answer, content = process.ask(request, source if isinstance(source, bytes) else b"")
+                patience = self._limits["seconds"] + _SLACK  # it may hang without working
+                answer, content = process.ask(request, source if isinstance(source, bytes) else b"", patience)
             except BaseException as error:
                 with _changing:
                     self._busy.discard(process)
@@ -91,15 +91,13 @@ class DecodeProcesses:
                 if isinstance(error, (OSError, EOFError)):
                     raise ImageError(name, self._why(ended)) from error
                 raise
-            finally:
-                watch.cancel()
             with _changing:
                 self._busy.discard(process)
                 _idle.append(process)
         finally:
             self._free.release()
         if "reason" in answer:
-            raise ImageError(name, answer["reason"])
+            raise (TooManyPixelsError if answer["too_many_pixels"] else ImageError)(name, answer["reason"])
         return answer, content
 
     def _take(self, name: str) -> _Process:
@@ -128,21 +126,22 @@ class _Process:
 
     def __init__(self) -> None:
         paths = os.pathsep.join(dict.fromkeys(path or "." for path in sys.path))
-        environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the one that asks
-        )
+        self._socket, theirs = socket.socketpair()
+        self._answers = self._socket.makefile("rb")
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths},
+                start_new_session=True,  # Ctrl-C is for the one that asks
+            )
 
-    def ask(self, request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-        """The answer; an ``EOFError`` or an ``OSError`` if the process ends first."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        _send(self._process.stdin, request, content)
-        return _receive(self._process.stdout)
+    def ask(self, request: dict[str, Any], content: bytes, patience: float) -> tuple[dict[str, Any], bytes]:
+        """The answer; an ``EOFError`` or an ``OSError`` if the process ends first, or takes longer than allowed."""
+        self._socket.settimeout(patience)
+        _send(self._socket, request, content)
+        return _receive(self._answers)
 
     def is_alive(self) -> bool:
         """Whether it has not ended by itself."""
@@ -155,18 +154,14 @@ class _Process:
     def end(self) -> int:
         """End it, and forget it: its exit code, or the negative number of the signal that ended it first."""
         self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # what was not sent yet
-                pipe and pipe.close()
+        self._answers.close()
+        self._socket.close()
         return self._process.wait()
 
 
-def _send(stream: IO[bytes], head: dict[str, Any], content: bytes | memoryview) -> None:
+def _send(connection: socket.socket, head: dict[str, Any], content: bytes | memoryview) -> None:
     text = json.dumps(head).encode()
-    stream.write(_SIZES.pack(len(text), len(content)))
-    stream.write(text)
-    stream.write(content)
-    stream.flush()
+    connection.sendall(b"".join((_SIZES.pack(len(text), len(content)), text, content)))  # at once: the other wakes once
 
 
 def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
@@ -184,29 +179,31 @@ def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
 
 
 def _serve() -> None:
-    """Answer requests until the one that asks closes the pipe."""
-    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing else may write among the answers
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    """Answer requests until the one that asks closes the connection."""
+    connection = socket.socket(fileno=sys.stdin.fileno())
+    asked = connection.makefile("rb")
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             request, content = _receive(asked)
             signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF ends a process that does not handle it
             _limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * request["max_pixels"])
             head, pixels = _answer(request, content)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            _send(answers, head, pixels)
+            _send(connection, head, pixels)
 
 
 def _answer(request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes | memoryview]:
     source = content if request["path"] is None else request["path"]
     try:
         if "preprocessing" not in request:
-            return {"size": upright_size(source, request["formats"])}, b""
+            return {"size": upright_size(source, request["formats"], request["max_pixels"])}, b""
         preprocessing = Preprocessing.from_json(request["preprocessing"])
-        pixels = np.ascontiguousarray(read_pixels(source, preprocessing, request["max_pixels"]))
+        pixels = np.ascontiguousarray(
+            read_pixels(source, preprocessing, request["max_pixels"], formats=request["formats"])
+        )
         return {"shape": pixels.shape}, pixels.data.cast("B")
     except ImageError as error:
-        return {"reason": error.reason}, b""
+        return {"reason": error.reason, "too_many_pixels": isinstance(error, TooManyPixelsError)}, b""
 
 
 def _limit_memory(most: int) -> None:

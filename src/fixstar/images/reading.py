@@ -51,18 +51,31 @@ _TURNS = {
 _LOADING = threading.Lock()  # one lazy PIL image may be in a list twice, and its load() is not thread-safe
 
 
+class TooManyPixelsError(ImageError):
+    """An image that claims more pixels than are allowed, or none. It was not decoded."""
+
+
 class _UnreadableError(Exception):
     """Carries the reason of an ImageError."""
 
 
+class _TooManyPixelsError(_UnreadableError):
+    """Carries the reason of a TooManyPixelsError."""
+
+
 def read_pixels(
-    source: ImageSource, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS, *, position: int | None = None
+    source: ImageSource,
+    preprocessing: Preprocessing,
+    max_pixels: int = MAX_PIXELS,
+    *,
+    position: int | None = None,
+    formats: list[str] | None = None,
 ) -> Pixels:
     """One image as a new uint8 array [H, W, C] of the preprocessing's size, or an ``ImageError``.
 
     Arrays are uint8 or floats in [0, 1], [H, W] or [H, W, 1|3|4]; tensors [H, W] or [C, H, W]. An image that already
     has the right size is not resampled, whatever ``fit`` says. ``position`` is the image's place in a list; it names
-    an image that has no path.
+    an image that has no path. ``formats`` are those that a file may have, by Pillow's names; any known one by default.
 
     >>> grey = Preprocessing(size=(2, 2), channels=1, mean=(0.5,), std=(0.5,))
     >>> read_pixels(np.array([[0.0, 1.0], [0.5, 0.2]]), grey)[..., 0]
@@ -76,10 +89,14 @@ def read_pixels(
             return _array_pixels(_channels_last(source), preprocessing)
         if isinstance(source, Image.Image):
             return _image_pixels(source, preprocessing, max_pixels, ours=False)
-        with _open(source) as image:
+        with _open(source, formats) as image:
             return _image_pixels(image, preprocessing, max_pixels, ours=True)
     except Exception as error:  # decoders raise anything on bad input: struct.error, SyntaxError, KeyError, ...
-        raise ImageError(_name(source, position), _reason(error), position or 0) from error
+        raise _image_error(error)(_name(source, position), _reason(error), position or 0) from error
+
+
+def _image_error(error: Exception) -> type[ImageError]:
+    return TooManyPixelsError if isinstance(error, _TooManyPixelsError) else ImageError
 
 
 def _name(source: Any, position: int | None) -> str:
@@ -179,11 +196,16 @@ def _check_file(path: Path) -> None:
         raise _UnreadableError("empty (0 bytes)")
 
 
+def _require_few_pixels(image: Image.Image, most: int) -> None:
+    width, height = image.size
+    if not 0 < width * height <= most:
+        raise _TooManyPixelsError(f"{width} x {height} pixels, but 1 to {most:,} are allowed; it was not decoded")
+
+
 def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours: bool) -> Pixels:
     """``ours`` is False for an image that the caller opened: it may be shared and must not change."""
+    _require_few_pixels(image, max_pixels)
     width, height = image.size
-    if not 0 < width * height <= max_pixels:
-        raise _UnreadableError(f"{width} x {height} pixels, but 1 to {max_pixels:,} are allowed; it was not decoded")
     box: Box = (0, 0, width, height)
     if ours and isinstance(image, JpegImageFile):
         if (scans := _scans(image)) > MAX_SCANS:
@@ -218,14 +240,17 @@ def _scans(image: JpegImageFile) -> int:
     return scans
 
 
-def upright_size(source: str | Path | bytes, formats: list[str] | None = None) -> tuple[int, int]:
-    """Width and height as an image is shown, from its header alone, or an ``ImageError``; of any format by default."""
+def upright_size(
+    source: str | Path | bytes, formats: list[str] | None = None, max_pixels: int = sys.maxsize
+) -> tuple[int, int]:
+    """Width and height as an image is shown, or an ``ImageError``; of any format by default."""
     try:
         with _open(source, formats) as image:
+            _require_few_pixels(image, max_pixels)  # first: to find how a PNG is turned, Pillow decodes it
             width, height = image.size
             return (height, width) if _orientation(image) >= 5 else (width, height)
     except Exception as error:  # as in read_pixels
-        raise ImageError(_name(source, None), _reason(error)) from error
+        raise _image_error(error)(_name(source, None), _reason(error)) from error
 
 
 def _orientation(image: Image.Image) -> int:

@@ -1,8 +1,9 @@
 """Images that come at the same time are embedded together, and queries searched together.
 
 A query waits a few milliseconds for others, or, under load, until the batch before it is done: the busier the service,
-the larger the batches. One thread embeds while another searches with the previous batch. Each answer comes from one
-version, the one that was deployed when its batch began.
+the larger the batches. One thread embeds while another searches with the previous batch; if no query waits, the first
+one searches too, because handing over costs more than it gains. Each answer comes from one version, the one that was
+deployed when its batch began.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
@@ -34,6 +35,8 @@ from fixstar.workspace.items import LocalEmbedder
 
 Result = TypeVar("Result")
 _Vectors = dict[str, NDArray[np.float32]]  # by the version that made them
+_Answer = SearchResult | _Vectors | Exception
+_Rows = list[_Vectors | Exception]  # of the queries of a batch
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class _Query:
     move: Move | None
     answer: asyncio.Future[Any]
 
-    def finish(self, answer: SearchResult | _Vectors | Exception) -> None:
+    def finish(self, answer: _Answer) -> None:
         """Deliver the answer, unless nobody waits for it any more."""
         if self.answer.done():
             return
@@ -135,21 +138,25 @@ class QueryBatcher:
             self._inside -= 1
 
     async def _collect(self) -> None:
-        """Make batches and embed them, until cancelled; another task searches with the vectors of each."""
+        """Make batches and embed them, until cancelled; where more wait, another task searches with the vectors."""
         while True:
             await self._batches.acquire()
             batch: list[_Query] = []
             try:
                 await self._fill(batch)
                 batch = [query for query in batch if not query.answer.done()]
-                move, rows = await _in(self._embedding, functools.partial(self._vectors, batch))
+                move, rows, answers = await _in(self._embedding, functools.partial(self._work, batch))
             except BaseException as error:
                 self._batches.release()
                 self._fail(batch, error)
                 if not isinstance(error, Exception):
                     raise
             else:
-                self._spawn(self._search(batch, move, rows))
+                if answers is None:
+                    self._spawn(self._search(batch, move, rows))
+                else:
+                    self._deliver(batch, answers)
+                    self._batches.release()
 
     async def _fill(self, batch: list[_Query]) -> None:
         """Wait for a first query, then a moment for others."""
@@ -159,13 +166,18 @@ class QueryBatcher:
                 while len(batch) < self._settings.batch:
                     batch.append(await self._queue.get())
 
-    def _vectors(self, batch: Sequence[_Query]) -> tuple[Move, list[_Vectors | Exception]]:
+    def _work(self, batch: Sequence[_Query]) -> tuple[Move, _Rows, list[_Answer] | None]:
+        """Embed a batch, and search too if no other query waits to be embedded."""
+        move, rows = self._vectors(batch)
+        return move, rows, self._answers(batch, move, rows) if self._queue.empty() else None
+
+    def _vectors(self, batch: Sequence[_Query]) -> tuple[Move, _Rows]:
         """What is deployed, and what the models make of each query: a vector each, or why there is none."""
         serving = self._workspace.serving
         move, deployed = serving.asking()
         if batch:
             self._metrics.batch_size.observe(len(batch))
-        rows: list[_Vectors | Exception] = [{} for _ in batch]
+        rows: _Rows = [{} for _ in batch]
         wanted = [query.models or deployed for query in batch]
         for name in dict.fromkeys(chain(*wanted)):
             numbers = [number for number, models in enumerate(wanted) if name in models]
@@ -197,21 +209,9 @@ class QueryBatcher:
         except ImageError as error:
             return error
 
-    async def _search(self, batch: list[_Query], move: Move, rows: list[_Vectors | Exception]) -> None:
-        """Search with the vectors of a batch, in as few calls as possible."""
+    async def _search(self, batch: Sequence[_Query], move: Move, rows: _Rows) -> None:
         try:
-            ready: list[tuple[_Query, SearchRequest, Move, _Vectors]] = []
-            for query, row in zip(batch, rows, strict=True):
-                if isinstance(row, Exception) or query.request is None:
-                    query.finish(row)
-                else:
-                    ready.append((query, query.request, query.move or move, row))
-            ready.sort(key=lambda one: _group(*one[1:3]))
-            for _, group in groupby(ready, key=lambda one: _group(*one[1:3])):
-                together = list(group)
-                _, request, by, first = together[0]
-                vectors = {name: np.stack([row[name] for *_, row in together]) for name in first}
-                await self._answer([query for query, *_ in together], by, vectors, request)
+            self._deliver(batch, await _in(self._searching, functools.partial(self._answers, batch, move, rows)))
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -219,15 +219,28 @@ class QueryBatcher:
         finally:
             self._batches.release()
 
-    async def _answer(self, queries: Sequence[_Query], move: Move, vectors: _Vectors, request: SearchRequest) -> None:
-        search = functools.partial(self._workspace.serving.search_queries, move, vectors, request)
-        try:
-            answer = await _in(self._searching, search)
-        except Exception as error:
-            self._fail(queries, error)
-            return
-        for query, hits in zip(queries, answer.hits, strict=True):
-            query.finish(answer._replace(hits=[hits]))
+    def _answers(self, batch: Sequence[_Query], move: Move, rows: _Rows) -> list[_Answer]:
+        """Search with the vectors of a batch, in as few calls as possible; a query without a request gets its own."""
+        answers: list[_Answer] = list(rows)
+        groups: dict[Any, dict[int, _Vectors]] = {}
+        for number, (query, row) in enumerate(zip(batch, rows, strict=True)):
+            if isinstance(row, dict) and query.request is not None:
+                groups.setdefault(_group(query.request, query.move or move), {})[number] = row
+        for group in groups.values():
+            first = batch[min(group)]
+            vectors = {name: np.stack([row[name] for row in group.values()]) for name in group[min(group)]}
+            try:
+                found = self._workspace.serving.search_queries(first.move or move, vectors, first.request)
+            except Exception as error:
+                answers = [error if number in group else answer for number, answer in enumerate(answers)]
+                continue
+            for number, hits in zip(group, found.hits, strict=True):
+                answers[number] = found._replace(hits=[hits])
+        return answers
+
+    def _deliver(self, batch: Sequence[_Query], answers: Sequence[_Answer]) -> None:
+        for query, answer in zip(batch, answers, strict=True):
+            query.finish(answer)
 
     def _fail(self, queries: Sequence[_Query], error: BaseException) -> None:
         for query in queries:

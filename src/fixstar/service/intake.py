@@ -24,7 +24,7 @@ from PIL import Image
 from fixstar.errors import ImageError
 from fixstar.gallery import Item
 from fixstar.images import DecodeProcesses, Pixels, Preprocessing
-from fixstar.images.reading import READS_HEIC
+from fixstar.images.reading import READS_HEIC, TooManyPixelsError
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -109,30 +109,29 @@ class Intake:
         """An image as a model takes it, or a problem. ``preprocessing`` runs in the thread: it may load a model."""
 
         def work() -> DecodedImage:
-            suffix = self._check(data)
-            wanted = preprocessing()
+            kind, wanted = self._kind(data), preprocessing()
             try:
-                return DecodedImage(self.processes.pixels(data, wanted), wanted, suffix)
+                return DecodedImage(self.processes.pixels(data, wanted, kind), wanted, _SUFFIX[kind])
             except ImageError as error:
-                raise Problem("unreadable-image", error.reason) from error
+                raise _unreadable(error) from error
 
         return await self._run(work)
 
-    def _check(self, data: bytes) -> str:
+    def _kind(self, data: bytes) -> str:
         if len(data) > self._settings.upload_bytes:
             raise _too_large(len(data), self._settings)
         kind = image_kind(data)
         if kind is None:
             seen = f"its first bytes are not those of a {FORMATS} file"
             raise Problem("unknown-format", seen if data else "the file is empty")
+        return kind
+
+    def _check(self, data: bytes) -> str:
+        kind = self._kind(data)
         try:
-            width, height = self.processes.size(data, kind)
+            self.processes.size(data, kind)
         except ImageError as error:
-            raise Problem("unreadable-image", error.reason) from error
-        if not 0 < width * height <= self._settings.pixels:
-            seen = f"{width} x {height} pixels; 1 to {self._settings.pixels:,} are allowed. It was not decoded"
-            hint = "scale it down; the operator may allow more megapixels with: fixstar serve --pixels"
-            raise Problem("unreadable-image", seen, hint)
+            raise _unreadable(error) from error
         return _SUFFIX[kind]
 
     async def _run(self, work: Callable[[], Result]) -> Result:
@@ -184,6 +183,11 @@ class Intake:
 
 def _too_large(size: int, settings: ServiceSettings) -> Problem:
     return Problem("image-too-large", f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed")
+
+
+def _unreadable(error: ImageError) -> Problem:
+    more = "scale it down; the operator may allow more megapixels with: fixstar serve --pixels"
+    return Problem("unreadable-image", error.reason, more if isinstance(error, TooManyPixelsError) else "")
 
 
 async def read_upload(upload: UploadFile, settings: ServiceSettings) -> bytes:

@@ -287,12 +287,12 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         most, length = self.allowed(scope["path"]), Headers(scope=scope).get("content-length", "0")
-        too_large = self.too_large(scope["path"])
         if length.isascii() and length.isdigit() and int(length) > most:
             await _drain(receive, most)
-            await problem_response(too_large)(scope, receive, send)
+            await problem_response(self.too_large(scope["path"]))(scope, receive, send)
             return
-        seen, whole, problem = 0, False, None
+        seen, whole = 0, False
+        problem: Problem | None = None
 
         async def counted() -> Message:
             nonlocal seen, whole, problem
@@ -305,7 +305,7 @@ class BodyLimit:
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if seen > most:
-                problem = too_large
+                problem = self.too_large(scope["path"])
                 raise _RefusedError
             return message
 
@@ -316,7 +316,7 @@ class BodyLimit:
         with contextlib.suppress(_RefusedError):
             await self._app(scope, counted, unless_refused)
         if problem is not None:
-            if problem is too_large and not whole:
+            if seen > most and not whole:
                 await _drain(receive, most)
             await problem_response(problem)(scope, receive, send)
 
