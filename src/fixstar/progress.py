@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Protocol
 
 EVERY = 10.0  # seconds between two lines where standard error is not a terminal
+
+Listener = Callable[[str, int, int, str], object]  # what is running, units done, of how many, and the note
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def reported_to(listener: Listener) -> Iterator[None]:
+    """Within, the bars of this thread go to ``listener`` instead of standard error. What it raises ends the work."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 class Advance(Protocol):
@@ -26,6 +40,9 @@ def silent(count: int = 1, note: str | None = None) -> None:
 @contextmanager
 def progress_bar(description: str, total: int, unit: str = "it", show: bool = True) -> Iterator[Advance]:
     """A bar with rate and time left, or a line now and then in a pipe; yields the function that moves it on."""
+    if (listener := _listener.get()) is not None:
+        yield _reporting(listener, description, total)
+        return
     if not show:
         yield silent
         return
@@ -53,6 +70,17 @@ def progress_bar(description: str, total: int, unit: str = "it", show: bool = Tr
             progress.update(task, advance=count, **(fields if note is None else {**fields, "note": note}))  # type: ignore[arg-type]
 
         yield advance
+
+
+def _reporting(listener: Listener, description: str, total: int) -> Advance:
+    done, noted = 0, ""
+
+    def advance(count: int = 1, note: str | None = None) -> None:
+        nonlocal done, noted
+        done, noted = done + count, noted if note is None else note
+        listener(description, done, total, noted)
+
+    return advance
 
 
 @contextmanager

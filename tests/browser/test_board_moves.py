@@ -13,11 +13,14 @@ import httpx
 import numpy as np
 import pytest
 from real_service import serving
-from shops import set_apart
+from shops import pictures, set_apart
 from waiting import until
 
+from fixstar.data import open_images
 from fixstar.errors import NextStep
-from fixstar.workspace import Check, Workspace
+from fixstar.methods import create_method
+from fixstar.training import Recipe, Settings
+from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import Blend, CheckedCell, last_check, save_check
 
 Visit = Callable[..., Any]
@@ -284,3 +287,18 @@ def test_next_steps_of_a_check_are_buttons_where_the_page_can_do_them(
     assert sent.value.post_data_json == {"tolerance": 0.2}
     until(page, "document.querySelector('#announce').textContent.includes('The check of v4 was started.')")
     wait_for_jobs(upgraded)
+
+
+def test_an_upgrade_is_trained_from_the_board(tmp_path: Path, visit: Visit) -> None:
+    settings = Settings("tiny", capacity=64, recipe=Recipe(epochs=1, milestones=(), batch_size=8), device="cpu")
+    with Workspace.create(tmp_path / "shop", device="cpu") as space:
+        space.train(open_images(pictures(tmp_path / "photos")), settings, create_method("polaris"), progress=False)
+        space.index(catalogue(tmp_path / "photos"))
+    with serving(tmp_path / "shop") as address:
+        page = visit(address, "#versions")
+        page.locator("#upgrade button").click()
+        assert "trained from v1" in words(page)
+        press(page, "Train")
+        until(page, "document.querySelector('#announce').textContent.includes('The upgrade job ended: done.')")
+        page.wait_for_selector("[aria-label='Version v2']")
+        assert told(address, "status")["deployed"] == "v1"

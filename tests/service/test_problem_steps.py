@@ -50,6 +50,7 @@ def test_every_problem_type_can_be_looked_up(tmp_path: Path) -> None:
         (NextStep("check", {"version": "v2", "tolerance": 0.1}), ("POST", "/v1/versions/v2/check", {"tolerance": 0.1})),
         (NextStep("deploy", {"version": "v2", "force": ...}), ("POST", "/v1/deploy", {"version": "v2", "force": None})),
         (NextStep("backfill", {"budget": "all"}), ("POST", "/v1/backfill", {"budget": "all"})),
+        (NextStep("train", {"data": ...}), ("POST", "/v1/train", {"data": None})),
         (NextStep("rollback"), ("POST", "/v1/rollback", {})),
         (NextStep("delete-items", {"id": "a/b"}), ("POST", "/v1/items/delete", {"ids": ["a/b"]})),
         (NextStep("status"), ("GET", "/v1/status", None)),
@@ -66,7 +67,7 @@ def test_a_step_names_its_request(step: NextStep, request_: tuple[str, str, Any]
     [
         NextStep("check", {"version": "v2", "data": ...}, "about 400 labelled images"),  # files of the operator's
         NextStep("delete-items", {"version": "v1"}),
-        NextStep("train", {"data": ...}),
+        NextStep("train", {"data": ..., "old_vectors": ...}),
     ],
 )
 def test_a_step_that_no_request_does_is_for_the_operator(step: NextStep) -> None:

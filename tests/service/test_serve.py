@@ -20,7 +20,7 @@ import httpx
 import pytest
 from forked import fork_fixstar
 from service_clients import client, picture
-from shops import shop
+from shops import pictures, shop
 from typer.testing import CliRunner
 
 from fixstar.cli import app
@@ -53,6 +53,26 @@ def serving(space: Workspace, *words: str) -> Iterator[tuple[ForkServerProcess, 
         process.kill()
         process.join()
         out.unlink()
+
+
+def test_the_first_version_is_trained_by_a_job_that_a_kill_does_not_end(tmp_path: Path) -> None:
+    space, sets = Workspace.create(tmp_path / "shop"), tmp_path / "sets"
+    pictures(sets / "photos")
+    with pytest.raises(InputError, match="no version yet"):
+        serve(space, ServiceSettings())
+    quick = {"data": "photos", "backbone": "tiny", "epochs": 30, "capacity": 100}
+    with serving(space, "--training-images", str(sets)) as (process, http):
+        job = f"/v1/jobs/{http.post('/v1/train', json=quick).json()['id']}"
+        while http.get(job).json()["done"] == 0:
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+    with serving(space, "--training-images", str(sets)) as (_, http):
+        while (seen := http.get(job).json())["state"] in ("queued", "running"):
+            time.sleep(0.02)
+        assert (seen["state"], seen["result"]["version"]) == ("done", "v1"), seen
+        assert http.get("/readyz").json()["version"] == "v1"
+    assert (space.versions(), space.registry.unfinished()) == (["v1"], None)
 
 
 def load(http: httpx.Client, stop: threading.Event, name: str, acknowledged: list[str], odd: list[object]) -> None:

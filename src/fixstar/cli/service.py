@@ -41,6 +41,12 @@ def serve(
     snapshots: Annotated[
         Path | None, typer.Option(help="Where POST /v1/snapshot goes: a folder, or FILE.tar.", show_default="none")
     ] = None,
+    training_images: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of labelled sets that POST /v1/train and /v1/upgrade may use.", show_default="none"
+        ),
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
     shared: Annotated[
         bool,
@@ -66,6 +72,7 @@ def serve(
         batch=batch,
         header_seconds=header_seconds,
         snapshots=snapshots,
+        training_images=training_images,
         access_log=access_log,
         shared=shared,
     )

@@ -353,6 +353,22 @@ class Client:
         """
         return self._ask(Job, "POST", "/v1/adapt", json={"version": version, "queries_by": queries_by, **options})
 
+    def train(self, data: str, **settings: Any) -> Job:
+        """Train the first version on a folder below the one that the operator chose, in a job.
+
+        ``settings`` are ``backbone``, ``capacity``, ``method``, ``options``, ``epochs``, ``learning_rate``, ``seed``
+        and ``hold_out``.
+        """
+        return self._ask(Job, "POST", "/v1/train", json={"data": data, **settings})
+
+    def upgrade(self, data: str | None = None, **settings: Any) -> Job:
+        """Train the next version on such a folder, or on the stored items with label and image, in a job.
+
+        ``settings`` are ``method``, ``options``, ``epochs``, ``learning_rate``, ``backbone``, ``seed``, ``hold_out``
+        and ``trials``; the last version's by default.
+        """
+        return self._ask(Job, "POST", "/v1/upgrade", json={"data": data, **settings})
+
     # --- jobs
 
     def job(self, job: str | Job) -> Job:

@@ -1,9 +1,10 @@
-"""Work that continues after the response: indexing, checks, backfills, adapters, snapshots.
+"""Work that continues after the response: indexing, checks, backfills, adapters, training, snapshots.
 
-Index jobs run one at a time. Beside them runs one heavy job (check, backfill, adapt) at a time, and one snapshot.
+Index jobs run one at a time. Beside them runs one heavy job (check, backfill, adapt) at a time, one training and one
+snapshot.
 A job is on disk, state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a
-restart every unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, others from
-their start.
+restart every unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, a training
+after its last epoch, others from their start.
 
 Several services may share a workspace (``ServiceSettings.shared``). Then the files are what counts: they are read again
 when another service has replaced them, and changed under a lock. A service that runs a job shows every second that it
@@ -21,11 +22,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+import numpy as np
+
+from fixstar.data.formats import open_images
+from fixstar.data.image_set import ImageSet
 from fixstar.durable import (
     WatchedFile,
     document,
@@ -36,26 +42,42 @@ from fixstar.durable import (
     remove_leftovers,
     replace_json,
 )
-from fixstar.errors import DeploymentMovedError, FixstarError, ImageError, InputError, NextStep
+from fixstar.errors import (
+    CheckpointError,
+    DeploymentMovedError,
+    FixstarError,
+    ImageError,
+    InputError,
+    NextStep,
+    UnknownNameError,
+)
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Vectors
 from fixstar.images import DecodeProcesses, ImageSource, Pixels, Preprocessing
+from fixstar.models import backbone_names
+from fixstar.progress import reported_to
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import AdaptOptions, BackfillOptions, CatalogueItem, GateRules, Workspace
+from fixstar.workspace.adapters.use import known_label
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
 from fixstar.workspace.gate import check_version
 from fixstar.workspace.snapshot import take_snapshot
 
 if TYPE_CHECKING:
-    from fixstar.data import ImageSet
     from fixstar.evaluation import VersionFeatures
+    from fixstar.training import Version
 
-Kind = Literal["index", "check", "backfill", "adapt", "snapshot"]
+Kind = Literal["index", "check", "backfill", "adapt", "train", "upgrade", "snapshot"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-LANES: tuple[tuple[Kind, ...], ...] = (("index",), ("check", "backfill", "adapt"), ("snapshot",))
+LANES: tuple[tuple[Kind, ...], ...] = (
+    ("index",),
+    ("check", "backfill", "adapt"),
+    ("train", "upgrade"),
+    ("snapshot",),
+)
 KEPT = 200  # ended jobs that are remembered
 WAITING = 100  # index jobs that may wait
 PATIENCE = 5.0  # seconds that the current batch may still take where a job is to end
@@ -116,6 +138,8 @@ class Job:
             total, message = None, f"checking {parameters['version']}"
         elif kind == "snapshot":
             total, message = None, "copying the workspace"
+        elif kind in ("train", "upgrade"):
+            total, message = None, "reading the images"
         elif kind == "adapt":
             total, message = None, f"fitting an adapter to {parameters['version']}'s vectors"
         else:
@@ -171,11 +195,16 @@ class JobFiles:
         self._stamps: dict[str, tuple[int, int, int] | None] = {}  # of files as they were read or written last
 
     def save(self, job: Job) -> None:
-        """Write a job as it is now. One that has ended needs no list of items any more."""
+        """Write a job as it is now. One that has ended needs no list of items or images any more."""
         if job.has_ended:
             job = job.without_items()
+            self.images(job.id).unlink(missing_ok=True)
         replace_json(self._path(job.id), document("job", asdict(job)))
         self._stamps[job.id] = file_stamp(self._path(job.id))
+
+    def images(self, name: str) -> Path:
+        """What a training job has begun to learn from: it resumes with the same images."""
+        return self.directory / f"{name}.images"
 
     def delete(self, name: str) -> None:
         """Forget a job."""
@@ -281,6 +310,7 @@ class RunningJob:
 
     def __init__(self, jobs: Jobs, job: Job) -> None:
         self._jobs, self._name, self._runner = jobs, job.id, job.runner
+        self.images = jobs._files.images(job.id)  # what a training job learns from
         self._patience = 0.0  # when the batch of a job that is to end is given up
         self._due = 0.0  # when other services are to see its progress
 
@@ -406,8 +436,7 @@ def _backfill(space: Workspace, running: RunningJob) -> Result:
         anyway=wanted["anyway"],
     )
     known, files = dict(running.job().result or {}), PlanFiles(space.path)
-    if running.job().runner:
-        _await_predecessor(files, running)
+    _await_predecessor(files.exclusive, running)
     if (finished := _finished_plan(files, wanted)) is not None:
         counts = _counts(files, finished, wanted["counted"])
         return {**known, **counts, **_kept_items(files.kept(finished)), "left": 0, "stopped": None}
@@ -452,15 +481,15 @@ def _backfill(space: Workspace, running: RunningJob) -> Result:
     return result
 
 
-def _await_predecessor(files: PlanFiles, running: RunningJob) -> None:
-    """Wait for a service that was taken for dead: when it wakes up, it notices, and lets the plan go."""
-    while running.job().attempts > 1:
+def _await_predecessor(hold: Callable[[], AbstractContextManager[None]], running: RunningJob) -> None:
+    """Wait for a service that was taken for dead: when it wakes up, it notices, and lets go what it holds."""
+    while running.job().runner and running.job().attempts > 1:
         try:
-            with files.exclusive():
+            with hold():
                 return
-        except InputError as error:
+        except (InputError, CheckpointError) as error:
             if running.stopped():
-                raise StoppedError("another service still holds its plan") from error
+                raise StoppedError("another service still works on it") from error
             time.sleep(BEAT)
 
 
@@ -526,11 +555,129 @@ def _snapshot(space: Workspace, running: RunningJob) -> Result:
     return take_snapshot(space.path, target, advance, without=(itself,))._asdict()
 
 
+def require_no_training(space: Workspace) -> None:
+    """Refuse to train while another training, such as one from the command line, is under way or was interrupted."""
+    if (name := space.registry.unfinished()) is not None:
+        raise Problem("training-unfinished", f"the training of {name} has begun and has not finished")
+
+
+def planned_training(
+    space: Workspace, kind: str, wanted: Mapping[str, Any]
+) -> Callable[[ImageSet, Callable[[str], object]], Version]:
+    """The training that is asked for, ready to run; refused here if it cannot. It loads the training code."""
+    from fixstar.methods import create_method
+    from fixstar.training import Settings, paper_recipe
+    from fixstar.workspace.training import UpgradeOptions
+    from fixstar.workspace.trials import checked_trials
+
+    names, backbone = space.versions(), wanted["backbone"]
+    if backbone is not None and backbone not in (known := backbone_names()):
+        raise UnknownNameError("backbone", backbone, known)
+    if (kind == "train") == bool(names):
+        seen = f"there is {names[-1]} already" if names else "there is no version yet"
+        raise InputError(seen, NextStep("upgrade" if names else "train", {} if names else {"data": ...}))
+    last = space.method() if names else None
+    name, options = wanted["method"], wanted["options"]
+    if name is None and last is not None:
+        name, options = last.name, {**last.options, **options}
+    method = create_method(name or "polaris", **options)
+    recipe = paper_recipe(method.scenario) if kind == "train" else space.settings().recipe
+    recipe = recipe if wanted["epochs"] is None else recipe.shortened(wanted["epochs"])
+    rate, share = wanted["learning_rate"], wanted["hold_out"]
+    if kind == "train":
+        settings = Settings(
+            backbone,
+            capacity=wanted["capacity"],
+            recipe=recipe if rate is None else replace(recipe, learning_rate=rate),
+            bad_images="skip",
+            seed=wanted["seed"],
+            device=space.device,
+        )
+        return lambda images, _: space.train(images, settings, method, False, hold_out=0.1 if share is None else share)
+    if share is None:
+        share = 0.1 if space.settings().replay_per_class else 0.0  # else images may not be kept
+    upgrade = UpgradeOptions(
+        recipe=None if wanted["epochs"] is None else recipe,
+        method=None if wanted["method"] is None and not wanted["options"] else method,
+        learning_rate=rate,
+        seed=wanted["seed"],
+        device=space.device,
+        bad_images="skip",
+        replace=backbone,
+        hold_out=share,
+        progress=False,
+    )
+    trials = checked_trials(wanted["trials"])
+    return lambda images, say: space.upgrade(images, upgrade, trials, say)
+
+
+def _train(space: Workspace, running: RunningJob) -> Result:
+    """Train the first version or the next one. A restart resumes with the same images after the last epoch."""
+    from fixstar.training.run_directory import RunDirectory
+    from fixstar.workspace.training import AlreadyTrainedError
+
+    job, resumes = running.job(), running.images.exists()
+    _await_predecessor(RunDirectory(space.path).locked, running)
+    if not resumes:
+        require_no_training(space)
+        replace_json(running.images, document("training images", _training_images(space, job.parameters["data"])))
+    if not (job.kind == "train" and resumes and space.versions()):  # else the kill came just after the training
+        train = planned_training(space, job.kind, job.parameters)
+
+        def report(title: str, done: int, total: int, note: str) -> None:
+            if running.stopped():
+                raise StoppedError("no version was made")
+            running.note(done=done, total=total, message=": ".join(filter(None, (title, note))))
+
+        with reported_to(report):
+            try:
+                train(_opened(running.images), lambda text: running.note(message=text))
+            except AlreadyTrainedError:
+                if not resumes:
+                    raise
+    name = space.newest()
+    about = space.registry.card(name)["about"]
+    running.note(message=f"{name} is trained")
+    steps = [to_step(NextStep("check", {"version": name}))] if job.kind == "upgrade" else []
+    known = {field: about["data"][field] for field in ("images", "classes")}
+    loss = sum(about["loss"].values())
+    return {"version": name, **known, "loss": loss, "trials": about.get("trials", []), "next_steps": steps}
+
+
+def _training_images(space: Workspace, folder: str | None) -> Result:
+    """A folder, or the images of stored items by label: what is stored later is left out, also after a restart."""
+    if folder is not None:
+        return {"folder": folder}
+    found = {
+        (label, str(path.absolute()))
+        for item in space.gallery.iterate()
+        if (label := known_label(item.payload.get("label"))) is not None
+        and (path := space.images.find(item)) is not None
+    }
+    if not found:
+        raise InputError("no stored item has a label and an image to train on", NextStep("upgrade", {"data": ...}))
+    return {"images": sorted(found)}
+
+
+def _opened(file: Path) -> ImageSet:
+    """The images of a training job."""
+    content = read_document(file, "training images")
+    if "folder" in content:
+        return open_images(content["folder"])
+    labels, paths = zip(*content["images"], strict=True)
+    classes = sorted(set(labels))
+    numbers = {name: number for number, name in enumerate(classes)}
+    targets = np.array([numbers[label] for label in labels], np.int64)
+    return ImageSet(tuple(map(Path, paths)), targets, tuple(classes), "stored items")
+
+
 WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {
     "index": _index,
     "check": _check,
     "backfill": _backfill,
     "adapt": _adapt,
+    "train": _train,
+    "upgrade": _train,
     "snapshot": _snapshot,
 }
 
@@ -835,6 +982,8 @@ class Jobs:
     def _end(self, job: Job, **changes: Any) -> Job:
         with self._changing():
             ended = replace(job.without_items(), ended=_now(), **changes)
+            if ended.state != "done" and self._files.images(job.id).exists():
+                self._discard_training()
             why = (ended.error or {}).get("detail") or ended.message
             level = logging.ERROR if ended.state == "failed" else logging.INFO
             _audit.log(level, "%s is %s: %s", ended, ended.state, why)
@@ -846,6 +995,15 @@ class Jobs:
                     self._files.delete(name)
                     del self._jobs[name]
         return ended
+
+    def _discard_training(self) -> None:
+        """Leave nothing of a training that will not resume."""
+        from fixstar.workspace.training import discard_unfinished
+
+        try:
+            discard_unfinished(self._workspace.registry)
+        except (FixstarError, OSError) as error:
+            _log.warning("an unfinished training was not deleted: %s", error)
 
 
 # --- vectors by version over time

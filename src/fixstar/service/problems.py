@@ -63,6 +63,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "cross-site": (403, "Not from another site", "use the page of this service, or a program"),
     "not-found": (404, "There is nothing at this address", _SEE_DOCS),
     "not-checked": (404, "Not checked yet", "run a check: POST /v1/versions/NAME/check"),
+    "unknown-folder": (404, "There is no such folder of images", "use one of the names in hint"),
     "unknown-item": (404, "There is no such item", "see /v1/items"),
     "unknown-job": (404, "There is no such job", "see /v1/jobs"),
     "unknown-picture": (404, "There is no such picture", "store the item again with its image"),
@@ -70,6 +71,11 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "wrong-method": (405, "Method not allowed", _SEE_DOCS),
     "stalled": (408, "The request stopped coming", "send it again, without a pause"),
     "already-deployed": (409, "It is deployed already", "there is nothing to do; see /v1/status"),
+    "training-unfinished": (
+        409,
+        "Another training was interrupted",
+        "the operator can finish it with the command that began it, or delete its checkpoint and trials",
+    ),
     "already-running": (409, "Such a job is already under way", "wait for it, or cancel it"),
     "backfill-loses": (
         409,
@@ -80,6 +86,11 @@ _TYPES: dict[str, tuple[int, str, str]] = {
         409,
         "The service takes no snapshots",
         "the operator can say where they go: fixstar serve --snapshots FOLDER",
+    ),
+    "no-training-images": (
+        409,
+        "The service has no folder to train on",
+        "train on the stored items, or let the operator choose one: fixstar serve --training-images FOLDER",
     ),
     "no-rollback": (409, "There is nothing to roll back to", "name the version you want: POST /v1/deploy"),
     "retired-version": (409, "The version was retired", "use one that still has its weights"),
@@ -118,6 +129,8 @@ REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, pat
     "deploy": ("POST", "/v1/deploy", ("version", "force", "deployed", "blend")),
     "rollback": ("POST", "/v1/rollback", ("deployed", "to")),
     "status": ("GET", "/v1/status", ()),
+    "train": ("POST", "/v1/train", ("data", "method", "capacity")),
+    "upgrade": ("POST", "/v1/upgrade", ("data", "method")),
 }
 OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine, or files there
     {
@@ -132,8 +145,6 @@ OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine
         "prune-images",
         "repeat",
         "retire",
-        "train",
-        "upgrade",
         "use-gallery",
         "verify-gallery",
     }

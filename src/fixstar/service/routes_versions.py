@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -15,6 +15,7 @@ from PIL import Image
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.service import jobs as work
 from fixstar.service.context import READ, Admin, Context, Shared, Writer
+from fixstar.service.keys import Caller
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.routes_items import item_fields
 from fixstar.service.schemas import (
@@ -38,6 +39,8 @@ from fixstar.service.schemas import (
     RollbackPreview,
     RollbackRequest,
     Sample,
+    TrainRequest,
+    UpgradeRequest,
     Version,
     VersionCard,
     problem_responses,
@@ -485,6 +488,49 @@ def start_snapshot(context: Shared, caller: Admin) -> Job:
         raise Problem("no-snapshots", "no place for snapshots is set")
     folder = str(context.settings.snapshots)
     return Job.model_validate(context.jobs.submit("snapshot", {"folder": folder}, caller.name))
+
+
+# --- training
+
+
+@router.post("/train", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
+def start_training(context: Shared, caller: Admin, wanted: TrainRequest) -> Job:
+    """Train the first version on a folder of labelled images, in a job."""
+    return _start_training(context, "train", wanted, caller)
+
+
+@router.post("/upgrade", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
+def start_upgrade(context: Shared, caller: Admin, wanted: UpgradeRequest | None = None) -> Job:
+    """Train the next version so that it searches the old vectors, in a job. Check and deploy it afterwards.
+
+    It learns from the stored items that have a label and an image, as they are when the job begins, or from a folder.
+    Images that cannot be read are left out.
+    """
+    return _start_training(context, "upgrade", wanted or UpgradeRequest(), caller)
+
+
+def _start_training(
+    context: Context, kind: Literal["train", "upgrade"], wanted: TrainRequest | UpgradeRequest, caller: Caller
+) -> Job:
+    context.jobs.require_room(kind)
+    parameters = wanted.model_dump()
+    if wanted.data is not None:
+        parameters["data"] = str(_training_folder(context.settings.training_images, wanted.data))
+    work.require_no_training(context.workspace)
+    work.planned_training(context.workspace, kind, parameters)
+    return Job.model_validate(context.jobs.submit(kind, parameters, caller.name))
+
+
+def _training_folder(allowed: Path | None, name: str) -> Path:
+    """A folder below the one that the operator chose, links included."""
+    if allowed is None:
+        raise Problem("no-training-images", "no folder of labelled images is set")
+    known = sorted(path.name for path in allowed.iterdir() if path.is_dir()) if allowed.is_dir() else []
+    if name.split("/")[0] not in known or not (chosen := allowed / name).is_dir():
+        raise Problem("unknown-folder", f"no folder {name!r}", f"there are: {', '.join(known[:20]) or 'none'}")
+    if not chosen.resolve().is_relative_to(allowed.resolve()):
+        raise Problem("unknown-folder", f"{name!r} leads out of the folder that the operator chose")
+    return chosen.absolute()
 
 
 # --- jobs

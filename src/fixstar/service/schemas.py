@@ -465,6 +465,43 @@ class AdaptRequest(_Request):
     force: str | None = Field(default=None, max_length=1000)
 
 
+class _TrainingRequest(_Request):
+    """Settings that are left out are those of the method's paper, or of the last version."""
+
+    method: str | None = Field(default=None, max_length=40)
+    options: dict[Annotated[str, Field(max_length=40)], bool | int | FiniteFloat] = Field(
+        default={}, max_length=20, description="Options of the method."
+    )
+    epochs: int | None = Field(default=None, ge=1, le=1000)
+    learning_rate: float | None = Field(default=None, gt=0, le=10)
+    hold_out: float | None = Field(default=None, ge=0, le=0.5, description="Share of images kept for the gate.")
+
+
+class TrainRequest(_TrainingRequest):
+    """The first version. ``data`` is a folder of labelled images below the one that the operator chose.
+
+    ``capacity`` is the maximum number of classes.
+    """
+
+    data: str = Field(min_length=1, max_length=256)
+    backbone: str = Field(default="resnet18", max_length=40, description="One that starts from random weights.")
+    capacity: int = Field(default=10_000, ge=2, le=1_000_000)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+
+class UpgradeRequest(_TrainingRequest):
+    """The next version. ``data`` is a folder as for the first one; by default all stored items with label and image.
+
+    ``backbone`` is another one to start from, with random weights. ``trials`` is how many settings short runs compare
+    first, 0 for none.
+    """
+
+    data: str | None = Field(default=None, min_length=1, max_length=256)
+    backbone: str | None = Field(default=None, max_length=40)
+    seed: int | None = Field(default=None, ge=0, lt=2**31)
+    trials: Literal["auto"] | Annotated[int, Field(ge=0, le=10)] = "auto"
+
+
 # --- deployment
 
 VersionName = Annotated[str, Field(max_length=100)]

@@ -54,9 +54,10 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
             f"services that share {workspace.path} need its gallery on a server, and it is a file. Move it first, "
             "for example to PostgreSQL: fixstar gallery move postgresql://HOST/DATABASE"
         )
-    workspace.serving.encoder(workspace.deployed())  # a missing or damaged version is reported here
-    for name in workspace.serving.asking()[1]:
-        workspace.serving.encoder(name)
+    if workspace.versions() or settings.training_images is None:  # else the first version is trained by a job
+        workspace.serving.encoder(workspace.deployed())  # a missing or damaged version is reported here
+        for name in workspace.serving.asking()[1]:
+            workspace.serving.encoder(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     most = max_connections()
     with _listening(settings) as listener:

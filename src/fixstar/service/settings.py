@@ -10,7 +10,7 @@ from fixstar.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port", "shared", "snapshots")
+_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port", "shared", "snapshots", "training_images")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class ServiceSettings:
     batch_wait: float = 0.004  # how long the first of a batch waits for others
     waiting: int = 256  # queries that may wait for the encoder before new ones are refused
     snapshots: Path | None = None  # where they go
+    training_images: Path | None = None  # its subfolders are labelled images that jobs may train on
     access_log: bool = False  # one line per request
     shared: bool = False  # other services over the same workspace may run: jobs and rates are shared with them
 

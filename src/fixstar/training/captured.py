@@ -100,7 +100,7 @@ class CapturedSteps:
                     self._step()
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a service searches in other threads
                 self._step()
         return graph
 

@@ -45,6 +45,11 @@ class Registry:
         """The number of the next version; numbers are never used again."""
         return max(set().union(*self._numbers()), default=0) + 1
 
+    def unfinished(self) -> str | None:
+        """The version that is being trained, or whose training was interrupted; None without one."""
+        number = self.next_number()
+        return f"v{number}" if any(self.path.glob(f"*-v{number}*")) else None  # its checkpoint or trials
+
     def retired(self) -> list[str]:
         """The versions whose weights were deleted, oldest first."""
         return [f"v{number}" for number in sorted(self._numbers()[1])]

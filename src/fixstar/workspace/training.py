@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
-from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError, plural
+from fixstar.errors import CheckpointError, InputError, NextStep, UnknownNameError, plural
 from fixstar.evaluation.verification import gallery_query_split
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, OldVectors, create_method
@@ -30,6 +30,10 @@ from fixstar.workspace.trials import Say, Setup, Trials, alternatives, checked_t
 
 def _silent(_: str) -> None:
     """Say nothing."""
+
+
+class AlreadyTrainedError(InputError):
+    """The newest version is what the upgrade would make."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,9 @@ def train_upgrade(
     repeated = options.start in (None, about.get("parent"))
     for setup in setups if about.get("trials") else [base]:
         if repeated and _is_done(about, split.shown, setup.past, setup.settings, setup.method, validation):
-            raise InputError(f"{newest} was trained on exactly these images in exactly this way; the upgrade is done")
+            raise AlreadyTrainedError(
+                f"{newest} was trained on exactly these images in exactly this way; the upgrade is done"
+            )
     require_same_classifier(base.past, base.method)
     missing = [name for name in base.previous.slots.classes if name not in images.classes]
     if missing and "all images" in base.method.needs:
@@ -206,7 +212,15 @@ def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[
         method = create_method(about["method"]["name"], **about["method"]["options"])
         return Settings.from_json(about["settings"]), method, about
     except (AttributeError, KeyError, TypeError) as error:
-        raise ModelError(f"the card of {name} does not say how it was trained (missing or wrong: {error})") from error
+        raise InputError(f"the card of {name} does not say how it was trained (missing or wrong: {error})") from error
+
+
+def discard_unfinished(registry: Registry) -> None:
+    """Give up an interrupted training: the next one starts from its beginning."""
+    number, run = registry.next_number(), RunDirectory(registry.path)
+    with run.locked():
+        run.checkpoint(number).unlink(missing_ok=True)
+        delete_trials(registry.path, number + 1)
 
 
 @contextlib.contextmanager

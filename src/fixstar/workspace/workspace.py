@@ -509,7 +509,7 @@ class Workspace:
 
     def status(self) -> Status:
         """The state of everything."""
-        names, number = self.registry.names(), self.registry.next_number()
+        names = self.registry.names()
         (move, models), previous = self.serving.asking(), self.rollout.previous()
         while self.rollout.current_move() is not move:  # it moved in between
             (move, models), previous = self.serving.asking(), self.rollout.previous()
@@ -532,7 +532,7 @@ class Workspace:
             self.gallery.count(),
             without_secret(gallery_url(self.path)),
             {name: check.outcome for name in names if (check := last_check(self.path, name)) is not None},
-            f"v{number}" if any(self.path.glob(f"*-v{number}*")) else None,  # checkpoint or trials
+            self.registry.unfinished(),
             reached,
             {name: move.blend[name] for name in models[1:]},
         )

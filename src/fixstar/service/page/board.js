@@ -29,6 +29,7 @@ const actions = {
   check: (version, rules) => acted(() => runCheck(version, rules)).finally(() => showOnButtons(jobs)),
   deploy: (version, blend) => acted(() => deploy(version, now, backfilling(), refresh, blend)),
   rollBack: () => acted(() => rollBack(now, refresh)),
+  upgrade: () => acted(() => upgrade(known.filter(({ retired }) => !retired).at(-1).name)),
 };
 
 onStep({
@@ -74,6 +75,7 @@ async function refresh() {
     panel("lineage", "/v1/versions", (versions) => {
       known = versions;
       showLineage(versions, actions);
+      renew(byId("upgrade"), versions.length && may("admin") ? el("button", { type: "button", data: { focus: "train", job: "upgrade" }, on: { click: actions.upgrade } }, "Train an upgrade …") : null);
       showUpgrade(versions, now);
       showDrift(versions, now);
     }),
@@ -181,6 +183,22 @@ async function runCheck(version, rules = {}) {
   if (button) markBusy(button, "Starting …");
   await call(versionPath(version, "/check"), { json: rules });
   return `The check of ${version} was started.`;
+}
+
+/** Trains the next version on the stored items; it runs as a job. */
+async function upgrade(newest) {
+  if (jobs.some((job) => job.kind === "upgrade" && isOpen(job))) return null;
+  const done = await confirm({
+    title: "Train an upgrade?",
+    says: [
+      `A new version is trained from ${newest}, with its settings, on the stored items that have a label and an image.`,
+      "Searches continue meanwhile, and may be slower.",
+      "Nothing is deployed: check the version when it is trained.",
+    ],
+    verb: "Train",
+    act: () => call("/v1/upgrade", { json: {} }),
+  });
+  return done && "The training of an upgrade was started.";
 }
 
 /** Words where it was done, null where the visitor thought better of it; `moved` runs where others were faster. */

@@ -53,7 +53,7 @@ export class JobWatch {
 
 export function showJobs(jobs, changed) {
   const latest = [...jobs].sort((a, b) => (b.created ?? "").localeCompare(a.created ?? "")).slice(0, LISTED);
-  if (!latest.length) renew(byId("jobs"), el("p", { class: "note" }, "No job has run yet. Checks, backfills, snapshots and large uploads appear here."));
+  if (!latest.length) renew(byId("jobs"), el("p", { class: "note" }, "No job has run yet. Checks, upgrades, backfills, snapshots and large uploads appear here."));
   else renew(byId("jobs"), el("ul", { class: "jobs" }, latest.map((job) => line(job, changed))));
 }
 
@@ -95,7 +95,7 @@ export function showJobBar(jobs, changed) {
 export function showOnButtons(jobs) {
   for (const button of document.querySelectorAll("[data-job]")) {
     const job = jobs.find((one) => isOpen(one) && title(one) === button.dataset.job);
-    if (job) markBusy(button, `Checking … ${progressWords(job)}`);
+    if (job) markBusy(button, `${job.kind === "upgrade" ? "Training" : "Checking"} … ${progressWords(job)}`);
     else if (button.dataset.idle) markIdle(button);
   }
 }
