@@ -5,11 +5,13 @@ untrained versions: deployments, rollbacks and snapshots are measured there. FAI
 gets the same vectors and queries, without ids, payloads or versions; bare pgvector is one table with an exact scan.
 
     python benchmarks/growth.py --out benchmarks/results/growth_cpu.json --picture docs/pictures/growth.png
-    python benchmarks/growth.py --sizes 100000x64,10000000x64 --indexed 1000000
+    python benchmarks/growth.py --sizes 100000x64,10000000x64 --steps fill,open,exact,faiss_flat
     python benchmarks/growth.py --backend postgres --sizes 10000x64,100000x64
+    python benchmarks/growth.py --out FILE --folder FOLDER --again exact,approximate,faiss_hnsw
 
-Rows that are in --out already are kept. Times are medians; ``--indexed`` is the largest gallery whose index is built.
-PostgreSQL is the server of the tests.
+What is in --out already is kept, step by step, so a run that was stopped resumes. With --folder, galleries and indexes
+are kept there, and --again measures steps once more without filling and building. "mapped" opens a gallery with its
+vectors in files instead of memory. Times are medians. PostgreSQL is the server of the tests.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ import json
 import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,9 @@ import torch
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
-from fixstar.gallery import Gallery, PostgresGallery, SqliteGallery, verify_gallery
+from fixstar.gallery import Gallery, PostgresGallery, SqliteGallery, measured_recall, open_gallery, verify_gallery
 from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
+from fixstar.gallery.opening import MAP_VECTORS
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 from fixstar.workspace.items import ensure_version
@@ -46,7 +49,7 @@ from gallery import BREADTHS, make_vectors, recall
 
 Array = NDArray[np.float32]
 Row = dict[str, Any]
-K, INSERT, BATCH, SHOPS, MOVED = 10, 10_000, 64, 100, 10_000
+K, INSERT, BATCH, SHOPS, MOVED, ROUNDS = 10, 10_000, 64, 100, 10_000, 20
 WORKSPACE_WIDTH = 64  # of the smallest backbone
 FILTERS: dict[str, dict[str, Any]] = {"filter_1": {"shop": 7}, "filter_50": {"shop": {"lt": SHOPS // 2}}}
 
@@ -57,15 +60,15 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def milliseconds(action: Callable[[int], object], rounds: int) -> float:
+def milliseconds(action: Callable[[int], object], rounds: int = ROUNDS) -> float:
     """The median of some calls, each with its number."""
     return round(1e3 * statistics.median(seconds(lambda n=n: action(n)) for n in range(rounds)), 3)  # type: ignore[misc]
 
 
 def resident() -> int:
-    """Megabytes of this process in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return round(pages * resource.getpagesize() / 1e6)
+    """Megabytes of memory that this process alone fills, without what the kernel caches of files."""
+    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return round(int(fields["RssAnon"].split()[0]) / 1e3)
 
 
 def create_workspace(path: Path) -> Workspace:
@@ -83,211 +86,289 @@ def create_workspace(path: Path) -> Workspace:
     return space
 
 
-def fill(gallery: Gallery, vectors: Array) -> float:
-    """Vectors stored per second."""
-
-    def insert() -> None:
-        for first in range(0, len(vectors), INSERT):
-            rows = vectors[first : first + INSERT]
-            numbers = range(first, first + len(rows))
-            payloads = [{"shop": i % SHOPS} for i in numbers]
-            gallery.upsert("v1", [f"item-{i:08}" for i in numbers], rows, payloads)
-        gallery.flush()
-
-    return round(len(vectors) / seconds(insert))
+def searched(search: Callable[..., object], queries: Array) -> Row:
+    """Milliseconds of single queries, and queries per second of a batch."""
+    search(queries[:1])
+    return {
+        "single_ms": milliseconds(lambda n: search(queries[n][None])),
+        "batch_qps": round(1e3 * BATCH / milliseconds(lambda _: search(queries[:BATCH]), 3), 1),
+    }
 
 
-def searched(gallery: Gallery, queries: Array, rounds: int, exact: bool) -> Row:
-    """Milliseconds of single queries, with and without filters, and queries per second of a batch."""
-    row: Row = {"single_ms": milliseconds(lambda n: gallery.search("v1", queries[n][None], k=K, exact=exact), rounds)}
+def gallery_searched(gallery: Gallery, queries: Array, exact: bool) -> Row:
+    """The same with and without filters."""
+    row = searched(lambda some: gallery.search("v1", some, k=K, exact=exact), queries)
     for name, where in FILTERS.items():
-        gallery.search("v1", queries[:1], k=K, where=where, exact=exact)
-        row[f"{name}_ms"] = milliseconds(
-            lambda n, where=where: gallery.search("v1", queries[n][None], k=K, where=where, exact=exact),  # type: ignore[misc]
-            rounds,
-        )
-    batch = milliseconds(lambda _: gallery.search("v1", queries[:BATCH], k=K, exact=exact), 3)
-    return {**row, "batch_qps": round(1e3 * BATCH / batch, 1)}
-
-
-def backfilled(gallery: Gallery, vectors: Array) -> float:
-    """Items per second that get a vector of v2, as a backfill writes them."""
-    items = list(gallery.get([f"item-{i:08}" for i in range(min(MOVED, len(vectors)))]).values())
-    moved = seconds(lambda: gallery.replace_vectors("v2", items, vectors[: len(items)]))
-    gallery.upsert("v1", [item.id for item in items], vectors[: len(items)], [item.payload for item in items])
-    return round(len(items) / moved)
-
-
-def measure(backend: str, count: int, width: int, rounds: int, indexed: int, folder: Path) -> Row:
-    """All figures of one size."""
-    vectors, queries = make_vectors(count, width, seed=2), make_vectors(max(BATCH, rounds), width, seed=3)
-    row: Row = {"backend": backend, "vectors": count, "width": width}
-    space = None
-    if backend == "postgres":
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-        url = importlib.import_module("postgres_server").fresh_url()
-        gallery: Gallery = PostgresGallery(url)
-    elif width == WORKSPACE_WIDTH:
-        space = create_workspace(folder / "shop")
-        gallery = space.gallery
-    else:
-        gallery = SqliteGallery(folder / "gallery.db", index_above=1 << 60)
-    if space is None:
-        for name in ("v1", "v2"):
-            gallery.create_version(name, width)
-    row["insert_per_second"] = fill(gallery, vectors)
-    row["backfill_per_second"] = backfilled(gallery, vectors)
-    gallery.close()
-    if backend == "sqlite":
-        file = folder / ("shop/gallery.db" if space else "gallery.db")
-        row["bytes_per_vector"] = round(file.stat().st_size / count)
-        command = [sys.executable, __file__, "--open", str(file)]
-        row |= json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    gallery = PostgresGallery(url) if backend == "postgres" else SqliteGallery(file, index_above=1 << 60)
-    gallery.search("v1", queries[:1], k=K)
-    row["exact"] = searched(gallery, queries, rounds, exact=True)
-    if count <= indexed:
-        row["index_seconds"] = round(seconds(lambda: gallery.build_index("v1")), 1)
-        row["approximate"] = searched(gallery, queries, rounds, exact=False)
-        row["approximate"]["recall"] = gallery.indexes()[0].recall
-    row["verify_seconds"] = round(seconds(lambda: check(gallery)), 1)
-    if backend == "postgres":
-        row |= bare_pgvector(gallery, url, queries, rounds)
-    gallery.close()
-    if space is not None:
-        row |= moved_and_copied(folder)
-    if backend == "sqlite":
-        row |= beside_faiss(vectors, queries, rounds, count <= indexed)
+        found = searched(lambda some, where=where: gallery.search("v1", some, k=K, where=where, exact=exact), queries)
+        row |= {f"{name}_{figure}": value for figure, value in found.items()}
     return row
+
+
+class Size:
+    """One gallery and what is measured with it: every step is a method that returns its figures."""
+
+    def __init__(self, backend: str, count: int, width: int, folder: Path) -> None:
+        self.backend, self.count, self.width, self.folder = backend, count, width, folder
+        self.has_workspace = backend == "sqlite" and width == WORKSPACE_WIDTH
+        self.file = folder / ("shop/gallery.db" if self.has_workspace else "gallery.db")
+        self._open = ExitStack()
+
+    @cached_property
+    def vectors(self) -> Array:
+        """[count, width]."""
+        return make_vectors(self.count, self.width, seed=2)
+
+    @cached_property
+    def queries(self) -> Array:
+        """[BATCH, width], of the same centres."""
+        return make_vectors(BATCH, self.width, seed=3)
+
+    @cached_property
+    def url(self) -> str:
+        """Of a new gallery on a server."""
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+        return str(importlib.import_module("postgres_server").fresh_url())
+
+    @cached_property
+    def gallery(self) -> Gallery:
+        """Opened, and searched once."""
+        gallery = (
+            PostgresGallery(self.url) if self.backend == "postgres" else SqliteGallery(self.file, index_above=1 << 60)
+        )
+        self._open.callback(gallery.close)
+        gallery.search("v1", self.queries[:1], k=K)
+        return gallery
+
+    def close(self) -> None:
+        """Close the gallery; the next step opens it again."""
+        self._open.close()
+        self.__dict__.pop("gallery", None)
+
+    def fill(self) -> Row:
+        """Vectors stored per second, and then moved to v2 per second, as a backfill does."""
+        if self.has_workspace:
+            gallery = create_workspace(self.folder / "shop").gallery
+        else:
+            gallery = PostgresGallery(self.url) if self.backend == "postgres" else SqliteGallery(self.file)
+            for name in ("v1", "v2"):
+                gallery.create_version(name, self.width)
+
+        def insert() -> None:
+            for first in range(0, self.count, INSERT):
+                numbers = range(first, min(self.count, first + INSERT))
+                ids, payloads = [f"item-{i:08}" for i in numbers], [{"shop": i % SHOPS} for i in numbers]
+                gallery.upsert("v1", ids, self.vectors[first : first + INSERT], payloads)
+            gallery.flush()
+
+        filled = seconds(insert)
+        items = list(gallery.get([f"item-{i:08}" for i in range(min(MOVED, self.count))]).values())
+        some = self.vectors[: len(items)]
+        moved = seconds(lambda: gallery.replace_vectors("v2", items, some))
+        gallery.upsert("v1", [item.id for item in items], some, [item.payload for item in items])
+        gallery.close()
+        row = {"insert_per_second": round(self.count / filled), "backfill_per_second": round(len(items) / moved)}
+        return row if self.backend == "postgres" else row | {"bytes_per_vector": self.file.stat().st_size // self.count}
+
+    def open(self) -> Row:
+        """What a new process pays."""
+        return self._in_a_process({})
+
+    def mapped(self) -> Row:
+        """The same with vectors in files."""
+        return self._in_a_process({MAP_VECTORS: str(self.folder)})
+
+    def _in_a_process(self, settings: dict[str, str]) -> Row:
+        self.close()
+        command = [sys.executable, __file__, "--open", str(self.file)]
+        answer = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **settings})
+        return dict(json.loads(answer.stdout))
+
+    def exact(self) -> Row:
+        """Exact search."""
+        return gallery_searched(self.gallery, self.queries, exact=True)
+
+    def index(self) -> Row:
+        """Building the index."""
+        return {"seconds": round(seconds(lambda: self.gallery.build_index("v1")), 1)}
+
+    def approximate(self) -> Row:
+        """Search with the index."""
+        if not self.gallery.indexes():
+            return {}
+        found = measured_recall(self.gallery, "v1", self.queries, k=K)
+        return gallery_searched(self.gallery, self.queries, exact=False) | {"recall": round(found, 4)}
+
+    def verify(self) -> Row:
+        """Reading and checking everything."""
+
+        def check() -> None:
+            if problems := verify_gallery(self.gallery):
+                raise RuntimeError(problems[0])
+
+        return {"seconds": round(seconds(check), 1)}
+
+    def deploy(self, rounds: int = 5) -> Row:
+        """Deployments and rollbacks."""
+        self.close()
+        with Workspace(self.folder / "shop", device="cpu") as space:
+            space.search([np.zeros((32, 32, 3), np.uint8)])
+            space.deploy("v2", force="benchmark")  # reads the model from disk
+            space.rollback()
+            times = [
+                (seconds(lambda: space.deploy("v2", force="benchmark")), seconds(space.rollback)) for _ in range(rounds)
+            ]
+        there, back = (round(1e3 * statistics.median(column), 2) for column in zip(*times, strict=True))
+        return {"ms": there, "rollback_ms": back}
+
+    def snapshot(self) -> Row:
+        """A copy of the workspace into a folder."""
+        self.close()
+        with tempfile.TemporaryDirectory(dir=self.folder) as copy:
+            return {"seconds": round(seconds(lambda: take_snapshot(self.folder / "shop", Path(copy) / "copy")), 1)}
+
+    def pgvector(self) -> Row:
+        """The gallery's own table of vectors, asked for the nearest rows and nothing else, without an index."""
+        psycopg = importlib.import_module("psycopg")
+        assert isinstance(self.gallery, PostgresGallery)
+        with closing(psycopg.connect(self.url.split("&gallery=")[0])) as db:
+            db.execute(f"set search_path to {self.gallery.address.schema}, public")
+            db.execute("set enable_indexscan = off")
+            text = "select number from vectors_1 order by vector <#> %s::vector limit 10"
+            ask = lambda n: db.execute(text, (json.dumps(self.queries[n].tolist()),)).fetchall()  # noqa: E731
+            return {"single_ms": milliseconds(ask)}
+
+    @cached_property
+    def flat(self) -> Any:
+        """FAISS's exact index."""
+        flat = importlib.import_module("faiss").IndexFlatIP(self.width)
+        flat.add(self.vectors)
+        return flat
+
+    def faiss_flat(self) -> Row:
+        """Exact search."""
+        self.close()
+        return searched(lambda some: self.flat.search(some, K), self.queries)
+
+    def faiss_hnsw(self) -> Row:
+        """The graph of our index, over whole vectors."""
+        faiss = importlib.import_module("faiss")
+        engine = faiss.IndexHNSWFlat(self.width, LINKS, faiss.METRIC_INNER_PRODUCT)
+        engine.hnsw.efConstruction = BREADTH_BUILDING
+        return self._engine("hnsw", engine, lambda made, breadth: setattr(made.hnsw, "efSearch", breadth))
+
+    def faiss_ivfpq(self) -> Row:
+        """A quarter of a byte per component, without re-scoring."""
+        faiss = importlib.import_module("faiss")
+        lists = int(4 * self.count**0.5)
+        quantiser = faiss.IndexFlatIP(self.width)
+        engine = faiss.IndexIVFPQ(quantiser, self.width, lists, self.width // 4, 8, faiss.METRIC_INNER_PRODUCT)
+        return self._engine("ivfpq", engine, lambda made, breadth: setattr(made, "nprobe", breadth))
+
+    def _engine(self, name: str, engine: Any, set_breadth: Callable[[Any, int], None]) -> Row:
+        """At the smallest breadth that finds nine of ten, if one does."""
+        faiss, file = importlib.import_module("faiss"), self.folder / f"faiss.{name}"
+        row: Row = {}
+        if not file.exists():
+
+            def build() -> None:
+                if not engine.is_trained:
+                    engine.train(self.vectors[:: max(1, self.count // (40 * engine.nlist))])
+                engine.add(self.vectors)
+
+            row["build_seconds"] = round(seconds(build), 1)
+            faiss.write_index(engine, str(file))
+        made, true = faiss.read_index(str(file)), self.flat.search(self.queries, K)[1]
+        for breadth in BREADTHS:
+            set_breadth(made, breadth)
+            row |= {"breadth": breadth, "recall": recall(true, [made.search(self.queries, K)[1]])}
+            if row["recall"] >= 0.9:
+                break
+        return row | searched(lambda some: made.search(some, K), self.queries)
+
+
+def steps_of(size: Size) -> list[str]:
+    """In the order in which they are measured."""
+    if size.backend == "postgres":
+        return ["fill", "exact", "pgvector", "index", "approximate", "verify"]
+    engines = ["faiss_flat", "faiss_ivfpq", "faiss_hnsw"]
+    searches = ["open", "exact", "index", "approximate", "mapped", "verify"]
+    return ["fill", *searches, *(["deploy", "snapshot"] if size.has_workspace else []), *engines]
 
 
 def opened(file: Path) -> Row:
-    """What a process pays that opens a gallery and asks it once."""
+    """What a process pays that opens a gallery and searches it; with its index if there is a saved one."""
     before, start = resident(), time.perf_counter()
-    with SqliteGallery(file, index_above=1 << 60) as gallery:
-        width = gallery.space("v1").width
-        gallery.search("v1", np.eye(1, width, dtype=np.float32), k=K)
-        return {"open_seconds": round(time.perf_counter() - start, 2), "memory_mb": resident() - before}
+    with open_gallery(file) as gallery:
+        queries = make_vectors(BATCH, gallery.space("v1").width, seed=3)
+        gallery.search("v1", queries[:1], k=K)
+        row: Row = {"seconds": round(time.perf_counter() - start, 2), "memory_mb": resident() - before}
+        row["exact_ms"] = milliseconds(lambda n: gallery.search("v1", queries[n][None], k=K))
+        if gallery.indexes():
+            gallery.search("v1", queries[:1], k=K, exact=False)
+            row["memory_with_index_mb"] = resident() - before
+            row["approximate_ms"] = milliseconds(lambda n: gallery.search("v1", queries[n][None], k=K, exact=False))
+            row["recall"] = round(measured_recall(gallery, "v1", queries, k=K), 4)
+        return row
 
 
-def check(gallery: Gallery) -> None:
-    if problems := verify_gallery(gallery):
-        raise RuntimeError(problems[0])
-
-
-def moved_and_copied(folder: Path, rounds: int = 5) -> Row:
-    """Deployments, rollbacks, and a snapshot into a folder."""
-    with Workspace(folder / "shop", device="cpu") as space:
-        query = [np.zeros((32, 32, 3), np.uint8)]
-        space.search(query)
-        space.deploy("v2", force="benchmark")  # reads the model from disk
-        space.rollback()
-        times = [
-            (seconds(lambda: space.deploy("v2", force="benchmark")), seconds(space.rollback)) for _ in range(rounds)
-        ]
-    deploy, rollback = (round(1e3 * statistics.median(column), 2) for column in zip(*times, strict=True))
-    copied = seconds(lambda: take_snapshot(folder / "shop", folder / "copy"))
-    return {"deploy_ms": deploy, "rollback_ms": rollback, "snapshot_seconds": round(copied, 1)}
-
-
-def bare_pgvector(gallery: Gallery, url: str, queries: Array, rounds: int) -> Row:
-    """The gallery's own table of vectors, asked for the nearest rows and nothing else, without an index."""
-    psycopg = importlib.import_module("psycopg")
-    assert isinstance(gallery, PostgresGallery)
-    with closing(psycopg.connect(url.replace("postgres://", "postgresql://").split("#")[0])) as db:
-        db.execute(f"set search_path to {gallery.address.schema}, public")
-        db.execute("set enable_indexscan = off")
-        text = "select number from vectors_1 order by vector <#> %s::vector limit 10"
-        return {
-            "pgvector_single_ms": milliseconds(
-                lambda n: db.execute(text, (json.dumps(queries[n].tolist()),)).fetchall(), rounds
-            )
-        }
-
-
-def beside_faiss(vectors: Array, queries: Array, rounds: int, index: bool) -> Row:
-    """The bare engines; HNSW and IVF-PQ at the smallest breadth that finds nine of ten, if one does."""
-    faiss = importlib.import_module("faiss")
-    flat = faiss.IndexFlatIP(vectors.shape[1])
-    flat.add(vectors)
-    true = flat.search(queries, K)[1]
-    row: Row = {
-        "faiss_flat": {
-            "single_ms": milliseconds(lambda n: flat.search(queries[n][None], K), rounds),
-            "batch_qps": round(1e3 * BATCH / milliseconds(lambda _: flat.search(queries[:BATCH], K), 3), 1),
-        }
-    }
-    lists = int(4 * len(vectors) ** 0.5)
-    quantiser = faiss.IndexFlatIP(vectors.shape[1])
-    pq = faiss.IndexIVFPQ(quantiser, vectors.shape[1], lists, vectors.shape[1] // 4, 8, faiss.METRIC_INNER_PRODUCT)
-    engines: dict[str, tuple[Any, Callable[[int], None]]] = {
-        "faiss_ivfpq": (pq, lambda breadth: setattr(pq, "nprobe", breadth))
-    }
-    if index:
-        links = faiss.IndexHNSWFlat(vectors.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
-        links.hnsw.efConstruction = BREADTH_BUILDING
-        engines["faiss_hnsw"] = (links, lambda breadth: setattr(links.hnsw, "efSearch", breadth))
-    for name, (engine, set_breadth) in engines.items():
-
-        def build(engine: Any = engine) -> None:
-            if not engine.is_trained:
-                engine.train(vectors[:: max(1, len(vectors) // (40 * lists))])
-            engine.add(vectors)
-
-        row[name] = {"build_seconds": round(seconds(build), 1)}
-        for breadth in BREADTHS:
-            set_breadth(breadth)
-            row[name] |= {"breadth": breadth, "recall": recall(true, [engine.search(queries, K)[1]])}
-            if row[name]["recall"] >= 0.9:
-                break
-        row[name]["single_ms"] = milliseconds(lambda n, e=engine: e.search(queries[n][None], K), rounds)  # type: ignore[misc]
-        row[name]["batch_qps"] = round(
-            1e3 * BATCH / milliseconds(lambda _, e=engine: e.search(queries[:BATCH], K), 3),  # type: ignore[misc]
-            1,
-        )
-    return row
-
-
-def run(backend: str, count: int, width: int, rounds: int, indexed: int) -> Row:
-    with tempfile.TemporaryDirectory() as folder:
-        return measure(backend, count, width, rounds, indexed, Path(folder))
+def run(head: Row, folder: Path, steps: list[str], content: Row, out: Path | None) -> Row:
+    """Add the figures of these steps to the row of a size, and save after each; runs in a process of its own."""
+    row = next((row for row in content["rows"] if head.items() <= row.items()), None)
+    if row is None:
+        content["rows"].append(row := dict(head))
+    size = Size(head["backend"], head["vectors"], head["width"], folder)
+    for step in steps:
+        row[step] = row.get(step, {}) | getattr(size, step)()
+        print(json.dumps(head | {step: row[step]}), flush=True)
+        if out is not None:
+            replace_json(out, content)
+    size.close()
+    return content
 
 
 def draw_picture(rows: list[Row], path: Path) -> None:
-    """Each cost by gallery size, both axes by powers of ten; grey is growth in step with the gallery."""
+    """Each cost by gallery size, both axes by powers of ten; dotted is growth in step with the gallery."""
     from matplotlib.figure import Figure
 
-    panels: dict[str, Callable[[Row], Any]] = {
-        "exact search, ms": lambda row: row["exact"]["single_ms"],
-        "approximate search, ms": lambda row: row.get("approximate", {}).get("single_ms"),
-        "opening, s": lambda row: row.get("open_seconds"),
-        "verify, s": lambda row: row["verify_seconds"],
-        "deploy, ms": lambda row: row.get("deploy_ms"),
-        "memory, MB": lambda row: row.get("memory_mb"),
+    panels = {
+        "exact search, ms": ("exact", "single_ms"),
+        "exact search, filter that leaves 50 %, ms": ("exact", "filter_50_single_ms"),
+        "approximate search, ms": ("approximate", "single_ms"),
+        "opening, s": ("open", "seconds"),
+        "memory, MB": ("open", "memory_mb"),
+        "deploy, ms": ("deploy", "ms"),
     }
+    engines = {("faiss_flat", "single_ms"): panels["exact search, ms"]}
+    engines |= {("pgvector", "single_ms"): panels["exact search, ms"]}
+    engines |= {("faiss_hnsw", "single_ms"): panels["approximate search, ms"]}
     figure = Figure(figsize=(11, 6), layout="constrained")
-    for axes, (title, value) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
-        for backend, width in dict.fromkeys((row["backend"], row["width"]) for row in rows):
-            mine = [row for row in rows if (row["backend"], row["width"]) == (backend, width) and value(row)]
-            if mine:
-                mine.sort(key=lambda row: row["vectors"])
-                sizes = [row["vectors"] for row in mine]
-                (line,) = axes.loglog(sizes, [value(row) for row in mine], "o-", label=f"{backend}, {width} wide")
-                first = value(mine[0]) / sizes[0]
-                axes.loglog(sizes, [first * size for size in sizes], ":", color=line.get_color(), alpha=0.4)
+    shown: dict[str, Any] = {}
+    for axes, (title, own) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
+        for step, name in (own, *(engine for engine, panel in engines.items() if panel == own)):
+            for backend, width in dict.fromkeys((row["backend"], row["width"]) for row in rows):
+                mine = [row for row in rows if (row["backend"], row["width"]) == (backend, width)]
+                points = sorted((row["vectors"], row[step][name]) for row in mine if name in row.get(step, {}))
+                if points:
+                    sizes, values = zip(*points, strict=True)
+                    label = f"{backend if (step, name) == own else step}, {width} wide"
+                    colour = f"C{len(shown)}" if label not in shown else shown[label].get_color()
+                    (line,) = axes.loglog(sizes, values, "o-", color=colour)
+                    shown.setdefault(label, line)
+                    axes.loglog(sizes, [values[0] * size / sizes[0] for size in sizes], ":", color=colour, alpha=0.4)
         axes.set_title(title)
         axes.grid(alpha=0.3)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("sqlite", "postgres"), default="sqlite")
-    sizes = "100000x64,1000000x64,10000000x64,100000x384,1000000x384,100000x768,1000000x768"
+    sizes = "100000x64,1000000x64,100000x384,100000x768"
     parser.add_argument("--sizes", default=sizes, help="vectors x width, separated by commas")
-    parser.add_argument("--indexed", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", help="measure only these, separated by commas")
+    parser.add_argument("--again", default="", help="measure these once more, separated by commas; needs --folder")
+    parser.add_argument("--folder", type=Path, help="keep galleries and indexes here")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
@@ -297,17 +378,20 @@ def main() -> None:
         return
     content: Row = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"rows": []}
     content |= {"machine": platform.machine(), "cores": os.cpu_count()}
-    done = {(row["backend"], row["vectors"], row["width"]) for row in content["rows"]}
-    for size in options.sizes.split(","):
-        count, width = (int(part) for part in size.split("x"))
-        if (options.backend, count, width) in done:
-            continue
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            row = pool.apply(run, (options.backend, count, width, options.rounds, options.indexed))
-        print(json.dumps(row), flush=True)
-        content["rows"].append(row)
-        if options.out:
-            replace_json(options.out, content)
+    with tempfile.TemporaryDirectory() as scratch:
+        for text in filter(None, options.sizes.split(",")):
+            count, width = (int(part) for part in text.split("x"))
+            head = {"backend": options.backend, "vectors": count, "width": width}
+            row: Row = next((row for row in content["rows"] if head.items() <= row.items()), {})
+            folder = (options.folder or Path(scratch)) / f"{options.backend}-{text}"
+            folder.mkdir(parents=True, exist_ok=True)
+            again = options.again.split(",")
+            chosen = options.steps.split(",") if options.steps else again if options.again else None
+            known = steps_of(Size(options.backend, count, width, folder))
+            wanted = [step for step in known if chosen is None or step in chosen]
+            wanted = [step for step in wanted if step not in row or step in again]
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                content = pool.apply(run, (head, folder, wanted, content, options.out))
     if options.picture:
         draw_picture(content["rows"], options.picture)
 

@@ -20,6 +20,7 @@ from fixstar.geometry import short_form, unit
 GALLERIES: dict[str, Callable[[Path], Gallery]] = {
     "memory": lambda _: MemoryGallery(),
     "sqlite": lambda folder: SqliteGallery(folder / "gallery.db"),
+    "sqlite, mapped": lambda folder: SqliteGallery(folder / "gallery.db", map_vectors=folder),
     "postgres": postgres_gallery,
     "qdrant": qdrant_gallery,
 }

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_gallery_contract import vectors
 
-from fixstar.gallery import MemoryGallery, matrix, ranking
+from fixstar.errors import GalleryError, GalleryUnavailableError
+from fixstar.gallery import MemoryGallery, SqliteGallery, matrix, open_gallery, ranking
 from fixstar.gallery.matrix import Draft, ExactSearch, Rows
 
 Content = dict[int, tuple[str, str, tuple[float, ...]]]  # number -> id, payload, vector
@@ -115,6 +121,55 @@ def test_filtered_search_finds_what_a_loop_finds(monkeypatch: pytest.MonkeyPatch
     alone = [gallery.search("v1", query[None], k=k, where=where)[0] for query in queries]
     assert alone == together
     assert [[(hit.id, hit.score) for hit in hits] for hits in together] == expected
+
+
+def mapped_bytes(folder: Path) -> int:
+    """Of mapped files in a folder that have no name any more."""
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if f" {folder}/" in line]
+    assert all(line.endswith("(deleted)") for line in lines)
+    spans = [line.split()[0].split("-") for line in lines]
+    return sum(int(last, 16) - int(first, 16) for first, last in spans)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_mapped_vectors_are_in_files_without_names_while_the_gallery_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, rows = tmp_path / "scratch", vectors(5000, 16)
+    folder.mkdir()
+    monkeypatch.setenv("FIXSTAR_MAP_VECTORS", str(folder))
+    with open_gallery(tmp_path / "g.db") as gallery:
+        gallery.create_version("v1", 16)
+        gallery.upsert("v1", [str(i) for i in range(5000)], rows)
+        found = gallery.search("v1", rows[:7])
+        assert mapped_bytes(folder) >= rows.nbytes
+    gc.collect()
+    assert mapped_bytes(folder) == 0
+    assert list(folder.iterdir()) == []
+    monkeypatch.delenv("FIXSTAR_MAP_VECTORS")
+    with open_gallery(tmp_path / "g.db") as gallery:
+        assert gallery.search("v1", rows[:7]) == found
+        assert mapped_bytes(folder) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no posix_fallocate")
+def test_a_full_disk_under_mapped_vectors_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rows = vectors(3000, 8)
+    with SqliteGallery(tmp_path / "g.db", map_vectors=tmp_path) as gallery:
+        gallery.create_version("v1", 8)
+        gallery.upsert("v1", [str(i) for i in range(1000)], rows[:1000])
+        gallery.search("v1", rows[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            gallery.upsert("v1", [str(i) for i in range(1000, 3000)], rows[1000:])
+            with pytest.raises(GalleryUnavailableError, match=r"no room for [\d,]+ more bytes of mapped vectors"):
+                gallery.search("v1", rows[:1])
+        assert [hits[0].id for hits in gallery.search("v1", rows[[0, 999, 1000, 2999]])] == ["0", "999", "1000", "2999"]
+    with pytest.raises(GalleryError, match="is not a folder that can be written"):
+        SqliteGallery(tmp_path / "g.db", map_vectors=tmp_path / "missing")
 
 
 class Interrupted(ExactSearch):

@@ -92,9 +92,9 @@ def test_a_file_that_cannot_be_opened_is_left_alone(tmp_path: Path, damage: Call
 
 
 def test_nothing_is_made_where_a_gallery_should_be(tmp_path: Path) -> None:
-    for options in ({"create": False}, {"read_only": True}):
+    for create, read_only in ((False, False), (True, True)):
         with pytest.raises(GalleryError, match="there is no gallery at"):
-            SqliteGallery(tmp_path / "typo.db", **options)
+            SqliteGallery(tmp_path / "typo.db", create, read_only)
     assert not list(tmp_path.iterdir())
 
 

@@ -11,16 +11,20 @@ Every row has a sequence number that is never used again. Numbers grow in the or
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import tempfile
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, GalleryUnavailableError
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 from fixstar.gallery.ranking import (
     CELLS,
@@ -40,11 +44,34 @@ Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
 
 
+def _space(shape: tuple[int, int], folder: Path | None) -> Floats:
+    """Space for vectors: in memory, or in a file without a name in a folder, which lasts as long as the array.
+
+    The disk is reserved first: if it were full later, the kernel would kill the process.
+    """
+    if folder is None:
+        return np.empty(shape, np.float32)
+    size = 4 * shape[0] * shape[1]
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.write(bytes(size))
+                file.flush()
+            return np.frombuffer(mmap.mmap(file.fileno(), size), np.float32).reshape(shape)
+    except OSError as error:
+        raise GalleryUnavailableError(
+            f"{folder} has no room for {size:,} more bytes of mapped vectors ({error.strerror}). Nothing is lost: free "
+            "some space, or map vectors in a folder on another disk"
+        ) from error
+
+
 class Segment:
     """Space for rows, filled from the front. Rows never change."""
 
-    def __init__(self, room: int, width: int) -> None:
-        self.vectors = np.empty((room, width), np.float32)
+    def __init__(self, room: int, width: int, folder: Path | None) -> None:
+        self.vectors = _space((room, width), folder)
         self.numbers = np.empty(room, np.int64)
         self.ids: list[str] = []
         self.texts: list[str] = []  # payloads, as JSON
@@ -123,11 +150,11 @@ _ONE_BY_ONE = 128  # up to this many rows are gathered faster one by one than se
 class Rows:
     """What one version holds at one moment. Rows are numbered 0 to ``end``, with gaps.
 
-    ``layout`` changes whenever a row moves.
+    ``layout`` changes whenever a row moves. With a ``folder``, vectors are in files there and not in memory.
     """
 
-    def __init__(self, width: int, parts: Sequence[Part] = (), layout: int = 0) -> None:
-        self.width, self.parts, self.layout = width, tuple(parts), layout
+    def __init__(self, width: int, parts: Sequence[Part] = (), layout: int = 0, folder: Path | None = None) -> None:
+        self.width, self.parts, self.layout, self.folder = width, tuple(parts), layout, folder
         self.end = self.parts[-1].end if self.parts else 0
         self._live = sum(part.live() for part in self.parts)
         self._first = [part.start for part in self.parts]
@@ -285,7 +312,7 @@ class Draft:
     """Builds the next ``Rows`` of a version from the newest. One at a time; not visible until it is used."""
 
     def __init__(self, rows: Rows) -> None:
-        self._width, self._parts, self._layout = rows.width, list(rows.parts), rows.layout
+        self._width, self._parts, self._layout, self._folder = rows.width, list(rows.parts), rows.layout, rows.folder
         self._old: Rows | None = rows
         self._full = max(1, min(_ROWS, _BYTES // (4 * rows.width)))
         if rows.parts:  # a failed draft may have left something
@@ -294,7 +321,7 @@ class Draft:
 
     def rows(self) -> Rows:
         """The new rows."""
-        return self._old if self._old is not None else Rows(self._width, self._parts, self._layout)
+        return self._old if self._old is not None else Rows(self._width, self._parts, self._layout, self._folder)
 
     def append(self, numbers: Sequence[int], ids: Sequence[str], vectors: Floats, texts: Sequence[str]) -> None:
         """Add rows; their numbers are ascending and higher than all before."""
@@ -311,7 +338,7 @@ class Draft:
         """Double the space, up to a full segment: small versions stay small."""
         end = self._parts[-1].end if self._parts else 0
         room = min(self._full, max(wanted, end, 1024))
-        self._parts.append(Part(end, Segment(room, self._width), 0, None))
+        self._parts.append(Part(end, Segment(room, self._width, self._folder), 0, None))
 
     def remove(self, numbers: Sequence[int] | Numbers) -> None:
         """Remove rows; unknown numbers are ignored."""
@@ -351,7 +378,8 @@ class Draft:
         old = self._parts[first : place + 1]
         live = sum(part.live() for part in old)
         grows = place == len(self._parts) - 1  # the last segment takes new rows
-        new = Part(0, Segment(max(live, len(old[-1].segment.numbers) if grows else 1), self._width), 0, None)
+        room = max(live, len(old[-1].segment.numbers) if grows else 1)
+        new = Part(0, Segment(room, self._width, self._folder), 0, None)
         for part in old:
             kept = np.arange(part.size) if part.gone is None else np.flatnonzero(~part.gone[: part.size])
             for some in np.split(kept, range(_PAGE, len(kept), _PAGE)):
@@ -381,9 +409,13 @@ class _Target(NamedTuple):
 
 
 class ExactSearch:
-    """Versions and their rows in memory, searched by exact cosine. One thread at a time may change them."""
+    """Versions and their rows, searched by exact cosine. One thread at a time may change them.
 
-    def __init__(self) -> None:
+    Vectors are in memory, or in files in a ``folder``.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
         self._bridges = Bridges(self.projection)
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
@@ -391,7 +423,7 @@ class ExactSearch:
 
     def add_version(self, space: VersionSpace, projection: Floats | None) -> None:
         """Add a version without rows."""
-        self.rows = {**self.rows, space.name: Rows(space.width)}
+        self.rows = {**self.rows, space.name: Rows(space.width, folder=self._folder)}
         self._versions = {**self._versions, space.name: (space, projection)}
 
     def spaces(self) -> list[VersionSpace]:

@@ -361,8 +361,8 @@ def _checked_projection(space: VersionSpace, blob: bytes | None, digest: bytes) 
 class _StoredMatrices:
     """Exact search over what is in the file, as of the last ``refresh``."""
 
-    def __init__(self) -> None:
-        self.exact = ExactSearch()
+    def __init__(self, folder: Path | None = None) -> None:
+        self.exact = ExactSearch(folder)
         self.position = 0  # the last number that was read
         self._names: dict[int, str] = {}  # by the version's number in the file
         self._removed = 0
@@ -448,6 +448,8 @@ class SqliteGallery(Gallery):
     """See ``Gallery``. ``wait`` is how many seconds a write waits for another process that is writing.
 
     Versions with more than ``index_above`` vectors get an index for approximate searches, built in the background.
+    With ``map_vectors``, a folder on a local disk, the vectors that are searched are in files there instead of in
+    memory; the kernel caches what it has room for. The files have no names and are gone when the gallery is closed.
     """
 
     def __init__(
@@ -457,7 +459,10 @@ class SqliteGallery(Gallery):
         read_only: bool = False,
         wait: float = 30.0,
         index_above: int = 200_000,
+        map_vectors: str | Path | None = None,
     ) -> None:
+        if map_vectors is not None and not (Path(map_vectors).is_dir() and os.access(map_vectors, os.W_OK)):
+            raise GalleryError(f"vectors cannot be mapped: {str(map_vectors)!r} is not a folder that can be written")
         self.path = Path(path).absolute()
         self.read_only = read_only or (self.path.exists() and not _is_writable(self.path))
         self._wait = wait
@@ -466,7 +471,7 @@ class SqliteGallery(Gallery):
         self._own = threading.local()
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._closed = False
-        matrices = self._matrices = _StoredMatrices()
+        matrices = self._matrices = _StoredMatrices(None if map_vectors is None else Path(map_vectors))
         beside = self.path.with_name(self.path.name + ".index")
         self._keeper = IndexKeeper(matrices.exact, lambda: matrices.position, beside, index_above, self.read_only)
         self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
