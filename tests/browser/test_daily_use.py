@@ -14,6 +14,8 @@ from PIL import Image
 from real_service import serving
 from waiting import until
 
+from fixstar.service.keys import Keys
+
 Visit = Callable[..., Any]
 SCORED = ".hit .score"
 PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True}
@@ -199,3 +201,26 @@ def test_a_flip_is_searched_with(site: str, visit: Visit) -> None:
     page.locator("#flips button", has_text="Search with it").first.click()
     page.wait_for_selector(SCORED)
     assert page.url.endswith("#search")
+
+
+def test_the_page_of_one_of_several_galleries(shop: Path, tmp_path: Path, visit: Visit, query: Path) -> None:
+    for name in ("greek", "other"):
+        shutil.copytree(shop, tmp_path / name)
+    key = Keys(tmp_path / "other").add("ann", "read")
+    with serving(tmp_path / "greek", "-w", f"second={tmp_path / 'other'}") as found:
+        address = found.partition("/g/")[0]
+        page = visit(address, "")
+        page.locator("a", has_text="greek").click()
+        page.wait_for_url(f"{address}/g/greek/#search")  # once the page has started
+        page.set_input_files("#file", query)
+        page.wait_for_selector(SCORED)
+        page.wait_for_selector(".hit img")
+        until(page, "document.querySelector('.hit img').naturalWidth > 0")
+        assert "/g/greek/v1/item/image" in page.locator(".hit img").first.get_attribute("src")
+        page.goto(f"{address}/g/second/#versions")
+        page.fill("#key", key)
+        page.locator("#sign-in button.primary").click()
+        page.wait_for_selector("[aria-label='Version v4']")
+        page.goto(f"{address}/g/greek/#versions")  # the key of the other is not sent here
+        page.wait_for_selector("[aria-label='Version v4']")
+        assert page.locator("#account").is_hidden()

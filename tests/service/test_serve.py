@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from typer.testing import CliRunner
 
 from fixstar.cli import app
 from fixstar.errors import InputError
+from fixstar.service.client import Client
 from fixstar.service.jobs import JobFiles
 from fixstar.service.keys import Keys
 from fixstar.service.serve import serve
@@ -44,10 +46,10 @@ def serving(space: Workspace, *words: str) -> Iterator[tuple[ForkServerProcess, 
     options = ["--device", "cpu", "--port", "0", "--rate", "1000000", *words]
     process = fork_fixstar(out, err, "serve", "-w", space.path, *options)
     try:
-        while not (found := re.search(r"http://\S+:\d+ ", out.read_text() if out.exists() else "")):
+        while not (found := re.search(r"http://[^/\s]+:\d+", out.read_text() if out.exists() else "")):
             assert process.is_alive(), err.read_text()
             time.sleep(0.01)
-        with httpx.Client(base_url=found.group().strip(), timeout=120) as http:
+        with httpx.Client(base_url=found.group(), timeout=120) as http:
             yield process, http
     finally:
         process.kill()
@@ -162,6 +164,23 @@ def test_other_machines_are_not_answered_without_keys(space: Workspace) -> None:
     with client(space, host="0.0.0.0") as http:
         assert http.get("/v1/items").status_code == 401
         assert http.get("/v1/items", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
+def test_several_galleries_are_served_though_one_is_broken(space: Workspace, tmp_path: Path) -> None:
+    broken = shop(tmp_path / "broken", versions=1)
+    shutil.rmtree(broken.path / "versions" / "v1")
+    others = [f"b={shop(tmp_path / 'more', versions=1).path}", str(broken.path)]
+    with serving(space, *(word for path in others for word in ("-w", path))) as (process, http):
+        with Client(str(http.base_url), gallery="b") as asking:
+            assert asking.add({"a": picture()}).added == ("a",)
+            assert asking.status().name == "more"
+        assert http.get("/g/shop/v1/status").json()["items"] == 0
+        assert http.get("/g/broken/v1/status").status_code == 503
+        assert http.get("/readyz").json() == {"ready": 2, "galleries": 3}
+        process.terminate()
+        process.join()
+        assert process.exitcode == 0
+    assert "the gallery broken is not served" in (tmp_path / "err").read_text()
 
 
 def test_a_name_needs_keys(space: Workspace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -11,7 +12,7 @@ import typer
 import fixstar
 from fixstar.cli.app import AsJson, Device, Verbs, WorkspacePath, app, examples
 from fixstar.cli.output import print_json, print_result
-from fixstar.errors import MissingExtraError
+from fixstar.errors import FixstarError, InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from fixstar.service.keys import Key, Keys, Role
@@ -24,10 +25,19 @@ if TYPE_CHECKING:
         "fixstar serve -w shop --name shop.example",
         "fixstar serve -w shop --host 0.0.0.0 --rate 6000",
         "fixstar serve -w shop --host 0.0.0.0 --shared",
+        "fixstar serve -w shop -w museum=/data/museum",
     )
 )
 def serve(
-    workspace: WorkspacePath = Path(),
+    workspace: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workspace",
+            "-w",
+            help="The workspace directory. Repeat it, or write NAME=DIRECTORY, to serve several, each under /g/NAME.",
+            show_default=".",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; others than loopback need keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one and prints it.")] = 8080,
     name: Annotated[
@@ -54,7 +64,7 @@ def serve(
     ] = False,
     device: Device = "auto",
 ) -> None:
-    """Serve a workspace: an API under /v1, a page at /, metrics at /metrics. Stops gracefully at Ctrl-C or SIGTERM."""
+    """Serve workspaces: an API under /v1, a page at /, metrics at /metrics. Stops gracefully at Ctrl-C or SIGTERM."""
     try:
         from fixstar.service.serve import serve as serve_workspace
         from fixstar.service.settings import ServiceSettings
@@ -76,8 +86,27 @@ def serve(
         access_log=access_log,
         shared=shared,
     )
-    with fixstar.Workspace(workspace, device, record_usage=True) as space:  # for a backfill in order of use
-        serve_workspace(space, settings)
+    with contextlib.ExitStack() as opened:
+        spaces = {
+            name: opened.enter_context(
+                fixstar.Workspace(path, device, record_usage=True)
+            )  # for a backfill in that order
+            for name, path in _galleries(workspace or ["."]).items()
+        }
+        serve_workspace(spaces.get("", spaces), settings)
+
+
+def _galleries(given: list[str]) -> dict[str, Path]:
+    """Directories by the names of their galleries; a single one without a name has none."""
+    found: dict[str, Path] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).is_dir():
+            name, path = "" if len(given) == 1 else Path(text).resolve().name, text
+        if name in found:
+            raise InputError(f"two workspaces have the name {name!r}; give one another: -w NAME=DIRECTORY")
+        found[name] = Path(path)
+    return found
 
 
 keys = typer.Typer(cls=Verbs, help="API keys of the service: who may read, write, or deploy.", no_args_is_help=True)
@@ -85,18 +114,33 @@ app.add_typer(keys, name="keys")
 KeyName = Annotated[str, typer.Argument(help="Who the key is for; shown in lists and in the history of deployments.")]
 
 
-@keys.command("add", epilog=examples("fixstar keys add page --role read --days 90 -w shop"))
+@keys.command(
+    "add",
+    epilog=examples(
+        "fixstar keys add page --role read --days 90 -w shop", "fixstar keys add both --role read -w shop -w museum"
+    ),
+)
 def add_key(
     name: KeyName,
     role: Annotated[str, typer.Option(help="read: search; write: also items; admin: also check, deploy, backfill.")],
     days: Annotated[float | None, typer.Option(help="Days until it expires.", show_default="never")] = None,
-    workspace: WorkspacePath = Path(),
+    workspace: Annotated[
+        list[Path] | None,
+        typer.Option("--workspace", "-w", help="A workspace that it opens. Repeatable.", show_default="."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is printed once; only its hash is kept."""
-    book = _keys(workspace)
-    key = book.add(name, cast("Role", role), days)
-    kept = book.find(key)
+    key, kept, done = None, None, []
+    try:
+        for book in [_keys(path) for path in workspace or [Path()]]:
+            key = book.add(name, cast("Role", role), days, key)
+            kept = book.find(key)
+            done.append(book)
+    except FixstarError:  # for all of them, or for none
+        for book in done:
+            book.remove(name)
+        raise
     if as_json:
         print_json({"name": name, "role": role, "key": key, "expires": kept and kept.expires})
         return

@@ -294,7 +294,7 @@ def _docs_page(document: dict[str, Any]) -> HTMLResponse:
         for name, kind in PROBLEMS.items()
     )
     about, menu = document["info"], "".join(f'<a href="#{name}">{name}</a>' for name in (*topics, "problems"))
-    return _html_page(
+    return html_page(
         f"{about['title']} {about['version']}",
         f"<p>{escape(about.get('description', ''))} "
         f'In full: <a href="/v1/openapi.json">openapi.json</a>.</p><nav>{menu}</nav>'
@@ -353,7 +353,7 @@ def _kind(schema: dict[str, Any]) -> str:
     return str(schema.get("type") or schema.get("$ref", "").rpartition("/")[2] or "any")
 
 
-def _html_page(title: str, body: str) -> HTMLResponse:
+def html_page(title: str, body: str) -> HTMLResponse:
     """A page without script and with nothing from elsewhere."""
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -380,6 +380,6 @@ def _add_page(app: FastAPI) -> None:
         if name not in PROBLEMS:
             raise Problem("not-found", f"no problem has the type {name!r:.200}", "the types are listed at /v1/docs")
         status, title, remedy = PROBLEMS[name]
-        return _html_page(title, f"<p>HTTP {status}. What to do: {escape(remedy)}.</p>")
+        return html_page(title, f"<p>HTTP {status}. What to do: {escape(remedy)}.</p>")
 
     app.mount("/static", files)

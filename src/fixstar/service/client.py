@@ -98,7 +98,7 @@ class ImagesLeftOutError(ServiceError):
 
 
 class Client:
-    """The service at an address. Threads may share it; close it, or use it in a ``with``.
+    """The service at an address, or one ``gallery`` of several there. Threads may share it; close it, or use ``with``.
 
     Calls that may be repeated are retried when the service is busy (429, 503): after as long as it asks for,
     ``retries`` times, and no longer than ``patience`` seconds in all.
@@ -112,11 +112,14 @@ class Client:
         retries: int = 3,
         patience: float = 60.0,
         transport: httpx.BaseTransport | None = None,
+        gallery: str | None = None,
     ) -> None:
         try:
             import httpx
         except ImportError:
             raise MissingExtraError("httpx", "service", "the client") from None
+        if gallery is not None:
+            base_url = f"{base_url.rstrip('/')}/g/{quote(gallery, safe='')}"
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._http = httpx.Client(base_url=base_url, headers=headers, timeout=timeout, transport=transport)
         self._retries, self._patience = retries, patience

@@ -73,13 +73,17 @@ class Keys:
         self._directory = workspace / "state"
         self._file = self._directory / "keys.json"
         self._keys: WatchedFile[tuple[Key, ...]] = WatchedFile(self._file, _parsed, ())
+        self.others: Mapping[str, Keys] = {}  # of other galleries behind the same address, by name
 
     def all(self) -> tuple[Key, ...]:
         """All keys, oldest first. Costs one stat of the file, unless it changed."""
         return self._keys.content()
 
-    def add(self, name: str, role: Role, days: float | None = None) -> str:
-        """A new key for ``name``, valid for so many days or until it is removed; it is shown here and never again."""
+    def add(self, name: str, role: Role, days: float | None = None, token: str | None = None) -> str:
+        """A new key for ``name``, valid for so many days or until it is removed; it is shown here and never again.
+
+        ``token`` is one made for another workspace, which then opens this one too.
+        """
         if not 0 < len(name) <= 64 or not name.isprintable() or name != name.strip():
             raise InputError(f"a key's name is 1 to 64 printable characters without spaces around them, got {name!r}")
         if role not in ROLES:
@@ -88,7 +92,7 @@ class Keys:
             raise InputError(f"a key is valid for more than 0 and up to {_MAX_DAYS:,} days, got {days:g}")
         now = datetime.now(UTC)
         expires = None if days is None else (now + timedelta(days=days)).isoformat(timespec="seconds")
-        token = _PREFIX + secrets.token_urlsafe(32)
+        token = token or _PREFIX + secrets.token_urlsafe(32)
         salt = secrets.token_hex(16)
         key = Key(name, role, salt, _hash(salt, token), now.isoformat(timespec="seconds"), expires)
         with self._locked():
@@ -175,6 +179,9 @@ def missing_key(headers: Mapping[str, str], keys: Keys) -> Problem:
         seen = "the request carries no key"
     elif (key := keys.find(token)) is not None and key.has_expired:
         seen = f"the key of {key.name!r} expired at {key.expires}"
+    elif elsewhere := [name for name, other in keys.others.items() if other.who(token) is not None]:
+        seen = f"this key is for {', '.join(elsewhere)}, not for this gallery"
+        return Problem("not-allowed", seen, "ask the operator for a key of this gallery")
     else:
         seen = "this key is not known here, or was removed"
     return Problem("no-key", seen, headers={"WWW-Authenticate": 'Bearer realm="fixstar"'})

@@ -182,7 +182,7 @@ class Admission:
         """Pass on, or refuse."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            problem = self._foreign(scope["method"], headers)
+            problem = foreign_request(self._settings, scope["method"], headers)
             if problem is None and self._settings.shared:
                 problem = await run_in_threadpool(self._unwelcome, scope, headers)  # may wait for a file's lock
             elif problem is None:
@@ -191,21 +191,6 @@ class Admission:
                 await problem_response(problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    def _foreign(self, method: str, headers: Headers) -> Problem | None:
-        """The answer to a request for another host, or from another site's page."""
-        host, names = ", ".join(headers.getlist("host")), self._settings.names
-        known = (*LOOPBACK, self._settings.host, *names)
-        if self._settings.loopback and (not _HOST.fullmatch(host) or _site(f"//{host}")[1] not in known):
-            own = ", ".join(("localhost", *names))
-            return Problem("wrong-host", f"the request is for {host!r:.200}; this service answers to {own}")
-        if method in _SAFE:
-            return None
-        origin = headers.get("origin")
-        same = origin is None or _site(origin)[0] == host or _site(origin)[1] in names  # names: a proxy has them for it
-        if headers.get("sec-fetch-site", "none") in ("same-origin", "none") and same:
-            return None
-        return Problem("cross-site", f"a page of {origin or 'another site'} sent this request")
 
     def _unwelcome(self, scope: Scope, headers: Headers) -> Problem | None:
         """The answer to a caller that asks too often, or has no key."""
@@ -226,6 +211,22 @@ class Admission:
         if caller is None and path.startswith("/v1/") and path not in _OPEN:
             return missing_key(headers, self._keys)
         return None
+
+
+def foreign_request(settings: ServiceSettings, method: str, headers: Headers) -> Problem | None:
+    """The answer to a request for another host, or from another site's page."""
+    host, names = ", ".join(headers.getlist("host")), settings.names
+    known = (*LOOPBACK, settings.host, *names)
+    if settings.loopback and (not _HOST.fullmatch(host) or _site(f"//{host}")[1] not in known):
+        own = ", ".join(("localhost", *names))
+        return Problem("wrong-host", f"the request is for {host!r:.200}; this service answers to {own}")
+    if method in _SAFE:
+        return None
+    origin = headers.get("origin")
+    same = origin is None or _site(origin)[0] == host or _site(origin)[1] in names  # names: a proxy has them for it
+    if headers.get("sec-fetch-site", "none") in ("same-origin", "none") and same:
+        return None
+    return Problem("cross-site", f"a page of {origin or 'another site'} sent this request")
 
 
 def _site(url: str) -> tuple[str | None, str | None]:

@@ -19,6 +19,7 @@ from fixstar.service.keys import CALLER
 from fixstar.service.limits import address
 from fixstar.service.problems import Problem, problem_response
 
+GALLERY = "fixstar.gallery"  # in the request's scope: what was taken off its path
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -175,5 +176,5 @@ def _access_line(scope: Scope, status: int, seconds: float) -> str:
     """One line, without the query string: it holds ids."""
     caller = scope.get(CALLER)
     name, role = ("-", "-") if caller is None else (json.dumps(caller.name), caller.role)
-    asked = f"method={quote(scope['method'])} path={quote(scope['path'])}"
+    asked = f"method={quote(scope['method'])} path={quote(scope.get(GALLERY, '') + scope['path'])}"
     return f"address={address(scope)} caller={name} role={role} {asked} status={status} ms={1000 * seconds:.1f}"

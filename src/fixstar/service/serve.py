@@ -13,15 +13,19 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fixstar.errors import InputError
+from fixstar.errors import FixstarError, InputError
 from fixstar.service.app import create_app
+from fixstar.service.galleries import Galleries, check_name
 from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys
 from fixstar.service.monitoring import LogThrottle
@@ -40,8 +44,53 @@ _ACCEPT = "socket.accept()"  # how asyncio's message about a failed accept begin
 _log = logging.getLogger("fixstar.service")
 
 
-def serve(workspace: Workspace, settings: ServiceSettings) -> None:
-    """Answer requests until SIGTERM or SIGINT; then finish what is under way. Refuses to be reachable without keys."""
+def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSettings) -> None:
+    """Answer requests until SIGTERM or SIGINT; then finish what is under way. Refuses to be reachable without keys.
+
+    Several workspaces, by name, are each under /g/NAME. Then one whose gallery or version does not open is left out.
+    """
+    alone = isinstance(workspace, Workspace)
+    spaces = {"": workspace} if isinstance(workspace, Workspace) else dict(workspace)
+    own = {name: settings if alone else _settings_of(name, settings) for name in spaces}
+    keys = {name: _required_keys(space, settings) for name, space in spaces.items()}
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    usable = _usable(spaces, own)
+    most = max_connections()
+    with _listening(settings) as listener:
+        apps: dict[str, FastAPI] = {}
+        for name, space in usable.items():
+            jobs = Jobs(space, own[name])
+            jobs.lock()  # here, where a refusal is still one line
+            apps[name] = create_app(space, own[name], keys[name], jobs)
+        config = uvicorn.Config(
+            apps[""] if alone else Galleries({name: apps.get(name) for name in spaces}, keys, settings),
+            http=_guarded_protocol(most, settings.header_seconds),
+            ws="none",
+            backlog=accepted_at_once(most),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=_FINISH,
+        )
+        served = {"" if alone else f"/g/{name}/": space.path for name, space in usable.items()}
+        _Server(config, served).run(sockets=[listener])
+
+
+def _settings_of(name: str, settings: ServiceSettings) -> ServiceSettings:
+    """One of several galleries has folders of its own below those of the settings."""
+    check_name(name)
+    if settings.snapshots is not None and settings.snapshots.suffix == ".tar":
+        raise InputError(f"the snapshots of several galleries go to a folder, each below it; got {settings.snapshots}")
+    return replace(
+        settings,
+        snapshots=settings.snapshots and settings.snapshots / name,
+        training_images=settings.training_images and settings.training_images / name,
+    )
+
+
+def _required_keys(workspace: Workspace, settings: ServiceSettings) -> Keys:
     keys = Keys(workspace.path)
     if not keys.all() and (settings.names or not settings.loopback):
         where = f"callers of {settings.names[0]}" if settings.loopback else f"callers of {settings.host}"
@@ -54,28 +103,27 @@ def serve(workspace: Workspace, settings: ServiceSettings) -> None:
             f"services that share {workspace.path} need its gallery on a server, and it is a file. Move it first, "
             "for example to PostgreSQL: fixstar gallery move postgresql://HOST/DATABASE"
         )
-    if workspace.versions() or settings.training_images is None:  # else the first version is trained by a job
-        workspace.serving.encoder(workspace.deployed())  # a missing or damaged version is reported here
-        for name in workspace.serving.asking()[1]:
-            workspace.serving.encoder(name)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    most = max_connections()
-    with _listening(settings) as listener:
-        jobs = Jobs(workspace, settings)
-        jobs.lock()  # here, where a refusal is still one line
-        config = uvicorn.Config(
-            create_app(workspace, settings, keys, jobs),
-            http=_guarded_protocol(most, settings.header_seconds),
-            ws="none",
-            backlog=accepted_at_once(most),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            timeout_graceful_shutdown=_FINISH,
-        )
-        _Server(config, workspace).run(sockets=[listener])
+    return keys
+
+
+def _usable(spaces: Mapping[str, Workspace], own: Mapping[str, ServiceSettings]) -> dict[str, Workspace]:
+    """Those whose gallery and deployed version open. What is wrong with the others is logged, or raised if all are."""
+    usable: dict[str, Workspace] = {}
+    errors: list[FixstarError] = []
+    for name, space in spaces.items():
+        try:
+            if space.versions() or own[name].training_images is None:  # else the first version is trained by a job
+                space.serving.encoder(space.deployed())
+                for asking in space.serving.asking()[1]:
+                    space.serving.encoder(asking)
+            usable[name] = space
+        except FixstarError as error:
+            errors.append(error)
+            if len(spaces) > 1:
+                _log.error("the gallery %s is not served: %s", name, error)
+    if not usable:
+        raise errors[0]
+    return usable
 
 
 def _listening(settings: ServiceSettings) -> socket.socket:
@@ -95,11 +143,11 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Prints its address once it answers, and takes a signal as the end of its work, not as a failure."""
+    """Prints its addresses once it answers, and takes a signal as the end of its work, not as a failure."""
 
-    def __init__(self, config: uvicorn.Config, workspace: Workspace) -> None:
+    def __init__(self, config: uvicorn.Config, served: Mapping[str, Path]) -> None:
         super().__init__(config)
-        self._workspace = workspace
+        self._served = served
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer, and say so."""
@@ -110,7 +158,8 @@ class _Server(uvicorn.Server):
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             address = f"[{host}]" if ":" in host else host
-            print(f"serving {self._workspace.path} at http://{address}:{port} (stop with Ctrl-C)", flush=True)
+            for place, path in self._served.items():
+                print(f"serving {path} at http://{address}:{port}{place} (stop with Ctrl-C)", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; whatever hangs, the kernel ends the process in the end. All that was acknowledged is on disk."""

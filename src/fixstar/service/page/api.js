@@ -1,7 +1,8 @@
 // Requests to the service. Every failure is a Problem with what to do; a missing key is asked for once, then retried.
 import { byId, count, el } from "./dom.js";
 
-const KEY = "fixstar-key";
+const BASE = location.pathname.match(/^\/g\/[^/]+(?=\/)/)?.[0] ?? ""; // one of several galleries is under /g/NAME
+const KEY = `fixstar-key${BASE}`;
 let askForKey = null; // set by startSession
 
 class Problem extends Error {
@@ -21,6 +22,9 @@ export const apiKey = {
 function onMissingKey(ask) {
   askForKey = ask;
 }
+
+/** Where a path of this gallery is on the host. */
+export const onHost = (path) => BASE + path;
 
 /** An address with its query; values are encoded, null ones left out. */
 export function address(path, query = {}) {
@@ -63,7 +67,7 @@ async function send(path, options) {
 
 async function reach(path, options) {
   try {
-    return await fetch(path, { ...options, credentials: "omit" });
+    return await fetch(onHost(path), { ...options, credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem({

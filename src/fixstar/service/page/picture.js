@@ -1,5 +1,5 @@
 // Pictures of items. With a key the header must travel along, so they are fetched and shown as blobs.
-import { apiKey, fetchBlob } from "./api.js";
+import { apiKey, fetchBlob, onHost } from "./api.js";
 import { el } from "./dom.js";
 
 const pending = new WeakMap();
@@ -33,7 +33,7 @@ async function load(frame) {
       image.src = URL.createObjectURL(await fetchBlob(url));
       image.addEventListener("load", () => URL.revokeObjectURL(image.src));
     } else {
-      image.src = url;
+      image.src = url.startsWith("/v1/") ? onHost(url) : url;
     }
     frame.replaceChildren(image);
   } catch {

@@ -1,0 +1,127 @@
+"""Several galleries behind one address: the service of each workspace under /g/NAME, as it would be alone.
+
+Each has its own keys, rates, jobs and metrics. Addresses in its answers are relative to /g/NAME.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from html import escape
+
+from fastapi import FastAPI, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, RedirectResponse
+from starlette.datastructures import Headers
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+
+from fixstar.errors import InputError
+from fixstar.service.app import html_page, readyz
+from fixstar.service.keys import Keys
+from fixstar.service.limits import SecurityHeaders, foreign_request
+from fixstar.service.monitoring import GALLERY
+from fixstar.service.problems import Problem, problem_response
+from fixstar.service.schemas import Health
+from fixstar.service.settings import ServiceSettings
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SAME = ("/static/", "/problems/", "/v1/docs", "/v1/openapi.json")  # in every gallery, without a key
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be part of an address."""
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"a gallery's name has 1 to 64 letters, digits, - and _, got {name!r}; give it one: NAME=DIRECTORY"
+        )
+
+
+class Galleries:
+    """The application over several. One that is None could not be opened, and answers 503."""
+
+    def __init__(self, apps: Mapping[str, FastAPI | None], keys: Mapping[str, Keys], settings: ServiceSettings) -> None:
+        self._apps, self._keys, self._settings = dict(apps), keys, settings
+        self._own = SecurityHeaders(self._answer)
+        self._lifespan = Router(lifespan=self._running)
+        for name, own in keys.items():
+            own.others = {other: book for other, book in keys.items() if other != name}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to its gallery; the few addresses outside of galleries are answered here."""
+        if scope["type"] != "http":
+            await self._lifespan(scope, receive, send)
+            return
+        path: str = scope["path"]
+        name, slash, rest = path.removeprefix("/g/").partition("/")
+        app = self._apps.get(name) if slash and path.startswith("/g/") else None
+        if app is not None:
+            inner = {key: value for key, value in scope.items() if key != "raw_path"}
+            await app({**inner, "path": f"/{rest}", GALLERY: f"/g/{name}"}, receive, send)
+        elif path.startswith(_SAME):
+            await next(filter(None, self._apps.values()))(scope, receive, send)
+        else:
+            await self._own(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = foreign_request(self._settings, scope["method"], Headers(scope=scope))
+        try:
+            if problem is not None:
+                raise problem
+            answer = await self._response(scope["method"], scope["path"])
+        except Problem as error:
+            answer = problem_response(error)
+        await answer(scope, receive, send)
+
+    async def _response(self, method: str, path: str) -> Response:
+        name = path.removeprefix("/g/").partition("/")[0] if path.startswith("/g/") else None
+        if name in self._apps and self._apps[name] is None:
+            raise Problem("not-ready", f"the gallery {name} could not be opened when the service started")
+        if name not in self._apps and path not in ("/", "/healthz", "/readyz"):
+            raise Problem("not-found", f"nothing has the path {path!r:.200}", "galleries are at /g/NAME/")
+        if method not in ("GET", "HEAD"):
+            raise Problem(
+                "wrong-method", f"{method:.20} {path!r:.200}: this address takes GET", headers={"Allow": "GET"}
+            )
+        if path == "/healthz":
+            return JSONResponse(Health().model_dump())
+        if path == "/readyz":
+            return await self._ready()
+        return self._list() if name is None else RedirectResponse(f"/g/{name}/")
+
+    async def _ready(self) -> Response:
+        """Ready if one gallery is: another that is broken must not take it away from its users."""
+        ready = 0
+        for app in filter(None, self._apps.values()):
+            try:
+                await run_in_threadpool(readyz, app.state.context)
+                ready += 1
+            except Problem:
+                continue
+        if not ready:
+            raise Problem("not-ready", "no gallery can be searched now", headers={"Retry-After": "5"})
+        return JSONResponse({"ready": ready, "galleries": len(self._apps)})
+
+    def _list(self) -> Response:
+        """The galleries that need no key; the names of others are for those who have one."""
+        open_ = [name for name, keys in self._keys.items() if not keys.all()]
+        links = "".join(f'<li><a href="/g/{escape(name)}/">{escape(name)}</a></li>' for name in open_)
+        return html_page("Galleries", f"<ul>{links}</ul><p>Each gallery is at /g/NAME/.</p>")
+
+    @asynccontextmanager
+    async def _running(self, _: object) -> AsyncIterator[None]:
+        """Start all galleries. They stop side by side: jobs of many may take no longer than those of one."""
+        begun = []
+        try:
+            for app in filter(None, self._apps.values()):
+                one = app.router.lifespan_context(app)
+                await one.__aenter__()
+                begun.append(one)
+            yield
+        finally:
+            ends = [one.__aexit__(None, None, None) for one in begun]
+            for error in await asyncio.gather(*ends, return_exceptions=True):
+                if isinstance(error, BaseException):
+                    raise error
