@@ -26,7 +26,7 @@ from fixstar.errors import (
 from fixstar.geometry import unit
 from fixstar.workspace import AdaptOptions, CatalogueItem, GateRules, Workspace, catalogue
 from fixstar.workspace.adapters.fitting import fit_adapter
-from fixstar.workspace.adapters.registry import AdapterRegistry
+from fixstar.workspace.adapters.maps import AdapterRegistry
 
 OLD, WIDTH = "old-system", 40
 PER_CLASS, CLASSES = 16, 24

@@ -9,8 +9,7 @@ import numpy as np
 from fixstar.evaluation import VersionFeatures
 from fixstar.evaluation.trial import Trial
 from fixstar.geometry import unit
-from fixstar.workspace.gate import run_check
-from fixstar.workspace.proposals import proposals
+from fixstar.workspace.gate import proposals, run_check
 
 CLASSES, WIDTH = 40, 16
 

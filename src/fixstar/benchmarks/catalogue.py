@@ -17,15 +17,7 @@ from fractions import Fraction
 from importlib.resources import files
 from typing import Any, Literal
 
-from fixstar.data import (
-    Augmentation,
-    ImageSet,
-    Task,
-    TaskStream,
-    class_and_sample_stream,
-    class_order,
-    sample_stream,
-)
+from fixstar.data import Augmentation, ImageSet, Task, TaskStream, class_and_sample_stream, class_order, sample_stream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, Method, create_method

@@ -423,7 +423,8 @@ def _result(
 ) -> RunResult:
     training = sum(version["seconds"] for version in state.versions)
     evaluation = sum(version["seconds_embedding"] for version in state.versions) + measuring
-    method = run.create()
+    method, device = run.create(), settings.torch_device()
+    is_gpu = device.type == "cuda"
     return RunResult(
         benchmark=run.benchmark.name,
         method=run.method,
@@ -435,16 +436,10 @@ def _result(
         seconds=round(training + evaluation, 1),
         seconds_training=round(training, 1),
         seconds_evaluation=round(evaluation, 1),
-        device=_device_name(settings.torch_device()),
+        device=torch.cuda.get_device_name(device) if is_gpu else f"{device.type}, {torch.get_num_threads()} threads",
         fixstar=__version__,
         torch=torch.__version__,
         restarts=state.restarts,
         versions=state.versions,
         protocols=protocols,
     )
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"

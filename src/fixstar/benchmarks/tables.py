@@ -19,9 +19,7 @@ _NOTHING = "—"
 
 
 def table_of(
-    comparison: Comparison,
-    columns: Sequence[str],
-    protocols: Sequence[str | None] | None = None,
+    comparison: Comparison, columns: Sequence[str], protocols: Sequence[str | None] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Head and rows: method, runs, the papers' figures (protocol None), and ours by protocol; the best are bold."""
     places = [(one, name) for one in protocols or (None, *comparison.benchmark.protocols) for name in columns]

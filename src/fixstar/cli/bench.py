@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value
-from fixstar.cli.output import print_json, print_list, print_table, print_wrapped, say
+from fixstar.cli.output import print_json, print_list, print_result, print_table, print_wrapped, say
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
@@ -263,11 +263,7 @@ def _print_plan(runs: list[Run], folders: Folders, as_json: bool) -> None:
         half = f"{finished} of {one.benchmark.tasks.count} versions" if finished else "to do"
         done = f"done{''.join(f', without {name}' for name in folders.not_judged(one))}"
         rows.append({"run": one.name, "state": done if folders.result(one).exists() else half})
-    if as_json:
-        print_json(rows)
-        return
-    for row in rows:
-        print(f"{row['state']:<20} {row['run']}")
+    print_result(as_json, rows, *(f"{row['state']:<20} {row['run']}" for row in rows))
 
 
 def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -> list[int] | None:

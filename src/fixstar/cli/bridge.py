@@ -45,8 +45,7 @@ def bridge(
     kinds: Annotated[str | None, typer.Option(help="Adapters to try, comma separated.", show_default="all")] = None,
     sample: Annotated[int, typer.Option(help="Maximum number of images by both models to use.")] = 8000,
     held_out: Annotated[
-        float,
-        typer.Option(help="Share of labelled images that judge; 1: labelled ones judge, the others are fitted."),
+        float, typer.Option(help="Share of labelled images that judge; 1: labelled ones judge, the others are fitted.")
     ] = 0.4,
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,

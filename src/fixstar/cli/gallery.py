@@ -191,8 +191,7 @@ def confirm(yes: bool, question: str) -> None:
 
 
 @gallery_app.command(
-    "export",
-    epilog=examples("fixstar gallery export v1 v1.npz -w shop", "fixstar gallery export v1 v1.parquet"),
+    "export", epilog=examples("fixstar gallery export v1 v1.npz -w shop", "fixstar gallery export v1 v1.parquet")
 )
 def export_vectors(
     version: Annotated[str, typer.Argument(help="The version whose vectors to write.")],

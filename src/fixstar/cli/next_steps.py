@@ -81,10 +81,7 @@ def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str
 
 
 def next_lines(
-    steps: Iterable[NextStep],
-    workspace: Path | None,
-    verb: str = "",
-    typed: Mapping[str, object] | None = None,
+    steps: Iterable[NextStep], workspace: Path | None, verb: str = "", typed: Mapping[str, object] | None = None
 ) -> list[str]:
     """One line per step. Commands of ``verb`` keep the arguments ``typed`` with it.
 

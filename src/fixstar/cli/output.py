@@ -40,12 +40,7 @@ def wrapped(text: str, bullet: str = "", indent: str = "  ") -> str:
     """A sentence at the terminal's width, later lines indented; no word is broken."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(
-        text,
-        width,
-        initial_indent=bullet,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
+        text, width, initial_indent=bullet, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 

@@ -12,7 +12,7 @@ import typer
 
 import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples
-from fixstar.cli.output import Cell, print_json, print_list, print_table, print_wrapped, say
+from fixstar.cli.output import Cell, print_json, print_list, print_result, print_table, print_wrapped, say
 from fixstar.errors import DataError, InputError, NextStep
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def evaluate(
         str | None, typer.Option(help="Labels of the features: FILE.npz or QUERY.npy,GALLERY.npy.")
     ] = None,
     shared_components: Annotated[
-        bool,
-        typer.Option("--shared-components", help="Compare features of different width over what both have."),
+        bool, typer.Option("--shared-components", help="Compare features of different width over what both have.")
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of each verdict, between 0 and 1.")] = 0.95,
     by_class: Annotated[bool, typer.Option("--by-class", help="Bootstrap over classes, not single queries.")] = False,
@@ -337,11 +336,8 @@ def backbones(as_json: AsJson = False) -> None:
     """List the backbones by name."""
     from fixstar.models import backbone_names
 
-    if as_json:
-        print_json(backbone_names())
-        return
-    print("\n".join(backbone_names()))
-    print("hf:NAME_OR_FOLDER   any vision model of transformers (needs the extra 'backbones')")
+    others = "hf:NAME_OR_FOLDER   any vision model of transformers (needs the extra 'backbones')"
+    print_result(as_json, backbone_names(), *backbone_names(), others)
 
 
 @app.command(epilog=examples("fixstar theorem", "fixstar theorem --dimensions 10,100 --new-angle 45 --json"))

@@ -13,7 +13,7 @@ import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples, key_value
 from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import print_json, print_table, print_wrapped, say
+from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say
 from fixstar.cli.rollout import print_check
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from fixstar.workspace import Check, Workspace
 
 DataPath = Annotated[
-    Path,
-    typer.Argument(help="Labelled images: one folder per class, a CSV list (path,label), CIFAR, idx or Omniglot."),
+    Path, typer.Argument(help="Labelled images: one folder per class, a CSV list (path,label), CIFAR, idx or Omniglot.")
 ]
 MethodOption = Annotated[
     list[str] | None,
@@ -183,7 +182,7 @@ def train(
         device=device,
     )
     stored = None if old_vectors is None else OldVectors.read(str(old_vectors))
-    share = _hold_out_share(hold_out, images_kept=replay > 0)
+    share = hold_out if hold_out is not None else 0.1 if replay > 0 else 0.0
     version = space.train(
         _announced(open_images(data, label=label)), settings, chosen, old_vectors=stored, hold_out=share
     )
@@ -278,6 +277,7 @@ def upgrade(
         backbone_rate=backbone_rate,
         precision=precision,
     )
+    images_kept = select or (keep and settings.replay_per_class > 0)
     options = UpgradeOptions(
         recipe=None if recipe == settings.recipe else recipe,
         learning_rate=learning_rate,
@@ -291,7 +291,7 @@ def upgrade(
         preprocessing=_preprocessing(size, mean, std, fit, crop_fraction, interpolation),
         frozen=frozen,
         keep_images=keep,
-        hold_out=_hold_out_share(hold_out, images_kept=select or (keep and settings.replay_per_class > 0)),
+        hold_out=hold_out if hold_out is not None else 0.1 if images_kept else 0.0,
         select=select,
     )
     wanted = _parsed_trials(trials)
@@ -443,16 +443,12 @@ def _preprocessing(
         if (mean, std, fit, crop_fraction, interpolation) != (None, None, "crop", 1.0, "bicubic"):
             raise InputError("--mean, --std, --fit, --crop-fraction and --interpolation go with --size")
         return None
+    sides = size.lower().split("x")
+    if not all(side.isdigit() for side in sides) or len(sides) not in (1, 2):
+        raise InputError(f"--size is a number of pixels such as 224, or height x width such as 224x192; got {size!r}")
     means, stds = _numbers("--mean", mean or "0.485,0.456,0.406"), _numbers("--std", std or "0.229,0.224,0.225")
     shape: dict[str, Any] = {"fit": fit, "crop_fraction": crop_fraction, "interpolation": interpolation}
-    return Preprocessing(size=_image_size(size), channels=len(means), mean=means, std=stds, **shape)
-
-
-def _image_size(text: str) -> tuple[int, int]:
-    parts = text.lower().split("x")
-    if not all(part.isdigit() for part in parts) or len(parts) not in (1, 2):
-        raise InputError(f"--size is a number of pixels such as 224, or height x width such as 224x192; got {text!r}")
-    return int(parts[0]), int(parts[-1])
+    return Preprocessing(size=(int(sides[0]), int(sides[-1])), channels=len(means), mean=means, std=stds, **shape)
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
@@ -492,13 +488,6 @@ def _announced(images: ImageSet) -> ImageSet:
     return images
 
 
-def _hold_out_share(given: float | None, images_kept: bool) -> float:
-    """The share of images to hold out. If images may not be kept it is 0 unless asked for."""
-    if given is not None:
-        return given
-    return 0.1 if images_kept else 0.0
-
-
 def _print_version(
     version: Version, workspace: Path, following: str, as_json: bool, check: Check | None = None
 ) -> None:
@@ -525,11 +514,9 @@ def drop(
     with fixstar.Workspace(workspace, "cpu") as space:
         space.drop(version)
         newest = space.newest()
-    if as_json:
-        print_json({"dropped": version, "newest": newest})
-        return
-    print(f"{version} is gone; the next upgrade starts from {newest}")
-    print(f"Next: fixstar upgrade IMAGES -w {workspace}")
+    told = f"{version} is gone; the next upgrade starts from {newest}"
+    following = f"Next: fixstar upgrade IMAGES -w {workspace}"
+    print_result(as_json, {"dropped": version, "newest": newest}, told, following)
 
 
 @app.command(epilog=examples("fixstar grow 1000 -w shop"))
@@ -542,12 +529,10 @@ def grow(
     space = fixstar.Workspace(workspace, "cpu")
     added, manifest = space.grow(count), space.registry.manifest()
     capacity = sum(added, start=space.registry.card(space.newest())["classifier"]["options"]["capacity"])
-    if as_json:
-        print_json({"added": list(added), "capacity": capacity, "classes": len(manifest["by_class"])})
-        return
     taken = len(manifest["by_class"])
-    print(f"room for {plural(capacity, 'class')} from the next version on; slots in use: {taken:,}")
-    print(f"Next: fixstar upgrade MORE_IMAGES -w {workspace}")
+    told = f"room for {plural(capacity, 'class')} from the next version on; slots in use: {taken:,}"
+    following = f"Next: fixstar upgrade MORE_IMAGES -w {workspace}"
+    print_result(as_json, {"added": list(added), "capacity": capacity, "classes": taken}, told, following)
 
 
 @app.command(epilog=examples("fixstar slots -w shop --out slots.json"))
@@ -565,16 +550,10 @@ def slots(
     manifest = Registry(workspace).manifest()
     if out is not None:
         replace_json(out, manifest)
-    if as_json:
-        print_json(manifest)
-        return
     free = "as many as needed" if manifest["free"] is None else f"{manifest['free']:,}"
-    print(f"{plural(len(manifest['by_class']), 'slot')} in use as of {manifest['version']}; free: {free}")
-    if out is not None:
-        print(f"written: {out}")
-        return
-    for name, slot in manifest["by_class"].items():
-        print(f"{slot:>8}  {name}")
+    told = f"{plural(len(manifest['by_class']), 'slot')} in use as of {manifest['version']}; free: {free}"
+    owners = [f"{slot:>8}  {name}" for name, slot in manifest["by_class"].items()]
+    print_result(as_json, manifest, told, *(owners if out is None else [f"written: {out}"]))
 
 
 @app.command(epilog=examples("fixstar retire v1 -w shop", "fixstar retire --unused -w shop"))
@@ -598,9 +577,6 @@ def retire(
                 if version is not None:
                     raise
                 kept[name] = error
-    if as_json:
-        print_json({"retired": retired, "kept": {name: str(error) for name, error in kept.items()}})
-        return
-    print(f"retired: {', '.join(retired) or 'none'}")
-    for refusal in kept.values():
-        print(refusal, *next_lines(refusal.next_steps, workspace), sep="\n")
+    content = {"retired": retired, "kept": {name: str(error) for name, error in kept.items()}}
+    refusals = [line for error in kept.values() for line in (str(error), *next_lines(error.next_steps, workspace))]
+    print_result(as_json, content, f"retired: {', '.join(retired) or 'none'}", *refusals)

@@ -33,14 +33,7 @@ from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve, mixed_gallery_search, mixed_nearest
 from fixstar.evaluation.pictures import HitPicture, compatibility_heat_map, contact_sheet, side_by_side
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
-from fixstar.evaluation.search import (
-    PROTOCOLS,
-    cmc,
-    mean_average_precision,
-    nearest,
-    store_search,
-    templates,
-)
+from fixstar.evaluation.search import PROTOCOLS, cmc, mean_average_precision, nearest, store_search, templates
 from fixstar.evaluation.verification import (
     Pairs,
     Split,

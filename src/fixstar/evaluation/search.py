@@ -209,12 +209,7 @@ def cmc(
 
 
 def rank_hits(
-    queries: Floats,
-    query_labels: Labels,
-    gallery: Floats,
-    gallery_labels: Labels,
-    k: int,
-    protocol: str = "image",
+    queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, k: int, protocol: str = "image"
 ) -> Hits:
     """[N] bool: whether one of the k nearest gallery entries (or of all, if fewer) has the query's class."""
     if k < 1:

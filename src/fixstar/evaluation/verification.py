@@ -307,12 +307,7 @@ def tar_at_far(scores: Floats, same: Same, far: float) -> float:
 
 
 def tpir_at_fpir(
-    queries: Floats,
-    query_labels: Labels,
-    gallery: Floats,
-    gallery_labels: Labels,
-    fpir: float,
-    protocol: str = "image",
+    queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, fpir: float, protocol: str = "image"
 ) -> float:
     """The largest TPIR whose measured FPIR does not exceed ``fpir`` (tables 1c, 3c and 4c of BCT, at 1e-2).
 

@@ -229,12 +229,7 @@ def foster(
     betas set how much class frequency counts, as in the published code; here it is that of the batches, which are half
     replayed images.
     """
-    options = {
-        "boost_beta": boost_beta,
-        "compress_beta": compress_beta,
-        "temperature": temperature,
-        "epochs": epochs,
-    }
+    options = {"boost_beta": boost_beta, "compress_beta": compress_beta, "temperature": temperature, "epochs": epochs}
     met = 0 <= boost_beta < 1 and 0 <= compress_beta < 1 and temperature > 0 and epochs > 0
     require("foster", options, "betas in [0, 1), temperature and epochs > 0", met)
     return Method(

@@ -325,10 +325,7 @@ def require_same_classifier(context: TrainingContext, method: Method) -> None:
     """Refuse another kind of classifier than earlier models have, unless neither is fixed and weights are new."""
     kind, previous = method.classifier, context.previous
     from_new_weights = context.replacement is None and method.initialisation != "previous"
-    models = [
-        (context.replacement, "the replacement"),
-        (context.pretrained, "the pre-trained model"),
-    ]
+    models = [(context.replacement, "the replacement"), (context.pretrained, "the pre-trained model")]
     if previous is not None and (not from_new_weights or previous.classifier.fixed or CLASSIFIERS[kind].fixed):
         name = previous.about.get("version", "the previous version")
         models.insert(0, (previous, name))

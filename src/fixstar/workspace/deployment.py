@@ -5,8 +5,8 @@ state/deployment.json    the moves, oldest first; the last one says what is depl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,7 +73,8 @@ class Rollout:
         with self.moving():
             moves = self.history()
             self._require_deployed(deployed, moves)
-            self._require_weights(version, *(blend or {}))
+            if gone := [name for name in (version, *(blend or {})) if name in Registry(self._path).retired()]:
+                raise ModelError(f"{gone[0]} was retired: its weights are gone; nothing was moved")
             move = Move(version, "deploy", "", reason, by, dict(blend or {}), dict(calibrations or {}))
             return self._append(moves, move)
 
@@ -145,22 +146,10 @@ class Rollout:
         replace_json(self._file, document("deployment", {"moves": [asdict(m) for m in (*moves, move)]}))
         return move
 
-    def _require_weights(self, *versions: str) -> None:
-        retired = Registry(self._path).retired()
-        if gone := [name for name in versions if name in retired]:
-            raise ModelError(f"{gone[0]} was retired: its weights are gone; nothing was moved")
-
-    @contextmanager
-    def moving(self) -> Iterator[None]:
+    def moving(self) -> AbstractContextManager[None]:
         """Held while what is deployed changes, or what could be deployed is deleted."""
-        try:
-            with exclusive(self._directory, wait=_WAIT):
-                yield
-        except BlockingIOError:
-            raise InputError(
-                f"another process has been moving the deployment in {self._directory} for {_WAIT:.0f} s; "
-                "try again when it is done"
-            ) from None
+        seen = f"another process has been moving the deployment in {self._directory} for {_WAIT:.0f} s"
+        return exclusive(self._directory, _WAIT, InputError(f"{seen}; try again when it is done"))
 
 
 def _parse(file: Path) -> tuple[Move, ...]:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import InputError, NextStep, plural
+from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
 from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.features import carried_queries
@@ -39,6 +39,7 @@ from fixstar.evaluation.search import searcher
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.geometry import blended, unit
 from fixstar.images import Preprocessing
+from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.adapters.maps import VectorAdapter
 from fixstar.workspace.calibrations import LEAST, Fold, calibrations_and_folds, catalogue_thresholds, search_curve
 from fixstar.workspace.checks import (
@@ -54,7 +55,6 @@ from fixstar.workspace.checks import (
     save_flips,
 )
 from fixstar.workspace.held_out import named_images, unlearnt_images
-from fixstar.workspace.proposals import proposals
 from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ _MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of a gallery that are re-embed
 _VISIBLE = 0.005  # a drop that deserves a warning
 _SMALL_TOLERANCE = 0.05  # the largest tolerance worth suggesting
 _POINT = 0.01
+PROPOSED_MAP = "ridge"
+LEAST_PROPOSING = 50  # queries; fewer say nothing about a proposal
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def check_version(
         trial, apart = _comparable(trial, adapters)
         tested = cross_test(*trial.images, "image")
         check, folds = _judge_all(trial, tested, apart, foreign, rules, adapters)
-        check = _with_image_notes(check, source == "held out" and _has_chosen(card["about"]), learnt_by)
+        has_chosen = card["about"].get("validation") is not None or bool(card["about"].get("trials"))
+        check = _with_image_notes(check, source == "held out" and has_chosen, learnt_by)
         check = replace(check, next_steps=_distinct([*check.next_steps, *proposals(trial, check, folds)]))
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
     if (stronger := outweighing_check(registry.path, check)) is not None:
@@ -211,7 +214,9 @@ def _judge_all(
         if name not in (adapters or {})
     ]
     findings += [_foreign_finding(version, name) for name in foreign]
-    outcome = _outcome([finding.verdict for finding in findings])
+    verdicts = [finding.verdict for finding in findings]
+    outcome: Outcome = "missing evidence" if "not decided" in verdicts else "pass"
+    outcome = "refuse" if "incompatible" in verdicts else outcome
     findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # what decided comes first
     calibrations, folds = calibrations_and_folds(*trial.images, rules.seed)
     notes = list(_mixture_notes(trial, folds))
@@ -249,12 +254,6 @@ def _judge_all(
         thresholds=catalogue_thresholds(*trial.images, rules.seed),
     )
     return check, folds
-
-
-def _outcome(verdicts: Sequence[str]) -> Outcome:
-    if "incompatible" in verdicts:
-        return "refuse"
-    return "missing evidence" if "not decided" in verdicts else "pass"
 
 
 def _distinct(steps: Sequence[NextStep]) -> tuple[NextStep, ...]:
@@ -590,11 +589,6 @@ def _without_images(
     return Check(version, outcome, (reason,), (), None, 0, 0, rules.confidence, rules.tolerance, next_steps=steps)
 
 
-def _has_chosen(about: Mapping[str, Any]) -> bool:
-    """Whether held-out images have chosen a version's epoch or, in trials, its settings."""
-    return about.get("validation") is not None or bool(about.get("trials"))
-
-
 def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) -> Check:
     """Notes on held-out images that also chose the epoch, and on those that could not be used."""
     notes = list(check.notes)
@@ -688,3 +682,74 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
         return {}
     counts = {"images": len(images), "classes": len(images.classes)}
     return {"name": images.name, "source": source, **counts, "fingerprint": images.fingerprint()}
+
+
+# --- what would hold where the version's own queries do not: a map of queries, a backfill, or the old version
+
+
+def proposals(trial: Trial, check: Check, folds: Sequence[Fold]) -> tuple[NextStep, ...]:
+    """Ways to get past a check that did not pass, for the gallery that loses most; empty if too little was measured."""
+    failed = [cell for cell in check.cells if cell.verdict != "compatible"]
+    if check.outcome == "pass" or not failed or len(trial.query_labels) < LEAST_PROPOSING:
+        return ()
+    worst = min(failed, key=lambda cell: cell.difference)
+    *older, new = trial.versions
+    (old,) = [one for one in older if one.name == worst.version]
+    keep = f"keep {old.name}, whose own queries find {percent(worst.self_test)}"
+    return (
+        *_map_step(trial, old, new, check),
+        *_backfill_step(trial, old, new, folds, worst.self_test),
+        NextStep("drop", {"version": check.version}, keep),
+    )
+
+
+def _map_step(trial: Trial, old: VersionFeatures, new: VersionFeatures, check: Check) -> Iterator[NextStep]:
+    """A map from the new queries to the stored vectors, if it is measured to find more than now."""
+    find = searcher("image", old.gallery, trial.gallery_labels)
+    now = find(old.queries, trial.query_labels)
+    mapped = _mapped_hits(trial, old, new)
+    if mapped is None or mapped.mean() <= now.mean():
+        return
+    found = paired_bootstrap(mapped, now, confidence=check.confidence)
+    yield NextStep(
+        "adapt",
+        {"version": old.name, "queries_by": new.name, "kind": PROPOSED_MAP},
+        f"a map of queries: {_expected(float(mapped.mean()), found)} on {old.name}'s vectors, which stay as they are",
+    )
+
+
+def _mapped_hits(trial: Trial, old: VersionFeatures, new: VersionFeatures) -> NDArray[Any] | None:
+    """Whether each new query finds its class among old vectors through a map that was fitted on other classes."""
+    classes = np.random.default_rng(0).permutation(np.unique(trial.query_labels))
+    halves = classes[::2], classes[1::2]
+    hits = np.zeros(len(trial.query_labels), bool)
+    for fitted, judged in (halves, halves[::-1]):
+        known = np.isin(trial.gallery_labels, fitted), np.isin(trial.query_labels, fitted)
+        X, Y = (np.concatenate([one.gallery[known[0]], one.queries[known[1]]]).astype(np.float32) for one in (new, old))
+        asked = np.isin(trial.query_labels, judged)
+        try:
+            adapter = fit_adapter(PROPOSED_MAP, X, Y)
+        except FixstarError:  # too few pairs
+            return None
+        find = searcher("image", old.gallery, trial.gallery_labels)
+        hits[asked] = find(adapter(new.queries[asked]), trial.query_labels[asked])
+    return hits
+
+
+def _expected(accuracy: float, found: Difference) -> str:
+    return f"{percent(accuracy)} expected ({points(found.low)} to {points(found.high)} points)"
+
+
+def _backfill_step(
+    trial: Trial, old: VersionFeatures, new: VersionFeatures, folds: Sequence[Fold], now: float
+) -> Iterator[NextStep]:
+    """The smallest share of the gallery that, re-embedded in random order, is measured to find more than now."""
+    curve = search_curve((old, new), trial.query_labels, trial.gallery_labels, SHARES, folds, orders=3).accuracy
+    for share, accuracy in list(zip(SHARES, curve.tolist(), strict=True))[1:]:
+        if accuracy > now:
+            yield NextStep(
+                "backfill",
+                {"budget": "all" if share == 1 else f"{share:.0%}"},
+                f"once it is deployed: {percent(accuracy)} expected with {share:.0%} re-embedded, {percent(now)} now",
+            )
+            return

@@ -25,14 +25,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.data.formats import (
-    IMAGE_EXTENSIONS,
-    below,
-    folder_label,
-    list_images,
-    other_labels,
-    warn_left_out,
-)
+from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_left_out
 from fixstar.data.image_set import ImageSet
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
@@ -316,7 +309,8 @@ def index_items(
         source = iter(items)
         while came := list({item.id: item for item in islice(source, BATCH)}.values()):  # the last of every id
             batch = [item for item in came if _is_unicode(item.id)]
-            bad.extend(_unnameable(item) for item in came if not _is_unicode(item.id))
+            shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
+            bad.extend(ImageError(name, "its name is not valid UTF-8; rename it") for name in shown)
             known = gallery.get([item.id for item in batch])
             fresh = batch if again else _new_images(gallery, known, batch)
             unchanged += len(batch) - len(fresh)
@@ -371,11 +365,6 @@ def vanished_items(gallery: Gallery, folder: Path, prefix: str, items: Iterable[
 def _is_unicode(name: str) -> bool:
     """File names may hold any bytes; those that are not UTF-8 become lone surrogates, which no store can hold."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def _unnameable(item: CatalogueItem) -> ImageError:
-    shown = item.id.encode("utf-8", "backslashreplace").decode()
-    return ImageError(shown, "its name is not valid UTF-8; rename it")
 
 
 def _new_images(gallery: Gallery, known: dict[str, Item], batch: list[CatalogueItem]) -> list[CatalogueItem]:

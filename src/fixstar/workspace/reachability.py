@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fixstar.gallery import Gallery, VersionSpace
-from fixstar.workspace.adapters.registry import AdapterEntry, AdapterRegistry
+from fixstar.workspace.adapters.maps import AdapterEntry, AdapterRegistry
 from fixstar.workspace.registry import Registry
 
 OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with

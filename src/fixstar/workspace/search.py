@@ -41,8 +41,7 @@ from fixstar.gallery.store import reaching
 from fixstar.geometry import blended, unit
 from fixstar.images import ImageSource, Preprocessing, read_pixels
 from fixstar.models import Encoder
-from fixstar.workspace.adapters.maps import VectorAdapter
-from fixstar.workspace.adapters.registry import AdapterRegistry
+from fixstar.workspace.adapters.maps import AdapterRegistry, VectorAdapter
 from fixstar.workspace.checks import LastChecks
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.items import LABEL, Decode, ImageStore, LocalEmbedder, ensure_version
@@ -277,18 +276,12 @@ class Serving:
     ) -> dict[str, float]:
         """The measured scores, by version that is searched directly, under which a hit is probably no match."""
         check = self._checks.of(version)
-        known = (
-            {}
-            if check is None
-            else {name: check.thresholds[name].cosine for name in direct if name in check.thresholds}
-        )
+        measured = {} if check is None else check.thresholds
+        known = {name: measured[name].cosine for name in direct if name in measured}
         if not calibrations:
             return known
-        return {
-            name: float(calibrations[name].probability(cosine))
-            for name, cosine in known.items()
-            if name in calibrations
-        }
+        usable = [name for name in known if name in calibrations]
+        return {name: float(calibrations[name].probability(known[name])) for name in usable}
 
     def queries_for(
         self, to: str, version: str, vectors: Vectors, reach: Reach, helping: Vectors | None = None, alpha: float = 1.0

@@ -28,10 +28,6 @@ from fixstar.workspace.registry import Registry
 from fixstar.workspace.trials import Say, Setup, Trials, alternatives, checked_trials, choose_setup, delete_trials
 
 
-def _silent(_: str) -> None:
-    """Say nothing."""
-
-
 class AlreadyTrainedError(InputError):
     """The newest version is what the upgrade would make."""
 
@@ -92,9 +88,7 @@ def train_first(
         return _train_in(run, number, split, Setup("first", "", past, settings, method), None, about, progress)
 
 
-def train_upgrade(
-    registry: Registry, images: ImageSet, options: UpgradeOptions, trials: Trials = "auto", say: Say = _silent
-) -> Version:
+def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions, trials: Trials, say: Say) -> Version:
     """Train the next version; see ``Workspace.upgrade``."""
     newest, trials = registry.newest(), checked_trials(trials)
     about = trained_with(registry, newest)[2]
@@ -248,19 +242,13 @@ def _train_in(
     checkpoint = run.checkpoint(number)
     version = train_version(number, split.shown, context, method, settings, checkpoint, progress, validation)
     version.encoder.about.update(about)
-    on_rank_zero(lambda: _keep_for_gate(run.path, version, split))
+    on_rank_zero(lambda: keep_learnt(run.path, version.name, split.drawn))
+    if (held := split.held) is not None:
+        on_rank_zero(lambda: keep_held_out(run.path, version.name, held, version.encoder.preprocessing))
     run.finish(number, version.encoder, remember(setup.past.memory, version, settings))
     if not settings.replay_per_class:  # nothing of the images may be kept
         on_rank_zero(lambda: shutil.rmtree(run.features, ignore_errors=True))
     return version
-
-
-def _keep_for_gate(path: Path, version: Version, split: SplitOff) -> None:
-    """What the gate needs to know: which images the version has learnt, and those that it has not."""
-    name = f"v{version.number}"
-    keep_learnt(path, name, split.drawn)
-    if split.held is not None:
-        keep_held_out(path, name, split.held, version.encoder.preprocessing)
 
 
 def _refuse_too_few(images: ImageSet, past: TrainingContext) -> None:

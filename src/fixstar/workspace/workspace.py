@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fixstar.data.image_set import ImageSet
@@ -20,7 +19,7 @@ from fixstar.gallery.store import Item
 from fixstar.images import ImageSource, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
-from fixstar.workspace.adapters.registry import AdapterRegistry
+from fixstar.workspace.adapters.maps import AdapterRegistry
 from fixstar.workspace.adapters.use import Adapted, AdaptOptions, adapt
 from fixstar.workspace.backfill.planning import (
     BackfillOptions,
@@ -220,25 +219,22 @@ class Workspace:
 
     def retire(self, name: str) -> None:
         """Delete a version's weights, once it has no vectors and nothing needs it. Its card stays."""
-        half = self.registry.is_half_retired(name)
-        if not half:
-            self.registry.checked(name)
-        with self.rollout.moving(), self.registry.unused(name):
-            reasons, steps = ([], []) if half else self._needs(name)
-            if reasons:
-                raise InputError(f"{name} cannot be retired: {'. Also, '.join(reasons)}", *steps)
-            self.registry.retire(name)
+        self._delete(name, "retired", half=self.registry.is_half_retired(name))
 
     def drop(self, name: str) -> None:
         """Delete an unused version, even the newest, such as a refused one; its name is not given again."""
-        self.registry.checked(name)
+        self._delete(name, "dropped")
+
+    def _delete(self, name: str, how: str, half: bool = False) -> None:
+        if not half:
+            self.registry.checked(name)
         with self.rollout.moving(), self.registry.unused(name):
-            reasons, steps = self._needs(name, for_upgrades=False)
+            reasons, steps = ([], []) if half else self._needs(name, for_upgrades=how == "retired")
             if reasons:
-                raise InputError(f"{name} cannot be dropped: {'. Also, '.join(reasons)}", *steps)
+                raise InputError(f"{name} cannot be {how}: {'. Also, '.join(reasons)}", *steps)
             self.registry.retire(name)
 
-    def _needs(self, name: str, for_upgrades: bool = True) -> tuple[list[str], list[NextStep]]:
+    def _needs(self, name: str, for_upgrades: bool) -> tuple[list[str], list[NextStep]]:
         """Why a version's weights must stay, and until when; and what can be done about it."""
         deployed, reasons, steps = self.deployed(), list[str](), list[NextStep]()
         if name == deployed:
@@ -578,7 +574,5 @@ class Workspace:
     def __enter__(self) -> Workspace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

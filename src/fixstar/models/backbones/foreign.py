@@ -199,12 +199,7 @@ class OnnxBackbone(_Foreign):
     """An ONNX model, run by onnxruntime on the CPU; ``file`` holds its bytes."""
 
     def __init__(self, size: int, output: str, preprocessing: Mapping[str, Any], feature_dim: int) -> None:
-        options = {
-            "size": size,
-            "output": output,
-            "preprocessing": dict(preprocessing),
-            "feature_dim": feature_dim,
-        }
+        options = {"size": size, "output": output, "preprocessing": dict(preprocessing), "feature_dim": feature_dim}
         super().__init__("onnx", options, feature_dim, Preprocessing.from_json(preprocessing))
         self.register_buffer("file", torch.zeros(size, dtype=torch.uint8))
         self.file: Tensor

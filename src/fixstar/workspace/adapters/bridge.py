@@ -95,13 +95,13 @@ class Bridged:
     sentence: str
     evidence: str
     fitted_on: str
-    queries: int
-    gallery: int
-    old: float | None
-    reembedded: Candidate | None
-    candidates: tuple[Candidate, ...]
-    left_out: Mapping[str, str]
     bridge: Bridge
+    queries: int = 0
+    gallery: int = 0
+    old: float | None = None
+    reembedded: Candidate | None = None
+    candidates: tuple[Candidate, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.sentence
@@ -462,8 +462,9 @@ def _judged(
             f"Unproven: nothing shows what {new} finds among vectors of {old}. Two labelled images of one class that "
             "were not fitted are the least to judge with"
         )
-        return _bridged(
-            "missing evidence", sentence, evidence, fitted_on, None, None, None, (), left_out, Bridge(kept), options
+        made = Bridge(kept)
+        return _with_card(
+            Bridged("missing evidence", sentence, evidence, fitted_on, made, left_out=left_out), options.rules
         )
     before = trial.score(trial.old_queries, trial.old_gallery)
     ranked: list[tuple[Candidate, VectorAdapter]] = []
@@ -483,7 +484,9 @@ def _judged(
     own = float(before[trial.judging].mean())
     outcome, sentence = _verdict(best, old, own, trial, evidence, options.rules)
     candidates = tuple(one for one, _ in ranked)
-    return _bridged(outcome, sentence, evidence, fitted_on, trial, own, everything, candidates, left_out, made, options)
+    sizes = len(trial.judging), len(trial.old_gallery)
+    found = Bridged(outcome, sentence, evidence, fitted_on, made, *sizes, own, everything, candidates, left_out)
+    return _with_card(found, options.rules)
 
 
 def _fitted(
@@ -573,30 +576,15 @@ def _verdict(
     return "missing evidence", f"Keep the old model for now: the best way, {figures}. {more}"
 
 
-def _bridged(
-    outcome: Outcome,
-    sentence: str,
-    evidence: str,
-    fitted_on: str,
-    trial: _Trial | None,
-    own: float | None,
-    everything: Candidate | None,
-    candidates: tuple[Candidate, ...],
-    left_out: Mapping[str, str],
-    made: Bridge,
-    options: BridgeOptions,
-) -> Bridged:
+def _with_card(found: Bridged, rules: GateRules) -> Bridged:
     """The result, with the bridge's card."""
-    sizes = (0, 0) if trial is None else (len(trial.judging), len(trial.old_gallery))
-    found = Bridged(outcome, sentence, evidence, fitted_on, *sizes, own, everything, candidates, left_out, made)
-    rules = options.rules
     card = {
         **found.to_json(),
         "confidence": rules.confidence,
         "tolerance": rules.tolerance,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return replace(found, bridge=replace(made, card=card))
+    return replace(found, bridge=replace(found.bridge, card=card))
 
 
 # --- sets without a common image
@@ -626,4 +614,4 @@ def _without_pairs(one: _Embedded, other: _Embedded, named: Mapping[str, str], o
         "embedded by both models have judged it"
     )
     fitted_on = f"{len(found.first):,} pseudo-pairs from {found.anchors}"
-    return _bridged("missing evidence", sentence, "none", fitted_on, None, None, None, (), {}, made, options)
+    return _with_card(Bridged("missing evidence", sentence, "none", fitted_on, made), options.rules)

@@ -449,11 +449,7 @@ class AdapterKind:
 
 
 ADAPTERS: dict[str, AdapterKind] = {
-    "procrustes": AdapterKind(
-        "rotation (SVD); keeps all cosines of its source space",
-        _fit_procrustes,
-        least=8,
-    ),
+    "procrustes": AdapterKind("rotation (SVD); keeps all cosines of its source space", _fit_procrustes, least=8),
     "ridge": AdapterKind("affine map by least squares, penalty by generalised cross-validation", _fit_ridge, least=8),
     "low-rank": AdapterKind(
         "affine map of low rank (reduced-rank regression), rank by held-out pairs", _fit_low_rank, least=20
@@ -462,9 +458,7 @@ ADAPTERS: dict[str, AdapterKind] = {
         "ridge plus a small perceptron, cosine loss, stopped early by held-out pairs", _fit_mlp, least=100
     ),
     "slerp": AdapterKind(
-        "on the great circle from Procrustes to ridge, how far by held-out pairs",
-        _fit_slerp,
-        least=20,
+        "on the great circle from Procrustes to ridge, how far by held-out pairs", _fit_slerp, least=20
     ),
 }
 """Kinds of adapters by name."""

@@ -71,10 +71,7 @@ class Bridge:
 
     def numpy_lines(self, file: str = "bridge.npz") -> list[str]:
         """How to apply it without fixstar: ``new`` [N, a] (or ``old``, if stored vectors are mapped) to ``result``."""
-        lines = [
-            f'f = np.load("{file}")',
-            "unit = lambda v: v / np.linalg.norm(v, axis=1, keepdims=True)",
-        ]
+        lines = [f'f = np.load("{file}")', "unit = lambda v: v / np.linalg.norm(v, axis=1, keepdims=True)"]
         if self.alpha is not None or self.adapter.kind == "slerp":
             angle = "np.arccos((p * q).sum(1, keepdims=True).clip(-1, 1)).clip(1e-4)"
             lines.append(f"slerp = lambda p, q, t: unit(np.sin((1 - t) * (w := {angle})) * p + np.sin(t * w) * q)")

@@ -539,7 +539,8 @@ def adapt_gallery(
             f"makes {adapter.widths[1]}, or another projection); versions never change, choose another name"
         )
     written = 0
-    for batch in _batches(source.iterate(version)):
+    stored = source.iterate(version)
+    while batch := list(islice(stored, _BATCH)):
         vectors = adapter(np.stack([item.vector for item in batch]))
         if into is source:
             written += len(into.replace_vectors(new_version, batch, vectors))
@@ -552,11 +553,6 @@ def adapt_gallery(
     with suppress(GalleryUnavailableError):  # everything is stored and safe, even if a reader holds the log
         into.flush()
     return written
-
-
-def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
-    while batch := list(islice(items, _BATCH)):
-        yield batch
 
 
 def _outdated(batch: list[Item], vectors: NDArray[np.float32], new_version: str, into: Gallery) -> Iterator[Item]:
