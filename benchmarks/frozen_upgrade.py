@@ -72,7 +72,7 @@ def hits(images: ImageSet, method: str, settings: Settings, features: Path) -> d
     made = FrozenFeatures(v1.encoder, features)
     raw_queries, raw_gallery = (unit(made.of(v1.encoder, part.images)) for part in (queries, gallery))
     raw = VersionFeatures("raw", raw_queries, raw_gallery)
-    versions = [version_features(one.name, one.encoder, queries, gallery, made=made) for one in (v1, v2)]
+    versions = [version_features(one.name, one.encoder, queries, gallery, made=made.of) for one in (v1, v2)]
     labels = (queries.labels, gallery.labels)
     test = cross_test(versions, *labels, "image")
     place = {version.name: number for number, version in enumerate(versions)}

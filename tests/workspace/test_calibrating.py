@@ -364,7 +364,7 @@ def prepared(name: str, _: Any, queries: ImageSet, gallery: ImageSet) -> Version
 
 
 def test_a_prediction_merges_as_searches_will(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixstar.training.version_features", prepared)
+    monkeypatch.setattr("fixstar.workspace.backfill.prediction.version_features", prepared)
     encoder: Any = None
     ends = ("v1", encoder), ("v2", encoder), images_of(CLASSES, 20)
     raw = predicted_curve(*ends, "random", [0.0, 0.05, 1.0])

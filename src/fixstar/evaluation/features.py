@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, InputError, NextStep
+
+if TYPE_CHECKING:
+    from fixstar.data import ImageSet
+    from fixstar.models import Encoder
 
 Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
@@ -127,6 +131,23 @@ def _check_vectors(vectors: Array, name: str) -> None:
                 f"{name}: {wrong.sum()} of {len(vectors)} rows {what}, the first is row {wrong.argmax()}. "
                 "Embed those images again, or leave them out of every version"
             )
+
+
+def version_features(
+    name: str,
+    encoder: Encoder,
+    queries: ImageSet,
+    gallery: ImageSet,
+    progress: bool = False,
+    made: Callable[[Encoder, Any], Any] | None = None,
+) -> VersionFeatures:
+    """A version's short forms of images; ``made`` gives its frozen backbone's features of them, where it is frozen."""
+    sets = [queries] if queries is gallery else [queries, gallery]
+    shown = [part.images if made is None else made(encoder, part.images) for part in sets]
+    vectors = [encoder.encode(part, form="short", progress=progress) for part in shown]
+    adapt = None if encoder.adapter is None else encoder.adapter.adapt
+    projection, parts = encoder.projection_matrix(), encoder.classifier.parts
+    return VersionFeatures(name, vectors[0], vectors[-1], projection, adapt, parts)
 
 
 def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:

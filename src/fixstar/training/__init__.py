@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fixstar.evaluation.features import version_features
     from fixstar.training.loop import EpochLog, train
     from fixstar.training.run import Training, ValidationScores
     from fixstar.training.scenarios import lifelong, replacing, retraining, run_scenario, train_versions
     from fixstar.training.settings import CIFAR_CORES, CIFAR_LIFELONG, FROZEN, Recipe, Settings, paper_recipe
-    from fixstar.training.version import TrainingContext, Validation, Version, train_version, version_features
+    from fixstar.training.version import TrainingContext, Validation, Version, train_version
 
 _MODULES = {
     "loop": ("EpochLog", "train"),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from fixstar.data.pixels import (
 from fixstar.data.replay import HeldOut, ReplayMemory, hold_out
 from fixstar.errors import InputError, ModelError, NextStep
 from fixstar.evaluation import Pairs, VersionFeatures, cross_test
+from fixstar.evaluation.features import version_features
 from fixstar.methods import METHODS, Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
 from fixstar.models.classifiers import CLASSIFIERS
@@ -467,14 +467,22 @@ class Validation:
 
     def select(self, previous: Encoder, made: FrozenFeatures | None = None) -> Select:
         """Scores a model after an epoch against ``previous``, whose own test is run once."""
+        kept: dict[tuple[Encoder, int], Any] = {}  # a frozen backbone's features do not change between epochs
 
-        shown = functools.cache(lambda model: _shown(model, self.queries, self.gallery, made))
-        old = _features_of("old", previous, shown(previous))
+        def features(model: Encoder, images: Any) -> Any:
+            assert made is not None
+            if (model, id(images)) not in kept:
+                kept[model, id(images)] = made.of(model, images)
+            return kept[model, id(images)]
+
+        def embedded(name: str, model: Encoder) -> VersionFeatures:
+            return version_features(name, model, self.queries, self.gallery, made=features if made else None)
+
+        old = embedded("old", previous)
         old_self_test = float(self._matrix(old)[0, 0])
 
         def scores(encoder: Encoder) -> ValidationScores:
-            new = _features_of("new", encoder, shown(encoder))
-            matrix = self._matrix(old, new)
+            matrix = self._matrix(old, embedded("new", encoder))
             return ValidationScores(float(matrix[1, 1]), float(matrix[1, 0]), old_self_test)
 
         return scores
@@ -487,29 +495,3 @@ class Validation:
         """Of both sets, the protocol and the pairs."""
         pairs = "" if self.pairs is None else " " + _digest([rows.tolist() for rows in vars(self.pairs).values()])
         return f"{self.queries.fingerprint()} {self.gallery.fingerprint()} {self.protocol}{pairs}"
-
-
-def version_features(
-    name: str,
-    encoder: Encoder,
-    queries: ImageSet,
-    gallery: ImageSet,
-    progress: bool = False,
-    made: FrozenFeatures | None = None,
-) -> VersionFeatures:
-    """A version's short forms of query and gallery images; ``made`` keeps a frozen backbone's features."""
-    return _features_of(name, encoder, _shown(encoder, queries, gallery, made), progress)
-
-
-def _shown(encoder: Encoder, queries: ImageSet, gallery: ImageSet, made: FrozenFeatures | None) -> list[Any]:
-    """What an encoder embeds: images, or its frozen backbone's features of them; once if both sets are one."""
-    sets = [queries] if queries is gallery else [queries, gallery]
-    return [part.images if made is None else made.of(encoder, part.images) for part in sets]
-
-
-def _features_of(name: str, encoder: Encoder, images: Sequence[Any], progress: bool = False) -> VersionFeatures:
-    vectors = [encoder.encode(part, form="short", progress=progress) for part in images]
-    adapt = None if encoder.adapter is None else encoder.adapter.adapt
-    return VersionFeatures(
-        name, vectors[0], vectors[-1], encoder.projection_matrix(), adapt, parts=encoder.classifier.parts
-    )

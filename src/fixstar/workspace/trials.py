@@ -22,10 +22,11 @@ from fixstar.data.replay import ReplayMemory
 from fixstar.durable import document, read_document, replace_json
 from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures, cross_test
+from fixstar.evaluation.features import version_features
 from fixstar.evaluation.trial import searchable, trial_of_images
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
-from fixstar.training import Settings, TrainingContext, train_version, version_features
+from fixstar.training import Settings, TrainingContext, train_version
 from fixstar.training.distributed import from_rank_zero, on_rank_zero
 from fixstar.training.features import FrozenFeatures
 from fixstar.training.version import fingerprint_of
@@ -205,7 +206,7 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet) -> di
         models = {str(first.about.get("version", "first")): first, **models}
     models["new"] = encoder
 
-    made = FrozenFeatures(encoder, setup.past.features) if setup.settings.frozen else None
+    made = FrozenFeatures(encoder, setup.past.features).of if setup.settings.frozen else None
 
     def features(queries: ImageSet, gallery: ImageSet) -> list[VersionFeatures]:
         moved = {name: copy.deepcopy(model).to(encoder.device) for name, model in models.items()}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
+from fixstar.evaluation.features import version_features
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
 from fixstar.gallery.filters import Where
@@ -544,13 +545,9 @@ class Workspace:
         progress: bool = True,
     ) -> list[VersionFeatures]:
         """Each version's short forms of the query and gallery images, made once."""
-        from fixstar.training import version_features
-
-        made = []
-        for name in self.versions() if versions is None else versions:
-            encoder = self.encoder(name).to(resolve_device(device))
-            made.append(version_features(name, encoder, queries, gallery, progress))
-        return made
+        names = self.versions() if versions is None else versions
+        models = ((name, self.encoder(name).to(resolve_device(device))) for name in names)
+        return [version_features(name, encoder, queries, gallery, progress) for name, encoder in models]
 
     def evaluate(
         self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "auto", progress: bool = True

@@ -24,7 +24,7 @@ from fixstar.evaluation import (
     gallery_query_split,
     paired_bootstrap,
 )
-from fixstar.evaluation.features import blended_version
+from fixstar.evaluation.features import blended_version, version_features
 from fixstar.gallery import Calibration, Gallery, calibrated_search
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.models import Encoder
@@ -107,8 +107,6 @@ def predicted_curve(
     A third of each class is the gallery, a third the planner's queries, a third those that measure. ``blend`` is the
     alpha of queries by two models for the old vectors.
     """
-    from fixstar.training import version_features
-
     gallery, asking, split = _thirds(images, seed)
     first, second = (version_features(name, encoder, asking, gallery) for name, encoder in (old, new))
     names = [asking.classes[label] for label in asking.labels[split.gallery].tolist()]
