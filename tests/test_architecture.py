@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,21 +63,30 @@ def imports(path: Path, only_at_start: bool = False) -> Iterator[tuple[str, str,
 
     ``only_at_start`` leaves out functions and TYPE_CHECKING blocks.
     """
-    for node in _walk(ast.parse(path.read_text()), only_at_start):
+    for node, at_start in _import_nodes(path):
+        if only_at_start and not at_start:
+            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, "", node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: write absolute imports"
             yield from ((node.module or "", alias.name, node.lineno) for alias in node.names)
 
 
-def _walk(node: ast.AST, only_at_start: bool) -> Iterator[ast.AST]:
-    yield node
-    for child in ast.iter_child_nodes(node):
-        lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-        if not (only_at_start and (lazy or typing)):
-            yield from _walk(child, only_at_start)
+@cache
+def _import_nodes(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """The import statements of a file, and whether they are run when it is imported."""
+    found, waiting = [], list[tuple[ast.AST, bool]]([(ast.parse(path.read_text()), True)])
+    while waiting:
+        node, at_start = waiting.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.append((node, at_start))
+        elif not isinstance(node, ast.expr):  # an import is a statement
+            lazy = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            at_start = at_start and not (lazy or typing)
+            waiting += [(child, at_start) for child in ast.iter_child_nodes(node)]
+    return sorted(found, key=lambda one: one[0].lineno)
 
 
 def upward_imports(path: Path, here: str) -> list[str]:
