@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import signal
@@ -30,18 +31,18 @@ def test_the_pixels_are_those_of_read_pixels(tmp_path: Path) -> None:
     expected = read_pixels(data, rgb(16, 16))
     for source in (data, tmp_path / "a.jpg", str(tmp_path / "a.jpg")):
         assert np.array_equal(processes.pixels(source, rgb(16, 16)), expected)
-    assert processes.size(data) == processes.size(data, "JPEG") == (70, 50)
-    with pytest.raises(ImageError, match="not an image of a known format"):
-        processes.size(data, "PNG")
-    with pytest.raises(ImageError, match="not an image of a known format"):
-        processes.pixels(data, rgb(16, 16), "PNG")
+    assert processes.size(data) == asyncio.run(processes.size_async(data, "JPEG")) == (70, 50)
+    assert np.array_equal(asyncio.run(processes.pixels_async(data, "JPEG", rgb(16, 16))), expected)
+    for asked in (processes.size_async(data, "PNG"), processes.pixels_async(data, "PNG", rgb(16, 16))):
+        with pytest.raises(ImageError, match="not an image of a known format"):
+            asyncio.run(asked)
     with pytest.raises(ImageError, match="no such file"):
         processes.pixels(tmp_path / "b.jpg", rgb(16, 16))
 
 
 def test_an_image_of_too_many_pixels_is_told_apart_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     data, processes = encoded(noise(10, 11), "PNG"), DecodeProcesses(1, 60, max_pixels=109)
-    for ask in (lambda: processes.size(data), lambda: processes.pixels(data, rgb(8, 8), "PNG")):
+    for ask in (lambda: processes.size(data), lambda: processes.pixels(data, rgb(8, 8))):
         with pytest.raises(TooManyPixelsError, match="11 x 10 pixels, but 1 to 109 are allowed"):
             ask()
     monkeypatch.setattr(PngImageFile, "load", lambda _: pytest.fail("it was decoded"))

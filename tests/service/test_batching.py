@@ -131,7 +131,7 @@ def test_an_image_that_breaks_the_encoder_fails_alone(space: Workspace, monkeypa
 
     async def together(batcher: QueryBatcher) -> Any:
         nonlocal poison
-        read = await batcher._intake.read(picture(4), lambda: space.serving.encoder("v1").preprocessing)
+        read = await batcher._intake.read(picture(4), space.serving.encoder("v1").preprocessing)
         poison = read.pixels
         asked = [batcher.search(picture(i), k=2, where=None, exact=True) for i in range(8)]
         return await asyncio.gather(*asked, return_exceptions=True)
@@ -223,6 +223,7 @@ def test_stopping_answers_those_that_wait(space: Workspace) -> None:
         intake = Intake(settings)
         batcher = QueryBatcher(space, settings, Metrics(), intake)
         batcher.start()
+        batcher._inside += 1  # one that is never decoded: the others wait for it
         waiting = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(3)]
         await asyncio.sleep(0.3)
         await batcher.stop()

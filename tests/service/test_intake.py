@@ -18,7 +18,7 @@ from PIL import Image
 from service_clients import client, picture
 from shops import shop
 
-from fixstar.images import Preprocessing, isolated
+from fixstar.images import DecodeProcesses, Preprocessing, isolated
 from fixstar.service.intake import Intake, image_kind
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
@@ -68,15 +68,16 @@ def test_every_allowed_format_is_known_by_its_content(http: TestClient, kind: st
 
 
 def test_a_query_is_sent_to_be_decoded_once(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, ask = list[dict[str, Any]](), isolated._Process.ask
+    asked, request = list[Any](), DecodeProcesses._request
 
-    def counted(process: Any, request: dict[str, Any], *rest: Any) -> Any:
-        asked.append(request)
-        return ask(process, request, *rest)
+    def counted(processes: DecodeProcesses, source: Any, kind: Any, *rest: Any) -> Any:
+        asked.append(kind)
+        return request(processes, source, kind, *rest)
 
-    monkeypatch.setattr(isolated._Process, "ask", counted)
-    assert status(http, picture(1, kind="PNG")) == 200
-    assert [one["formats"] for one in asked] == [["PNG"]]
+    monkeypatch.setattr(DecodeProcesses, "_request", counted)
+    for _ in range(2):  # the preprocessing is not known before the first
+        assert status(http, picture(1, kind="PNG")) == 200
+    assert asked == ["PNG", "PNG"]
 
 
 @pytest.mark.parametrize("kind", ["PPM", "ICO", "PDF", "EPS", "JPEG2000"])
@@ -171,10 +172,10 @@ def test_decoding_has_a_time_limit_and_gives_its_place_back() -> None:
     async def work() -> None:
         intake = Intake(ServiceSettings(decode_seconds=0.005))
         with pytest.raises(Problem, match=r"more than 0\.005 s"):
-            await asyncio.gather(*(intake.read(large.getvalue(), lambda: SMALL) for _ in range(6)))
+            await asyncio.gather(*(intake.read(large.getvalue(), SMALL) for _ in range(6)))
         intake.close()
         intake = Intake(ServiceSettings())
-        many = await asyncio.gather(*(intake.read(picture(i), lambda: SMALL) for i in range(20)))
+        many = await asyncio.gather(*(intake.read(picture(i), SMALL) for i in range(20)))
         assert all(read.pixels.shape == (8, 8, 3) for read in many)
         intake.close()
 
@@ -190,11 +191,11 @@ def test_a_jpeg_with_very_many_scans_is_refused(http: TestClient) -> None:
 def test_a_decoder_that_hangs_is_killed_when_the_service_stops() -> None:
     async def work() -> None:
         intake = Intake(ServiceSettings())
-        await intake.read(picture(), lambda: SMALL)
+        await intake.read(picture(), SMALL)
         while len(isolated._idle) > 1:
             isolated._idle.pop().end()
         isolated._idle[0]._process.send_signal(signal.SIGSTOP)  # it will never answer, and no clock of its own ends it
-        waiting = asyncio.create_task(intake.read(picture(), lambda: SMALL))
+        waiting = asyncio.create_task(intake.read(picture(), SMALL))
         while not intake.processes._busy:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(intake.close)

@@ -7,6 +7,7 @@ then gets a new process. A process that is not busy takes the next image, and en
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import json
@@ -17,8 +18,9 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +33,7 @@ _SLACK = 50.0  # seconds beside those of its processor, to start and on a busy m
 _BYTES_PER_PIXEL = 24  # the image, converted, on white, and converted again
 _BYTES_BESIDE = 1 << 30  # libraries, the file itself
 _SIZES = struct.Struct(">QQ")  # of the JSON and of the bytes that follow
+_PART = 1 << 20  # bytes that are received at once, at most
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _START = "from fixstar.images.isolated import _serve; _serve()"
 
@@ -46,7 +49,10 @@ def _end_idle() -> None:
 
 
 class DecodeProcesses:
-    """Decodes up to ``count`` images at a time, each in up to ``seconds`` of a processor. Threads may share it."""
+    """Decodes up to ``count`` images at a time, each in up to ``seconds`` of a processor. Threads may share it.
+
+    An event loop asks with ``pixels_async`` and ``size_async``: to wake a thread for each image costs more than to ask.
+    """
 
     def __init__(self, count: int, seconds: float, max_pixels: int = MAX_PIXELS) -> None:
         self._free = threading.BoundedSemaphore(count)
@@ -54,16 +60,24 @@ class DecodeProcesses:
         self._busy: set[_Process] = set()
         self._closed = False
 
-    def pixels(self, source: ImageSource, preprocessing: Preprocessing, kind: str | None = None) -> Pixels:
-        """As ``read_pixels``. Pixels that are decoded already are only resized. ``kind`` as in ``size``."""
+    def pixels(self, source: ImageSource, preprocessing: Preprocessing) -> Pixels:
+        """As ``read_pixels``. Pixels that are decoded already are only resized."""
         if not isinstance(source, (str, Path, bytes)):
             return read_pixels(source, preprocessing, int(self._limits["max_pixels"]))
-        answer, content = self._ask(source, formats=kind and [kind], preprocessing=preprocessing.to_json())
-        return np.frombuffer(bytearray(content), np.uint8).reshape(answer["shape"])
+        return _to_array(self._ask(self._request(source, None, preprocessing)))
 
-    def size(self, source: str | Path | bytes, kind: str | None = None) -> tuple[int, int]:
-        """See ``upright_size``; ``kind`` is the only format that is tried, if given."""
-        width, height = self._ask(source, formats=kind and [kind])[0]["size"]
+    def size(self, source: str | Path | bytes) -> tuple[int, int]:
+        """See ``upright_size``."""
+        width, height = self._ask(self._request(source, None)).head["size"]
+        return width, height
+
+    async def pixels_async(self, data: bytes, kind: str, preprocessing: Preprocessing) -> Pixels:
+        """As ``read_pixels``, of one format."""
+        return _to_array(await self._ask_async(self._request(data, kind, preprocessing)))
+
+    async def size_async(self, data: bytes, kind: str) -> tuple[int, int]:
+        """See ``upright_size``, of one format."""
+        width, height = (await self._ask_async(self._request(data, kind))).head["size"]
         return width, height
 
     def close(self) -> None:
@@ -73,32 +87,50 @@ class DecodeProcesses:
             for process in self._busy:
                 process.kill()
 
-    def _ask(self, source: str | Path | bytes, **wanted: Any) -> tuple[dict[str, Any], bytes]:
+    def _request(
+        self, source: str | Path | bytes, kind: str | None, preprocessing: Preprocessing | None = None
+    ) -> _Message:
         path = None if isinstance(source, bytes) else str(Path(source).absolute())
-        name = path or "image"
+        wanted = {"path": path, "formats": kind and [kind], "preprocessing": preprocessing and preprocessing.to_json()}
+        return _Message({**self._limits, **wanted}, source if isinstance(source, bytes) else b"")
+
+    def _ask(self, request: _Message) -> _Message:
         if not self._free.acquire(timeout=_WAIT):
-            raise ImageError(name, f"{_WAIT:.0f} s passed, and it was not its turn to be decoded; try again later")
+            raise _not_its_turn(request)
+        with self._process(request) as process:
+            answer = process.ask(request, self._patience)
+        return _checked(request, answer)
+
+    async def _ask_async(self, request: _Message) -> _Message:
+        if not self._free.acquire(blocking=False) and not await asyncio.to_thread(self._free.acquire, timeout=_WAIT):
+            raise _not_its_turn(request)
+        with self._process(request) as process:
+            answer = await process.ask_async(request, self._patience)
+        return _checked(request, answer)
+
+    @property
+    def _patience(self) -> float:
+        return self._limits["seconds"] + _SLACK  # it may hang without working
+
+    @contextlib.contextmanager
+    def _process(self, request: _Message) -> Iterator[_Process]:
+        """A process to ask, which is idle again afterwards; one that fails is ended."""
         try:
-            process = self._take(name)
+            process = self._take(request.name)
             try:
-                request = {**self._limits, **wanted, "path": path}
-                patience = self._limits["seconds"] + _SLACK  # it may hang without working
-                answer, content = process.ask(request, source if isinstance(source, bytes) else b"", patience)
+                yield process
             except BaseException as error:
                 with _changing:
                     self._busy.discard(process)
                 ended = process.end()
                 if isinstance(error, (OSError, EOFError)):
-                    raise ImageError(name, self._why(ended)) from error
+                    raise ImageError(request.name, self._why(ended)) from error
                 raise
             with _changing:
                 self._busy.discard(process)
                 _idle.append(process)
         finally:
             self._free.release()
-        if "reason" in answer:
-            raise (TooManyPixelsError if answer["too_many_pixels"] else ImageError)(name, answer["reason"])
-        return answer, content
 
     def _take(self, name: str) -> _Process:
         with _changing:
@@ -121,13 +153,55 @@ class DecodeProcesses:
         return "it made the decoder crash"
 
 
+class _Message(NamedTuple):
+    """A request to a process, or its answer: JSON, and bytes beside it."""
+
+    head: dict[str, Any]
+    content: bytes | bytearray | memoryview
+
+    @property
+    def name(self) -> str:
+        """Of the image, in a request."""
+        return self.head["path"] or "image"
+
+    def packed(self) -> bytes:
+        """To be sent at once, so that the other side wakes once."""
+        text = json.dumps(self.head).encode()
+        return b"".join((_SIZES.pack(len(text), len(self.content)), text, self.content))
+
+    @classmethod
+    def unpacked(cls, data: bytearray) -> _Message | None:
+        """The inverse of ``packed``; None while bytes are missing."""
+        if len(data) < _SIZES.size:
+            return None
+        text, content = _SIZES.unpack_from(data)
+        start = _SIZES.size + text
+        if len(data) < start + content:
+            return None
+        return cls(json.loads(data[_SIZES.size : start]), data[start:])
+
+
+def _checked(request: _Message, answer: _Message) -> _Message:
+    if "reason" in answer.head:
+        kind = TooManyPixelsError if answer.head["too_many_pixels"] else ImageError
+        raise kind(request.name, answer.head["reason"])
+    return answer
+
+
+def _to_array(answer: _Message) -> Pixels:
+    return np.frombuffer(answer.content, np.uint8).reshape(answer.head["shape"])
+
+
+def _not_its_turn(request: _Message) -> ImageError:
+    return ImageError(request.name, f"{_WAIT:.0f} s passed, and it was not its turn to be decoded; try again later")
+
+
 class _Process:
     """One process, seen by the one that asks it."""
 
     def __init__(self) -> None:
         paths = os.pathsep.join(dict.fromkeys(path or "." for path in sys.path))
         self._socket, theirs = socket.socketpair()
-        self._answers = self._socket.makefile("rb")
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START],
@@ -137,11 +211,24 @@ class _Process:
                 start_new_session=True,  # Ctrl-C is for the one that asks
             )
 
-    def ask(self, request: dict[str, Any], content: bytes, patience: float) -> tuple[dict[str, Any], bytes]:
+    def ask(self, request: _Message, patience: float) -> _Message:
         """The answer; an ``EOFError`` or an ``OSError`` if the process ends first, or takes longer than allowed."""
         self._socket.settimeout(patience)
-        _send(self._socket, request, content)
-        return _receive(self._answers)
+        self._socket.sendall(request.packed())
+        return _receive(self._socket)
+
+    async def ask_async(self, request: _Message, patience: float) -> _Message:
+        """The same for an event loop."""
+        loop, seen = asyncio.get_running_loop(), bytearray()
+        self._socket.settimeout(0)
+        late = loop.call_later(patience, self.kill)
+        try:
+            await loop.sock_sendall(self._socket, request.packed())
+            while (answer := _Message.unpacked(seen)) is None:
+                seen += await loop.sock_recv(self._socket, _PART) or _ended()
+        finally:
+            late.cancel()
+        return answer
 
     def is_alive(self) -> bool:
         """Whether it has not ended by itself."""
@@ -154,25 +241,19 @@ class _Process:
     def end(self) -> int:
         """End it, and forget it: its exit code, or the negative number of the signal that ended it first."""
         self.kill()
-        self._answers.close()
         self._socket.close()
         return self._process.wait()
 
 
-def _send(connection: socket.socket, head: dict[str, Any], content: bytes | memoryview) -> None:
-    text = json.dumps(head).encode()
-    connection.sendall(b"".join((_SIZES.pack(len(text), len(content)), text, content)))  # at once: the other wakes once
+def _receive(connection: socket.socket) -> _Message:
+    seen = bytearray()
+    while (message := _Message.unpacked(seen)) is None:
+        seen += connection.recv(_PART) or _ended()
+    return message
 
 
-def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
-    sizes = stream.read(_SIZES.size)
-    if len(sizes) < _SIZES.size:
-        raise EOFError
-    text, content = _SIZES.unpack(sizes)
-    head, body = stream.read(text), stream.read(content)
-    if len(body) < content:
-        raise EOFError
-    return json.loads(head), body
+def _ended() -> bytes:
+    raise EOFError
 
 
 # --- the process itself
@@ -181,29 +262,28 @@ def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
 def _serve() -> None:
     """Answer requests until the one that asks closes the connection."""
     connection = socket.socket(fileno=sys.stdin.fileno())
-    asked = connection.makefile("rb")
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            request, content = _receive(asked)
-            signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF ends a process that does not handle it
-            _limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * request["max_pixels"])
-            head, pixels = _answer(request, content)
+            request = _receive(connection)
+            limits = request.head
+            signal.setitimer(signal.ITIMER_PROF, limits["seconds"])  # SIGPROF ends a process that does not handle it
+            _limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * limits["max_pixels"])
+            answer = _answer(request)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            _send(connection, head, pixels)
+            connection.sendall(answer.packed())
 
 
-def _answer(request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes | memoryview]:
-    source = content if request["path"] is None else request["path"]
+def _answer(request: _Message) -> _Message:
+    wanted = request.head
+    source = bytes(request.content) if wanted["path"] is None else wanted["path"]
     try:
-        if "preprocessing" not in request:
-            return {"size": upright_size(source, request["formats"], request["max_pixels"])}, b""
-        preprocessing = Preprocessing.from_json(request["preprocessing"])
-        pixels = np.ascontiguousarray(
-            read_pixels(source, preprocessing, request["max_pixels"], formats=request["formats"])
-        )
-        return {"shape": pixels.shape}, pixels.data.cast("B")
+        if wanted["preprocessing"] is None:
+            return _Message({"size": upright_size(source, wanted["formats"], wanted["max_pixels"])}, b"")
+        preprocessing = Preprocessing.from_json(wanted["preprocessing"])
+        pixels = read_pixels(source, preprocessing, wanted["max_pixels"], formats=wanted["formats"])
+        return _Message({"shape": pixels.shape}, np.ascontiguousarray(pixels).data.cast("B"))
     except ImageError as error:
-        return {"reason": error.reason, "too_many_pixels": isinstance(error, TooManyPixelsError)}, b""
+        return _Message({"reason": error.reason, "too_many_pixels": isinstance(error, TooManyPixelsError)}, b"")
 
 
 def _limit_memory(most: int) -> None:

@@ -1,9 +1,9 @@
 """Images that come at the same time are embedded together, and queries searched together.
 
-A query waits a few milliseconds for others, or, under load, until the batch before it is done: the busier the service,
-the larger the batches. One thread embeds while another searches with the previous batch; if no query waits, the first
-one searches too, because handing over costs more than it gains. Each answer comes from one version, the one that was
-deployed when its batch began.
+A query waits a few milliseconds for others that are being decoded, or, under load, until the batch before it is done:
+the busier the service, the larger the batches. One thread embeds while another searches with the previous batch; if no
+query waits, the first one searches too, because handing over costs more than it gains. Each answer comes from one
+version, the one that was deployed when its batch began.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class QueryBatcher:
         self._workspace, self._settings, self._metrics, self._intake = workspace, settings, metrics, intake
         self._queue: asyncio.Queue[_Query] = asyncio.Queue()
         self._inside = 0
+        self._preprocessing: Preprocessing | None = None  # of the last batch; a guess, see _pixels
         self._embedding = ThreadPoolExecutor(1, thread_name_prefix="fixstar-embed")
         self._searching = ThreadPoolExecutor(1, thread_name_prefix="fixstar-search")
         self._batches = asyncio.Semaphore(2)  # one is embedded while one is searched
@@ -126,16 +127,19 @@ class QueryBatcher:
             self._metrics.refused.inc()
             raise _busy(f"{self._inside} queries are waiting already")
         self._inside += 1
-        space = self._workspace
         try:
-            read = await self._intake.read(
-                data, lambda: space.serving.encoder(models[0] if models else space.deployed()).preprocessing
-            )
+            if (wanted := self._preprocessing) is None:
+                wanted = await run_in_threadpool(self._preprocessing_of, models)  # may load a model
+            read = await self._intake.read(data, wanted)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, models, request, move, answer))
             return await answer
         finally:
             self._inside -= 1
+
+    def _preprocessing_of(self, models: tuple[str, ...]) -> Preprocessing:
+        name = models[0] if models else self._workspace.deployed()
+        return self._workspace.serving.encoder(name).preprocessing
 
     async def _collect(self) -> None:
         """Make batches and embed them, until cancelled; where more wait, another task searches with the vectors."""
@@ -159,11 +163,11 @@ class QueryBatcher:
                     self._batches.release()
 
     async def _fill(self, batch: list[_Query]) -> None:
-        """Wait for a first query, then a moment for others."""
+        """Wait for a first query, then a moment for others that have come."""
         batch.append(await self._queue.get())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.batch_wait):
-                while len(batch) < self._settings.batch:
+                while len(batch) < min(self._settings.batch, self._inside):
                     batch.append(await self._queue.get())
 
     def _work(self, batch: Sequence[_Query]) -> tuple[Move, _Rows, list[_Answer] | None]:
@@ -195,6 +199,7 @@ class QueryBatcher:
         except Exception as error:
             return [error for _ in queries]
         read = [self._pixels(query, encoder.preprocessing) for query in queries]
+        self._preprocessing = encoder.preprocessing
         good = [pixels for pixels in read if not isinstance(pixels, Exception)]
         made = iter(_embedded(encoder, good))
         self._metrics.embedded.labels(name, "query").inc(len(good))

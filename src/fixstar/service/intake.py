@@ -12,9 +12,8 @@ import base64
 import hashlib
 import io
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -93,29 +92,24 @@ class Intake:
         self._settings = settings
         workers = min(4, os.cpu_count() or 1)
         self.processes = DecodeProcesses(workers, settings.decode_seconds, settings.pixels)
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fixstar-intake")
         self._free = asyncio.Semaphore(workers)
         self._drawn = lru_cache(maxsize=_CACHED)(self._draw)
 
     async def check(self, data: bytes) -> str:
         """The suffix for an image's file; a problem if it is too large, of another format, or claims too many pixels.
 
-        Reads the header only. A picture that is also something else (a script, an archive) counts as a picture: it is
-        never handed out as it came.
+        A picture that is also something else (a script, an archive) counts as a picture: it is never handed out as it
+        came.
         """
-        return await self._run(lambda: self._check(data))
+        kind = self._kind(data)
+        await self._in_turn(partial(self.processes.size_async, data, kind))
+        return _SUFFIX[kind]
 
-    async def read(self, data: bytes, preprocessing: Callable[[], Preprocessing]) -> DecodedImage:
-        """An image as a model takes it, or a problem. ``preprocessing`` runs in the thread: it may load a model."""
-
-        def work() -> DecodedImage:
-            kind, wanted = self._kind(data), preprocessing()
-            try:
-                return DecodedImage(self.processes.pixels(data, wanted, kind), wanted, _SUFFIX[kind])
-            except ImageError as error:
-                raise _unreadable(error) from error
-
-        return await self._run(work)
+    async def read(self, data: bytes, preprocessing: Preprocessing) -> DecodedImage:
+        """An image as a model takes it, or a problem."""
+        kind = self._kind(data)
+        pixels = await self._in_turn(partial(self.processes.pixels_async, data, kind, preprocessing))
+        return DecodedImage(pixels, preprocessing, _SUFFIX[kind])
 
     def _kind(self, data: bytes) -> str:
         if len(data) > self._settings.upload_bytes:
@@ -126,28 +120,22 @@ class Intake:
             raise Problem("unknown-format", seen if data else "the file is empty")
         return kind
 
-    def _check(self, data: bytes) -> str:
-        kind = self._kind(data)
+    async def _in_turn(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Wait until a process is free; then its answer, or a problem."""
         try:
-            self.processes.size(data, kind)
-        except ImageError as error:
-            raise _unreadable(error) from error
-        return _SUFFIX[kind]
-
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        try:
-            async with asyncio.timeout(_WAIT):
+            async with asyncio.timeout(_WAIT if self._free.locked() else None):
                 await self._free.acquire()
         except TimeoutError:
             raise Problem("busy", f"{_WAIT:.0f} s passed until an image could be decoded") from None
-        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        running.add_done_callback(self._leave)
-        return await asyncio.shield(running)
-
-    def _leave(self, running: asyncio.Future[Result]) -> None:
-        self._free.release()
-        if not running.cancelled():
-            running.exception()  # retrieved, even if nobody waits any more
+        try:
+            return await work()
+        except TooManyPixelsError as error:
+            hint = "scale it down; the operator may allow more megapixels with: fixstar serve --pixels"
+            raise Problem("unreadable-image", error.reason, hint) from error
+        except ImageError as error:
+            raise Problem("unreadable-image", error.reason) from error
+        finally:
+            self._free.release()
 
     def thumbnail(self, workspace: Workspace, item: Item, size: int) -> Picture:
         """An item's picture with its longer side at the next of ``THUMBNAIL_SIZES``, or smaller where the image is."""
@@ -178,16 +166,10 @@ class Intake:
     def close(self) -> None:
         """End what is being decoded."""
         self.processes.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _too_large(size: int, settings: ServiceSettings) -> Problem:
     return Problem("image-too-large", f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed")
-
-
-def _unreadable(error: ImageError) -> Problem:
-    more = "scale it down; the operator may allow more megapixels with: fixstar serve --pixels"
-    return Problem("unreadable-image", error.reason, more if isinstance(error, TooManyPixelsError) else "")
 
 
 async def read_upload(upload: UploadFile, settings: ServiceSettings) -> bytes:

@@ -574,7 +574,7 @@ async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> Catal
     """An image as the model takes it, with a payload that names the file where it is kept."""
     try:
         data = await read_upload(upload.file, context.settings)
-        decoded = await context.intake.read(data, lambda: encoder.preprocessing)
+        decoded = await context.intake.read(data, encoder.preprocessing)
     except Problem as problem:
         return problem
     kept = await run_in_threadpool(context.workspace.images.keep, data, decoded.suffix)
