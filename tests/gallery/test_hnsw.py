@@ -75,9 +75,9 @@ def is_asked(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> list[in
     assert index is not None
     ask = index._ask
 
-    def count(*arguments: Any) -> Any:
+    def count(*arguments: Any, **options: Any) -> Any:
         asked.append(1)
-        return ask(*arguments)
+        return ask(*arguments, **options)
 
     monkeypatch.setattr(index, "_ask", count)
     return asked

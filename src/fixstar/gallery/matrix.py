@@ -18,6 +18,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -465,24 +466,25 @@ class ExactSearch:
 
 def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> list[list[Hit]]:
     """The k best of all versions for each query."""
-    hits: list[list[Hit]] = [[] for _ in range(queries)]
     found = []
     for place, target in enumerate(live):
         query, row = _candidates(target, k, where)
         if len(live) == queries == 1 and len(row) <= _ONE_BY_ONE:
             return [_nearest_of_few(target, row, k)]
-        found.append((query, _cosines(target, query, row), target.rows.numbers(row), row, np.full(len(row), place)))
+        number = target.rows.numbers(row) if len(live) > 1 else row  # rows of one version are in this order
+        found.append((query, _cosines(target, query, row), number, row, np.full(len(row), place)))
     if not found:
-        return hits
+        return [[] for _ in range(queries)]
     query, cosine, number, row, place_of = (np.concatenate([part[i] for part in found]) for i in range(5))
     best = first_of_each(query, cosine, number, k)
-    owners = [live[place] for place in place_of[best].tolist()]
-    located = [owner.rows.locate([one])[0] for owner, one in zip(owners, row[best].tolist(), strict=True)]
-    payloads = all_parsed([segment.texts[one] for segment, one in located])
-    columns = query[best].tolist(), cosine[best].tolist(), owners, located, payloads
-    for q, score, owner, (segment, one), payload in zip(*columns, strict=True):
-        hits[q].append(Hit(segment.ids[one], score, owner.name, payload))
-    return hits
+    owners, rows = [live[place] for place in place_of[best].tolist()], row[best].tolist()
+    if len(live) == 1:
+        located = live[0].rows.locate(rows)
+    else:
+        located = [owner.rows.locate([one])[0] for owner, one in zip(owners, rows, strict=True)]
+    hits = _hits(located, cosine[best], [owner.name for owner in owners])
+    ends = np.searchsorted(query[best], np.arange(queries + 1)).tolist()
+    return [hits[start:end] for start, end in pairwise(ends)]
 
 
 def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
@@ -492,14 +494,14 @@ def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
     for place, (segment, one) in enumerate(located):
         vectors[place] = segment.vectors[one]
     cosine = paired_cosines(vectors, target.queries, out=vectors)
-    best = np.lexsort((row, -cosine))[:k]  # rows of one version are in the order of their numbers
-    chosen = [located[place] for place in best.tolist()]
-    payloads = all_parsed([segment.texts[one] for segment, one in chosen])
-    columns = chosen, cosine[best].tolist(), payloads
-    return [
-        Hit(segment.ids[one], score, target.name, payload)
-        for (segment, one), score, payload in zip(*columns, strict=True)
-    ]
+    best = np.lexsort((row, -cosine))[:k]
+    return _hits([located[place] for place in best.tolist()], cosine[best], repeat(target.name, len(best)))
+
+
+def _hits(located: list[tuple[Segment, int]], cosine: Floats, names: Iterable[str]) -> list[Hit]:
+    ids = [segment.ids[one] for segment, one in located]
+    payloads = all_parsed([segment.texts[one] for segment, one in located])
+    return list(map(Hit, ids, cosine.tolist(), names, payloads))
 
 
 def _candidates(target: _Target, k: int, where: Where | None) -> tuple[Indices, Indices]:
