@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fixstar.data import Augmentation, ImageSet, from_arrays, open_images
 from fixstar.data.glyphs import glyph_pixels
 from fixstar.data.streams import TaskStream, class_stream
-from fixstar.errors import InputError, UnknownNameError
+from fixstar.errors import InputError, UnknownNameError, plural
 from fixstar.evaluation.pictures import DPI, GREY, INK
 from fixstar.methods import Method, create_method
 from fixstar.models import Encoder
@@ -128,7 +128,7 @@ def _images(data: Path | None, per_class: int) -> tuple[ImageSet, ImageSet]:
         return _drawn(per_class, seed=1), _drawn(TEST, seed=2)
     train, test = open_images(data, "train"), open_images(data, "test")
     if len(train.classes) < CLASSES:
-        raise InputError(f"{data} has {len(train.classes)} classes; the picture needs {CLASSES}")
+        raise InputError(f"{data} has {plural(len(train.classes), 'class')}; the picture needs {CLASSES}")
     classes = train.classes[:CLASSES]
     return _first_of_each(train, classes, per_class), _first_of_each(test, classes, TEST)
 

@@ -101,7 +101,7 @@ def test_lfw_is_verified_by_its_own_pairs_and_folds(tmp_path: Path) -> None:
         (lambda text: "pairs\n" + text, "first line must be the number of folds"),
         (lambda text: text.replace("Person_0\t1\t2", "Person_0\t1", 1), "line 2 has 2 columns"),
         (lambda text: text.replace("Person_0\t1\t2", "Person_0\t1\tx", 1), "'x' is not the number of an image"),
-        (lambda text: text.replace("Person_0\t1\t2", "Person_0\t1\t9", 1), "1 images that are not there: .*_0009.jpg"),
+        (lambda text: text.replace("Person_0\t1\t2", "Person_0\t1\t9", 1), "1 missing image: .*_0009.jpg"),
         (lambda text: text[: len(text) // 2], "pairs, its first line says 12"),
     ],
 )
@@ -197,7 +197,7 @@ def test_damaged_lists_of_landmarks_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"015x\.jpg is not there, and a query should find it"):
         Searched.open(benchmark("gldv2/1"), tmp_path)
     (root / "train_clean.csv").write_text("landmark_id,images\n17,abc1 zzz9\n")
-    with pytest.raises(DataError, match=r"lists 1 images that are not there: .*z/z/z/zzz9\.jpg"):
+    with pytest.raises(DataError, match=r"lists 1 missing image: .*z/z/z/zzz9\.jpg"):
         dataset("gldv2").open(tmp_path, "train")
     (root / "train_clean.csv").write_text("landmark_id,images\n17\n")
     with pytest.raises(DataError, match="line 2 has 1 columns, expected 2"):
@@ -370,7 +370,7 @@ def test_wider_features_share_their_first_components(tmp_path: Path) -> None:
     ("file", "text", "message"),
     [
         ("ijbc_face_tid_mid.txt", "1.jpg 10\n", "line 1 has 2 columns, expected 3"),
-        ("ijbc_face_tid_mid.txt", "99.jpg 10 1\n", r"lists 1 images that are not there: .*99\.jpg"),
+        ("ijbc_face_tid_mid.txt", "99.jpg 10 1\n", r"lists 1 missing image: .*99\.jpg"),
         ("ijbc_template_pair_label.txt", "10 77 0\n", "template 77 has no face"),
         ("ijbc_1N_gallery_G1.csv", "TEMPLATE_ID,SUBJECT_ID\nten,1\n", "expected TEMPLATE_ID,SUBJECT_ID"),
         ("ijbc_1N_gallery_G2.csv", "TEMPLATE_ID,SUBJECT_ID\n", "expected TEMPLATE_ID,SUBJECT_ID"),

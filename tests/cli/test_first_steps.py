@@ -36,7 +36,7 @@ def test_more_classes_than_the_capacity_of_a_first_version(tmp_path: Path) -> No
     typed("init", path)
     refused = typed("train", draw(tmp_path / "photos", "abcde"), "-w", path, *TINY, "--capacity", "3")
     assert refused.code == 1
-    assert "5 classes do not fit into the capacity K=3" in refused.err
+    assert "5 classes cannot fit into the capacity K=3" in refused.err
     assert "--capacity 5" in refused.err
     assert "fixstar grow" not in refused.err
     grown = typed("grow", "17", "-w", path)

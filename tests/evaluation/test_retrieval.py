@@ -187,7 +187,7 @@ GOOD, ONE = np.ones((2, 3)), np.array([0, 1])
     ("call", "message"),
     [
         (lambda: average_precisions(GOOD, ONE, GOOD, ONE, at=0), "starting at 1; got 0"),
-        (lambda: average_precisions(GOOD, ONE[:1], GOOD, ONE), "1 query labels for 2 query images"),
+        (lambda: average_precisions(GOOD, ONE[:1], GOOD, ONE), "1 query label for 2 query images"),
         (lambda: average_precisions(GOOD, ONE, GOOD, np.arange(3)), "3 gallery labels for 2"),
         (lambda: average_precisions(GOOD[:0], ONE[:0], GOOD, ONE), "query features are a non-empty"),
         (lambda: average_precisions(GOOD, ONE, GOOD[:0], ONE[:0]), "gallery features are a non-empty"),

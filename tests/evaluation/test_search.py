@@ -208,7 +208,7 @@ ONE = np.array([0, 1])
         (lambda: nearest(GOOD, GOOD, k=3), "1 to 2 here; got 3"),
         (lambda: nearest(GOOD, GOOD, k=0), "got 0"),
         (lambda: nearest(GOOD, GOOD, block=0), "block"),
-        (lambda: image_search(GOOD, ONE[:1], GOOD, ONE), "1 query labels for 2 query images"),
+        (lambda: image_search(GOOD, ONE[:1], GOOD, ONE), "1 query label for 2 query images"),
         (lambda: template_search(GOOD, ONE, GOOD, np.arange(3)), "3 gallery labels for 2 gallery images"),
         (lambda: image_search(GOOD, ONE / 2, GOOD, ONE), "one integer per image, got float64"),  # type: ignore[arg-type]
         (lambda: templates(GOOD, ONE[:, None]), "one integer per image"),

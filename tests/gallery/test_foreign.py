@@ -200,5 +200,5 @@ def test_labels_of_a_file_are_payloads(tmp_path: Path) -> None:
     (block,) = open_vectors(tmp_path / "old.npz").blocks(10)
     assert block.payloads == [{"label": "cat"}, {}, {"label": "dog"}]
     np.savez(tmp_path / "few.npz", vectors=ROWS[:3], labels=np.array(["cat"]))
-    with pytest.raises(DataError, match="3 vectors and 1 labels"):
+    with pytest.raises(DataError, match="3 vectors and 1 label"):
         open_vectors(tmp_path / "few.npz")

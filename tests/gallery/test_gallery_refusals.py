@@ -68,7 +68,7 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
         (lambda g: g.search("v1", vectors(1, 3), versions=["v9"]), "no version 'v9'"),
         (lambda g: g.iterate("v9"), "no version 'v9'"),
         (lambda g: g.projection("v9"), r"no version 'v9' \(it has: v1[^)]*\)$"),
-        (lambda g: g.upsert("v1", ["a", "c"], vectors(1, 3)), "2 ids, 1 vectors"),
+        (lambda g: g.upsert("v1", ["a", "c"], vectors(1, 3)), "2 ids, 1 vector"),
         (lambda g: g.upsert("v1", ["a"], vectors(1, 3), []), "0 payloads"),
         (lambda g: g.upsert("v1", ["c", "c"], vectors(2, 3)), "1 distinct; 'c' comes twice"),
         (lambda g: g.upsert("v1", "ab", vectors(2, 3)), "list of strings"),

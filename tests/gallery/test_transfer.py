@@ -207,7 +207,7 @@ def write_bad(path: Path, kind: str) -> None:
         ("fortran", "Fortran"),
         ("cut", "cut off"),
         ("garbage", "damaged"),
-        ("few ids", "3000 vectors and 1 ids"),
+        ("few ids", "3,000 vectors and 1 id"),
         ("twice", "'a' comes twice"),
         ("no object", "not an object"),
         ("value NaN", "'i2999' cannot be written as JSON.*nothing was stored"),

@@ -86,7 +86,7 @@ def test_an_encoder_projects_to_it_and_gives_classes_their_slots(kind: str) -> N
     pixels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     z, logits = made(pixels).z, made(pixels).logits
     np.testing.assert_allclose(logits.detach(), z.detach().numpy() @ W.T, atol=1e-4)
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="cannot fit"):
         made.add_classes([str(i) for i in range(6)])
 
 

@@ -28,7 +28,7 @@ def test_a_class_keeps_its_slot_for_ever(groups: list[list[str]], side: str) -> 
 
 
 def test_a_full_simplex_says_so() -> None:
-    with pytest.raises(InputError, match="2 new classes do not fit: 1 of the capacity K=3"):
+    with pytest.raises(InputError, match="2 new classes cannot fit: 1 of the capacity K=3"):
         Slots(3).assign(["a", "b"]).assign(["c", "d"])
 
 

@@ -67,6 +67,17 @@ def test_batches_examples_counts_and_payloads(asking: Client) -> None:
     assert asking.facets("label") == {"shoe": 4, "hat": 2}
 
 
+def test_a_drift_map_has_a_point_per_item(asking: Client) -> None:
+    images = {f"{label}{i}": picture(10 * len(label) + i) for label in ("hat", "shoe") for i in range(4)}
+    asking.add(images, {name: {"label": name[:-1]} for name in images})
+    drawn = asking.drift("v1", "v2")
+    assert (drawn.old, drawn.new, {point.id for point in drawn.points}) == ("v1", "v2", set(images))
+    assert all(point.label == point.id[:-1] and point.moved > 0 for point in drawn.points)
+    assert len(asking.drift("v1", "v2", limit=4).points) == 4
+    with pytest.raises(ServiceError, match="v9"):
+        asking.drift("v1", "v9")
+
+
 def test_embeddings_come_as_an_array(asking: Client, space: Workspace) -> None:
     images = [picture(seed) for seed in range(3)]
     found = asking.embeddings(images, "v2")

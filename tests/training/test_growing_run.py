@@ -96,7 +96,7 @@ def test_classifiers_without_capacity_have_nothing_to_grow_and_other_polytopes_c
 @pytest.mark.parametrize("name", ["hoc", "fd", "cores"])
 def test_a_full_model_says_what_to_do_and_a_grown_one_has_room(name: str, first: Version) -> None:
     images, method = digits(range(10), 0, 3), create_method(name)
-    with pytest.raises(InputError, match=r"6 new classes do not fit.*Grow the capacity by at least"):
+    with pytest.raises(InputError, match=r"6 new classes cannot fit.*Grow the capacity by at least"):
         starting_encoder(2, images, TrainingContext(first.encoder), method, FULL)
     encoder = starting_encoder(2, images, TrainingContext(first.encoder), method, GROWN)
     assert (encoder.classifier.parts, encoder.slots.capacity) == ((3, 5), 10)

@@ -61,7 +61,7 @@ def test_a_full_run_grows_after_its_stop_and_ends_as_if_it_had_known(tmp_path: P
     def run(directory: str, later: dict[int, Settings] | None) -> list[Version]:
         return list(run_scenario(stream(), method, FULL, tmp_path / directory, progress=False, later=later))
 
-    with pytest.raises(InputError, match=r"2 new classes do not fit.*later=\{VERSION"):
+    with pytest.raises(InputError, match=r"2 new classes cannot fit.*later=\{VERSION"):
         run("stopped", None)
     finished = sorted((tmp_path / "stopped" / "versions").iterdir())
     assert [path.name for path in finished] == ["v1", "v2"]

@@ -66,7 +66,7 @@ def test_a_rotation_is_found_from_other_images_of_the_same_classes() -> None:
 def test_what_cannot_be_paired() -> None:
     X = vectors(6, 3)
     labels = np.arange(6)
-    with pytest.raises(InputError, match="share 1 classes"):
+    with pytest.raises(InputError, match="share 1 class "):
         paired_by_class(X, labels, X, labels + 5)
     with pytest.raises(InputError, match="one integer or string for each of 6 vectors"):
         paired_by_class(X, labels[:5], X, labels)

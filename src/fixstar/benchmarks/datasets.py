@@ -27,7 +27,7 @@ from fixstar.data.formats import (
     image_folder,
     omniglot_folder,
 )
-from fixstar.errors import DataError, UnknownNameError
+from fixstar.errors import DataError, UnknownNameError, plural
 from fixstar.evaluation import Pairs
 
 Loader = Callable[[Path, str], ImageSet]
@@ -210,7 +210,7 @@ def _listed_images(paths: Sequence[Path], labels: Sequence[str], source: Path, n
     lacking = [path for path in paths if not path.is_file()]
     if lacking:
         shown = ", ".join(str(path) for path in lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
-        raise DataError(f"{source} lists {len(lacking):,} images that are not there: {shown}")
+        raise DataError(f"{source} lists {plural(len(lacking), 'missing image')}: {shown}")
     classes, numbers = np.unique(np.array(labels), return_inverse=True)
     return ImageSet(tuple(paths), numbers.astype(np.int64), tuple(str(one) for one in classes), name)
 

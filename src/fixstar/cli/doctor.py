@@ -16,7 +16,7 @@ import fixstar
 from fixstar.cli.app import AsJson, app, examples
 from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.output import print_result
-from fixstar.errors import FixstarError, NextStep
+from fixstar.errors import FixstarError, NextStep, plural
 
 _REQUIREMENT = re.compile(r"""([\w.-]+)[^;]*(?:;.*extra == ['"]([\w-]+)['"])?""")
 _NOT_FOR_USERS = ("all", "dev", "docs")
@@ -115,7 +115,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     about = found.get("workspace", {})
     if "versions" in about:
         lines.append(
-            f"workspace {about['path']}: {len(about['versions'])} versions, {about['deployed'] or 'none'} deployed, "
-            f"{about['vectors']:,} vectors, {about['free_bytes'] / 1e9:.1f} GB free"
+            f"workspace {about['path']}: {plural(len(about['versions']), 'version')}, "
+            f"{about['deployed'] or 'none'} deployed, "
+            f"{plural(about['vectors'], 'vector')}, {about['free_bytes'] / 1e9:.1f} GB free"
         )
     return lines + ([f"PROBLEM: {problem}" for problem in found["problems"]] or ["no problems"])

@@ -390,7 +390,8 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool) -> Non
         return
     done = f"; {planned.position:,} are processed" if planned.position else ""
     print_wrapped(
-        f"{len(plan.ids):,} of {plan.old:,} items with older vectors, order: {plan.order}, with {plan.target}{done}"
+        f"{len(plan.ids):,} of {plural(plan.old, 'item')} with older vectors, order: {plan.order}, with "
+        f"{plan.target}{done}"
     )
     if planned.predicted is None:
         print_wrapped(

@@ -429,7 +429,7 @@ def snapshot(
     read_mark(workspace)
     done = take_snapshot(workspace, target)
     new = f"{done.copied:,} new ({done.copied_bytes / 1e6:,.1f} MB)"
-    line = f"{done.files:,} files ({done.bytes / 1e6:,.1f} MB) in {target}, {new}"
+    line = f"{plural(done.files, 'file')} ({done.bytes / 1e6:,.1f} MB) in {target}, {new}"
     print_result(as_json, done._asdict(), line)
 
 
@@ -446,4 +446,4 @@ def restore(
     from fixstar.workspace.snapshot import restore_snapshot
 
     done = restore_snapshot(source, workspace, replace)
-    print_result(as_json, done._asdict(), f"{done.files:,} files of {done.when} restored to {workspace}")
+    print_result(as_json, done._asdict(), f"{plural(done.files, 'file')} of {done.when} restored to {workspace}")

@@ -480,7 +480,8 @@ def idx_images(folder: str | Path, split: str) -> ImageSet:
     labels = _read_idx(_idx_file(root, stem, "labels", 1), 1).astype(np.int64)
     if len(images) != len(labels):
         raise DataError(
-            f"{root / stem}: {len(images)} images but {len(labels)} labels; the files do not belong together"
+            f"{root / stem}: {plural(len(images), 'image')} but {plural(len(labels), 'label')}; the files do "
+            "not belong together"
         )
     if prefix.startswith("emnist"):
         images = np.ascontiguousarray(images.transpose(0, 2, 1))

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownNameError
+from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead, read_pixels
 from fixstar.progress import Advance, silent
 
@@ -48,7 +48,7 @@ class ImageSet:
     def __post_init__(self) -> None:
         mistakes = [*_image_mistakes(self.images), *_label_mistakes(self.labels, self.classes)]
         if not mistakes and len(self.images) != len(self.labels):
-            mistakes = [f"{len(self.images)} images but {len(self.labels)} labels"]
+            mistakes = [f"{plural(len(self.images), 'image')} but {plural(len(self.labels), 'label')}"]
         if mistakes:
             raise InputError(f"image set{self.name and ' ' + self.name}: {'; '.join(mistakes)}")
 
@@ -129,14 +129,16 @@ class ImageSet:
             raise unreadable_error(unreadable, len(self))
         return tuple(unreadable)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, read: bool = False) -> str:
         """A SHA-256 of classes, labels and content that is the same on every machine and in every folder.
 
-        Of files it takes sizes and relative names: an edit in place to the same size goes unnoticed.
+        Of files it takes relative names and, with ``read``, their bytes; else their sizes, which is much faster, but an
+        edit in place to the same size goes unnoticed.
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
-        for part in _pixel_bytes(self.images) if isinstance(self.images, np.ndarray) else _file_bytes(self.images):
+        images = self.images
+        for part in _pixel_bytes(images) if isinstance(images, np.ndarray) else _file_bytes(images, read):
             digest.update(part)
         return digest.hexdigest()
 
@@ -147,16 +149,16 @@ def _pixel_bytes(images: npt.NDArray[np.uint8]) -> Iterator[bytes]:
         yield images[start : start + _HASHED].tobytes()
 
 
-def _file_bytes(paths: tuple[Path, ...]) -> Iterator[bytes]:
+def _file_bytes(paths: tuple[Path, ...], read: bool) -> Iterator[bytes]:
     yield f"files {len(paths)}".encode()
     absolute = [path.absolute() for path in paths]
     root = os.path.commonpath([path.parent for path in absolute]) if absolute else ""
     for path in absolute:
         try:
-            size: int | str = path.stat().st_size
+            seen: int | str = hashlib.sha256(path.read_bytes()).hexdigest() if read else path.stat().st_size
         except OSError:
-            size = "absent"  # reading it raises, with its name, or leaves it out
-        yield f"\n{path.relative_to(root).as_posix()} {size}".encode(errors="surrogateescape")
+            seen = "absent"  # reading it raises, with its name, or leaves it out
+        yield f"\n{path.relative_to(root).as_posix()} {seen}".encode(errors="surrogateescape")
 
 
 def from_arrays(
@@ -224,7 +226,8 @@ def _label_mistakes(labels: Any, classes: Any) -> Iterator[str]:
     if not (isinstance(labels, np.ndarray) and labels.dtype == np.int64 and labels.ndim == 1):
         yield "labels are an int64 array [N]; see from_arrays"
     elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        yield f"labels of {len(classes)} classes are 0 to {len(classes) - 1}, got {labels.min()} to {labels.max()}"
+        seen = f"{labels.min()} to {labels.max()}"
+        yield f"labels of {plural(len(classes), 'class')} are 0 to {len(classes) - 1}, got {seen}"
 
 
 def _positions(indices: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
@@ -273,7 +276,7 @@ def _allocate(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 def unreadable_error(unreadable: Sequence[ImageError], count: int) -> DataError:
     """One error for all images of a set that cannot be read."""
-    lines = [f"{len(unreadable)} of {count} images cannot be read:"]
+    lines = [f"{len(unreadable):,} of {plural(count, 'image')} cannot be read:"]
     lines += [f"  {image}" for image in unreadable[:_SHOWN]]
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
     if len(unreadable) == count:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fixstar.data.image_set import ImageSet, concatenate
-from fixstar.errors import InputError
+from fixstar.errors import InputError, plural
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed:
     rest = len(order) - initial
     if not 1 <= initial <= len(order) or (rest and (increment < 1 or rest % increment)):
         raise InputError(
-            f"{len(order)} classes cannot be split into {initial} at first and then {increment} at a time; "
+            f"{plural(len(order), 'class')} cannot be split into {initial} at first and then {increment} at a time; "
             "initial + a multiple of increment must be the number of classes"
         )
     cuts = [0, initial, *range(initial + increment, len(order) + 1, increment)] if rest else [0, initial]

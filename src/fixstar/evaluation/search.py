@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
-from fixstar.errors import InputError, UnknownNameError
+from fixstar.errors import InputError, UnknownNameError, plural
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
@@ -171,7 +171,9 @@ def store_search(
 ) -> Hits:
     """[N] bool: whether the nearest item of a gallery store, of any version, has the query's class."""
     if len(query_labels) != len(queries):
-        raise InputError(f"{len(query_labels)} query labels for {len(queries)} queries; pass one label per query")
+        raise InputError(
+            f"{plural(len(query_labels), 'query label')} for {plural(len(queries), 'query')}; pass one label per query"
+        )
     label_of = label_of_id.__getitem__ if isinstance(label_of_id, Mapping) else label_of_id
     hits = np.zeros(len(queries), dtype=np.bool_)
     for rows in blocks(len(queries), STORE_BLOCK):
@@ -514,7 +516,7 @@ def checked_labels(labels: Labels, features: Floats, name: str) -> Labels:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(f"{name} labels are one integer per image, got {array.dtype} of shape {array.shape}")
     if len(array) != len(features):
-        raise InputError(f"{len(array)} {name} labels for {len(features)} {name} images")
+        raise InputError(f"{plural(len(array), f'{name} label')} for {plural(len(features), f'{name} image')}")
     return array
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DataError, InputError, NextStep
+from fixstar.errors import DataError, InputError, NextStep, plural
 from fixstar.evaluation.features import load_arrays, save_arrays
 from fixstar.evaluation.search import (
     BLOCK,
@@ -153,7 +153,8 @@ def _draw_pairs(start: Rows, stop: Rows, count: int, kind: str, rng: np.random.G
     ends = np.cumsum(stop - start)
     if count > ends[-1]:
         raise InputError(
-            f"these labels allow {ends[-1]} {kind} pairs, not {count}. Ask for fewer pairs, or pass more images"
+            f"these labels allow {plural(int(ends[-1]), f'{kind} pair')}, not {count}. Ask for fewer pairs, or "
+            "pass more images"
         )
     numbers = rng.choice(int(ends[-1]), size=count, replace=False)
     p = np.searchsorted(ends, numbers, side="right")
@@ -205,7 +206,7 @@ def gallery_query_split(labels: Labels, share: float = 0.5, seed: int = 0) -> Sp
     place = np.arange(len(order)) - np.repeat(starts, counts)
     chosen = place < np.repeat(wanted, counts)
     if chosen.all():
-        raise InputError(f"all {counts.size} classes have one image: nothing is left to query with")
+        raise InputError(f"no class has two images ({plural(counts.size, 'class')}): nothing is left to query with")
     return Split(np.sort(order[chosen]), np.sort(order[~chosen]))
 
 

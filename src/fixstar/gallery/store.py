@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DamagedItemError, GalleryError, InputError
+from fixstar.errors import DamagedItemError, GalleryError, InputError, plural
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 
 Vectors = NDArray[np.floating[Any]]
@@ -204,7 +204,8 @@ class Gallery(ABC):
         if len(items) != len(rows) or (payloads is not None and len(payloads) != len(rows)):
             given = "" if payloads is None else f", {len(payloads)} payloads"
             raise GalleryError(
-                f"replace_vectors takes one vector per item; got {len(items)} items, {len(rows)} vectors{given}"
+                f"replace_vectors takes one vector per item; got {plural(len(items), 'item')}, "
+                f"{plural(len(rows), 'vector')}{given}"
             )
         return self._replace_vectors(version, items, rows, payloads)
 
@@ -469,7 +470,7 @@ def payload_texts(ids: Sequence[str], rows: int, payloads: Sequence[Payload] | N
     """One JSON document per item."""
     if len(ids) != rows or (payloads is not None and len(payloads) != rows):
         raise GalleryError(
-            f"upsert takes one vector and one payload per id; got {len(ids)} ids, {rows} vectors"
+            f"upsert takes one vector and one payload per id; got {plural(len(ids), 'id')}, {plural(rows, 'vector')}"
             + ("" if payloads is None else f", {len(payloads)} payloads")
         )
     return ["{}"] * rows if payloads is None else list(map(_payload_text, ids, payloads))

@@ -40,7 +40,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_file
-from fixstar.errors import DataError, FixstarError, InputError, MissingExtraError, NextStep
+from fixstar.errors import DataError, FixstarError, InputError, MissingExtraError, NextStep, plural
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats, Item
 
@@ -101,9 +101,11 @@ class VectorFile:
                     f"{there:,} are there"
                 )
             self.ids = self._read_ids()
-        for what, of in (("ids", self.ids), ("labels", self._labels)):
+        for what, of in (("id", self.ids), ("label", self._labels)):
             if of is not None and len(of) != self.count:
-                raise DataError(f"{path} has {self.count} vectors and {len(of)} {what}; each needs one")
+                raise DataError(
+                    f"{path} has {plural(self.count, 'vector')} and {plural(len(of), what)}; each needs one"
+                )
 
     def blocks(self, rows: int) -> Iterator[Block]:
         """All rows, ``rows`` at a time; raises at the end if the ids beside them belong to other vectors."""

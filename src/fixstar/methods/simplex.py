@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fixstar.errors import InputError, NextStep
+from fixstar.errors import InputError, NextStep, plural
 from fixstar.losses import SameClass, feature_distillation, info_nce, info_nce_of, search_contrast
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, require
 from fixstar.models import Encoder
@@ -192,8 +192,8 @@ def rotated_slots(encoder: Encoder) -> Tensor:
         if not (slot < eighth or capacity - eighth <= slot < capacity):
             raise InputError(
                 f"rotated classes need 8 slots per class: of K={capacity} slots {eighth} are for classes on each side, "
-                f"and there are {len(encoder.slots)} classes. Choose a larger capacity for the first version, or go on "
-                "without rotated classes",
+                f"and the model has {plural(len(encoder.slots), 'class')}. Choose a larger capacity for the first "
+                "version, or go on without rotated classes",
                 NextStep("train", {"data": ..., "capacity": 8 * len(encoder.slots)}, "the first version"),
                 NextStep("upgrade", {"data": ..., "option": "rotated=false"}, "without rotated classes"),
             )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
+from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError, plural
 
 Side = Literal["left", "right"]
 
@@ -63,15 +63,15 @@ class Slots:
         free = [slot for slot in range(self.capacity) if slot not in taken]
         if len(new) > len(free) and not taken:
             raise InputError(
-                f"{len(new)} classes do not fit into the capacity K={self.capacity}. Pass a capacity of at least "
-                f"{len(new)}, and a larger one if more classes are to come",
+                f"{plural(len(new), 'class')} cannot fit into the capacity K={self.capacity}. Pass a capacity of at "
+                f"least {len(new)}, and a larger one if more classes are to come",
                 NextStep("train", {"data": ..., "capacity": len(new)}, "or larger"),
             )
         if len(new) > len(free):
             room = max(2, len(new) - len(free))
             raise InputError(
-                f"{len(new)} new classes do not fit: {len(free)} of the capacity K={self.capacity} slots are free. "
-                f"Grow the capacity by at least {room}: encoder.grow({room}), or in a run "
+                f"{plural(len(new), 'new class')} cannot fit: {len(free)} of the capacity K={self.capacity} slots "
+                f"are free. Grow the capacity by at least {room}: encoder.grow({room}), or in a run "
                 f"later={{VERSION: replace(settings, grown=(*settings.grown, {room}))}}",
                 NextStep("grow", {"count": room}),
             )

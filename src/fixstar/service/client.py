@@ -21,7 +21,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import ACTIONS, FixstarError, InputError, MissingExtraError, NextStep
+from fixstar.errors import ACTIONS, FixstarError, InputError, MissingExtraError, NextStep, plural
 
 try:
     from fixstar.service.schemas import (
@@ -92,7 +92,7 @@ class ImagesLeftOutError(ServiceError):
         more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         stored = f"the other {len(added):,} are stored" if added else "nothing was stored"
         hint = "send these again; add(..., leave_out=True) names them in its answer instead" if added else ""
-        title = f"{len(bad):,} of {len(added) + len(bad):,} images cannot be used, {stored}"
+        title = f"{len(bad):,} of {plural(len(added) + len(bad), 'image')} cannot be used, {stored}"
         super().__init__(title, named + more, hint, status)
         self.added, self.bad = added, bad
 

@@ -50,6 +50,7 @@ from fixstar.errors import (
     InputError,
     NextStep,
     UnknownNameError,
+    plural,
 )
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Vectors
@@ -371,7 +372,7 @@ def _index(space: Workspace, running: RunningJob) -> Result:
 
     while done < len(items):
         if running.stopped():
-            raise StoppedError(f"{done:,} of {len(items):,} items were processed", result)
+            raise StoppedError(f"{done:,} of {plural(len(items), 'item')} processed", result)
         rows = items[done : done + BATCH]
         batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in rows]
         overtaken.clear()

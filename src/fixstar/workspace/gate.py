@@ -482,7 +482,7 @@ def missing_evidence(
     needed = needed_queries(judged, queries, confidence, tolerance)
     if needed is None:
         seen = "balance exactly" if judged.differing else "do not occur"
-        told = [f"Among {queries:,} queries gains and losses {seen}: more of the same would not show a gain"]
+        told = [f"Among {plural(queries, 'query')} gains and losses {seen}: more of the same would not show a gain"]
         steps = []
     else:
         told = [
@@ -681,7 +681,8 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
     if images is None:
         return {}
     counts = {"images": len(images), "classes": len(images.classes)}
-    return {"name": images.name, "source": source, **counts, "fingerprint": images.fingerprint()}
+    digest = images.fingerprint(read=source == "named")
+    return {"name": images.name, "source": source, **counts, "fingerprint": digest}
 
 
 # --- what would hold where the version's own queries do not: a map of queries, a backfill, or the old version

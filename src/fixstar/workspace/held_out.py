@@ -182,7 +182,7 @@ def pin_images(
             raise InputError(f"a name has 1 to 64 printable characters and is not {HELD_OUT!r}; got {name!r}")
         images = open_images(path, split, label)
         kept = {"path": str(path.absolute()), "split": split, "label": label, "images": len(images)}
-        known["sets"][name] = {**kept, "fingerprint": images.fingerprint()}
+        known["sets"][name] = {**kept, "fingerprint": images.fingerprint(read=True)}
     elif name != HELD_OUT and name not in known["sets"]:
         raise UnknownNameError("name of images", name, [HELD_OUT, *known["sets"]])
     known["default"] = name
@@ -199,7 +199,7 @@ def named_images(workspace: Path, name: str | None = None) -> ImageSet | None:
         raise UnknownNameError("name of images", chosen, [HELD_OUT, *known["sets"]])
     kept = known["sets"][chosen]
     images = open_images(kept["path"], kept["split"], kept["label"])
-    if images.fingerprint() != kept["fingerprint"]:
+    if images.fingerprint(read=True) != kept["fingerprint"]:
         raise InputError(
             f"the images named {chosen!r} have changed: {plural(kept['images'], 'image')} when they got the name, "
             f"{len(images):,} now. Restore them, or give the present ones a name",

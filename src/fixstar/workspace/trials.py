@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.durable import document, read_document, replace_json
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import InputError, ModelError, plural
 from fixstar.evaluation import VersionFeatures, cross_test
 from fixstar.evaluation.features import version_features
 from fixstar.evaluation.trial import searchable, trial_of_images
@@ -147,14 +147,17 @@ def choose_setup(
         return base, []  # the second: a run without trials was interrupted, and resumes
     if len(compared) < 2:
         if len(setups) > 1:
-            say(f"No trial runs: with {epochs} epochs in all they would cost more than a third of the training")
+            say(
+                f"No trial runs: with {plural(epochs, 'epoch')} in all they would cost more than a third of "
+                "the training"
+            )
         return base, []
     test = None if held_out is None else searchable(held_out, base.previous.preprocessing, "skip")
     queries = 0 if test is None else sum(count // 2 for count in test.counts().values())
     if test is None or queries < LEAST_QUERIES:
         say(
-            f"No trial runs: held-out images give {queries} queries, and comparing settings takes {LEAST_QUERIES}. "
-            f"Training with the settings of {base.start}"
+            f"No trial runs: held-out images give {plural(queries, 'query')}, and comparing settings takes "
+            f"{LEAST_QUERIES}. Training with the settings of {base.start}"
         )
         return base, []
     cost = len(compared) * short / epochs

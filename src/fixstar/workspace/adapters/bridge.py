@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fixstar.errors import DataError, InputError, NextStep, UnknownNameError
+from fixstar.errors import DataError, InputError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import Difference, gallery_query_split, nearest, paired_bootstrap
 from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.report import percent, points
@@ -455,7 +455,7 @@ def _judged(
     if not len(fitted):
         raise InputError("all images are held out to judge, so that none is left to fit on; hold out fewer")
     adapters, left_out = _fitted(old, new, fitted, options, progress)
-    fitted_on = f"{len(fitted):,} pairs"
+    fitted_on = plural(len(fitted), "pair")
     if trial is None:
         kept = next(iter(adapters.values()))
         sentence = (
@@ -501,7 +501,7 @@ def _fitted(
     left_out = {kind: short for kind in options.kinds if (short := lacking_pairs(kind, ends["queries"][0]))}
     kinds = [kind for kind in options.kinds if kind not in left_out]
     if not kinds:
-        raise InputError(f"no adapter can be fitted on {len(pairs):,} pairs: {'; '.join(left_out.values())}")
+        raise InputError(f"no adapter can be fitted on {plural(len(pairs), 'pair')}: {'; '.join(left_out.values())}")
     with progress_bar("fitting", 2 * len(kinds), "adapters", show=progress) as advance:
         for applied, end in ends.items():
             for kind in kinds:

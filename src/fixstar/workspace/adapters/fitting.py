@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fixstar.errors import InputError, UnknownNameError
+from fixstar.errors import InputError, UnknownNameError, plural
 from fixstar.evaluation import nearest
 from fixstar.geometry import slerp, unit
 from fixstar.workspace.adapters.maps import VectorAdapter
@@ -59,7 +59,7 @@ class Pairs:
         names, inverse = np.unique(labels, return_inverse=True)
         if len(names) < 2:
             raise InputError(
-                f"{len(labels)} pairs of one group cannot be split; pass groups of which some can be held out"
+                f"{plural(len(labels), 'pair')} of one group cannot be split; pass groups of which some can be held out"
             )
         out = min(len(names) - 1, max(1, round(share * len(names))))
         judged = np.isin(inverse, np.random.default_rng(self.seed).permutation(len(names))[:out])
@@ -91,9 +91,10 @@ def checked_pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups:
     x, y = _checked_vectors(X, "the first space"), _checked_vectors(Y, "the second space")
     if len(x) != len(y):
         raise InputError(
-            f"{len(x)} vectors of one space and {len(y)} of the other are not pairs: row i of both must come from the "
-            "same image. Embed a sample of images with both models; or, if only labelled vectors are left, fit on "
-            "paired_by_class(X, labels_x, Y, labels_y). Vectors without pairs and without labels cannot be adapted"
+            f"{plural(len(x), 'vector')} of one space and {len(y)} of the other are not pairs: row i of both must "
+            "come from the same image. Embed a sample of images with both models; or, if only labelled vectors are "
+            "left, fit on paired_by_class(X, labels_x, Y, labels_y). Vectors without pairs and without labels cannot "
+            "be adapted"
         )
     w = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
     if w.shape != (len(x),) or not np.isfinite(w).all() or (w <= 0).any():
@@ -145,8 +146,9 @@ def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: A
     classes = np.intersect1d(one, other)
     if len(classes) < 2:
         raise InputError(
-            f"the two spaces share {len(classes)} classes ({len(np.unique(one))} and {len(np.unique(other))} in all); "
-            "pairing by class needs at least two, and a useful adapter about as many as a vector has components"
+            f"the two spaces share {plural(len(classes), 'class')} ({len(np.unique(one))} and "
+            f"{len(np.unique(other))} in all); pairing by class needs at least two, and a useful adapter about as many "
+            "as a vector has components"
         )
     first, error_x = _class_means(x, one, classes)
     second, error_y = _class_means(y, other, classes)
@@ -510,8 +512,8 @@ def lacking_pairs(kind: str, pairs: Pairs) -> str:
         return ""
     others = [name for name, other in ADAPTERS.items() if other.least <= len(pairs.X)]
     return (
-        f"a {kind} adapter needs at least {ADAPTERS[kind].least} pairs, got {len(pairs.X)}; embed more images with "
-        f"both models{', or use ' + ' or '.join(others) if others else ''}"
+        f"a {kind} adapter needs at least {plural(ADAPTERS[kind].least, 'pair')}, got {len(pairs.X)}; embed more "
+        f"images with both models{', or use ' + ' or '.join(others) if others else ''}"
     )
 
 
@@ -569,7 +571,7 @@ def best_adapter(
             adapter = fit_checked(name, shown, source, target)
             ranked.append(Ranked(adapter, agreement(adapter(judged.X), judged.Y, judged.groups)))
     if not ranked:
-        raise InputError(f"no adapter can be fitted on {len(shown.X)} pairs: {'; '.join(left_out.values())}")
+        raise InputError(f"no adapter can be fitted on {plural(len(shown.X), 'pair')}: {'; '.join(left_out.values())}")
     ranked.sort(key=lambda one: (one.held_out.top1, one.held_out.mean_cosine), reverse=True)
     same = pairs.X.shape[1] == pairs.Y.shape[1]
     return Comparison(tuple(ranked), agreement(judged.X, judged.Y, judged.groups) if same else None, left_out)

@@ -226,7 +226,7 @@ def _evidence(serving: Serving, version: str, queries_by: str, options: AdaptOpt
         more, step = _larger_sample(of, options, larger) or (f"Add the array labels to {file}", same)
         missing = f"{file} has no labels, and no labelled image of the gallery can be found"
         held_out = drawn.without(given) if len(drawn) else None
-        return _Evidence(f"{len(given):,} pairs of {file}", given, held_out, step, more, missing)
+        return _Evidence(f"{plural(len(given), 'pair')} of {file}", given, held_out, step, more, missing)
     drawn, of = _gallery_sample(serving, version, queries_by, options.sample, seed, progress)
     with_pairs = replace(same, arguments={**same.arguments, "pairs": ...})
     if len(drawn):

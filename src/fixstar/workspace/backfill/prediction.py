@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import InputError
+from fixstar.errors import InputError, plural
 from fixstar.evaluation import (
     BackfillCurve,
     Split,
@@ -131,7 +131,7 @@ def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, Split]:
     if len(several.classes) < 2:
         raise InputError(
             "a backfill is predicted on labelled images, at least three of each of two classes; "
-            f"these are {len(images)} of {len(images.classes)} classes"
+            f"these are {len(images)} of {plural(len(images.classes), 'class')}"
         )
     split = gallery_query_split(several.labels, share=1 / 3, seed=seed)
     rest = several.take(split.queries)
