@@ -131,13 +131,12 @@ def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_c
     """Higher-order compatibility with the previous model (HOC, eqs. 4 and 5), mean over the batch.
 
     Anchor i is the old feature of image i, its positive the new feature of the same image, its negatives the new
-    features of the others: -log(exp(rho cos(old_i, new_i)) / sum_{j != i} exp(rho cos(old_i, new_j))). The positive is
-    not in the denominator. ``new`` and ``old`` are [B, d], ``targets`` [B].
+    features of the others: -log(exp(rho cos(old_i, new_i)) / sum_{j != i} exp(rho cos(old_i, new_j))). ``new`` and
+    ``old`` are [B, d], ``targets`` [B].
 
-    Other images of the anchor's class are left out of the denominator (``same_class="masked"``), or stay in it with
-    similarity 0, and so does the positive, as the published code has it (``"published"``), or stay as they are, as
-    eq. 4 is printed (``"kept"``). An anchor without anything in its denominator adds nothing. On a GPU, where ``old``
-    wants no gradient, two kernels do it all, whose gradient cannot be differentiated again.
+    Other images of the anchor's class are left out of the denominator (``same_class="masked"``), or stay with
+    similarity 0, as does the positive, as in the published code (``"published"``), or stay as they are, as eq. 4 is
+    printed (``"kept"``). On a GPU, where ``old`` wants no gradient, two kernels do it all.
     """
     if suits(new, old):
         return fused_info_nce(new, old, targets, rho, same_class)
@@ -171,10 +170,9 @@ def info_nce_of(across: Tensor, targets: Tensor, rho: float = 5.0, same_class: S
 def search_contrast(across: Tensor, within: Tensor, targets: Tensor, rho: float = 5.0) -> Tensor:
     """A contrastive loss in the direction of a search: new query i finds its own old vector, mean over the batch.
 
-    ``across`` [B, B] holds cos(new_i, old_j), ``within`` cos(new_i, new_j). The positive is old_i. The negatives are
-    the old vectors of other classes, which a search in the old gallery must rank lower, and the new features of other
-    classes: log(sum_{y_j != y_i} exp(rho across_ij) + exp(rho within_ij)) - rho across_ii. HOC's iNCE (``info_nce``)
-    has the old vector as the anchor and new features as negatives. A batch of one class has no negatives: zero.
+    ``across`` [B, B] holds cos(new_i, old_j), ``within`` cos(new_i, new_j). The positive is old_i; old vectors and new
+    features of other classes are negatives: log(sum_{y_j != y_i} exp(rho across_ij) + exp(rho within_ij)) - rho
+    across_ii. A batch of one class has no negatives: zero.
     """
     same = targets[:, None] == targets[None, :]
     candidates = torch.cat([across.masked_fill(same, -torch.inf), within.masked_fill(same, -torch.inf)], dim=1)

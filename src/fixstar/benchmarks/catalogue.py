@@ -41,10 +41,9 @@ EXTRAS = {
 class Tasks:
     """How a training set is divided into tasks, by one of three:
 
-    ``sizes``: the number of classes that each task adds. ``class_shares``: the same as shares of all classes; (1, 0)
-    adds nothing, for a second model of the same data.
-    ``sample_shares``: the share of every class's images that each task adds (CoReS 6.8, old classes). With
-    ``first_share`` the first task has only that share of its classes' images, the second everything else (CoReS 6.8).
+    ``sizes``, the number of classes that each task adds; ``class_shares``, the same as shares of all classes ((1, 0): a
+    second model of the same data); ``sample_shares`` of every class's images. With ``first_share`` the first task has
+    only that share of its classes' images, the second everything else (CoReS 6.8).
     """
 
     sizes: tuple[int, ...] = ()
@@ -111,10 +110,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Replacement:
-    """IAM-CL2R: a model that replaces the current one at ``task``; at task 1, the model to begin with.
-
-    It is pre-trained on a ``share`` of the classes that the benchmark's ``pretraining`` names.
-    """
+    """IAM-CL2R: a model that replaces the current one at ``task``, pre-trained on a ``share`` of the classes."""
 
     task: int
     share: float
@@ -127,12 +123,10 @@ class Replacement:
 class Benchmark:
     """One experiment of the papers, as data.
 
-    ``sources`` are its tables. ``pretraining`` is the dataset that replacements are pre-trained on, and how many of its
-    classes (the first ones) the last of them sees. Queries and gallery are splits of ``evaluation``; ``pairs`` are
-    (genuine, impostor) for verification, None if the dataset has its own. ``orders`` are seeds of the class order, None
-    the dataset's own; ``paper_runs`` is the number of runs that the paper averages. ``extra`` holds what few
-    experiments need (``EXTRAS``). ``ablations`` are named variants with the fields that change, such as
-    ``benchmark("cifar100-10/16:K=500")``. ``note`` says what a paper leaves open and what is assumed here.
+    ``pretraining`` is the dataset that replacements are pre-trained on, and how many of its classes the last of them
+    sees. ``pairs`` are (genuine, impostor), None if the dataset has its own. ``orders`` are seeds of the class order,
+    None the dataset's own. ``extra`` holds what few experiments need (``EXTRAS``), ``ablations`` named variants,
+    ``note`` what a paper leaves open and what is assumed here.
     """
 
     name: str

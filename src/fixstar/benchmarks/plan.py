@@ -42,10 +42,7 @@ SETTINGS = (*_RECIPE, "replay_per_class", "length")  # that a run may change; th
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one benchmark, in one class order and with one seed.
-
-    ``epochs``, ``capacity``, ``options`` (of the method) and ``changes`` (of SETTINGS) replace the catalogue's.
-    """
+    """One method on one benchmark, in one class order, with one seed; the other fields replace the catalogue's."""
 
     benchmark: Benchmark
     method: str

@@ -109,10 +109,7 @@ class StreamedPixels:
 
 
 class ResidentFeatures:
-    """A frozen backbone's features on the device in place of pixels, ``table`` [N, flips, turns, m].
-
-    Images are not cropped. A cut is [b, m], or with turns [b, 4, m] to choose from.
-    """
+    """A frozen backbone's features on the device, [N, flips, turns, m]; a cut is [b, m], with turns [b, 4, m]."""
 
     def __init__(self, table: Tensor) -> None:
         self.table = table.squeeze(2) if table.shape[2] == 1 else table

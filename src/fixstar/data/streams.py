@@ -51,10 +51,7 @@ def class_order(classes: Sequence[str], seed: int | None) -> tuple[str, ...]:
 
 
 def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed: int | None = None) -> TaskStream:
-    """New classes in every task: ``initial`` of them first, then ``increment`` at a time until all are known.
-
-    CIFAR-100 in 7 tasks is ``class_stream(images, 10, 15)``.
-    """
+    """New classes in every task: ``initial`` first, then ``increment``; CIFAR-100 in 7 tasks is (images, 10, 15)."""
     order = class_order(images.classes, order_seed)
     rest = len(order) - initial
     if not 1 <= initial <= len(order) or (rest and (increment < 1 or rest % increment)):

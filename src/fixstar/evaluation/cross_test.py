@@ -86,16 +86,14 @@ def cross_test(
 ) -> CrossTest:
     """Measure every cell C[t, k], t >= k (eq. 7 of HOC), oldest version first.
 
-    ``protocol`` is one of ``MEASURES``. For average precision, queries without an image of their class in the gallery
-    are left out; gallery images of the query's class and camera are ignored (``cameras`` of queries and gallery), and
-    ``relevant`` lists the gallery rows that each query should find where labels do not say it. Verification and TAR
+    ``protocol`` is one of ``MEASURES``. For average precision ``cameras`` of queries and gallery ignore images of the
+    query's class and camera, and ``relevant`` lists the gallery rows that each query should find. Verification and TAR
     need ``pairs`` of a query row and a gallery row.
 
-    ``upper`` adds t < k: old queries on newer galleries. ``progress(done, total)`` is called after each cell. Versions
-    of different width cannot be compared (the dashes of table 7), unless one has grown from the other
-    (``VersionFeatures.parts``), or ``shared_components`` compares the first components that both have, as BCT does. A
-    version with ``adapt`` first moves the stored galleries of all older versions into its own space. ``device`` is the
-    torch device that searches by image and template; without one, NumPy searches.
+    ``upper`` adds t < k. ``progress(done, total)`` is called after each cell. Versions of different width cannot be
+    compared (the dashes of table 7), unless one has grown from the other (``VersionFeatures.parts``), or
+    ``shared_components`` compares the first components that both have, as BCT does. A version with ``adapt`` first
+    moves the stored galleries of all older versions. ``device`` is a torch device; without one, NumPy searches.
 
     >>> features = np.eye(2)
     >>> old, new = VersionFeatures("v1", features, features), VersionFeatures("v2", features, features)

@@ -72,12 +72,10 @@ def paired_bootstrap(
     seed: int = 0,
     clusters: ArrayLike | None = None,
 ) -> Difference:
-    """How far a cross-test is above the old self-test, from outcomes [N] of the same queries.
+    """How far a cross-test is above the old self-test, from outcomes [N] of the same queries: hits or fractions.
 
-    Outcomes are hits (bool) or fractions such as average precisions. A single query has the interval -1 to 1.
-
-    ``clusters`` [N], such as the class of each query, resamples whole clusters, because queries of one class are
-    correlated. Pass it if the claim is about other classes than those tested; the interval is usually much wider.
+    ``clusters`` [N], such as the class of each query, resamples whole clusters, for claims about other classes than
+    those tested; the interval is usually much wider.
 
     >>> old = np.arange(1000) % 10 < 6  # 0.6 right
     >>> paired_bootstrap(np.arange(1000) % 10 < 7, old).verdict

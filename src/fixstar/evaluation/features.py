@@ -42,12 +42,10 @@ _SHORTEST = 1e-12  # ``geometry.unit`` leaves shorter rows as they are
 class VersionFeatures:
     """The feature vectors of the query and gallery images, as one version embedded them.
 
-    With ``projection`` P [d, m] they are short forms u = R h / |R h| (see ``fixstar.geometry``), [images, min(d, m)];
-    without it, plain features. ``adapt``, for methods that move the gallery (FAN), maps vectors [images, width of the
-    predecessor] stored under the predecessor into this version's space [images, width].
-
-    ``parts`` are the widths of the simplices that make up the full feature, if known. A version whose first parts are
-    all the parts of another has grown from it: the other's features are zero in the rest, so the two are comparable.
+    With ``projection`` P [d, m] they are short forms (see ``fixstar.geometry``), [images, min(d, m)], else plain
+    features. ``adapt`` (FAN) maps vectors stored under the predecessor into this version's space. ``parts`` are the
+    widths of the simplices that make up the full feature: a version whose first parts are all of another's has grown
+    from it.
     """
 
     name: str

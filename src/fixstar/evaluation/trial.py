@@ -207,10 +207,7 @@ def kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Pairs, str
 
 
 def _pair_count(labels: Labels) -> int:
-    """Pairs of each kind: as many as in CoReS, at most half the number of images; a multiple of the folds.
-
-    More pairs of few images would reuse the same images, and intervals over pairs would be too narrow.
-    """
+    """Pairs of each kind: as many as in CoReS, at most half the images (or they repeat), a multiple of the folds."""
     counts = np.unique(labels, return_counts=True)[1]
     genuine = int((counts * (counts - 1) // 2).sum())
     count = min(PAIRS, max(FOLDS, len(labels) // 2), genuine, len(labels) * (len(labels) - 1) // 2 - genuine)

@@ -312,8 +312,7 @@ def tpir_at_fpir(
 ) -> float:
     """The largest TPIR whose measured FPIR does not exceed ``fpir`` (tables 1c, 3c and 4c of BCT, at 1e-2).
 
-    FPIR is the share of non-mated searches whose best cosine reaches the threshold; TPIR the share of mated searches
-    whose nearest entry has the right class and reaches it. Read as strictly as ``tar_at_far``.
+    FPIR is the share of non-mated searches that reach the threshold, TPIR that of mated ones with the right answer.
 
     >>> queries, truth = np.array([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]]), np.array([7, 7, 9])
     >>> [tpir_at_fpir(queries, truth, np.array([[1.0, 0.0]]), np.array([7]), fpir) for fpir in (0, 1)]
@@ -333,7 +332,7 @@ def open_set_hits(
 ) -> Scores:
     """[N]: at the threshold of ``fpir`` 1 for a mated search with the right answer, 0 for another, NaN if non-mated.
 
-    ``lengths`` [N] are factors on the cosines of each query, for queries that only partly lie in the gallery's space.
+    ``lengths`` [N] are factors on the cosines of queries that only partly lie in the gallery's space.
     """
     truth = checked_labels(query_labels, queries, "query")
     entries, classes = gallery_entries(gallery, gallery_labels, protocol)

@@ -69,10 +69,8 @@ class OldCentres(nn.Module):
 def lce_replay(align: float = 100.0, boundary: float = 1.0, head: Head = "norm-softmax") -> Method:
     """LCE-ER (Meng et al. 2021, with replay): CE + align * alignment loss + boundary * boundary loss.
 
-    Alignment: each new prototype at its class's old centre. Boundary: each new feature as near to the old centre of its
-    class as the old model's worst image. The weights are the published code's. The features are compared as they are
-    (the transformation is the identity); the centres of new classes are the old model's too. ArcFace is not here:
-    ``head`` chooses among BCT's.
+    Alignment: each new prototype at its class's old centre. Boundary: each new feature as near to it as the old model's
+    worst image. The weights are the published code's; the transformation is the identity; ``head`` is one of BCT's.
     """
     given = {"align": align, "boundary": boundary, "head": head}
     rule = f"align >= 0, boundary >= 0 and head one of {', '.join(HEADS)}"
@@ -209,10 +207,9 @@ def cvs(
 ) -> Method:
     """CVS (Wan et al. 2022): intra-session discrimination (CE) + model * L_M + data * L_D.
 
-    L_M, neighbour-session model coherence: a triplet of new, old and another class's old feature. L_D, inter-session
-    data coherence: images of old classes at the mean embedding of their class, as the version embedded it that learnt
-    the class; in an upgrade that has not kept these, the previous version. Weights, margin and temperature 1/20 are the
-    published code's for CIFAR-100. ``head="softmax"`` trains a linear classifier, without the temperature.
+    L_M, model coherence: a triplet of new, old and another class's old feature. L_D, data coherence: images of old
+    classes at the mean embedding of their class, by the version that learnt it. Weights, margin and temperature 1/20
+    are the published code's for CIFAR-100. ``head="softmax"`` trains a linear classifier, without the temperature.
     """
     options = {"model": model, "data": data, "margin": margin, "scale": scale, "head": head}
     rule = "model, data and margin >= 0 and head one of cosine, softmax"

@@ -223,11 +223,10 @@ def foster(
 ) -> Method:
     """FOSTER (Wang et al. 2022): feature boosting, then feature compression by balanced distillation.
 
-    Boosting: the old network is frozen; a new one, and a classifier on both their features, learn CE with logits scaled
-    by class frequency, CE of the new network alone, and the old model's answers. Compression: one network, from the old
-    weights, follows the pair, rare classes counting more (eq. 14). ``epochs`` is its length, relative to boosting. The
-    betas set how much class frequency counts, as in the published code; here it is that of the batches, which are half
-    replayed images.
+    Boosting: the old network is frozen; a new one, and a classifier on both, learn CE with logits scaled by class
+    frequency, CE of the new network alone, and the old model's answers. Compression: one network, from the old weights,
+    follows the pair, rare classes counting more (eq. 14), for ``epochs`` relative to boosting. The betas set how much
+    class frequency (that of the batches) counts.
     """
     options = {"boost_beta": boost_beta, "compress_beta": compress_beta, "temperature": temperature, "epochs": epochs}
     met = 0 <= boost_beta < 1 and 0 <= compress_beta < 1 and temperature > 0 and epochs > 0

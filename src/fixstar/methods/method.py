@@ -119,13 +119,12 @@ class Method:
     """A way to train a version: its loss as named, weighted terms, which the loop sums.
 
     Most methods have ``terms``. One that first looks at the classes or at the old model, or that has stages, has
-    ``begin`` instead, which is called once per version. ``classifier_options`` are those of the head that it trains.
+    ``begin`` instead, which is called once per version.
 
     ``scenario`` is that of its paper: "lifelong" continues from the last weights with new and replayed images,
-    "retraining" starts from ``initialisation`` on all images so far. ``maps`` asks for the feature maps of both models,
-    ``first`` for the features of the first version, ``first_vectors`` for the vectors that remembered images had when
-    their class was learnt, ``views`` for that many crops of each image in a batch, the second
-    ``rotated``, and ``hold_out`` for a share of each class that is not trained on.
+    "retraining" starts from ``initialisation`` on all images so far. ``first_vectors`` asks for the vectors that
+    remembered images had when their class was learnt, ``views`` for that many crops of each image, the second
+    ``rotated``, ``hold_out`` for a share of each class that is not trained on.
     """
 
     name: str

@@ -90,10 +90,7 @@ def fine_tuned() -> Method:
 
 
 def l2_regularised(lam: float = 1.0, head: Head = "softmax") -> Method:
-    """l2: retrained with a penalty on the distance between new and old features of images of old classes (BCT, eq. 3).
-
-    The penalty is a mean over these images, as CoReS writes it (section 5.1), where BCT has a sum.
-    """
+    """l2: retrained with new and old features of old classes held together (BCT, eq. 3; a mean, as in CoReS, 5.1)."""
     require("l2", {"lam": lam}, "lam >= 0", lam >= 0)
     classifier, options = trainable_head("l2", head)
 

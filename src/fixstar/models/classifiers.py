@@ -21,11 +21,9 @@ from fixstar.polytopes import cube_dimension, cube_logits, orthoplex_logits, pol
 class Classifier(nn.Module):
     """Features [B, feature_dim] to logits [B, outputs]. ``options`` are the keywords that rebuild it.
 
-    A ``fixed`` kind is never trained: its capacity determines the feature's width and the number of outputs. The others
-    take a feature of any width and have one output per class. All look at ``targets`` only to apply a margin.
-
-    ``parts`` are the widths of the simplices that the feature consists of; empty for other kinds. ``added`` are the
-    capacities of those after the first.
+    A ``fixed`` kind is never trained: its capacity determines width and outputs. The others have one output per class.
+    ``parts`` are the widths of the simplices that the feature consists of, ``added`` the capacities of those after the
+    first.
     """
 
     kind: str
@@ -106,10 +104,7 @@ class LinearClassifier(_Trainable):
 
 
 class CosineClassifier(_Trainable):
-    """Scaled cosines to trainable prototypes; ``margin`` is subtracted from the target's cosine in training (CosFace).
-
-    With ``margin=0`` this is the norm-softmax of BCT.
-    """
+    """Scaled cosines to trainable prototypes, in training less ``margin`` at the target (CosFace; 0: norm-softmax)."""
 
     kind = "cosine"
 

@@ -59,11 +59,9 @@ def resolve_device(name: str) -> torch.device:
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Outputs for a batch: backbone features h [B, m], features z = P h [B, d], logits [B, outputs].
+    """Outputs for a batch: backbone features h [B, m], features z = P h [B, d], logits [B, outputs], on first use.
 
-    Features and logits are computed on first use: with very many classes they are larger than everything else.
-    ``projection`` is P [d, m], None where z is h. ``targets`` [B] are for heads with a margin. ``maps`` are the
-    backbone's feature maps after each stage, if requested.
+    ``projection`` is P [d, m], None where z is h. ``targets`` [B] are for heads with a margin, ``maps`` feature maps.
     """
 
     h: Tensor
@@ -143,9 +141,8 @@ class Adapter(nn.Module):
 class Encoder(nn.Module):
     """Images to features and logits. Build one with ``Encoder.create``, restore one with ``Encoder.load``.
 
-    ``slots`` says which class owns which logit. ``about`` is a JSON-like record of where the weights come from (method,
-    parent, data fingerprint, ...), saved on the model's card. An ``adapter``, if the method trains one, maps stored
-    vectors of the previous version to this one's space.
+    ``slots`` says which class owns which logit. ``about`` records where the weights come from. An ``adapter``, if the
+    method trains one, maps stored vectors of the previous version to this one's space.
     """
 
     def __init__(
@@ -227,13 +224,10 @@ class Encoder(nn.Module):
         """Any model as an encoder; its output at unit length is the feature.
 
         ``model`` is an ONNX file, ``hf:NAME_OR_FOLDER``, ``open_clip:MODEL/WEIGHTS``, ``st:NAME_OR_FOLDER``
-        (sentence-transformers), an import path ``package.module:name`` (a class or function that makes a module from
-        ``arguments``, with ``weights`` from a safetensors file), or a torch module. A module, and a model of open_clip
-        or sentence-transformers, is kept as ONNX; with ``source`` a module is kept as the import path that makes it
-        and its weights. ``output`` names one of several ONNX outputs. ``preprocessing`` is what the model expects of
-        its images; models of these libraries know it.
-
-        A model that does not give the same vector for the same image, whatever else is in the batch, is refused.
+        (sentence-transformers), an import path ``package.module:name`` (what makes a module from ``arguments``, with
+        ``weights`` from a safetensors file), or a torch module. A module is kept as ONNX, or by the import path
+        ``source`` that makes it. ``output`` names one of several ONNX outputs. A model whose vector of an image depends
+        on the call or the batch is refused.
         """
         require_fitting(model, source=source, arguments=arguments, weights=weights, output=output)
         if isinstance(model, str) and model.startswith("hf:"):
@@ -328,11 +322,7 @@ class Encoder(nn.Module):
         self.classifier, self.slots = head.train(old.training), slots
 
     def grow(self, extra: int) -> None:
-        """Make room for ``extra`` more classes: one more simplex, in ``extra`` - 1 new dimensions at the end.
-
-        The projection's new rows are zero until they are trained, so features only get zeros at their end. Vectors of
-        earlier versions count as zero there, and cosines with them are exact.
-        """
+        """Make room for ``extra`` more classes: one more simplex, in new dimensions at the end, zero at first."""
         head = self.classifier.extended(extra)
         assert self.projection is not None, "a simplex comes after a projection"
         weight = self.projection.weight
@@ -375,9 +365,7 @@ class Encoder(nn.Module):
         progress: bool = False,
         decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
     ) -> Vectors:
-        """Unit vectors [N, d] of paths, PIL images, arrays or tensors; decoding overlaps with the model.
-
-        A float array [N, m] is features of the backbone, made before.
+        """Unit vectors [N, d] of paths, PIL images, arrays or tensors, or of backbone features, a float array [N, m].
 
         ``form="short"`` gives the exact short form, which a gallery stores; ``"raw"`` gives z before normalisation. An
         image that cannot be read raises ``ImageError`` (``bad="refuse"``), or its row is NaN and ``on_bad`` is called
@@ -440,7 +428,29 @@ class Encoder(nn.Module):
 
     def save(self, directory: str | Path) -> Path:
         """Write weights (safetensors) and card (JSON) into a new directory, all or nothing, read back first."""
-        return _save(self, Path(directory))
+        directory = Path(directory)
+        if not is_vacant(directory):
+            raise ModelError(
+                f"{directory} already exists, and a saved model is never overwritten; choose another directory"
+            )
+        make_directory(directory.parent)
+        partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
+        try:
+            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+            save_file({**weights, CANARY: torch.from_numpy(canary_vectors(self))}, partial / WEIGHTS)
+            replace_json(partial / CARD, document(_FORMAT, _card(self, partial / WEIGHTS)))
+            partial.chmod(0o755)
+            for written in (partial / WEIGHTS, partial / CARD):
+                written.chmod(0o644)
+                flush(written)
+            _load(partial)
+            flush(partial)
+            partial.replace(directory)  # also replaces an empty directory
+            flush(directory.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return directory
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Encoder:
@@ -483,32 +493,6 @@ def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
 
 def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:
     return torch.from_numpy(np.stack(stack)).permute(0, 3, 1, 2).contiguous()
-
-
-def _save(encoder: Encoder, directory: Path) -> Path:
-    """Write into a temporary directory, flush, then rename: the target is complete or absent."""
-    if not is_vacant(directory):
-        raise ModelError(
-            f"{directory} already exists, and a saved model is never overwritten; choose another directory"
-        )
-    make_directory(directory.parent)
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
-    try:
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
-        save_file({**weights, CANARY: torch.from_numpy(canary_vectors(encoder))}, partial / WEIGHTS)
-        replace_json(partial / CARD, document(_FORMAT, _card(encoder, partial / WEIGHTS)))
-        partial.chmod(0o755)
-        for written in (partial / WEIGHTS, partial / CARD):
-            written.chmod(0o644)
-            flush(written)
-        _load(partial)
-        flush(partial)
-        partial.replace(directory)  # also replaces an empty directory
-        flush(directory.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return directory
 
 
 def _card(encoder: Encoder, weights: Path) -> dict[str, Any]:

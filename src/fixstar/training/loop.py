@@ -48,7 +48,9 @@ def train(run: Training) -> list[EpochLog]:
     Processes started by ``torchrun`` train together: all make the same call and end with the same weights.
     """
     parts = list(parts_of(run))
-    resumed = _resume(run)
+    resumed = Checkpoint()
+    if run.checkpoint is not None:
+        resumed = load_checkpoint(run.checkpoint, run.modules(), run.fingerprint, run.fingerprint_parts)
     log = [_entry(item) for item in resumed.log]
     best = dict(resumed.best)
     of_encoder = [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder]
@@ -134,12 +136,6 @@ def _steps(run: Training, part: Part, optimiser: optim.Optimizer) -> Steps:
         except not_recorded as error:  # a model or loss reads values on the host, or a kernel does not fit
             warnings.warn(f"the step could not be recorded ({error}); training continues step by step", stacklevel=2)
     return EagerSteps(run, part, optimiser)
-
-
-def _resume(run: Training) -> Checkpoint:
-    if run.checkpoint is None:
-        return Checkpoint()
-    return load_checkpoint(run.checkpoint, run.modules(), run.fingerprint, run.fingerprint_parts)
 
 
 def _entry(item: dict[str, Any]) -> EpochLog:

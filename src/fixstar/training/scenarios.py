@@ -90,10 +90,9 @@ def retraining(
 ) -> Iterator[Version]:
     """CoReS and BCT: each version is trained on all images so far; no memory is needed.
 
-    ``first_method`` trains v1 in place of ``method``, such as BCT with another head (BCT, table 3). Every version that
-    does not continue from the last one starts from the ``pretrained`` model (CoReS, section 6.3).
-    ``validation`` selects the best compatible epoch of each upgrade (eq. 11). ``later`` is that of ``lifelong``; if
-    each version starts from new weights, it may change the backbone (section 6.6), with BCT not to a narrower one.
+    ``first_method`` trains v1 in place of ``method`` (BCT, table 3). Versions that do not continue from the last one
+    start from the ``pretrained`` model (CoReS, section 6.3). ``validation`` selects the best compatible epoch of each
+    upgrade (eq. 11). ``later`` is that of ``lifelong``; with new weights it may change the backbone (section 6.6).
     """
     sequence = _Sequence(
         "retraining",
@@ -131,11 +130,10 @@ def replacing(
     *,
     later: Mapping[int, Settings] | None = None,
 ) -> Iterator[Version]:
-    """IAM-CL2R: lifelong, but at given tasks a better pre-trained model replaces the fine-tuned one.
+    """IAM-CL2R: lifelong, but at given tasks a better pre-trained model replaces the fine-tuned one (HOC, section 5.3).
 
-    ``replacements`` are models by the number of the task that they are first fine-tuned on; 1 is the initial model.
-    They may differ in architecture. A replacement becomes the teacher (HOC, section 5.3). Give its classes slots from
-    the left and set ``Settings(side="right")``, so that no slot has two owners. ``later`` is that of ``lifelong``.
+    ``replacements`` are models by the number of the task that they are first fine-tuned on, of any architecture. Give
+    their classes slots from the left and set ``Settings(side="right")``, so that no slot has two owners.
     """
     unknown = sorted(set(replacements) - {task.number for task in stream})
     if unknown:

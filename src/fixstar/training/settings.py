@@ -30,18 +30,13 @@ _USUAL = {"sgd": (0.1, 2e-4), "adam": (1e-3, 0.0), "adamw": (1e-3, 0.01)}  # lea
 
 @dataclass(frozen=True)
 class Recipe:
-    """The optimiser, its schedule and the batch size of one version.
-
-    The defaults are the lifelong recipe for CIFAR-100 (HOC, table 1): each task continues from the last weights with a
-    new optimiser and the same initial learning rate.
+    """The optimiser, its schedule and the batch size of one version; by default for CIFAR-100 (HOC, table 1).
 
     ``schedule="steps"`` multiplies the learning rate by ``gamma`` at each of ``milestones`` (epochs); "cosine" lets it
-    fall to zero along half a cosine, and takes no milestones. Before either it rises from zero for ``warmup`` epochs,
-    or a part of one. ``momentum`` is the first beta of Adam and AdamW. ``clip`` is the largest norm of the gradient.
-    ``backbone_rate`` is the backbone's learning rate as a factor of that of projection and classifier.
-    ``decay_norms=False`` takes weight decay off batch norms, layer norms and biases. ``precision`` is that of the
-    backbone: "auto" is bfloat16 on a GPU that has it and float32 elsewhere. Losses, projection and weights are always
-    float32.
+    fall to zero. Before either it rises from zero for ``warmup`` epochs. ``momentum`` is the first beta of Adam and
+    AdamW, ``clip`` the largest norm of the gradient, ``backbone_rate`` a factor on the backbone's learning rate.
+    ``decay_norms=False`` takes weight decay off norms and biases. ``precision`` is the backbone's: "auto" is bfloat16
+    on a GPU that has it.
     """
 
     epochs: int = 70
@@ -143,11 +138,9 @@ class Settings:
     """The model, the recipe and the replay memory of a sequence of versions.
 
     ``capacity`` is K, the maximum number of classes of a simplex: choose it large, it costs O(K). ``width`` is that of
-    the features before a trainable classifier, if it is not the backbone's own. ``grown`` are the capacities of
-    simplices added later (see ``lifelong``): a version gets those that it lacks before its classes get slots. New
-    classes take their slots from ``side``. ``preprocessing`` replaces the backbone's own; an ONNX model or a module of
-    the user's has none. A ``frozen`` backbone keeps its weights: projection and classifier are trained on the features
-    that it makes of every image once.
+    the features before a trainable classifier. ``grown`` are the capacities of simplices added later (see
+    ``lifelong``). New classes take their slots from ``side``. A ``frozen`` backbone keeps its weights: projection and
+    classifier are trained on the features that it makes of every image once.
     """
 
     backbone: str = "resnet32"

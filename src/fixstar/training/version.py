@@ -368,10 +368,7 @@ def _require_same_prototypes(previous: Encoder, settings: Settings) -> None:
 
 
 def _continued(number: int, images: ImageSet, base: Encoder, context: TrainingContext, settings: Settings) -> Encoder:
-    """A copy of ``base`` with slots for every class so far and the new ones.
-
-    A replacement leaves the outputs of its other classes behind if they are trainable: no image of them comes.
-    """
+    """A copy of ``base`` with slots for every class so far; a replacement drops other trainable outputs."""
     previous = context.previous
     encoder = copy.deepcopy(base)
     encoder.adapter = None  # it leads to ``base``, not to the new version
@@ -448,10 +445,7 @@ def _vectors_digest(stored: OldVectors) -> str:
 
 @dataclass(frozen=True)
 class Validation:
-    """Labelled images like those of the gallery (eq. 11's G-hat) and queries for them, not searched later.
-
-    Both must name the same classes in the same order. The protocol "verification" needs ``pairs``.
-    """
+    """Labelled images like those of the gallery (eq. 11's G-hat) and queries for them, of the same classes."""
 
     queries: ImageSet
     gallery: ImageSet

@@ -47,7 +47,8 @@ class RayEmbedder:
         in_progress: deque[Any] = deque()
         for number, batch in enumerate(batches):
             worker = self._workers[number % len(self._workers)]
-            in_progress.append(worker.embed.remote([_portable(image) for image in batch]))
+            portable = [str(image.absolute()) if isinstance(image, Path) else image for image in batch]
+            in_progress.append(worker.embed.remote(portable))
             if len(in_progress) >= _AHEAD * len(self._workers):
                 yield self._result(in_progress.popleft())
         while in_progress:
@@ -86,11 +87,6 @@ class _Worker:
     def embed(self, images: list[Any]) -> tuple[Any, Any]:
         """Vectors, and the images that could not be read."""
         return tuple(self._embedder.one([Path(image) if isinstance(image, str) else image for image in images]))  # type: ignore[return-value]
-
-
-def _portable(image: ImageSource) -> Any:
-    """Paths travel as text, everything else as it is."""
-    return str(image.absolute()) if isinstance(image, Path) else image
 
 
 def _connected(address: str | None) -> Any:

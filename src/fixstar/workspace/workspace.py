@@ -20,25 +20,13 @@ from fixstar.gallery.store import Item
 from fixstar.images import ImageSource, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
+from fixstar.workspace import checks
 from fixstar.workspace.adapters.maps import AdapterRegistry
 from fixstar.workspace.adapters.use import Adapted, AdaptOptions, adapt
-from fixstar.workspace.backfill.planning import (
-    BackfillOptions,
-    BackfillOutlook,
-    PlannedBackfill,
-    backfill,
-    backfill_outlook,
-    plan_backfill,
-)
+from fixstar.workspace.backfill import planning
+from fixstar.workspace.backfill.planning import BackfillOptions, BackfillOutlook, PlannedBackfill
 from fixstar.workspace.backfill.run import Backfilled
-from fixstar.workspace.checks import (
-    Check,
-    check_history,
-    judged_blend,
-    last_check,
-    require_passed_check,
-    strongest_check,
-)
+from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
 from fixstar.workspace.gate import GateRules, check_version
@@ -168,8 +156,8 @@ class Workspace:
     ) -> Version:
         """Train v1. After a kill the same call resumes.
 
-        ``old_vectors`` are those of another system, which v1 is to stay compatible with. ``hold_out`` is the share of
-        images that are kept for the gate instead of being trained on.
+        It stays compatible with ``old_vectors`` of another system. ``hold_out`` is the share of images kept for the
+        gate.
         """
         from fixstar.workspace.training import train_first
 
@@ -212,10 +200,7 @@ class Workspace:
         return add_version(self.registry, encoder, compatible_with, source)
 
     def grow(self, count: int) -> tuple[int, ...]:
-        """Make room for ``count`` more classes: the next version gets a second simplex, in new dimensions.
-
-        Nothing stored changes: old vectors are zero there. Returns all capacities added so far.
-        """
+        """Make room for ``count`` more classes in new dimensions, where old vectors are zero; all capacities added."""
         return self.registry.grow(count)
 
     def retire(self, name: str) -> None:
@@ -363,11 +348,11 @@ class Workspace:
 
     def last_check(self, version: str) -> Check | None:
         """The last check of a version that counts: a weaker one does not take the place of a stronger one."""
-        return last_check(self.path, self.registry.checked(version))
+        return checks.last_check(self.path, self.registry.checked(version))
 
     def check_history(self, version: str) -> list[Check]:
         """All checks of a version, oldest first."""
-        return check_history(self.path, self.registry.checked(version))
+        return checks.check_history(self.path, self.registry.checked(version))
 
     def check(
         self,
@@ -422,7 +407,7 @@ class Workspace:
         if force is None:
             self._require_adapters(version, alphas)
             if blend is None:
-                require_passed_check(*self._strongest(version))
+                checks.require_passed_check(*self._strongest(version))
         for name in alphas:
             self.serving.encoder(name)
         encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
@@ -436,7 +421,7 @@ class Workspace:
     def _strongest(self, version: str) -> tuple[Check | None, str, list[str]]:
         """The check that counts for a deployment of a version, the version, and those whose vectors it would search."""
         searched = [name for name in self.versions_to_check(version) if name != version]
-        return strongest_check(self.check_history(version), searched), version, searched
+        return checks.strongest_check(self.check_history(version), searched), version, searched
 
     def _blend(
         self, version: str, blend: float | Literal["auto"] | None, force: str | None
@@ -449,9 +434,9 @@ class Workspace:
         self.serving.encoder(version)  # only now the gallery knows what its queries can be compared with
         check, _, searched = self._strongest(version)
         tried = [one for one in self.check_history(version) if {*searched} <= {blend.version for blend in one.blends}]
-        check = strongest_check(tried, searched) or check
+        check = checks.strongest_check(tried, searched) or check
         if force is None:
-            alphas = judged_blend(check, version, searched, blend)
+            alphas = checks.judged_blend(check, version, searched, blend)
         elif blend == "auto":
             if check is None:
                 raise InputError(
@@ -492,17 +477,17 @@ class Workspace:
 
     def backfill_outlook(self) -> BackfillOutlook:
         """What a backfill to the deployed version could re-embed."""
-        return backfill_outlook(self.serving)
+        return planning.backfill_outlook(self.serving)
 
     def plan_backfill(self, options: BackfillOptions | None = None, predict: bool = True) -> PlannedBackfill:
         """What ``backfill`` would re-embed, and what that will bring, if labelled images tell."""
-        return plan_backfill(self.serving, options or BackfillOptions(), predict)
+        return planning.plan_backfill(self.serving, options or BackfillOptions(), predict)
 
     def backfill(
         self, options: BackfillOptions | None = None, progress: Advance | None = None, judged: str | None = None
     ) -> Backfilled:
         """Re-embed older items while serving; resumes. A predicted loss is refused unless ``judged`` (a token)."""
-        return backfill(self.serving, options or BackfillOptions(), progress, judged)
+        return planning.backfill(self.serving, options or BackfillOptions(), progress, judged)
 
     def status(self) -> Status:
         """The state of everything."""
@@ -528,7 +513,7 @@ class Workspace:
             tuple(self.registry.retired()),
             self.gallery.count(),
             without_secret(gallery_url(self.path)),
-            {name: check.outcome for name in names if (check := last_check(self.path, name)) is not None},
+            {name: check.outcome for name in names if (check := checks.last_check(self.path, name)) is not None},
             self.registry.unfinished(),
             reached,
             {name: move.blend[name] for name in models[1:]},

@@ -153,11 +153,10 @@ def bridge(
 ) -> Bridged:
     """The best way to search vectors of the ``old`` model with the ``new`` one, judged on held-out evidence.
 
-    Both are matrices, row by row of the same image; or addresses of vectors (``gallery.transfer.open_vectors``),
-    paired by their ids; or models, which embed ``images``: an ONNX file, ``hf:NAME``, an import path, or the folder of
-    a saved version. ``labels`` are one per row, or by id, or a CSV file of id and label; otherwise those in payloads or
-    of image folders are used. ``relevant`` are the ids of the items that each query should find, or a CSV file of query
-    and item.
+    Both are matrices, row by row of the same image; addresses of vectors (``gallery.transfer.open_vectors``), paired by
+    ids; or models, which embed ``images`` (``open_model``). ``labels`` are one per row, by id, or a CSV file of id and
+    label; otherwise those in payloads or of image folders. ``relevant`` are the ids that each query should find, or a
+    CSV file.
     """
     options = options or BridgeOptions()
     one, other = (

@@ -344,9 +344,9 @@ def _fit_low_rank(pairs: Pairs, rank: int | None = None, penalty: float | None =
 
 
 def _factors(pairs: Pairs, penalty: float | None) -> tuple[Matrix, Matrix, Callable[[int], Matrix], float]:
-    """A [a, s] and B [s, b] whose first r columns and rows make the best map of rank r, c(r) [b], and the penalty.
+    """A [a, s], B [s, b] whose first r columns and rows make the best map of rank r, c(r) [b], and the penalty.
 
-    W^T (X^T X + penalty) W = F^T F with F = (S^2 + penalty)^-1/2 S U^T Y: V are the right singular vectors of F.
+    V are the right singular vectors of F = (S^2 + penalty)^-1/2 S U^T Y: W^T (X^T X + penalty) W = F^T F.
     """
     found, penalty = pairs.spectrum, _penalty(pairs.spectrum, penalty)
     F = found.targets / np.sqrt(found.values + penalty)[:, None]  # [r, b]
