@@ -88,6 +88,24 @@ def test_a_process_that_never_answers_is_ended_too(monkeypatch: pytest.MonkeyPat
     assert DecodeProcesses(1, 60).size(data) == (8, 8)
 
 
+def test_who_leaves_while_waiting_takes_no_process_away() -> None:
+    processes, data = DecodeProcesses(1, 60), encoded(noise(10, 11), "PNG")
+
+    async def leave() -> None:
+        assert processes._free.acquire(blocking=False)  # the only process is busy
+        waiting = asyncio.ensure_future(processes.size_async(data, "PNG"))
+        await asyncio.sleep(0)  # it asks, and waits
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        processes._free.release()
+        assert await processes.size_async(data, "PNG") == (11, 10)
+
+    asyncio.run(leave())
+    assert processes._free.acquire(timeout=60)  # given back by the thread that waited for the one who left
+
+
 def test_closing_ends_what_hangs() -> None:
     processes = DecodeProcesses(1, 600)
     data = encoded(noise(8, 8), "PNG")

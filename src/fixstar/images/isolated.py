@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ class DecodeProcesses:
 
     def __init__(self, count: int, seconds: float, max_pixels: int = MAX_PIXELS) -> None:
         self._free = threading.BoundedSemaphore(count)
+        self._waiting = ThreadPoolExecutor(count, "fixstar-decode")  # for an event loop
         self._limits = {"seconds": seconds, "max_pixels": max_pixels}
         self._busy: set[_Process] = set()
         self._closed = False
@@ -102,11 +104,21 @@ class DecodeProcesses:
         return _checked(request, answer)
 
     async def _ask_async(self, request: _Message) -> _Message:
-        if not self._free.acquire(blocking=False) and not await asyncio.to_thread(self._free.acquire, timeout=_WAIT):
-            raise _not_its_turn(request)
+        if not self._free.acquire(blocking=False):
+            turn = self._waiting.submit(self._free.acquire, timeout=_WAIT)
+            try:
+                if not await asyncio.wrap_future(turn):
+                    raise _not_its_turn(request)
+            except asyncio.CancelledError:  # what the thread gets, or has got, goes back
+                turn.add_done_callback(self._give_back)
+                raise
         with self._process(request) as process:
             answer = await process.ask_async(request, self._patience)
         return _checked(request, answer)
+
+    def _give_back(self, turn: Future[bool]) -> None:
+        if not turn.cancelled() and turn.result():
+            self._free.release()
 
     @property
     def _patience(self) -> float:
