@@ -4,6 +4,7 @@
 # make docs           the documentation, in build/site; a broken link or an undocumented name fails
 # make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
 # make fire           long trials: flipped bytes, kills, power cuts, random operations and requests, harmful images, load (hours)
+#                     all of it, but little: make fire TRIALS=5 KILL_STEP=7 KILLS=2 CUTS=3 OPERATIONS=100 POSTGRES_OPERATIONS=20 FUZZ=32 BOMBS=6 LOAD_SECONDS=10
 # make bench          the benchmarks that run on a CPU (minutes)
 
 PYTHON ?= python3
@@ -15,6 +16,16 @@ DOCS   := $(VENV)/.docs
 DEV    := $(VENV)/.installed
 DEPENDENCIES := pyproject.toml constraints.txt
 PACKAGES ?= dist/*.whl dist/*.tar.gz
+# of make fire: how much of each trial
+TRIALS ?= 500
+KILL_STEP ?= 1
+KILLS ?= 100
+CUTS ?= 200
+OPERATIONS ?= 200000
+POSTGRES_OPERATIONS ?= 2000
+FUZZ ?= 1000
+BOMBS ?= 58
+LOAD_SECONDS ?= 60
 
 .PHONY: setup demo test test-browser chromium lint docs package fire bench clean
 
@@ -71,15 +82,15 @@ package: $(CORE)
 	rm -rf build/empty
 
 fire: setup
-	FIXSTAR_TRIALS=500 $(BIN)/pytest -n 0 -s tests/workspace/test_corruption.py
-	FIXSTAR_KILL_STEP=1 $(BIN)/pytest -n 0 -s tests/workspace/test_snapshot.py -k killed
-	$(BIN)/python tests/gallery/killing.py --kills 100
-	FIXSTAR_CUTS=200 $(BIN)/pytest -n 0 -s tests/workspace/test_power_cut.py
-	$(BIN)/python tests/support/workspace_model.py --operations 200000
-	$(BIN)/python tests/support/workspace_model.py --operations 2000 --postgres
-	FIXSTAR_FUZZ=1000 $(BIN)/pytest -n 0 tests/service/test_openapi.py
-	$(BIN)/python benchmarks/upload_bombs.py
-	$(BIN)/python benchmarks/service_load.py
+	FIXSTAR_TRIALS=$(TRIALS) $(BIN)/pytest -n 0 -s tests/workspace/test_corruption.py
+	FIXSTAR_KILL_STEP=$(KILL_STEP) $(BIN)/pytest -n 0 -s tests/workspace/test_snapshot.py -k killed
+	$(BIN)/python tests/gallery/killing.py --kills $(KILLS)
+	FIXSTAR_CUTS=$(CUTS) $(BIN)/pytest -n 0 -s tests/workspace/test_power_cut.py
+	$(BIN)/python tests/support/workspace_model.py --operations $(OPERATIONS)
+	$(BIN)/python tests/support/workspace_model.py --operations $(POSTGRES_OPERATIONS) --postgres
+	FIXSTAR_FUZZ=$(FUZZ) $(BIN)/pytest -n 0 tests/service/test_openapi.py
+	$(BIN)/python benchmarks/upload_bombs.py --bombs $(BOMBS)
+	$(BIN)/python benchmarks/service_load.py --seconds $(LOAD_SECONDS)
 
 bench: setup
 	$(BIN)/python benchmarks/simplex_head.py --out benchmarks/results/simplex_head_cpu.json

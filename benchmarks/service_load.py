@@ -12,6 +12,7 @@ backfill and rollback in a thread, and once with nothing else. Any answer but 20
 
 ``--overhead`` measures CPU time per query, with one thread and the smallest model: the service with its decoding
 processes, asked by one client and by eight, beside decoding, encoding and searching in one process, an image at a time.
+It takes about a minute; the file is written after each part.
 
 Clients and server share the cores of one machine; the direct calls have them to themselves.
 """
@@ -358,8 +359,8 @@ def cpu_seconds(process: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def overhead(path: Path, vectors: int, rounds: int = 4) -> dict[str, Any]:
-    """Milliseconds of CPU per query: without the service, and with it."""
+def overhead(path: Path, vectors: int, queries: int = 2 * IMAGES) -> Iterator[dict[str, Any]]:
+    """Milliseconds of CPU per query: without the service, and with it. What is known so far, after each part."""
     os.environ["OMP_NUM_THREADS"] = "1"  # of the service: waiting threads use a core too
     torch.set_num_threads(1)
     make(path, "tiny", vectors)
@@ -372,7 +373,8 @@ def overhead(path: Path, vectors: int, rounds: int = 4) -> dict[str, Any]:
             for data in files:
                 space.gallery.search(version, encoder.encode([data], form="short"), k=K)
             direct_ms = 1e3 * (time.process_time() - began) / IMAGES
-    row: dict[str, Any] = {"vectors": vectors, "direct_ms": round(direct_ms, 2)}
+    row: dict[str, Any] = {"vectors": vectors, "queries": queries, "direct_ms": round(direct_ms, 2)}
+    yield row
     with serving(path) as (address, process):
         host, port = address.removeprefix("http://").split(":")
         requests = [request(f"{host}:{port}", data) for data in files]
@@ -385,14 +387,18 @@ def overhead(path: Path, vectors: int, rounds: int = 4) -> dict[str, Any]:
                     if (status := answered(connection)) != 200:
                         raise RuntimeError(f"a search was answered with {status}")
 
-        client(0, IMAGES)
-        for count in (1, 8):
+        def milliseconds(count: int) -> float:
             began = cpu_seconds(process)
             with ThreadPoolExecutor(count) as pool:
-                for done in [pool.submit(client, 31 * i, rounds * IMAGES // count) for i in range(count)]:
+                for done in [pool.submit(client, 31 * i, queries // count) for i in range(count)]:
                     done.result()
-            row[f"{count}_clients_ms"] = round(1e3 * (cpu_seconds(process) - began) / (rounds * IMAGES), 2)
-    return row
+            return 1e3 * (cpu_seconds(process) - began) / queries
+
+        milliseconds(8)  # the decoding processes start
+        for count in (1, 8):
+            row[f"{count}_clients_ms"] = round(milliseconds(count), 2)
+            row[f"{count}_clients_overhead_ms"] = round(row[f"{count}_clients_ms"] - row["direct_ms"], 2)
+            yield row
 
 
 def _mean(address: str, name: str) -> float:
@@ -414,10 +420,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.overhead:
         with tempfile.TemporaryDirectory() as folder:
-            row = overhead(Path(folder) / "shop", 2000)
-        print(row)
-        if options.out:
-            replace_json(options.out, {"machine": platform.machine(), "cores": os.cpu_count(), **row})
+            for row in overhead(Path(folder) / "shop", 2000):
+                print(row, flush=True)
+                if options.out:
+                    replace_json(options.out, {"machine": platform.machine(), "cores": os.cpu_count(), **row})
         return
     with tempfile.TemporaryDirectory() as folder:
         row = measure(options, Path(folder))
