@@ -121,7 +121,6 @@ def _settings(backbone: str, epochs: int, seed: int, device: str) -> Settings:
 
 
 def _images(data: Path | None, per_class: int) -> tuple[ImageSet, ImageSet]:
-    """Training and test images of ``CLASSES`` digits."""
     if per_class < 1:
         raise InputError(f"need at least one image per class, got {per_class}")
     if data is None:

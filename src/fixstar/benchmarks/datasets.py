@@ -112,7 +112,6 @@ class Dataset:
 
 
 def _has_image(folder: Path) -> bool:
-    """Whether there is an image anywhere in a folder."""
     return any(path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".") for path in folder.rglob("*"))
 
 

@@ -379,7 +379,6 @@ def _passes(run: Run, stream: TaskStream, searched: Searched, data: Path) -> lis
 
 
 def _timed(versions: Iterator[Version]) -> Iterator[tuple[Version, float]]:
-    """Each version with the seconds that it took."""
     started = time.monotonic()
     for version in versions:
         yield version, time.monotonic() - started

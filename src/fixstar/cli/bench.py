@@ -235,7 +235,6 @@ def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bo
 
 
 def _command(one: Run, folders: Folders, device: str) -> list[str]:
-    """The command line that does one run."""
     words = ["--order", str(one.class_order), "--seed", str(one.seed)]
     words += [] if one.epochs is None else ["--epochs", str(one.epochs)]
     words += [] if one.capacity is None else ["--capacity", str(one.capacity)]

@@ -89,7 +89,6 @@ def bridge(
 
 
 def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> None:
-    """The verdict, then the table."""
     from fixstar.evaluation.report import percent
 
     print_wrapped(found.sentence, indent="")
@@ -141,7 +140,6 @@ def _row(one: Candidate, found: Bridged) -> tuple[Cell, ...]:
 
 
 def _apply(use: Path, old: str, new: str, out: Path | None, as_json: bool) -> None:
-    """Map vectors by a bridge that was written before."""
     import numpy as np
 
     from fixstar.durable import replace_file

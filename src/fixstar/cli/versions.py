@@ -327,7 +327,6 @@ def _parsed_trials(text: str) -> int | Literal["auto"]:
 
 
 def _print_trials(version: Version) -> None:
-    """What the trials measured, as a table."""
     from fixstar.evaluation.report import percent
 
     tried = version.encoder.about.get("trials")

@@ -233,7 +233,6 @@ def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:
 
 
 def _below(matrix: NDArray[Any]) -> NDArray[Any]:
-    """The cells below the diagonal."""
     return matrix[np.tril_indices(len(matrix), -1)]
 
 

@@ -188,7 +188,6 @@ def _panel(
 
 
 def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
-    """The lowest and highest percent of all curves, with a margin."""
     values = 100 * np.concatenate(curves)
     values = values[~np.isnan(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
@@ -241,7 +240,6 @@ def _draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, 
 
 
 def _draw_legend(figure: Figure, axes: Axes, place: tuple[float, float], **style: Any) -> None:
-    """The names of the curves, at a place of the figure."""
     lines = [line for line in axes.lines if line.get_gid() == "curve"]
     names = [str(line.get_label()) for line in lines]
     look: dict[str, Any] = {"frameon": False, "fontsize": TEXT, "labelcolor": INK}

@@ -151,7 +151,6 @@ def _shown_names(names: Sequence[str] | None, T: int) -> list[str]:
 
 
 def _wrapped(title: str, width: float) -> list[str]:
-    """The lines of a title of at most ``width`` inches."""
     return textwrap.wrap(title, int(width * 72 / (TITLE * 0.62)))
 
 

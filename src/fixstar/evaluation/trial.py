@@ -230,7 +230,6 @@ def _checked_seed(seed: int) -> int:
 
 
 def _by_row(images: ImageSet) -> Callable[[int], Image.Image]:
-    """Row -> image, in the size that a report shows."""
     from PIL import Image
 
     from fixstar.images import Preprocessing, read_pixels

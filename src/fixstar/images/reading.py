@@ -168,7 +168,6 @@ def _formats() -> tuple[str, ...]:
 
 
 def _open(source: Any, formats: list[str] | None = None) -> Image.Image:
-    """The image with only its header read."""
     known = _formats()
     if isinstance(source, bytes):
         if not source:

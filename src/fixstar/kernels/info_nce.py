@@ -71,7 +71,6 @@ def _anchors() -> Any:
 
 @functools.cache
 def _gradient() -> Any:
-    """The kernel of the gradient by the new features."""
     import triton
     import triton.language as tl
 

@@ -590,7 +590,6 @@ def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
 
 
 def _apart(first: Vectors, second: Vectors) -> float:
-    """The largest distance of two rows."""
     return float(np.linalg.norm(first - second, axis=1).max())
 
 

@@ -148,8 +148,6 @@ def _name(images: Any, row: int) -> str:
 
 
 def _digests(images: Any) -> list[bytes]:
-    """A digest of each image's bytes: of its file, or of its pixels."""
-
     def digest(row: int) -> bytes:
         source = images[row]
         try:

@@ -120,7 +120,6 @@ class RunDirectory:
 
 
 def _differences(started: Any, asked: Any, prefix: str = "") -> list[str]:
-    """Readable lines for what differs between two JSON documents."""
     if isinstance(started, dict) and isinstance(asked, dict):
         keys = sorted(started.keys() | asked.keys())
         return [line for key in keys for line in _differences(started.get(key), asked.get(key), f"{prefix}{key}.")]

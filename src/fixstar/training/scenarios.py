@@ -223,7 +223,6 @@ class _Sequence:
             yield version
 
     def _settings(self, number: int) -> Settings:
-        """Those of version ``number``."""
         started = [start for start in self.later if start <= number]
         return self.later[max(started)] if started else self.first_settings
 

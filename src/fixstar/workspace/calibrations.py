@@ -182,6 +182,5 @@ def search_curve(
 
 
 def _part(version: VersionFeatures, queries: Indices, gallery: Indices | None = None) -> VersionFeatures:
-    """The version's vectors of some of the images."""
     stored = version.gallery if gallery is None else version.gallery[gallery]
     return VersionFeatures(version.name, version.queries[queries], stored, version.projection, parts=version.parts)

@@ -64,7 +64,6 @@ def split_off(images: ImageSet, share: float) -> SplitOff:
 
 
 def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
-    """Those of the rows whose files are not images."""
     if images.resident:
         return []
     decoded = zip(rows.tolist(), decode_ahead([images.images[row] for row in rows], _SMALL), strict=True)

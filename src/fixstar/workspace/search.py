@@ -352,7 +352,6 @@ def _combined(positive: Sequence[Vectors], negative: Sequence[Vectors]) -> Vecto
 
 
 def _merged_by_cosine(parts: Sequence[list[list[Hit]]], k: int) -> list[list[Hit]]:
-    """The k best of several searches of the same queries."""
     merged = []
     for found in zip(*parts, strict=True):
         last = {hit.id: hit for hit in chain(*found)}  # of an item that moved meanwhile, what was found last

@@ -286,7 +286,6 @@ def _restore_file(path: Path, entry: Entry, open_file: Callable[[str], IO[bytes]
 
 @contextmanager
 def _opened(source: Path) -> Iterator[Callable[[str], IO[bytes]]]:
-    """How to open a file of a snapshot."""
     if source.is_dir():
         yield lambda name: (source / name).open("rb")
         return

@@ -144,7 +144,6 @@ def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
 
 
 def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
-    """How the next version is trained from ``start``."""
     settings, last_method, _ = trained_with(registry, start)
     recipe = options.recipe or settings.recipe
     settings = replace(

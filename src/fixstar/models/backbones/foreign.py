@@ -291,7 +291,6 @@ def _channels_last(shape: list[Any], p: Preprocessing) -> bool:
 
 
 def _exported(module: nn.Module, p: Preprocessing) -> bytes:
-    """A module as ONNX, for any batch size."""
     try:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401

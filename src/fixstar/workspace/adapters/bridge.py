@@ -576,7 +576,6 @@ def _verdict(
 
 
 def _with_card(found: Bridged, rules: GateRules) -> Bridged:
-    """The result, with the bridge's card."""
     card = {
         **found.to_json(),
         "confidence": rules.confidence,

@@ -309,7 +309,6 @@ class _Work:
                 yield sources
 
     def _reason(self) -> str | None:
-        """Why to stop, if so."""
         if (now := self.deployed()) != self.plan.target:
             return f"{now} is deployed now: nothing more is re-embedded with {self.plan.target}"
         return "stopped on request; repeat it to resume" if self.stop() else None
