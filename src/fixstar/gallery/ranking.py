@@ -25,6 +25,7 @@ from fixstar.geometry import carry, short_basis
 CELLS = 1 << 22  # cosines at once: 16 MiB
 CHUNK = 1 << 20  # numbers that a thread multiplies at once: 4 MiB
 GROUP = 64
+_TILE = 1 << 13  # numbers of a matrix that a BLAS multiplies in one thread
 PRODUCTS = 1 << 16  # of numbers, added up at once: 512 KiB, which stays near the processor
 _THREADS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
@@ -77,8 +78,8 @@ def _scores(blocks: Iterable[Block], queries: Floats) -> Iterator[tuple[int, Flo
 def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[tuple[int, Floats]]:
     """The same for one query [s], one piece per block.
 
-    Reading the rows takes the time, so threads share them out chunk by chunk. A BLAS would split every block evenly and
-    wait for its slowest thread, which on a busy machine costs more than the product.
+    Threads share the rows out chunk by chunk. The threads of a BLAS would split every block evenly and wait for the
+    slowest, which on a busy machine costs more than the product.
     """
     scores = [np.empty((1, len(block.vectors)), np.float32) for block in blocks]
     step = max(1, CHUNK // len(query))
@@ -114,11 +115,20 @@ def _score(block: Block, out: Floats, query: Floats) -> None:
     if allowed is not None and 2 * np.count_nonzero(allowed) < len(allowed):
         rows = np.flatnonzero(allowed)
         out.fill(-np.inf)
-        out[rows] = np.einsum("ij,j->i", vectors.take(rows, axis=0), query)
+        out[rows] = _products(vectors.take(rows, axis=0), query, np.empty(len(rows), np.float32))
         return
-    np.einsum("ij,j->i", vectors, query, out=out)
+    _products(vectors, query, out)
     if allowed is not None:
         np.copyto(out, -np.inf, where=~allowed)
+
+
+def _products(vectors: Floats, query: Floats, out: Floats) -> Floats:
+    """``out`` [n], filled with the products of vectors [n, s] and a query [s], tile by tile in the calling thread."""
+    size = max(1, _TILE // len(query))
+    whole = len(vectors) // size * size
+    np.matmul(vectors[:whole].reshape(-1, size, len(query)), query, out=out[:whole].reshape(-1, size))
+    np.einsum("ij,j->i", vectors[whole:], query, out=out[whole:])
+    return out
 
 
 def _kth_at_least(scores: Floats, k: int) -> Floats:
