@@ -71,6 +71,7 @@ def test_what_is_outside_of_galleries(spaces: dict[str, Workspace]) -> None:
         moved = http.get("/g/shop", follow_redirects=False)
         assert (moved.status_code, moved.headers["location"]) == (307, "/g/shop/")
         assert "<title>" in http.get("/g/shop/").text
+        assert http.get("/g/shop/v1/status/").json()["name"] == "shop"  # a slash too many leads to the right place
         for path in ("/static/app.js", "/static/page.css", "/v1/docs", "/v1/openapi.json"):
             assert http.get(path).status_code == 200
         for path in ("/v1/status", "/metrics", "/g/none/v1/status", "/g/"):

@@ -10,13 +10,14 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from html import escape
+from urllib.parse import urlsplit, urlunsplit
 
 from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, RedirectResponse
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from fixstar.errors import InputError
 from fixstar.service.app import html_page, readyz
@@ -39,6 +40,20 @@ def check_name(name: str) -> None:
         )
 
 
+def _redirecting(send: Send, prefix: str) -> Send:
+    """Let a gallery's redirects, such as from an address with a slash too many, stay in the gallery."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            if (target := headers.get("location")) is not None:
+                parts = urlsplit(target)
+                headers["location"] = urlunsplit(parts._replace(path=prefix + parts.path))
+        await send(message)
+
+    return sent
+
+
 class Galleries:
     """The application over several. One that is None could not be opened, and answers 503."""
 
@@ -59,7 +74,7 @@ class Galleries:
         app = self._apps.get(name) if slash and path.startswith("/g/") else None
         if app is not None:
             inner = {key: value for key, value in scope.items() if key != "raw_path"}
-            await app({**inner, "path": f"/{rest}", GALLERY: f"/g/{name}"}, receive, send)
+            await app({**inner, "path": f"/{rest}", GALLERY: f"/g/{name}"}, receive, _redirecting(send, f"/g/{name}"))
         elif path.startswith(_SAME):
             await next(filter(None, self._apps.values()))(scope, receive, send)
         else:
