@@ -308,3 +308,4 @@ def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, pho
     assert "v1 is deployed again, v2 no longer" in typed("rollback", "-w", path).out
     alone = typed("deploy", "v2", "--blend", "0", "-w", path)
     assert "vectors of v1 are searched with v1's queries alone" in alone.out
+    assert "with its queries" not in alone.out

@@ -237,7 +237,7 @@ def deploy(
         return
     old = sum(count for name, count in counts.items() if name != version and name not in unreached)
     stay = f"{plural(old, 'vector')} of older versions {'stays and is' if old == 1 else 'stay and are'} searched"
-    print_wrapped(f"{version} is deployed. {stay} with its queries")
+    print_wrapped(f"{version} is deployed. {stay}{'' if blended else ' with its queries'}")
     print_blend(blended, version)
     _print_unreached(unreached, version)
     steps = NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")

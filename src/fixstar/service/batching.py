@@ -78,7 +78,8 @@ class QueryBatcher:
         self._workspace, self._settings, self._metrics, self._intake = workspace, settings, metrics, intake
         self._queue: asyncio.Queue[_Query] = asyncio.Queue()
         self._inside = 0
-        self._preprocessing: Preprocessing | None = None  # of the last batch; a guess, see _pixels
+        self._deployed = ""  # when the last batch was embedded
+        self._known: dict[str, Preprocessing] = {}  # by version; if another is deployed meanwhile, see _pixels
         self._embedding = ThreadPoolExecutor(1, thread_name_prefix="fixstar-embed")
         self._searching = ThreadPoolExecutor(1, thread_name_prefix="fixstar-search")
         self._batches = asyncio.Semaphore(2)  # one is embedded while one is searched
@@ -128,7 +129,7 @@ class QueryBatcher:
             raise _busy(f"{self._inside} queries are waiting already")
         self._inside += 1
         try:
-            if (wanted := self._preprocessing) is None:
+            if (wanted := self._known.get(models[0] if models else self._deployed)) is None:
                 wanted = await run_in_threadpool(self._preprocessing_of, models)  # may load a model
             read = await self._intake.read(data, wanted)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -179,6 +180,7 @@ class QueryBatcher:
         """What is deployed, and what the models make of each query: a vector each, or why there is none."""
         serving = self._workspace.serving
         move, deployed = serving.asking()
+        self._deployed = move.version
         if batch:
             self._metrics.batch_size.observe(len(batch))
         rows: _Rows = [{} for _ in batch]
@@ -199,7 +201,7 @@ class QueryBatcher:
         except Exception as error:
             return [error for _ in queries]
         read = [self._pixels(query, encoder.preprocessing) for query in queries]
-        self._preprocessing = encoder.preprocessing
+        self._known[name] = encoder.preprocessing
         good = [pixels for pixels in read if not isinstance(pixels, Exception)]
         made = iter(_embedded(encoder, good))
         self._metrics.embedded.labels(name, "query").inc(len(good))
