@@ -180,19 +180,30 @@ def test_too_many_waiting_are_told_to_come_again(space: Workspace, monkeypatch: 
 
 def test_who_gives_up_waiting_disturbs_nobody(space: Workspace, sizes: list[int]) -> None:
     async def work(batcher: QueryBatcher) -> Any:
+        batcher._inside += 1  # as if one were being decoded: no batch begins without it
+        queued: list[Any] = []
+        put = batcher._queue.put_nowait
+
+        def counted(query: Any) -> None:
+            queued.append(query)
+            put(query)
+
+        batcher._queue.put_nowait = counted  # type: ignore[assignment, method-assign]
         leaving = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(5)]
         staying = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(5)]
-        await asyncio.sleep(0.02)
+        while len(queued) < 10:
+            await asyncio.sleep(0.01)
         for task in leaving:
             task.cancel()
-        found = await asyncio.gather(*staying)
+        batcher._inside -= 1
+        found = await asyncio.gather(*staying, batcher.search(picture(5), k=2, where=None, exact=True))
         assert batcher._inside == 0
         return found
 
     space.serving.encoder("v1")
-    found = run(space, work, batch_wait=0.3)
+    found = run(space, work, batch_wait=60)
     assert all(len(one.hits[0]) == 2 for one in found)
-    assert sum(sizes) == 5
+    assert sum(sizes) == 6
 
 
 def test_a_deployment_in_between_gives_each_answer_one_version(space: Workspace) -> None:
