@@ -64,7 +64,8 @@ def test_shared_components_count_the_others_as_zero(widths: tuple[int, int]) -> 
     ]
     expected = cross_test(padded, QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
     for versions in ([short_1, short_2], [full_1, full_2], [short_1, full_2], [full_1, short_2]):
-        found = cross_test(versions, QUERY_LABELS, GALLERY_LABELS, "image", upper=True, shared_components=True)
+        shared = [replace(version, shared_components=True) for version in versions]
+        found = cross_test(shared, QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
         assert np.array_equal(found.matrix, expected.matrix)
         with pytest.raises(InputError, match=f"v1 {widths[0]}, v2 {widths[1]}.*shared_components=True"):
             cross_test(versions, QUERY_LABELS, GALLERY_LABELS)
@@ -198,9 +199,10 @@ def test_rows_without_a_direction_are_refused_by_number(which: str) -> None:
 
 def test_a_query_that_an_older_space_cannot_hold_is_no_mistake() -> None:
     """It is carried there as zero, and finds nothing but by chance."""
-    v1, v2 = VersionFeatures("v1", np.eye(2), np.eye(2)), VersionFeatures("v2", np.eye(3)[1:], np.eye(3)[:2])
+    v1 = VersionFeatures("v1", np.eye(2), np.eye(2))
+    v2 = VersionFeatures("v2", np.eye(3)[1:], np.eye(3)[:2], shared_components=True)
     labels = np.array([1, 7])
-    assert cross_test([v1, v2], labels, np.array([0, 1]), "image", shared_components=True).matrix[1, 0] == 0.5
+    assert cross_test([v1, v2], labels, np.array([0, 1]), "image").matrix[1, 0] == 0.5
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,7 @@ ONE, TWO = np.array([True, False, True]), np.array([True, True, False])
         (lambda: paired_bootstrap(ONE, TWO, confidence=95), "such as 0.95; got 95"),
         (lambda: paired_bootstrap(ONE, TWO, confidence=1.0), "between 0 and 1"),
         (lambda: paired_bootstrap(ONE, TWO, resamples=199), "199 resamples are too few.*pass at least 200"),
-        (lambda: paired_bootstrap(ONE, TWO, confidence=0.999), "pass at least 10000"),
+        (lambda: paired_bootstrap(ONE, TWO, confidence=0.999, resamples=2000), "pass at least 10000"),
         (lambda: verdicts(CrossTest(("a",), "image", np.ones((1, 1)), {(0, 0): ONE})), "at least two versions"),
         (lambda: verdicts(three_versions(), confidence=2.0, family="matrix"), "got 2"),
         (lambda: cell_evidence({}), "at least two versions"),
@@ -367,7 +368,7 @@ def test_versions_of_different_width_need_a_word() -> None:
     _, (_, new), _, _ = versions(15)
     with pytest.raises(InputError, match=r"v1 12, v2 15.*shared_components=True"):
         found_before_after([0], old, new)
-    rows = found_before_after([5], old, new, shared_components=True)
+    rows = found_before_after([5], old, replace(new, shared_components=True))
     assert rows.after[0, 0] == np.argmax(old.gallery @ new.queries[5, :12])
 
 

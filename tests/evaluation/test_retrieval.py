@@ -77,19 +77,14 @@ def tied_searches(draw: st.DrawFn) -> dict[str, Any]:
         "gallery_labels": integers(0, 2, len(axes)),
         "query_cameras": integers(-1, 1, len(rows)),
         "gallery_cameras": integers(-1, 1, len(axes)),
-        "same_image": integers(-1, len(axes) - 1, len(rows)),
     }
 
 
-@given(tied_searches(), st.none() | st.integers(1, 12), st.booleans(), st.booleans())
+@given(tied_searches(), st.none() | st.integers(1, 12), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_ties_and_ignored_images_agree_with_a_slow_loop(
-    search: dict[str, Any], at: int | None, cameras: bool, itself: bool
-) -> None:
+def test_ties_and_ignored_images_agree_with_a_slow_loop(search: dict[str, Any], at: int | None, cameras: bool) -> None:
     if not cameras:
         search["query_cameras"] = search["gallery_cameras"] = None
-    if not itself:
-        search["same_image"] = None
     values = average_precisions(**search, at=at)
     for row, query in enumerate(search["queries"]):
         right = []
@@ -97,7 +92,7 @@ def test_ties_and_ignored_images_agree_with_a_slow_loop(
         for item in sorted(range(len(scores)), key=lambda item: (-scores[item], item)):
             is_right = bool(search["gallery_labels"][item] == search["query_labels"][row])
             own_camera = cameras and search["gallery_cameras"][item] == search["query_cameras"][row]
-            if not (is_right and own_camera) and not (itself and item == search["same_image"][row]):
+            if not (is_right and own_camera):
                 right.append(is_right)
         assert values[row] == pytest.approx(slow_precision(right, sum(right), at), nan_ok=True)
 
@@ -134,7 +129,7 @@ def test_a_query_in_its_own_gallery_finds_itself_unless_ignored() -> None:
     images, labels = features(40, 8, seed=4), np.arange(40) % 8
     own = np.arange(40)
     with_itself = mean_average_precision(images, labels, images, labels)
-    without = mean_average_precision(images, labels, images, labels, same_image=own)
+    without = mean_average_precision(images, labels, images, labels, query_cameras=own, gallery_cameras=own)
     others = [
         mean_average_precision(images[[i]], labels[[i]], np.delete(images, i, 0), np.delete(labels, i)).mean
         for i in range(40)
@@ -196,9 +191,6 @@ GOOD, ONE = np.ones((2, 3)), np.array([0, 1])
             lambda: average_precisions(GOOD, ONE, GOOD, ONE, query_cameras=ONE, gallery_cameras=ONE[:1]),
             r"gallery cameras are one integer per image, got int64 of shape \(1,\) for 2",
         ),
-        (lambda: average_precisions(GOOD, ONE, GOOD, ONE, same_image=ONE + 1), "0 to 1, or -1; got 1 to 2"),
-        (lambda: average_precisions(GOOD, ONE, GOOD, ONE, same_image=ONE - 2), "got -2 to -1"),
-        (lambda: average_precisions(GOOD, ONE, GOOD, ONE, same_image=ONE[:1]), "one gallery row per query"),
         (lambda: mean_average_precision(GOOD, ONE + 5, GOOD, ONE), "none of the 2 queries"),
     ],
 )

@@ -242,8 +242,9 @@ def test_bct_chains_three_models_of_growing_width() -> None:
     assert widths(versions) == [base, base + 4, base + 9]
     assert [set(version.log[-1].terms) for version in versions] == [{"ce"}, {"ce", "influence"}, {"ce", "influence"}]
     images = stripes()
-    features = [version_features(version.name, version.encoder, images, images) for version in versions]
-    result = cross_test(features, images.labels, images.labels, shared_components=True)
+    made = [version_features(version.name, version.encoder, images, images) for version in versions]
+    features = [replace(version, shared_components=True) for version in made]
+    result = cross_test(features, images.labels, images.labels)
     assert np.isfinite(result.matrix[np.tril_indices(3)]).all()
     with pytest.raises(ModelError, match="at least as wide"):
         list(retraining(stream(), create_method("bct"), SETTINGS, progress=False, later={2: wider(base - 1)}))

@@ -115,8 +115,8 @@ class Searched:
                 [self._templates(version) for version in versions],
                 (np.arange(len(self.queries.classes)),) * 2,
             )
-        widths = {version.width for version in versions}
-        measure = partial(cross_test, device=device, shared_components=len(widths) > 1)  # as BCT compares them
+        versions = [replace(version, shared_components=True) for version in versions]  # as BCT compares them
+        measure = partial(cross_test, device=device)
         if given.searches and protocol.startswith(("TPIR", "rank")):
             mated = protocol.startswith("rank")  # ranks are those of queries whose person is in the gallery
             parts = [_rows_of(versions, search, mated) for search in given.searches]
@@ -137,8 +137,8 @@ class Searched:
         )
         for search in self.protocol.searches or [everything]:
             (before, after), truth, labels = _rows_of([old, new], search)
-            shared = old.width != new.width
-            curves.append(backfill_curve(before, after, truth, labels, _SHARES, "classes", shared_components=shared))
+            after = replace(after, shared_components=True)
+            curves.append(backfill_curve(before, after, truth, labels, _SHARES, "classes"))
         return [round(float(value), 6) for value in np.mean([curve.accuracy for curve in curves], axis=0)]
 
     def _templates(self, version: VersionFeatures) -> VersionFeatures:

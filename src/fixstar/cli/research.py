@@ -89,7 +89,7 @@ def evaluate(
     from fixstar.evaluation import compatibility_heat_map, cross_test, needed_resamples, verdicts
     from fixstar.evaluation.trial import searchable, trial_of_images
 
-    resamples = needed_resamples(confidence)
+    needed_resamples(confidence)  # refuses a wrong confidence before anything is computed
     _check_source(data, features, labels, shared_components, split_file)
     _check_protocol(protocol, split_file, pairs_file)
     if features:
@@ -105,16 +105,13 @@ def evaluate(
         _require_two_classes(images.classes, str(data))
         embed = partial(space.features, device=device, progress=not as_json)
         given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
-    result = cross_test(*given.images, protocol, pairs=given.pairs, shared_components=given.shared_components)
+    result = cross_test(*given.images, protocol, pairs=given.pairs)
     clusters = given.answered(protocol) if by_class else None
     evidence: Evidence = {}
     if len(result.names) > 1:
-        evidence = verdicts(result, confidence=confidence, resamples=resamples, clusters=clusters)
+        evidence = verdicts(result, confidence=confidence, clusters=clusters)
     blended = [] if blend is None else given.blended(blend, protocol)
-    both = {
-        test.names[0]: (test, verdicts(test, confidence=confidence, resamples=resamples, clusters=clusters))
-        for test in blended
-    }
+    both = {test.names[0]: (test, verdicts(test, confidence=confidence, clusters=clusters)) for test in blended}
     if picture is not None:
         compatibility_heat_map(result.matrix, list(result.names), f"by {protocol}", picture, evidence)
     if report is not None:
@@ -183,7 +180,7 @@ def _trial_of_files(
     from fixstar.evaluation.trial import Trial, counted, kept_pairs, with_vectors
 
     named = [_named_files(word) for word in features]
-    versions = [read_features(name, files) for name, files in named]
+    versions = [read_features(name, files, shared) for name, files in named]
     widths = ", ".join(f"{version.name} {version.width}" for version in versions)
     if len({version.width for version in versions}) > 1 and not shared:
         raise InputError(
@@ -199,14 +196,14 @@ def _trial_of_files(
     facts = {"Gallery": counted(known.gallery), "Features": widths}
     if not takes_pairs(protocol):
         _require_two_classes(sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery")
-        return Trial(versions, known.queries, known.gallery, known.classes, facts, shared_components=shared)
+        return Trial(versions, known.queries, known.gallery, known.classes, facts)
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)
     truth = known.queries if same else np.concatenate([known.queries, known.gallery])
     whole = [v.queries if same else np.concatenate([v.queries, v.gallery]) for v in versions]
     both = [with_vectors(version, vectors) for version, vectors in zip(versions, whole, strict=True)]
     pairs, how = kept_pairs(truth, pairs_file, seed)
     facts = {"Images": counted(truth), "Pairs drawn": how, "Features": widths}
-    return Trial(both, truth, truth, known.classes, facts, pairs, shared_components=shared)
+    return Trial(both, truth, truth, known.classes, facts, pairs)
 
 
 def _require_two_classes(classes: Sequence[str], what: str) -> None:

@@ -78,8 +78,6 @@ def cross_test(
     progress: Callable[[int, int], object] | None = None,
     *,
     pairs: Pairs | None = None,
-    folds: int = 10,
-    shared_components: bool = False,
     device: str | None = None,
     cameras: tuple[Labels, Labels] | None = None,
     relevant: Sequence[Indices] | None = None,
@@ -91,9 +89,9 @@ def cross_test(
     need ``pairs`` of a query row and a gallery row.
 
     ``upper`` adds t < k. ``progress(done, total)`` is called after each cell. Versions of different width cannot be
-    compared (the dashes of table 7), unless one has grown from the other (``VersionFeatures.parts``), or
-    ``shared_components`` compares the first components that both have, as BCT does. A version with ``adapt`` first
-    moves the stored galleries of all older versions. ``device`` is a torch device; without one, NumPy searches.
+    compared (the dashes of table 7), unless one has grown from the other (``VersionFeatures.parts``), or the newer one
+    has ``shared_components``. A version with ``adapt`` first moves the stored galleries of all older versions.
+    ``device`` is a torch device; without one, NumPy searches.
 
     >>> features = np.eye(2)
     >>> old, new = VersionFeatures("v1", features, features), VersionFeatures("v2", features, features)
@@ -103,7 +101,7 @@ def cross_test(
     """
     kind, number = _parse(protocol)
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
-    _check(versions, shared_components, upper)
+    _check(versions, upper)
     check_images(versions, truth, labels)
     if takes_pairs(protocol) and pairs is None:
         raise InputError(f"{protocol} needs pairs; draw them with sample_pairs(labels)")
@@ -115,16 +113,16 @@ def cross_test(
     hits: dict[Cell, Outcomes] = {}
     for cell, query, gallery in _cells(versions, upper):
         if pairs is not None and takes_pairs(protocol):
-            scores = _pair_cosines(query, gallery, pairs, shared_components)
+            scores = _pair_cosines(query, gallery, pairs)
             if kind == "TAR@FAR":
                 hits[cell] = scores[pairs.same] >= threshold_at_far(scores, pairs.same, number)
             else:
-                hits[cell] = kfold_accuracy(scores, pairs.same, folds).right
+                hits[cell] = kfold_accuracy(scores, pairs.same).right
         else:
             if kind == "TPIR@FPIR":  # its threshold is for all queries: those carried over keep their length
-                (queries,) = carried_queries(query, [gallery], shared_components=shared_components)
+                (queries,) = carried_queries(query, [gallery])
             else:
-                queries = query.carry(query.queries, gallery, shared_components=shared_components)
+                queries = query.carry(query.queries, gallery)
             if kind in PROTOCOLS:
                 if gallery not in searches:
                     searches[gallery] = searcher(kind, gallery.gallery, labels, device)
@@ -137,11 +135,9 @@ def cross_test(
     return CrossTest(tuple(version.name for version in versions), protocol, matrix, hits)
 
 
-def cross_test_scores(
-    versions: Sequence[VersionFeatures], pairs: Pairs, *, shared_components: bool = False
-) -> dict[Cell, NDArray[np.float64]]:
+def cross_test_scores(versions: Sequence[VersionFeatures], pairs: Pairs) -> dict[Cell, NDArray[np.float64]]:
     """The cosine of every pair, [pairs], by cell (t, k), t >= k: first image by version t, second by k."""
-    return {cell: _pair_cosines(query, gallery, pairs, shared_components) for cell, query, gallery in _cells(versions)}
+    return {cell: _pair_cosines(query, gallery, pairs) for cell, query, gallery in _cells(versions)}
 
 
 def cross_test_cmc(
@@ -149,18 +145,10 @@ def cross_test_cmc(
     query_labels: Labels,
     gallery_labels: Labels,
     ranks: Sequence[int] = (1, 5, 10),
-    *,
-    shared_components: bool = False,
 ) -> dict[Cell, dict[int, float]]:
     """Rank-k by image for each cell (t, k), t >= k, and each k of ``ranks``: every gallery is searched once."""
     return {
-        cell: cmc(
-            query.carry(query.queries, gallery, shared_components=shared_components),
-            query_labels,
-            gallery.gallery,
-            gallery_labels,
-            ranks,
-        )
+        cell: cmc(query.carry(query.queries, gallery), query_labels, gallery.gallery, gallery_labels, ranks)
         for cell, query, gallery in _cells(versions)
     }
 
@@ -200,10 +188,8 @@ def _cells(
             yield (t, k), versions[t], gallery
 
 
-def _pair_cosines(
-    query: VersionFeatures, gallery: VersionFeatures, pairs: Pairs, shared_components: bool
-) -> NDArray[np.float64]:
-    (queries,) = carried_queries(query, [gallery], shared_components=shared_components)
+def _pair_cosines(query: VersionFeatures, gallery: VersionFeatures, pairs: Pairs) -> NDArray[np.float64]:
+    (queries,) = carried_queries(query, [gallery])
     lengths = np.linalg.norm(queries, axis=1)  # of the part that the old space can hold; pair_scores divides by it
     return np.asarray(pair_scores(queries, gallery.gallery, pairs) * lengths[pairs.first])
 
@@ -235,7 +221,7 @@ def _answers(
     return values[~np.isnan(values)]  # the same queries in every cell: it depends on the labels alone
 
 
-def _check(versions: Sequence[VersionFeatures], shared_components: bool, upper: bool) -> None:
+def _check(versions: Sequence[VersionFeatures], upper: bool) -> None:
     if not versions:
         raise InputError("a cross-test needs at least one version")
     names = [version.name for version in versions]
@@ -244,5 +230,5 @@ def _check(versions: Sequence[VersionFeatures], shared_components: bool, upper: 
     for t, version in enumerate(versions):
         for k, gallery in enumerate(versions if upper else versions[:t]):
             moved = any(later.adapt is not None for later in versions[k + 1 : t + 1])
-            if not (shared_components or moved or version.comparable_with(gallery)):
+            if not (version.shared_components or moved or version.comparable_with(gallery)):
                 raise incomparable_widths(versions)

@@ -68,14 +68,14 @@ def paired_bootstrap(
     old: ArrayLike,
     *,
     confidence: float = 0.95,
-    resamples: int = 2000,
+    resamples: int | None = None,
     seed: int = 0,
     clusters: ArrayLike | None = None,
 ) -> Difference:
     """How far a cross-test is above the old self-test, from outcomes [N] of the same queries: hits or fractions.
 
     ``clusters`` [N], such as the class of each query, resamples whole clusters, for claims about other classes than
-    those tested; the interval is usually much wider.
+    those tested; the interval is usually much wider. ``resamples`` are as many as the confidence needs, at least 2,000.
 
     >>> old = np.arange(1000) % 10 < 6  # 0.6 right
     >>> paired_bootstrap(np.arange(1000) % 10 < 7, old).verdict
@@ -83,8 +83,10 @@ def paired_bootstrap(
     >>> paired_bootstrap(np.arange(1000) < 602, np.arange(1000) < 600).verdict
     'not decided'
     """
-    differences = _paired(cross, old)
-    _check_precision(confidence, resamples)
+    differences, enough = _paired(cross, old), needed_resamples(confidence, fewest=1)
+    resamples = needed_resamples(confidence) if resamples is None else resamples
+    if resamples < enough:
+        raise InputError(f"{resamples} resamples are too few for confidence {confidence:g}; pass at least {enough}")
     rng = np.random.default_rng(seed)
     if clusters is None:
         units, differing = len(differences), int(np.count_nonzero(differences))
@@ -102,7 +104,6 @@ def verdicts(
     result: CrossTest,
     *,
     confidence: float = 0.95,
-    resamples: int = 2000,
     seed: int = 0,
     clusters: ArrayLike | None = None,
     family: str = "cell",
@@ -117,18 +118,9 @@ def verdicts(
     if not cells:
         raise InputError("verdicts need the hits of at least two versions; run cross_test on them")
     shared = len(cells) if family == "matrix" else 1
-    _check_precision(confidence, resamples)
-    return {
-        (t, k): paired_bootstrap(
-            result.hits[t, k],
-            result.hits[k, k],
-            confidence=1 - (1 - confidence) / shared,
-            resamples=resamples * shared,
-            seed=seed,
-            clusters=clusters,
-        )
-        for t, k in cells
-    }
+    ways: dict[str, Any] = {"confidence": 1 - (1 - confidence) / shared, "seed": seed, "clusters": clusters}
+    ways["resamples"] = shared * needed_resamples(confidence)
+    return {(t, k): paired_bootstrap(result.hits[t, k], result.hits[k, k], **ways) for t, k in cells}
 
 
 def cell_evidence(cells: Mapping[tuple[int, int], Difference]) -> CellEvidence:
@@ -221,8 +213,6 @@ def found_before_after(
     old: VersionFeatures,
     new: VersionFeatures,
     k: int = 1,
-    *,
-    shared_components: bool = False,
 ) -> FoundRows:
     """What some queries, such as ``Flips.negative``, find in the old gallery by the old and the new version."""
     rows = np.asarray(queries)
@@ -236,7 +226,7 @@ def found_before_after(
             raise InputError(f"version {version.name!r} has queries 0 to {len(version.queries) - 1}; got {seen}")
     chosen = replace(new, queries=new.queries[rows], adapt=None)
     stored = stored_galleries([old, new])[0]
-    (carried,) = carried_queries(chosen, [stored], shared_components=shared_components)
+    (carried,) = carried_queries(chosen, [stored])
     return FoundRows(nearest(old.queries[rows], old.gallery, k)[0], nearest(carried, stored.gallery, k)[0])
 
 
@@ -268,12 +258,6 @@ def _outcomes(values: ArrayLike, name: str) -> NDArray[Any]:
         if outside.size:
             raise InputError(f"outcomes are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100")
     return outcomes
-
-
-def _check_precision(confidence: float, resamples: int) -> None:
-    enough = needed_resamples(confidence, fewest=1)
-    if resamples < enough:
-        raise InputError(f"{resamples} resamples are too few for confidence {confidence:g}; pass at least {enough}")
 
 
 def _cluster_sums(differences: NDArray[Any], clusters: ArrayLike) -> tuple[Floats, Floats]:

@@ -14,9 +14,8 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,7 +44,8 @@ class VersionFeatures:
     With ``projection`` P [d, m] they are short forms (see ``fixstar.geometry``), [images, min(d, m)], else plain
     features. ``adapt`` (FAN) maps vectors stored under the predecessor into this version's space. ``parts`` are the
     widths of the simplices that make up the full feature: a version whose first parts are all of another's has grown
-    from it.
+    from it. With ``shared_components`` it is compared with versions of another width over the first components that
+    both have, as BCT does.
     """
 
     name: str
@@ -54,6 +54,7 @@ class VersionFeatures:
     projection: Floats | None = None
     adapt: Callable[[Floats], Floats] | None = None
     parts: tuple[int, ...] = ()
+    shared_components: bool = False
 
     def __post_init__(self) -> None:
         for side in ("queries", "gallery"):
@@ -86,14 +87,11 @@ class VersionFeatures:
         shared = min(len(self.parts), len(other.parts))
         return self.width == other.width or (shared > 0 and self.parts[:shared] == other.parts[:shared])
 
-    def carry(self, queries: Floats, to: VersionFeatures, *, shared_components: bool = False) -> Floats:
-        """Queries [n, s] of this version in the space in which version ``to`` is stored.
-
-        ``shared_components`` compares different widths over the first components that both have, as BCT does.
-        """
+    def carry(self, queries: Floats, to: VersionFeatures) -> Floats:
+        """Queries [n, s] of this version in the space in which version ``to`` is stored."""
         if to is self:
             return queries
-        if not shared_components and not self.comparable_with(to):
+        if not (self.shared_components or self.comparable_with(to)):
             raise incomparable_widths([to, self])
         return geometry.carry(queries, self.basis, to.basis, to.width)
 
@@ -153,16 +151,14 @@ def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
     seen = ", ".join(f"{version.name} {version.width}" for version in versions)
     return InputError(
         f"versions of different feature width cannot be compared ({seen}). "
-        "Pass shared_components=True to compare over the first components that both have"
+        "Versions with shared_components=True are compared over the first components that both have"
     )
 
 
-def carried_queries(
-    query: VersionFeatures, galleries: Iterable[VersionFeatures], *, shared_components: bool = False
-) -> list[Floats]:
+def carried_queries(query: VersionFeatures, galleries: Iterable[VersionFeatures]) -> list[Floats]:
     """One version's unit queries in the space of each gallery, [N, s]: shorter than 1 where it cannot hold them."""
     queries = geometry.unit(np.asarray(query.queries).astype(np.float32, copy=False))
-    return [query.carry(queries, gallery, shared_components=shared_components) for gallery in galleries]
+    return [query.carry(queries, gallery) for gallery in galleries]
 
 
 def blended_version(old: VersionFeatures, new: VersionFeatures, alpha: float) -> VersionFeatures:
@@ -171,9 +167,7 @@ def blended_version(old: VersionFeatures, new: VersionFeatures, alpha: float) ->
         raise InputError(f"alpha is a share from 0 (old queries) to 1 (new queries); got {alpha:g}")
     own = geometry.unit(np.asarray(old.queries).astype(np.float32, copy=False))
     queries = geometry.blended(own, carried_queries(new, [old])[0], alpha)
-    return VersionFeatures(
-        f"{new.name} with {old.name} {alpha:g}", queries, old.gallery, old.projection, parts=old.parts
-    )
+    return replace(old, name=f"{new.name} with {old.name} {alpha:g}", queries=queries, adapt=None)
 
 
 def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[VersionFeatures]]:
@@ -186,12 +180,12 @@ def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[Versi
         yield stored
 
 
-def stored_galleries(versions: Sequence[VersionFeatures], query_version: int = -1) -> list[VersionFeatures]:
-    """All versions, with their galleries as they are stored when ``query_version`` searches."""
-    if not -len(versions) <= query_version < len(versions):
-        raise InputError(f"query_version is a version number, 0 to {len(versions) - 1} here; got {query_version}")
-    stored = next(islice(stored_over_time(versions), query_version % len(versions), None))
-    return [*stored, *versions[len(stored) :]]
+def stored_galleries(versions: Sequence[VersionFeatures]) -> list[VersionFeatures]:
+    """All versions, with their galleries as they are stored when the last one searches."""
+    if not versions:
+        raise InputError("a mixed gallery needs at least one version")
+    *_, stored = stored_over_time(versions)
+    return stored
 
 
 def _moved(older: VersionFeatures, version: VersionFeatures) -> VersionFeatures:
@@ -200,7 +194,7 @@ def _moved(older: VersionFeatures, version: VersionFeatures) -> VersionFeatures:
             f"adapt of version {version.name!r} moves plain features, but {', '.join(short)} came as short forms under "
             "a projection. Pass the full features, without projection"
         )
-    return VersionFeatures(older.name, version.queries, version.adapted(older.gallery), parts=version.parts)
+    return replace(version, name=older.name, gallery=version.adapted(older.gallery), adapt=None)
 
 
 def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels) -> None:
@@ -226,11 +220,17 @@ class LabelFile(NamedTuple):
     classes: dict[int, str]
 
 
-def read_features(name: str, files: str) -> VersionFeatures:
+def read_features(name: str, files: str, shared_components: bool = False) -> VersionFeatures:
     """One version, from ``FILE.npz`` or ``QUERIES.npy,GALLERY.npy``: finite numbers only."""
     arrays = _read(files, ("queries", "gallery"), ("projection", "query_labels", "gallery_labels"))
     try:
-        return VersionFeatures(name, arrays["queries"], arrays["gallery"], arrays.get("projection"))
+        return VersionFeatures(
+            name,
+            arrays["queries"],
+            arrays["gallery"],
+            arrays.get("projection"),
+            shared_components=shared_components,
+        )
     except InputError as error:
         raise DataError(f"{files}: {error}") from error
 

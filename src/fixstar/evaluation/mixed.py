@@ -43,15 +43,13 @@ def mixed_gallery_search(
     query_labels: Labels,
     gallery_labels: Labels,
     *,
-    query_version: int = -1,
     protocol: str = "image",
-    shared_components: bool = False,
     scores: Scores | None = None,
 ) -> Hits:
     """[N] bool: whether each query finds its class in a gallery whose image i holds its vector of version ``held[i]``.
 
-    ``held`` [M] holds version numbers, 0 for the oldest; queries are by ``query_version``, by default the last. See
-    ``fixstar.evaluation.search`` for the protocols.
+    ``held`` [M] holds version numbers, 0 for the first; queries are by the last. See ``fixstar.evaluation.search`` for
+    the protocols.
 
     >>> v1, v2 = (VersionFeatures(name, np.eye(2), np.eye(2)) for name in ("v1", "v2"))
     >>> mixed_gallery_search([v1, v2], np.array([0, 1]), np.array([7, 8]), np.array([7, 7]))
@@ -62,15 +60,12 @@ def mixed_gallery_search(
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     check_images(versions, truth, labels)
     if protocol == "image":
-        found, _ = mixed_nearest(
-            versions, held, query_version=query_version, shared_components=shared_components, scores=scores
-        )
-        return np.equal(labels[found], truth)
+        return np.equal(labels[mixed_nearest(versions, held, scores=scores)[0]], truth)
     if scores is not None:
         raise InputError("scores by version apply to protocol 'image' only; a template mixes several versions")
-    stored = stored_galleries(versions, query_version)
+    stored = stored_galleries(versions)
     classes, sums = _template_sums(stored, _checked_held(held, len(labels), len(stored)), labels)
-    queries = carried_queries(stored[query_version], [stored[v] for v in sums], shared_components=shared_components)
+    queries = carried_queries(stored[-1], [stored[v] for v in sums])
     winners: list[Indices] = []
     for rows in blocks(len(truth), BLOCK):
         dots: Floats = reduce(np.add, (q[rows] @ s.T for q, s in zip(queries, sums.values(), strict=True)))
@@ -78,20 +73,12 @@ def mixed_gallery_search(
     return np.equal(classes[np.concatenate(winners)], truth)
 
 
-def mixed_nearest(
-    versions: Sequence[VersionFeatures],
-    held: Labels,
-    *,
-    query_version: int = -1,
-    shared_components: bool = False,
-    scores: Scores | None = None,
-) -> Best:
+def mixed_nearest(versions: Sequence[VersionFeatures], held: Labels, *, scores: Scores | None = None) -> Best:
     """The nearest gallery image of each query, [N], and its cosine or score, [N]. Equal ones go to the lowest index."""
-    stored = stored_galleries(versions, query_version)
-    query = stored[query_version]
-    held = _checked_held(held, len(query.gallery), len(stored))
+    stored = stored_galleries(versions)
+    held = _checked_held(held, len(stored[-1].gallery), len(stored))
     present = np.unique(held).tolist()
-    carried = carried_queries(query, [stored[v] for v in present], shared_components=shared_components)
+    carried = carried_queries(stored[-1], [stored[v] for v in present])
     found = (
         _nearest_of_rows(queries, stored[v], np.flatnonzero(held == v), scores)
         for v, queries in zip(present, carried, strict=True)
@@ -128,7 +115,6 @@ def backfill_curve(
     orders: int = 1,
     seed: int = 0,
     protocol: str = "image",
-    shared_components: bool = False,
     scores: Scores | None = None,
     blend: float = 1.0,
 ) -> BackfillCurve:
@@ -144,18 +130,16 @@ def backfill_curve(
         raise InputError("queries by two models are for protocol 'image' only; a template mixes several versions")
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     check_images([old, new], truth, labels)
-    ways: dict[str, Any] = {"shared_components": shared_components, "scores": scores}
     outcomes = []
     for steps in _steps(order, labels, orders, seed):
         done = np.rint(shares * (steps.max() + 1)).astype(np.int64)  # steps completed at each share
         if protocol == "image":
-            found = _found_along(old, new, steps, np.unique(done), **ways, blend=blend)
+            found = _found_along(old, new, steps, np.unique(done), scores, blend)
             outcomes.append([np.equal(labels[found[count]], truth) for count in done.tolist()])
         else:
             mixtures = ((steps < count).astype(np.int64) for count in done)
-            outcomes.append(
-                [mixed_gallery_search([old, new], held, truth, labels, protocol=protocol, **ways) for held in mixtures]
-            )
+            ways: dict[str, Any] = {"protocol": protocol, "scores": scores}
+            outcomes.append([mixed_gallery_search([old, new], held, truth, labels, **ways) for held in mixtures])
     hits: Hits = np.array(outcomes)
     return BackfillCurve(shares, hits.mean(axis=2), hits)
 
@@ -165,7 +149,6 @@ def _found_along(
     new: VersionFeatures,
     steps: Indices,
     stops: Indices,
-    shared_components: bool,
     scores: Scores | None,
     blend: float,
 ) -> dict[int, Indices]:
@@ -174,7 +157,7 @@ def _found_along(
     The gallery is cut at the stops; each piece is searched once by its new and once by its old vectors.
     """
     old = stored_galleries([old, new])[0]
-    to_old, to_new = carried_queries(new, [old, new], shared_components=shared_components)
+    to_old, to_new = carried_queries(new, [old, new])
     if blend != 1:
         to_old = blended_version(old, new, blend).queries
     place = np.searchsorted(stops, steps, side="right")
@@ -260,7 +243,8 @@ def _template_sums(
     squares = np.zeros(len(classes))
     for v in sums:
         for w in sums:
-            carried = versions[w].carry(sums[w], versions[v], shared_components=True)
+            ends = versions[w].basis, versions[v].basis, versions[v].width
+            carried = sums[w] if v == w else geometry.carry(sums[w], *ends)
             squares += (sums[v] * carried).sum(axis=1)
     lengths = np.sqrt(squares.clip(0)).clip(1e-12)[:, None]
     return classes, {v: (total / lengths).astype(np.float32) for v, total in sums.items()}

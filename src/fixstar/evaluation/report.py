@@ -26,7 +26,6 @@ from fixstar.evaluation.evidence import (
     cell_evidence,
     flips,
     found_before_after,
-    needed_resamples,
     verdicts,
 )
 from fixstar.evaluation.features import VersionFeatures
@@ -123,9 +122,11 @@ class Report:
         for what, given in (("lost queries", self.lost), ("a backfill curve", self.backfill)):
             if unknown := sorted(set(given) - self.tests.keys()):
                 raise UnknownNameError(f"method of {what}", unknown[0], self.tests)
-        settings: dict[str, Any] = {"confidence": confidence, "resamples": needed_resamples(confidence), "seed": seed}
-        settings["clusters"] = query_labels if by_class else None
-        self.evidence: dict[str, Evidence] = {name: verdicts(test, **settings) for name, test in self.tests.items()}
+        clusters = query_labels if by_class else None
+        self.evidence: dict[str, Evidence] = {
+            name: verdicts(test, confidence=confidence, seed=seed, clusters=clusters)
+            for name, test in self.tests.items()
+        }
         self.flips = {name: _newest_flips(test, query_labels) for name, test in self.tests.items()}
 
     @property
@@ -171,13 +172,7 @@ class Report:
 
 
 def lost_queries(
-    found: Flips,
-    query_labels: Labels,
-    old: VersionFeatures,
-    new: VersionFeatures,
-    shown: int = SHOWN,
-    *,
-    shared_components: bool = False,
+    found: Flips, query_labels: Labels, old: VersionFeatures, new: VersionFeatures, shown: int = SHOWN
 ) -> list[LostQuery]:
     """Up to ``shown`` negative flips with what was found: one of each class in turn, heaviest net loss first."""
     labels = np.asarray(query_labels)[found.negative]
@@ -188,7 +183,7 @@ def lost_queries(
         turn[label] = turn.get(label, -1) + 1
         keys.append((turn[label], place[label]))
     chosen = found.negative[sorted(range(len(keys)), key=keys.__getitem__)[:shown]]
-    rows = found_before_after(chosen, old, new, shared_components=shared_components)
+    rows = found_before_after(chosen, old, new)
     columns = chosen.tolist(), rows.before[:, 0].tolist(), rows.after[:, 0].tolist()
     return [LostQuery(*three) for three in zip(*columns, strict=True)]
 

@@ -7,7 +7,8 @@ entry is: an image ("image"), or the mean of a class ("template"). Each gives on
 **Average precision**: AP = 1/D sum over positives of (positives up to its place) / (its place), not interpolated.
 D is the number of positives; for the first k places it is min(k, positives), as for GLDv2, so that a perfect list has
 AP 1. Some gallery images are **ignored** for a query: they take no place and are not positives. Market-1501 ignores
-the query's class under the query's own camera; a query that is itself in the gallery ignores itself.
+the query's class under the query's own camera. Where queries are in the gallery themselves, give every image a camera
+number of its own.
 """
 
 from __future__ import annotations
@@ -232,40 +233,24 @@ def _first_hits(queries: Floats, query_labels: Labels, entries: Floats, classes:
 # kNN
 
 
-def knn_hits(
-    queries: Floats,
-    query_labels: Labels,
-    gallery: Floats,
-    gallery_labels: Labels,
-    k: int,
-    temperature: float | None = None,
-) -> Hits:
+def knn_hits(queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, k: int) -> Hits:
     """[N] bool: whether ``knn_classes`` is the query's class; their mean is the accuracy.
 
     >>> gallery, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), np.array([7, 8, 8])
-    >>> query, truth = np.array([[1.0, 0.0]]), np.array([7])
-    >>> [knn_hits(query, truth, gallery, labels, 3, temperature).mean() for temperature in (None, 0.1)]
-    [np.float64(0.0), np.float64(1.0)]
+    >>> [knn_hits(gallery[:1], labels[:1], gallery, labels, k).tolist() for k in (2, 3)]
+    [[True], [False]]
     """
     truth = checked_labels(query_labels, queries, "query")
-    return np.equal(knn_classes(queries, gallery, gallery_labels, k, temperature), truth)
+    return np.equal(knn_classes(queries, gallery, gallery_labels, k), truth)
 
 
-def knn_classes(
-    queries: Floats, gallery: Floats, gallery_labels: Labels, k: int, temperature: float | None = None
-) -> Labels:
-    """[N]: the class that the k nearest gallery images vote for; with a temperature T a vote is exp(cosine / T)."""
+def knn_classes(queries: Floats, gallery: Floats, gallery_labels: Labels, k: int) -> Labels:
+    """[N]: the class of most of the k nearest gallery images; of equal ones, that of the nearest."""
     labels = checked_labels(gallery_labels, gallery, "gallery")
-    if temperature is not None and not 0 < temperature < np.inf:
-        raise InputError(f"temperature is positive and finite, or None for equal votes; got {temperature:g}")
-    indices, cosines = nearest(queries, gallery, k)
-    classes = labels[indices]
-    weights = np.ones(cosines.shape)
-    if temperature is not None:  # relative to the nearest: the same winner, without overflow
-        weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
-    votes = np.zeros(cosines.shape)  # for the class of each of the k
-    for place in range(k):  # nearest first for every class, so that equal votes sum to equal bits
-        votes += weights[:, place, None] * (classes == classes[:, place, None])
+    classes = labels[nearest(queries, gallery, k)[0]]
+    votes = np.zeros(classes.shape, np.int64)  # for the class of each of the k
+    for place in range(k):
+        votes += classes == classes[:, place, None]
     winner = votes.argmax(axis=1)  # the first of equals is the nearest
     return np.asarray(np.take_along_axis(classes, winner[:, None], axis=1)[:, 0])
 
@@ -290,7 +275,6 @@ def mean_average_precision(
     at: int | None = None,
     query_cameras: Labels | None = None,
     gallery_cameras: Labels | None = None,
-    same_image: Labels | None = None,
 ) -> MeanAveragePrecision:
     """mAP, or mAP@k with ``at=k``: the mean of ``average_precisions`` over the queries that have a positive.
 
@@ -299,7 +283,7 @@ def mean_average_precision(
     MeanAveragePrecision(mean=0.8333333333333333, counted=1, left_out=1)
     """
     cameras = {"query_cameras": query_cameras, "gallery_cameras": gallery_cameras}
-    values = average_precisions(queries, query_labels, gallery, gallery_labels, at=at, same_image=same_image, **cameras)
+    values = average_precisions(queries, query_labels, gallery, gallery_labels, at=at, **cameras)
     counted = int((~np.isnan(values)).sum())
     if not counted:
         raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery: no mean exists")
@@ -315,32 +299,25 @@ def average_precisions(
     at: int | None = None,
     query_cameras: Labels | None = None,
     gallery_cameras: Labels | None = None,
-    same_image: Labels | None = None,
 ) -> NDArray[np.float64]:
     """[N] average precision of each query over its first ``at`` places, or over all; NaN without a positive.
 
-    Gallery images of the query's class and camera are ignored, and ``same_image`` [N], the query itself (or -1).
+    Gallery images of the query's class and camera are ignored.
     """
     if at is not None and at < 1:
         raise InputError(f"at counts places, starting at 1; got {at}")
     truth = checked_labels(query_labels, queries, "query").astype(np.int64)
     labels = checked_labels(gallery_labels, gallery, "gallery").astype(np.int64)
     query_views, views = _views(truth, labels, query_cameras, gallery_cameras)
-    same_row = _checked_same_image(same_image, len(truth), len(labels))
     same_view = _occurrences(query_views, views)
     depth = len(labels)
     if at is not None:  # ignored images may precede the first k that count
-        depth = min(depth, at + int(same_view.max(initial=0)) + 1)
+        depth = min(depth, at + int(same_view.max(initial=0)))
     sums = np.empty(len(truth))
     for rows, indices in rankings(queries, gallery, depth):
-        kept = (views[indices] != query_views[rows, None]) & (indices != same_row[rows, None])
+        kept = views[indices] != query_views[rows, None]
         sums[rows] = _precision_sums(kept, kept & (labels[indices] == truth[rows, None]), at)
-    same_positive = (same_row >= 0) & (labels[same_row] == truth) & (views[same_row] != query_views)
-    positives = _occurrences(truth, labels) - same_view - same_positive
-    divisor = positives if at is None else np.minimum(positives, at)
-    values = np.full(len(truth), np.nan)
-    np.divide(sums, divisor, out=values, where=positives > 0)
-    return values
+    return _divided(sums, _occurrences(truth, labels) - same_view, at)
 
 
 def listed_precisions(
@@ -361,8 +338,12 @@ def listed_precisions(
         wanted = relevant[rows]
         right = np.stack([np.isin(found, listed) for found, listed in zip(indices, wanted, strict=True)])
         sums[rows] = _precision_sums(np.ones_like(right), right, at)
-    positives = np.array([len(listed) for listed in relevant])
-    values = np.full(len(queries), np.nan)
+    return _divided(sums, np.array([len(listed) for listed in relevant]), at)
+
+
+def _divided(sums: NDArray[np.float64], positives: Indices, at: int | None) -> NDArray[np.float64]:
+    """[N]: the average precisions, NaN without a positive."""
+    values = np.full(len(sums), np.nan)
     np.divide(sums, positives if at is None else np.minimum(positives, at), out=values, where=positives > 0)
     return values
 
@@ -400,17 +381,6 @@ def _views(
     _, label = np.unique(np.concatenate([truth, labels]), return_inverse=True)
     views = label * len(names) + camera
     return views[: len(truth)], views[len(truth) :]
-
-
-def _checked_same_image(same_image: Labels | None, queries: int, gallery: int) -> Indices:
-    if same_image is None:
-        return np.full(queries, -1)
-    rows = np.asarray(same_image)
-    if rows.shape != (queries,) or rows.dtype.kind not in "iu":
-        raise InputError(f"same_image is one gallery row per query, got {rows.dtype} of shape {rows.shape}")
-    if rows.min(initial=0) < -1 or rows.max(initial=0) >= gallery:
-        raise InputError(f"same_image holds gallery rows, 0 to {gallery - 1}, or -1; got {rows.min()} to {rows.max()}")
-    return rows.astype(np.int64)
 
 
 # Exact top-k in blocks. A rank is one int64 that sorts by cosine first and by lower gallery index second, so that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,7 +15,7 @@ from fixstar.errors import DataError, InputError, plural
 from fixstar.evaluation.cross_test import CrossTest, cross_test, cross_test_cmc, cross_test_scores, takes_pairs
 from fixstar.evaluation.evidence import flips
 from fixstar.evaluation.features import VersionFeatures, blended_version
-from fixstar.evaluation.mixed import backfill_curve
+from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import PROTOCOLS, Labels
 from fixstar.evaluation.verification import Pairs, Split, gallery_query_split, roc, sample_pairs, tar_at_far
@@ -44,7 +44,6 @@ class Trial:
     facts: Mapping[str, str]
     pairs: Pairs | None = None
     thumbnails: Thumbnails | None = None
-    shared_components: bool = field(default=False, kw_only=True)
 
     @property
     def images(self) -> tuple[Sequence[VersionFeatures], Labels, Labels]:
@@ -74,10 +73,14 @@ class Trial:
         by_class: bool = False,
         seed: int = 0,
         blended: Sequence[CrossTest] = (),
+        curve: BackfillCurve | None = None,
     ) -> Report:
-        """The report of a cross-test, with details of the newest upgrade, and of blended queries if there are any."""
+        """The report of a cross-test, with details of the newest upgrade, and of blended queries if there are any.
+
+        ``curve`` is the accuracy while the newest version re-embeds its predecessor's gallery, if it is known.
+        """
         *older, newest = result.names
-        details = self._upgrade_details(result)
+        details = self._upgrade_details(result, curve)
         if blended:
             columns = "the gallery's own queries", f"{newest}'s", "both blended"
             tests = zip(blended, result.matrix[-1], strict=False)
@@ -98,13 +101,12 @@ class Trial:
             **details,
         )
 
-    def _upgrade_details(self, result: CrossTest) -> dict[str, Any]:
+    def _upgrade_details(self, result: CrossTest, curve: BackfillCurve | None) -> dict[str, Any]:
         """For the newest version over its predecessor: lost queries, backfill and Rank-k; for verification the ROC."""
         old, new = last = self.versions[-2:]
-        shared: Any = {"shared_components": self.shared_components}
         names = {(t, k): f"queries by {last[t].name}, gallery by {last[k].name}" for t, k in ((0, 0), (1, 0), (1, 1))}
         if self.pairs is not None:
-            scores, same = cross_test_scores(last, self.pairs, **shared), self.pairs.same
+            scores, same = cross_test_scores(last, self.pairs), self.pairs.same
             rates = {name: tuple(tar_at_far(scores[cell], same, far) for far in FARS) for cell, name in names.items()}
             return {
                 "rocs": {name: roc(scores[cell], same)[:2] for cell, name in names.items()},
@@ -113,13 +115,14 @@ class Trial:
         if result.protocol not in PROTOCOLS:
             return {}
         labels = self.query_labels, self.gallery_labels
-        by_rank = cross_test_cmc(last, *labels, RANKS, **shared)
+        by_rank = cross_test_cmc(last, *labels, RANKS)
         ranks = {name: tuple(by_rank[cell].values()) for cell, name in names.items()}
         newest = len(result.names) - 1
         found = flips(result.hits[newest - 1, newest - 1], result.hits[newest, newest - 1], self.query_labels)
-        curve = backfill_curve(old, new, *labels, SHARES, orders=3, protocol=result.protocol, **shared)
+        if curve is None:
+            curve = backfill_curve(old, new, *labels, SHARES, orders=3, protocol=result.protocol)
         return {
-            "lost": {"": lost_queries(found, self.query_labels, old, new, **shared)},
+            "lost": {"": lost_queries(found, self.query_labels, old, new)},
             "backfill": {"": curve},
             "tables": [RateTable("The class is among the nearest images", tuple(f"Rank-{k}" for k in RANKS), ranks)],
         }
