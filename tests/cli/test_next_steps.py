@@ -18,7 +18,7 @@ from typed import typed
 from fixstar.cli.rollout import operator_name, shown_shares
 from fixstar.evaluation import BackfillCurve
 from fixstar.workspace import Workspace
-from fixstar.workspace.backfill.prediction import PredictedCurve
+from fixstar.workspace.backfill.planning import PredictedCurve
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_backfill_that_is_predicted_to_lose_does_not_run_by_itself(
     curve = BackfillCurve(shares, accuracy[None])
     predicted = PredictedCurve("random", curve, curve, (0.6, 0.8), (20, 20))
     monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted)
-    monkeypatch.setattr("fixstar.workspace.backfill.prediction.draw_curves", lambda *_: None)  # drawing takes seconds
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.draw_curves", lambda *_: None)  # drawing takes seconds
     typed("deploy", "v2", "-w", path)
     words: list[str | Path] = ["backfill", "--order", "random", "--data", photos, "-w", path]
     for more in ([], ["--json"]):
@@ -129,7 +129,7 @@ def test_a_backfill_that_is_predicted_to_lose_does_not_run_by_itself(
 def test_a_loss_of_one_query_is_told_as_chance_and_does_not_stop_a_backfill(
     path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fixstar.workspace.backfill.prediction.draw_curves", lambda *_: None)
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.draw_curves", lambda *_: None)
     typed("deploy", "v2", "-w", path)
     words: list[str | Path] = ["backfill", "--budget", "1", "--order", "random", "--data", photos, "-w", path]
     monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted_hits(lost=30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fixstar.evaluation import BackfillCurve
-from fixstar.workspace.backfill.prediction import PredictedCurve
+from fixstar.workspace.backfill.planning import PredictedCurve
 
 SHARES = (0.0, 0.05, 0.1, 0.5, 1.0)
 QUERIES, RIGHT = 300, 200  # of the queries so many find their class while nothing is re-embedded

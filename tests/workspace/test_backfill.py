@@ -23,8 +23,8 @@ from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery
 from fixstar.geometry import unit
 from fixstar.workspace import Backfilled, BackfillOptions, ImageStore, Workspace, catalogue
 from fixstar.workspace.backfill.orders import LabelledQueries
-from fixstar.workspace.backfill.prediction import gallery_accuracy
-from fixstar.workspace.backfill.run import BATCH, BackfillPlan, KeptItem, Pace, PlanFiles, budget_items, run_backfill
+from fixstar.workspace.backfill.planning import gallery_accuracy
+from fixstar.workspace.backfill.run import BATCH, BackfillPlan, BackfillRun, KeptItem, Pace, PlanFiles, budget_items
 from fixstar.workspace.items import Embedded
 
 WIDTH, COUNT = 8, 200
@@ -73,7 +73,7 @@ def run(gallery: Gallery, folder: Path, ids: Sequence[str], embedder: Any, **opt
         plan = BackfillPlan.made("v2", "random", "all", len(ids), ids)
         files.save(plan)
     now = {"deployed": lambda: "v2", "newer": lambda: ["v3"]}
-    return run_backfill(gallery, ImageStore(folder), files, plan, embedder, **{**now, **options})
+    return BackfillRun(gallery, ImageStore(folder), files, plan, **{**now, **options}).run(embedder)
 
 
 def check_all(gallery: Gallery, but: Sequence[str] = ()) -> None:

@@ -21,11 +21,11 @@ from fixstar.models import Encoder
 from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.backfill.orders import LabelledQueries
-from fixstar.workspace.backfill.prediction import gallery_accuracy, predicted_curve
+from fixstar.workspace.backfill.planning import gallery_accuracy, predicted_curve
 from fixstar.workspace.calibrations import _drawn, catalogue_thresholds, class_folds, fit_calibrations, search_curve
 from fixstar.workspace.checks import LastChecks, Threshold, last_check, save_check
 from fixstar.workspace.deployment import Rollout
-from fixstar.workspace.gate import run_check
+from fixstar.workspace.gate import judge
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Examples, Serving
 
@@ -80,15 +80,15 @@ def test_the_gate_keeps_calibrations_and_its_verdict_does_not_rest_on_them(
 ) -> None:
     versions, truth, owners = two_versions()
     trial = Trial(versions, truth, owners, dict(enumerate("abcdefghij")), {})
-    check = run_check(trial)
+    check = judge(trial).check
     for name, means in MEANS.items():
         np.testing.assert_allclose(check.calibrations[name], known(*means), rtol=0.1)
-    assert run_check(trial).calibrations == check.calibrations
+    assert judge(trial).check.calibrations == check.calibrations
     save_check(tmp_path, check)
     assert last_check(tmp_path, "v2") == check
     assert list(check.thresholds) == ["v1", "v2"]
     monkeypatch.setattr("fixstar.workspace.calibrations.LEAST", 10**6)
-    bare = run_check(trial)
+    bare = judge(trial).check
     assert (bare.outcome, bare.reasons, bare.cells) == (check.outcome, check.reasons, check.cells)
     assert (bare.calibrations, bare.thresholds) == ({}, {})
     assert bare.notes[-1].startswith("no calibrations: they need")
@@ -364,7 +364,7 @@ def prepared(name: str, _: Any, queries: ImageSet, gallery: ImageSet) -> Version
 
 
 def test_a_prediction_merges_as_searches_will(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixstar.workspace.backfill.prediction.version_features", prepared)
+    monkeypatch.setattr("fixstar.workspace.backfill.planning.version_features", prepared)
     encoder: Any = None
     ends = ("v1", encoder), ("v2", encoder), images_of(CLASSES, 20)
     raw = predicted_curve(*ends, "random", [0.0, 0.05, 1.0])

@@ -9,8 +9,7 @@ from predictions import QUERIES, predicted
 from fixstar.errors import GateError
 from fixstar.evaluation import BackfillCurve
 from fixstar.evaluation.report import percent
-from fixstar.workspace.backfill.planning import PlannedBackfill, require_gain
-from fixstar.workspace.backfill.prediction import PredictedCurve
+from fixstar.workspace.backfill.planning import PlannedBackfill, PredictedCurve, require_gain
 from fixstar.workspace.backfill.run import BackfillPlan
 
 

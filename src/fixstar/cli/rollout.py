@@ -20,8 +20,7 @@ from fixstar.errors import InputError, NextStep, plural
 
 if TYPE_CHECKING:
     from fixstar.workspace import Adapted, Backfilled, Check
-    from fixstar.workspace.backfill.planning import PlannedBackfill
-    from fixstar.workspace.backfill.prediction import PredictedCurve
+    from fixstar.workspace.backfill.planning import PlannedBackfill, PredictedCurve
 
 EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
 LOST_SHOWN = 5  # lost queries that are named
@@ -347,8 +346,7 @@ def backfill(
     from fixstar.data import open_images
     from fixstar.progress import progress_bar
     from fixstar.workspace import BackfillOptions
-    from fixstar.workspace.backfill.planning import require_gain
-    from fixstar.workspace.backfill.prediction import draw_curves
+    from fixstar.workspace.backfill.planning import draw_curves, require_gain
     from fixstar.workspace.backfill.run import Pace
 
     Pace(rate)  # refuses an impossible rate, even if nothing is left to do

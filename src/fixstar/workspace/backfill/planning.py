@@ -1,42 +1,62 @@
 """Backfill of a workspace: plan, predict, re-embed, measure.
 
 A plan is predicted from the vectors that it replaces and that searches find. Vectors that no search reaches, such as
-imported ones without an adapter, do not count towards the accuracy before it.
+imported ones without an adapter, do not count towards the accuracy before it. Predictions are made on held-out images
+that act as gallery and queries, before anything is embedded: the planner's order beside random ones. Measurements are
+made on the gallery itself, as far as its items have labels.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import DeploymentMovedError, GateError, InputError, NextStep, UnknownNameError, plural
-from fixstar.evaluation import gallery_query_split
+from fixstar.evaluation import (
+    BackfillCurve,
+    Split,
+    VersionFeatures,
+    backfill_curves,
+    cross_test,
+    gallery_query_split,
+    paired_bootstrap,
+)
+from fixstar.evaluation.features import blended_version, version_features
 from fixstar.evaluation.report import percent
+from fixstar.gallery import Calibration, Gallery, calibrated_search
+from fixstar.geometry import carry, short_basis, unit
+from fixstar.models import Encoder
 from fixstar.progress import Advance
 from fixstar.workspace.backfill.orders import (
     BLIND,
     ORDERS,
     TRIED,
     LabelledQueries,
+    OldItems,
     old_items,
     planned_order,
     with_images,
 )
-from fixstar.workspace.backfill.prediction import MeasuredPoint, PredictedCurve, gallery_accuracy, predicted_curve
-from fixstar.workspace.backfill.run import Backfilled, BackfillPlan, PlanFiles, budget_items, run_backfill
+from fixstar.workspace.backfill.run import Backfilled, BackfillPlan, BackfillRun, MeasuredPoint, PlanFiles, budget_items
+from fixstar.workspace.calibrations import class_folds, search_curve
 from fixstar.workspace.checks import last_check
 from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import unlearnt_images
-from fixstar.workspace.items import Embedder, ImageStore, LocalEmbedder
+from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Serving, Usage
 
 AUTO = "auto"
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+_LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # share and number of lost queries that always count as a loss
 LOOKED_AT = 5000  # items whose images are looked for, at most: a gallery may hold millions
 _MEASUREMENTS = 4  # along the way, after the first
 _LOOKUP = 2048  # items that are looked up at a time
@@ -148,7 +168,7 @@ def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = Tr
 def backfill(
     serving: Serving, options: BackfillOptions, progress: Advance | None = None, judged: str | None = None
 ) -> Backfilled:
-    """Re-embed what the plan says; the same call resumes. See ``run_backfill``.
+    """Re-embed what the plan says; the same call resumes.
 
     A new plan with a significant predicted loss is refused, unless ``anyway``, or ``judged`` is its token.
     """
@@ -168,18 +188,18 @@ def backfill(
             progress(count, note)
 
     with serving.registry.using(target), _embedder(serving, options, target) as embedder:
-        done = run_backfill(
+        work = BackfillRun(
             serving.gallery,
             ImageStore(serving.path),
             PlanFiles(serving.path),
             planned.plan,
-            embedder,
             serving.deployed,
             lambda: newer_versions(serving.registry, target),
             options.rate,
             options.stop,
             advance,
         )
+        done = work.run(embedder)
     return replace(done, measured=tuple(measure.points))
 
 
@@ -416,3 +436,147 @@ def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: 
     elif old not in serving.registry.names():
         why = f"the weights of {old} are not here, so nothing is predicted"
     return Replaced(old, share, calibrated, why, move.blend[old] if old in blended else 1.0)
+
+
+# --- what a plan will bring, and what it brought
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedCurve:
+    """The planner's order beside random ones on held-out images; ``images`` counts gallery and queries.
+
+    ``self_tests`` are the old and the new version's; ``calibrated`` if hits were merged by probability.
+    """
+
+    order: str
+    planned: BackfillCurve
+    random: BackfillCurve
+    self_tests: tuple[float, float]
+    images: tuple[int, int]
+    calibrated: bool = False
+
+    def at(self, share: float) -> tuple[float, float]:
+        """Accuracy by the planner's order and by random order at a share between those measured."""
+        shares = self.planned.shares
+        planned, random = (np.interp(share, shares, curve.accuracy) for curve in (self.planned, self.random))
+        return float(planned), float(random)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON: accuracy in the planner's order and in random order over the share re-embedded."""
+        return {
+            "order": self.order,
+            "shares": self.planned.shares.tolist(),
+            "planned": self.planned.accuracy.tolist(),
+            "random": self.random.accuracy.tolist(),
+            "self_tests": list(self.self_tests),
+            "calibrated": self.calibrated,
+        }
+
+    def loses(self, share: float) -> bool:
+        """Whether the planner's order is significantly less accurate at a share than at none.
+
+        That is beyond chance by a paired bootstrap at 95 %, or by five points and three queries.
+        """
+        hits = self.planned.hits
+        if hits is None:
+            return self.at(share)[0] < float(self.planned.accuracy[0])
+        shares = self.planned.shares
+        weights = np.array([np.interp(share, shares, row) for row in np.eye(len(shares))])
+        then = weights @ hits[0]  # [queries], between the outcomes at the shares beside it
+        lost = hits[0, 0].sum() - then.sum()  # queries
+        if lost >= max(_LARGE_LOSS * len(then), _FEWEST_LOST):
+            return True
+        return paired_bootstrap(hits[0, 0], then).verdict == "compatible"  # none re-embedded is strictly better
+
+
+def predicted_curve(
+    old: tuple[str, Encoder],
+    new: tuple[str, Encoder],
+    images: ImageSet,
+    order: str = "gain",
+    shares: Sequence[float] = SHARES,
+    random_orders: int = 5,
+    seed: int = 0,
+    calibrate: bool = False,
+    blend: float = 1.0,
+) -> PredictedCurve:
+    """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
+
+    A third of each class is the gallery, a third the planner's queries, a third those that measure. ``blend`` is the
+    alpha of queries by two models for the old vectors.
+    """
+    gallery, asking, split = _thirds(images, seed)
+    first, second = (version_features(name, encoder, asking, gallery) for name, encoder in (old, new))
+    names = [asking.classes[label] for label in asking.labels[split.gallery].tolist()]
+    queries = LabelledQueries(second.queries[split.gallery], names)
+    rows = planned_order(order, _as_old_items(first, second, gallery), queries, seed)
+    truth = asking.labels, gallery.labels
+    both = {} if blend == 1 else {first.name: blended_version(first, second, blend).queries}
+    folds = class_folds([first, second], *truth, seed, both) if calibrate else []
+    measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed, "blend": blend}
+    planned = search_curve((first, second), *truth, shares, order=rows, **measured)
+    random = search_curve((first, second), *truth, shares, orders=random_orders, **measured)
+    judging = [replace(version, queries=version.queries[split.queries]) for version in (first, second)]
+    tests = cross_test(judging, truth[0][split.queries], truth[1], "image").matrix.diagonal()
+    sizes = len(gallery), len(split.queries)
+    return PredictedCurve(order, planned, random, (float(tests[0]), float(tests[1])), sizes, bool(folds))
+
+
+def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, Split]:
+    """A third of each class as gallery, and the rest with its split: for the planner, and to measure with."""
+    counts = images.counts()
+    several = images.of_classes([name for name in images.classes if counts[name] >= 3])
+    if len(several.classes) < 2:
+        raise InputError(
+            "a backfill is predicted on labelled images, at least three of each of two classes; "
+            f"these are {len(images)} of {plural(len(images.classes), 'class')}"
+        )
+    split = gallery_query_split(several.labels, share=1 / 3, seed=seed)
+    rest = several.take(split.queries)
+    return several.take(split.gallery), rest, gallery_query_split(rest.labels, seed=seed)
+
+
+def _as_old_items(old: VersionFeatures, new: VersionFeatures, gallery: ImageSet) -> OldItems:
+    vectors = carry(unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width)
+    labels = [gallery.classes[label] for label in gallery.labels.tolist()]
+    count = len(gallery)
+    names = [str(row) for row in range(count)]
+    return OldItems(names, np.zeros(count, np.int64), vectors.astype(np.float32), labels, np.zeros(count))
+
+
+def gallery_accuracy(
+    gallery: Gallery,
+    version: str,
+    queries: LabelledQueries,
+    calibrations: Mapping[str, Calibration] | None = None,
+    among: Sequence[str] | None = None,
+) -> float | None:
+    """The share of labelled queries, of classes that the gallery has, that find their class first; else None."""
+    names = sorted(set(queries.labels))
+    probe = np.asarray(queries.vectors[:1])
+    known = {name for name in names if gallery.search(version, probe, k=1, where={LABEL: name}, versions=among)[0]}
+    rows = [row for row, name in enumerate(queries.labels) if name in known]
+    if not rows:
+        return None
+    asked = np.asarray(queries.vectors)[rows]
+    if calibrations:
+        hits = calibrated_search(gallery, version, asked, calibrations, k=1)
+    else:
+        hits = gallery.search(version, asked, k=1, versions=among)
+    right = [found[0].payload.get(LABEL) == queries.labels[row] for row, found in zip(rows, hits, strict=True)]
+    return float(np.mean(right))
+
+
+def draw_curves(path: Path, predicted: PredictedCurve | None, measured: Sequence[MeasuredPoint] = ()) -> Path:
+    """The picture of a backfill: PNG, or by its suffix SVG or PDF."""
+    curves, tests = {}, {}
+    if predicted is not None:
+        planned = f"predicted, order: {predicted.order}"
+        curves = {planned: predicted.planned, "predicted, random order": predicted.random}
+        tests = {planned: predicted.self_tests}
+    if measured:
+        shares, accuracies = (np.array(values, np.float64) for values in zip(*measured, strict=True))
+        curves["measured on the gallery"] = BackfillCurve(shares, accuracies[None])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    backfill_curves(curves, path, tests, title="Accuracy while the gallery is re-embedded")
+    return path

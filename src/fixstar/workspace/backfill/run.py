@@ -22,7 +22,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,6 @@ from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
 from fixstar.progress import Advance
-from fixstar.workspace.backfill.prediction import MeasuredPoint
 from fixstar.workspace.items import Embedded, Embedder, ImageStore
 
 BUDGETS = (
@@ -43,6 +42,13 @@ BUDGETS = (
 )
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+class MeasuredPoint(NamedTuple):
+    """Accuracy of the labelled queries when a share of the old items had been re-embedded."""
+
+    share: float
+    accuracy: float
 
 
 class KeptItem(NamedTuple):
@@ -226,46 +232,13 @@ class _Batch:
     end: int
 
 
-def run_backfill(
-    gallery: Gallery,
-    images: ImageStore,
-    files: PlanFiles,
-    plan: BackfillPlan,
-    embedder: Embedder,
-    deployed: Callable[[], str],
-    newer: Callable[[], Collection[str]],
-    rate: float | None = None,
-    stop: Stop = lambda: False,
-    progress: Advance | None = None,
-) -> Backfilled:
-    """Work through the rest of a plan, or until ``stop`` returns True after a batch.
+@dataclass
+class BackfillRun:
+    """Works through the rest of a plan: how far it is, what it counted, and why it stopped.
 
     ``deployed`` is asked before every write: once another version is deployed, nothing more is written. Vectors of the
-    versions that ``newer`` names at the time are left as they are.
+    versions that ``newer`` names at the time are left as they are. ``stop`` is asked between batches.
     """
-    started = time.monotonic()
-    with files.exclusive():
-        work = _Work(gallery, images, files, plan, deployed, newer, Pace(rate), stop, progress)
-        work.run(embedder)
-    counts = work.counts
-    return Backfilled(
-        version=plan.target,
-        planned=len(plan.ids),
-        done=counts["done"],
-        done_before=counts["done before"],
-        deleted=counts["deleted"],
-        rewritten=counts["rewritten"],
-        kept=tuple(files.kept(plan)),
-        left=len(plan.ids) - work.position,
-        seconds=time.monotonic() - started,
-        stopped=work.stopped,
-        without_image=plan.without_image,
-    )
-
-
-@dataclass
-class _Work:
-    """One call: how far it is in the plan, what it counted, and why it stopped."""
 
     gallery: Gallery
     images: ImageStore
@@ -273,37 +246,55 @@ class _Work:
     plan: BackfillPlan
     deployed: Callable[[], str]
     newer: Callable[[], Collection[str]]
-    pace: Pace
-    stop: Stop
-    progress: Advance | None
-    counts: Counter[str] = field(default_factory=Counter)
-    stopped: str | None = None
+    rate: float | None = None
+    stop: Stop = lambda: False
+    progress: Advance = lambda *_: None
 
     def __post_init__(self) -> None:
-        self._waiting: deque[_Batch] = deque()
-        self.position, self._before = self.files.position(self.plan), Counter(self.files.counts(self.plan))
-        self._advance(self.position)
+        self._pace, self._stopped = Pace(self.rate), None  # type: Pace, str | None
+        self._counts, self._waiting = Counter[str](), deque[_Batch]()
 
-    def run(self, embedder: Embedder) -> None:
+    def run(self, embedder: Embedder) -> Backfilled:
+        """Embed and store what is left, or stop early."""
+        started = time.monotonic()
+        with self.files.exclusive():
+            self._position, self._before = self.files.position(self.plan), Counter(self.files.counts(self.plan))
+            self.progress(self._position)
+            self._work(embedder)
+        return Backfilled(
+            version=self.plan.target,
+            planned=len(self.plan.ids),
+            done=self._counts["done"],
+            done_before=self._counts["done before"],
+            deleted=self._counts["deleted"],
+            rewritten=self._counts["rewritten"],
+            kept=tuple(self.files.kept(self.plan)),
+            left=len(self.plan.ids) - self._position,
+            seconds=time.monotonic() - started,
+            stopped=self._stopped,
+            without_image=self.plan.without_image,
+        )
+
+    def _work(self, embedder: Embedder) -> None:
         for answer in embedder(self._batches()):
             self._pass_empty()
             batch = self._waiting.popleft()
             if self.deployed() != self.plan.target:
-                self.stopped = self._reason()
+                self._stopped = self._reason()
                 return
             self._store(batch.items, answer)
             self._arrive(batch)
         self._pass_empty()
 
     def _batches(self) -> Iterator[Sequence[ImageSource]]:
-        ids, end = iter(self.plan.ids[self.position :]), self.position
-        while names := list(islice(ids, self.pace.batch)):
+        ids, end = iter(self.plan.ids[self._position :]), self._position
+        while names := list(islice(ids, self._pace.batch)):
             if (reason := self._reason()) is not None:
-                self.stopped = reason
+                self._stopped = reason
                 return
             end += len(names)
             items, sources = self._to_embed(names)
-            self.pace.wait(len(items), lambda: self._reason() is not None)
+            self._pace.wait(len(items), lambda: self._reason() is not None)
             self._waiting.append(_Batch(items, end))
             if sources:
                 yield sources
@@ -316,10 +307,10 @@ class _Work:
     def _to_embed(self, names: list[str]) -> tuple[list[Item], list[ImageSource]]:
         """Of the next ids, the items that still hold an old vector and have an image, and their images."""
         known = self.gallery.get(names)
-        self.counts["deleted"] += len(names) - len(known)
-        self.counts["done before"] += sum(item.version == self.plan.target for item in known.values())
+        self._counts["deleted"] += len(names) - len(known)
+        self._counts["done before"] += sum(item.version == self.plan.target for item in known.values())
         newer = set(self.newer())
-        self.counts["rewritten"] += sum(item.version in newer for item in known.values())
+        self._counts["rewritten"] += sum(item.version in newer for item in known.values())
         old = [item for item in known.values() if item.version not in {self.plan.target, *newer}]
         found = {item.id: self.images.find(item) for item in old}
         self.files.keep(self.plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
@@ -333,20 +324,16 @@ class _Work:
         done = set(self.gallery.replace_vectors(self.plan.target, chosen, answer.vectors[good]) if chosen else [])
         others = [item.id for item in chosen if item.id not in done]
         there = self.gallery.get(others) if others else {}
-        self.counts["done"] += len(done)
-        self.counts["rewritten"] += len(there)
-        self.counts["deleted"] += len(others) - len(there)
+        self._counts["done"] += len(done)
+        self._counts["rewritten"] += len(there)
+        self._counts["deleted"] += len(others) - len(there)
 
     def _arrive(self, batch: _Batch) -> None:
-        self.files.move(self.plan, batch.end, self._before + self.counts)
-        self._advance(batch.end - self.position)
-        self.position = batch.end
+        self.files.move(self.plan, batch.end, self._before + self._counts)
+        self.progress(batch.end - self._position)
+        self._position = batch.end
 
     def _pass_empty(self) -> None:
         """Batches without anything to embed have no result to wait for."""
         while self._waiting and not self._waiting[0].items:
             self._arrive(self._waiting.popleft())
-
-    def _advance(self, count: int) -> None:
-        if self.progress is not None:
-            self.progress(count)
