@@ -16,7 +16,7 @@ from fixstar.geometry import slerp, unit
 from fixstar.workspace import GateRules
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.checks import last_check, save_check
-from fixstar.workspace.gate import ALPHAS, halves, run_check
+from fixstar.workspace.gate import ALPHAS, halves, judge
 
 CLASSES, QUERIES, WIDTH = 20, 1200, 16
 
@@ -46,7 +46,7 @@ def accuracy_by_hand(old: VersionFeatures, queries: Any, rows: Any) -> float:
 
 def test_a_refused_version_may_pass_together_with_the_old_one() -> None:
     made = trial(0.45, 0.55)
-    check = run_check(made)
+    check = judge(made).check
     assert check.outcome == "refuse"
     (blend,) = check.blends
     old, new = made.versions
@@ -75,7 +75,7 @@ def testhalves_have_no_query_in_common_and_share_every_class() -> None:
 
 def test_without_a_gain_the_old_queries_stay() -> None:
     made = trial(0.1, 1.0)
-    check = run_check(made)
+    check = judge(made).check
     assert check.outcome == "refuse"
     (blend,) = check.blends
     assert (blend.tried, blend.alpha, blend.verdict) == (0, 0, "unchanged")
@@ -91,7 +91,7 @@ def test_what_is_not_decided_is_not_deployed() -> None:
         versions=[replace(version, queries=version.queries[:60]) for version in made.versions],
         query_labels=made.query_labels[:60],
     )
-    check = run_check(few)
+    check = judge(few).check
     (blend,) = check.blends
     assert blend.tried > 0
     *_, more, deploy = check.next_steps
@@ -101,7 +101,7 @@ def test_what_is_not_decided_is_not_deployed() -> None:
     named = int(more.note.split("about ")[1].split(" ")[0].replace(",", ""))
     assert by_hand <= named < by_hand * 1.1
     assert (blend.verdict, blend.alpha) == ("not decided", 0)
-    (given,) = run_check(made, GateRules(blend=0.5)).blends
+    (given,) = judge(made, GateRules(blend=0.5)).check.blends
     assert (given.tried, given.queries, given.verdict) == (0.5, QUERIES, "compatible")  # no query is needed to choose
     with pytest.raises(InputError, match="from 0"):
         GateRules(blend=1.5)
@@ -109,7 +109,7 @@ def test_what_is_not_decided_is_not_deployed() -> None:
 
 def test_new_queries_that_pass_alone_are_not_given_up_for_old_ones() -> None:
     made = trial(0.6, 0.1)
-    check = run_check(made)
+    check = judge(made).check
     assert check.outcome == "pass"
     assert check.blends[0].alpha > 0.5
     assert not any("blend" in step.arguments for step in check.next_steps)
@@ -118,12 +118,12 @@ def test_new_queries_that_pass_alone_are_not_given_up_for_old_ones() -> None:
         versions=[replace(version, queries=version.queries[:1]) for version in made.versions],
         query_labels=made.query_labels[:1],
     )
-    assert run_check(one).blends[0].tried == 0  # one query chooses, none is left to judge
+    assert judge(one).check.blends[0].tried == 0  # one query chooses, none is left to judge
 
 
 def test_all_verdicts_on_blended_queries_hold_together() -> None:
     made = trial(0.45, 0.5, 0.55)
-    check = run_check(made)
+    check = judge(made).check
     assert [blend.version for blend in check.blends] == ["v1", "v2"]
     _, judging = halves(made.query_labels, 0)
     new = made.versions[-1]
@@ -143,22 +143,22 @@ def test_models_of_other_widths_are_searched_by_their_own_queries_or_through_an_
     turn = np.linalg.qr(rng.normal(size=(24, 24)))[0][:WIDTH]  # the same vectors, turned into another space
     new = replace(made.versions[1], queries=made.versions[1].queries @ turn, gallery=made.versions[1].gallery @ turn)
     apart = replace(made, versions=[made.versions[0], new])
-    check = run_check(apart)
+    check = judge(apart).check
     assert check.outcome == "refuse"
     assert [(blend.version, blend.alpha, blend.verdict) for blend in check.blends] == [("v1", 0.0, "apart")]
     assert check.blend_calibrations.keys() == {"v1", "v2"}
     samples = noisy(1, 0.5, 400)
     adapter = fit_adapter("procrustes", samples @ turn, samples, source="v2", target="v1")
-    through = run_check(apart, adapters={"v1": adapter})
+    through = judge(apart, adapters={"v1": adapter}).check
     assert through.outcome == "pass"  # the adapter has a check of its own
     assert through.next_steps[-1].arguments == {"version": "v2", "blend": "auto"}
     (blend,) = through.blends
-    (direct,) = run_check(made).blends
+    (direct,) = judge(made).check.blends
     assert (blend.tried, blend.verdict) == (direct.tried, "compatible")
     assert blend.cross_test == pytest.approx(direct.cross_test, abs=0.01)
 
 
 def test_a_check_with_blends_is_kept(tmp_path: Path) -> None:
-    check = run_check(trial(0.45, 0.55))
+    check = judge(trial(0.45, 0.55)).check
     save_check(tmp_path, check)
     assert last_check(tmp_path, "v2") == check

@@ -9,7 +9,7 @@ import numpy as np
 from fixstar.evaluation import VersionFeatures
 from fixstar.evaluation.trial import Trial
 from fixstar.geometry import unit
-from fixstar.workspace.gate import proposals, run_check
+from fixstar.workspace.gate import judge, proposals
 
 CLASSES, WIDTH = 40, 16
 
@@ -33,9 +33,10 @@ def trial(turned: bool, noise: float, per_class: int = 20) -> Trial:
 
 def test_a_turned_space_is_mapped_back_and_a_share_is_named() -> None:
     given = trial(turned=True, noise=0.1)
-    check = run_check(given)
+    judged = judge(given)
+    check = judged.check
     assert check.outcome == "refuse"
-    adapt, backfill, keep = proposals(given, check, [])
+    adapt, backfill, keep = proposals(judged)
     assert adapt.arguments == {"version": "v1", "queries_by": "v2", "kind": "ridge"}
     (cell,) = check.cells
     expected = float(adapt.note.split(": ")[1].split(" %")[0]) / 100
@@ -50,15 +51,13 @@ def test_a_turned_space_is_mapped_back_and_a_share_is_named() -> None:
 
 
 def test_a_worse_model_is_only_proposed_to_be_dropped() -> None:
-    given = trial(turned=False, noise=1.2)
-    check = run_check(given)
-    assert check.outcome == "refuse"
-    assert [step.action for step in proposals(given, check, [])] == ["drop"]
+    judged = judge(trial(turned=False, noise=1.2))
+    assert judged.check.outcome == "refuse"
+    assert [step.action for step in proposals(judged)] == ["drop"]
 
 
 def test_nothing_is_proposed_where_all_is_well_or_little_was_measured() -> None:
-    well = trial(turned=False, noise=0.1)
-    assert run_check(well).outcome == "pass"
-    assert proposals(well, run_check(well), []) == ()
-    few = trial(turned=True, noise=0.1, per_class=1)
-    assert proposals(few, run_check(few), []) == ()
+    well = judge(trial(turned=False, noise=0.1))
+    assert well.check.outcome == "pass"
+    assert proposals(well) == ()
+    assert proposals(judge(trial(turned=True, noise=0.1, per_class=1))) == ()

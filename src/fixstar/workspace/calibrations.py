@@ -9,7 +9,8 @@ as many pairs of either kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,21 +53,16 @@ def fit_calibrations(
 
     ``searched_by`` are other queries [N, s] for some versions, such as blended ones.
     """
-    truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
-    order = np.argsort(owners, kind="stable")
-    classes, starts = np.unique(owners[order], return_index=True)
-    asked, own, rows, others = _drawn(truth, classes, np.random.default_rng(seed))
+    classes = np.unique(gallery_labels)
+    asked, own, rows, others = _drawn(query_labels, classes, np.random.default_rng(seed))
     if min(len(asked), len(rows)) < LEAST:
         return {}
     same = np.arange(len(asked) + len(rows)) < len(asked)
     found = {}
-    for version in versions:
-        other = (searched_by or {}).get(version.name)
-        queries = carried_queries(versions[-1], [version])[0] if other is None else other
-        nearest = _nearest_of_classes(queries[asked], unit(np.asarray(version.gallery, np.float32))[order], starts)
+    for name, nearest in _nearest_of_classes(versions, asked, gallery_labels, searched_by or {}):
         cosines = np.concatenate([nearest[np.arange(len(asked)), own], nearest[rows, others]])
         try:
-            found[version.name] = fit_calibration(cosines, same, prior=0.5)
+            found[name] = fit_calibration(cosines, same, prior=0.5)
         except InputError:  # nothing to calibrate
             return {}
     return found
@@ -83,10 +79,18 @@ def _drawn(truth: Labels, classes: Labels, rng: np.random.Generator) -> tuple[In
     return asked, own, rows, others + (others >= own[rows])  # past the query's own class
 
 
-def _nearest_of_classes(queries: Floats, gallery: Floats, starts: Indices) -> Floats:
-    """The highest cosine of each query in each class, [Q, C]; ``gallery`` is sorted by class."""
-    blocks = range(0, len(queries), _BLOCK)
-    return np.concatenate([np.maximum.reduceat(queries[i : i + _BLOCK] @ gallery.T, starts, axis=1) for i in blocks])
+def _nearest_of_classes(
+    versions: Sequence[VersionFeatures], asked: Indices, owners: Labels, searched_by: Mapping[str, Floats]
+) -> Iterator[tuple[str, Floats]]:
+    """For each version the highest cosine of each asking query in each class, [Q, C]."""
+    order = np.argsort(owners, kind="stable")
+    starts = np.unique(owners[order], return_index=True)[1]
+    for version in versions:
+        other = searched_by.get(version.name)
+        queries = (carried_queries(versions[-1], [version])[0] if other is None else other)[asked]
+        gallery = unit(np.asarray(version.gallery, np.float32))[order]
+        blocks = (queries[start : start + _BLOCK] @ gallery.T for start in range(0, len(queries), _BLOCK))
+        yield version.name, np.concatenate([np.maximum.reduceat(block, starts, axis=1) for block in blocks])
 
 
 def catalogue_thresholds(
@@ -96,22 +100,18 @@ def catalogue_thresholds(
 
     Each query is asked with its class in the gallery, and without it. A threshold that tells nothing is left out.
     """
-    truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
-    order = np.argsort(owners, kind="stable")
-    classes, starts = np.unique(owners[order], return_index=True)
-    asked, own, *_ = _drawn(truth, classes, np.random.default_rng(seed))
+    classes = np.unique(gallery_labels)
+    asked, own, *_ = _drawn(query_labels, classes, np.random.default_rng(seed))
     if len(asked) < LEAST or len(classes) < 2:
         return {}
     found = {}
-    for version in versions:
-        queries = carried_queries(versions[-1], [version])[0]
-        nearest = _nearest_of_classes(queries[asked], unit(np.asarray(version.gallery, np.float32))[order], starts)
+    for name, nearest in _nearest_of_classes(versions, asked, gallery_labels, {}):
         with_class = nearest.max(axis=1)
         nearest[np.arange(len(asked)), own] = -np.inf
         cosine = float(np.quantile(with_class, FALSE_ALARMS, method="lower"))
         alarms, detected = (float((best < cosine).mean()) for best in (with_class, nearest.max(axis=1)))
         if detected > FALSE_ALARMS:
-            found[version.name] = Threshold(cosine, alarms, detected, len(asked))
+            found[name] = Threshold(cosine, alarms, detected, len(asked))
     return found
 
 
@@ -123,7 +123,7 @@ def class_folds(
     searched_by: Mapping[str, Floats] | None = None,
 ) -> list[Fold]:
     """Two folds of the classes; the queries of each get what was fitted on the other. Empty if one cannot be fitted."""
-    truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
+    truth, owners = query_labels, gallery_labels
     classes = np.random.default_rng(seed).permutation(np.unique(truth))
     folds = []
     for tried in (classes[::2], classes[1::2]):
@@ -161,26 +161,21 @@ def search_curve(
     order: Order | Labels = "images",
     *,
     rows: Indices | None = None,
-    orders: int = 1,
-    seed: int = 0,
-    blend: float = 1.0,
+    **ways: Any,
 ) -> BackfillCurve:
     """``backfill_curve`` of the queries in ``rows``, merged as in a search by calibrations of other classes."""
-    truth, owners = np.asarray(query_labels), np.asarray(gallery_labels)
-    asked = np.arange(len(truth)) if rows is None else np.asarray(rows)
-    outcomes = []
-    parts: list[tuple[Indices, dict[str, Calibration] | None]] = [(fold.rows, fold.calibrations) for fold in folds]
-    for part, scores in parts or [(asked, None)]:
-        mine = np.intersect1d(part, asked)
+    asked = np.arange(len(query_labels)) if rows is None else rows
+    parts = [(np.intersect1d(fold.rows, asked), fold.calibrations) for fold in folds] or [(asked, None)]
+    curves = []
+    for mine, scores in parts:
         if len(mine):
             old, new = (_part(version, mine) for version in versions)
-            ways: dict[str, Any] = {"orders": orders, "seed": seed, "scores": scores, "blend": blend}
-            curve = backfill_curve(old, new, truth[mine], owners, shares, order, **ways)
-            outcomes.append(np.asarray(curve.hits))
-    hits = np.concatenate(outcomes, axis=2)  # fold by fold, and at every share the same queries
-    return BackfillCurve(curve.shares, hits.mean(axis=2), hits)
+            labels = query_labels[mine], gallery_labels
+            curves.append(backfill_curve(old, new, *labels, shares, order, scores=scores, **ways))
+    hits = np.concatenate([np.asarray(curve.hits) for curve in curves], axis=2)  # at every share the same queries
+    return BackfillCurve(curves[0].shares, hits.mean(axis=2), hits)
 
 
 def _part(version: VersionFeatures, queries: Indices, gallery: Indices | None = None) -> VersionFeatures:
     stored = version.gallery if gallery is None else version.gallery[gallery]
-    return VersionFeatures(version.name, version.queries[queries], stored, version.projection, parts=version.parts)
+    return replace(version, queries=version.queries[queries], gallery=stored, adapt=None)

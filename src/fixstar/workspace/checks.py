@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from fixstar.durable import WatchedFile, document, read_document, replace_json, write_arrays
 from fixstar.errors import GateError, ModelError, NextStep
-from fixstar.evaluation import Thumbnails
+from fixstar.evaluation import Difference, Thumbnails
+from fixstar.evaluation.evidence import Verdict
 
 Outcome = Literal["pass", "refuse", "missing evidence"]
 Shown = Literal["query", "old", "new"]
@@ -59,7 +60,7 @@ class CheckedCell:
     cross_test: float
     low: float
     high: float
-    verdict: str
+    verdict: Verdict
     differing: int
     negative_flips: int
     positive_flips: int
@@ -71,6 +72,11 @@ class CheckedCell:
     def difference(self) -> float:
         """What the new queries gain on that gallery; a loss is negative."""
         return self.cross_test - self.self_test
+
+    @property
+    def judged(self) -> Difference:
+        """The difference with its interval and verdict."""
+        return Difference(self.difference, self.low, self.high, self.verdict, self.differing)
 
 
 @dataclass(frozen=True)

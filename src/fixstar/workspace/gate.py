@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
-from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.features import carried_queries
 from fixstar.evaluation.report import percent, points
 from fixstar.evaluation.search import searcher
@@ -41,7 +40,7 @@ from fixstar.geometry import blended, unit
 from fixstar.images import Preprocessing
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.adapters.maps import VectorAdapter
-from fixstar.workspace.calibrations import LEAST, Fold, calibrations_and_folds, catalogue_thresholds, search_curve
+from fixstar.workspace.calibrations import LEAST, calibrations_and_folds, catalogue_thresholds, search_curve
 from fixstar.workspace.checks import (
     Blend,
     Check,
@@ -59,7 +58,7 @@ from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
-    from fixstar.evaluation import CrossTest, VersionFeatures
+    from fixstar.evaluation import BackfillCurve, CrossTest, VersionFeatures
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
@@ -73,7 +72,6 @@ ALPHAS = tuple(number / 10 for number in range(11))
 LISTED = 20  # lost queries listed per cell, and as many won ones
 LISTED_CLASSES = 10  # those that lose most, and those that win most
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
-_MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of a gallery that are re-embedded
 _VISIBLE = 0.005  # a drop that deserves a warning
 _SMALL_TOLERANCE = 0.05  # the largest tolerance worth suggesting
 _POINT = 0.01
@@ -116,6 +114,15 @@ class _Finding(NamedTuple):
     next_steps: tuple[NextStep, ...] = ()
 
 
+class Judged(NamedTuple):
+    """A check, the trial that it judged, its cross-test, and accuracy over a backfill of each older gallery."""
+
+    check: Check
+    trial: Trial
+    tested: CrossTest
+    curves: Mapping[str, BackfillCurve]
+
+
 def check_version(
     registry: Registry,
     version: str,
@@ -143,28 +150,26 @@ def check_version(
     if images is None:
         source = "held out"
         images, learnt_by = unlearnt_images(registry, version, searched, preprocessing)
-    trial: Trial | None = None
+    judged: Judged | None = None
     if images is None or max(images.counts().values(), default=0) < 2:
         check = _without_images(version, [*older, *foreign], len(images or ()), learnt_by, rules)
     else:
         images = searchable(images, preprocessing, "skip")
         models = [name for name in known if name in (adapters or {})] + [*older, version]
         trial = trial_of_images(lambda q, g: features(q, g, models), images, seed=rules.seed)
-        trial, apart = _comparable(trial, adapters)
-        tested = cross_test(*trial.images, "image")
-        check, folds = _judge_all(trial, tested, apart, foreign, rules, adapters)
+        judged = judge(trial, rules, foreign, adapters)
         has_chosen = card["about"].get("validation") is not None or bool(card["about"].get("trials"))
-        check = _with_image_notes(check, source == "held out" and has_chosen, learnt_by)
-        check = replace(check, next_steps=_distinct([*check.next_steps, *proposals(trial, check, folds)]))
+        check = _with_image_notes(judged.check, source == "held out" and has_chosen, learnt_by)
+        check = replace(check, next_steps=_distinct([*check.next_steps, *proposals(judged)]))
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
     if (stronger := outweighing_check(registry.path, check)) is not None:
         check = replace(check, notes=(*check.notes, _outweighed(stronger)))
-    if trial is not None:
+    if judged is not None:
         if stronger is None:
-            check = replace(check, pictures=save_flips(registry.path, check, trial.thumbnails))
-        if report and len(tested.names) > 1:
+            check = replace(check, pictures=save_flips(registry.path, check, judged.trial.thumbnails))
+        if report and len(judged.tested.names) > 1:
             folder = f"checks/{version}" if stronger is None else f"checks/{version}/weaker"
-            _report(trial, tested, check, folds, rules).write(registry.path / folder)
+            _report(judged._replace(check=check), rules).write(registry.path / folder)
             check = replace(check, report=f"{folder}/report.html")
     save_check(registry.path, check)
     if stronger is None:
@@ -172,46 +177,30 @@ def check_version(
     return check
 
 
-def run_check(
+def judge(
     trial: Trial,
     rules: GateRules | None = None,
     foreign: Sequence[str] = (),
     adapters: Mapping[str, VectorAdapter] | None = None,
-) -> Check:
+) -> Judged:
     """The verdict on a trial's last version; ``foreign`` versions are searched too, but their model is not here."""
-    trial, apart = _comparable(trial, adapters)
+    rules, adapters = rules or GateRules(), adapters or {}
+    versions = [replace(one, adapt=None) for one in trial.versions]  # as they are stored
+    direct = [one for one in versions if versions[-1].comparable_with(one) and one.name not in adapters]
+    apart = [one for one in versions if one not in direct]
+    trial = replace(trial, versions=direct)
     tested = cross_test(*trial.images, "image")
-    return _judge_all(trial, tested, apart, foreign, rules or GateRules(), adapters)[0]
-
-
-def _comparable(trial: Trial, adapters: Mapping[str, VectorAdapter] | None) -> tuple[Trial, list[VersionFeatures]]:
-    """The trial with the versions that the newest one's queries search directly, as stored, and the others."""
-    versions = [replace(version, adapt=None) for version in trial.versions]
-    direct = [one for one in versions if versions[-1].comparable_with(one) and one.name not in (adapters or {})]
-    return replace(trial, versions=direct), [one for one in versions if one not in direct]
-
-
-def _judge_all(
-    trial: Trial,
-    tested: CrossTest,
-    apart: Sequence[VersionFeatures],
-    foreign: Sequence[str],
-    rules: GateRules,
-    adapters: Mapping[str, VectorAdapter] | None,
-) -> tuple[Check, list[Fold]]:
-    """The check, and the folds that its calibrations were tried on."""
     version, cells, findings = tested.names[-1], list[CheckedCell](), list[_Finding]()
     for k in range(len(tested.names) - 1):
-        cell, judged = evaluate_cell(trial, tested, k, rules)
-        cells.append(cell)
-        findings.append(_cell_finding(version, cell, judged, len(trial.query_labels), len(tested.names) - 1, rules))
+        cells.append(evaluate_cell(trial, tested, k, rules))
+        findings.append(_cell_finding(version, cells[-1], len(trial.query_labels), len(tested.names) - 1, rules))
     findings += [
         _Finding(
             "incompatible",
             f"vectors of {version} and of {name} have different widths: its queries cannot search {name}'s gallery",
         )
         for name in (one.name for one in apart)
-        if name not in (adapters or {})
+        if name not in adapters
     ]
     findings += [_foreign_finding(version, name) for name in foreign]
     verdicts = [finding.verdict for finding in findings]
@@ -219,7 +208,9 @@ def _judge_all(
     outcome = "refuse" if "incompatible" in verdicts else outcome
     findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # what decided comes first
     calibrations, folds = calibrations_and_folds(*trial.images, rules.seed)
-    notes = list(_mixture_notes(trial, folds))
+    *older, newest = direct
+    curves = {old.name: search_curve((old, newest), *trial.images[1:], SHARES, folds, orders=3) for old in older}
+    notes = list(_mixture_notes(newest.name, curves, len(trial.query_labels)))
     steps = [step for finding in findings for step in finding.next_steps]
     if len(tested.names) > 1 and not folds:
         notes.append(
@@ -228,11 +219,9 @@ def _judge_all(
             "images help"
         )
         steps.append(NextStep("check", {"version": version, "data": ...}, "more labelled images, for calibrations"))
-    blends, searched_by, more = _blends(trial, apart, cells, rules, adapters or {})
+    blends, searched_by, more = _blends(trial, apart, cells, rules, adapters)
     blend_calibrations = (
-        calibrations_and_folds([*apart, *trial.versions], *trial.images[1:], rules.seed, searched_by)[0]
-        if searched_by
-        else {}
+        calibrations_and_folds([*apart, *direct], *trial.images[1:], rules.seed, searched_by)[0] if searched_by else {}
     )
     if blends and not foreign and (outcome != "pass" or adapters):
         steps += [*more, _blend_step(version, blends)]
@@ -253,15 +242,15 @@ def _judge_all(
         blend_calibrations={name: (one.slope, one.offset) for name, one in blend_calibrations.items()},
         thresholds=catalogue_thresholds(*trial.images, rules.seed),
     )
-    return check, folds
+    return Judged(check, trial, tested, curves)
 
 
 def _distinct(steps: Sequence[NextStep]) -> tuple[NextStep, ...]:
     return tuple(step for row, step in enumerate(steps) if step not in steps[:row])
 
 
-def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> tuple[CheckedCell, Difference]:
-    """The newest version's queries on gallery k: what is kept of it, and the difference with its verdict."""
+def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> CheckedCell:
+    """The newest version's queries on gallery k."""
     newest = len(tested.names) - 1
     found = flips(tested.hits[k, k], tested.hits[newest, k], trial.query_labels)
     judged = judged_difference(tested.hits[newest, k], tested.hits[k, k], rules.shared(newest), rules)
@@ -276,7 +265,7 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
     def named(label: int) -> str:
         return trial.classes.get(int(label), str(label))
 
-    cell = CheckedCell(
+    return CheckedCell(
         tested.names[k],
         float(tested.matrix[k, k]),
         float(tested.matrix[newest, k]),
@@ -290,7 +279,6 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
         tuple(FlippedAnswer(named(queries[one.query]), named(gallery[one.before]), one) for one in won),
         tuple(ClassChange(named(one.label), one.queries, one.negative, one.positive) for one in named_classes),
     )
-    return cell, judged
 
 
 def judged_difference(after: Hits, before: Hits, confidence: float, rules: GateRules) -> Difference:
@@ -298,8 +286,7 @@ def judged_difference(after: Hits, before: Hits, confidence: float, rules: GateR
 
     If few queries differ, the interval is at least that of the flips alone (Clopper and Pearson, 1934).
     """
-    resamples = needed_resamples(confidence)
-    measured = paired_bootstrap(after, before, confidence=confidence, resamples=resamples, seed=rules.seed)
+    measured = paired_bootstrap(after, before, confidence=confidence, seed=rules.seed)
     low, high = measured.low, measured.high
     if measured.differing < least_differing(confidence):
         lost, won = (int(np.count_nonzero(one & ~other)) for one, other in ((before, after), (after, before)))
@@ -531,15 +518,13 @@ def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int
     )
 
 
-def _cell_finding(
-    version: str, cell: CheckedCell, judged: Difference, queries: int, cells: int, rules: GateRules
-) -> _Finding:
+def _cell_finding(version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules) -> _Finding:
     evidence = cell_sentence(version, cell, rules.confidence, cells, rules.tolerance)
-    if judged.verdict != "not decided":
-        return _Finding(judged.verdict, evidence)
+    if cell.verdict != "not decided":
+        return _Finding(cell.verdict, evidence)
     more = NextStep("check", {"version": version, "data": ...})
-    told, steps = missing_evidence(judged, queries, rules.shared(cells), rules.tolerance, more, "labelled images")
-    return _Finding(judged.verdict, ". ".join([evidence, *told]), tuple(steps))
+    told, steps = missing_evidence(cell.judged, queries, rules.shared(cells), rules.tolerance, more, "labelled images")
+    return _Finding(cell.verdict, ". ".join([evidence, *told]), tuple(steps))
 
 
 def _foreign_finding(version: str, other: str) -> _Finding:
@@ -621,25 +606,24 @@ def _may_have_learnt(learnt_by: Sequence[str]) -> str:
     return f"{' and '.join(learnt_by)} {has} learnt images that others held out"
 
 
-def _mixture_notes(trial: Trial, folds: Sequence[Fold]) -> Iterator[str]:
+def _mixture_notes(newest: str, curves: Mapping[str, BackfillCurve], queries: int) -> Iterator[str]:
     """A warning for each old gallery that, partly re-embedded, does worse than as it is and than all new."""
-    *older, newest = trial.versions
-    visible = max(_VISIBLE, 2 / len(trial.query_labels))  # one or two queries are no reason to warn
-    for old in older:
-        labels = trial.query_labels, trial.gallery_labels
-        curve = search_curve((old, newest), *labels, _MIXTURES, folds, orders=3).accuracy
-        worst = int(curve[1:-1].argmin()) + 1
-        if curve[worst] < min(curve[0], curve[-1]) - visible:
+    visible = max(_VISIBLE, 2 / queries)  # one or two queries are no reason to warn
+    for old, curve in curves.items():
+        accuracy = curve.accuracy
+        worst = int(accuracy[1:-1].argmin()) + 1
+        if accuracy[worst] < min(accuracy[0], accuracy[-1]) - visible:
             yield (
-                f"a gallery that is {percent(_MIXTURES[worst])} {newest.name}'s and the rest {old.name}'s finds only "
-                f"{percent(float(curve[worst]))}, less than one that is all {old.name}'s ({percent(float(curve[0]))}) "
-                f"or all {newest.name}'s ({percent(float(curve[-1]))}): a partial backfill is worse than none. "
+                f"a gallery that is {percent(SHARES[worst])} {newest}'s and the rest {old}'s finds only "
+                f"{percent(float(accuracy[worst]))}, less than one that is all {old}'s ({percent(float(accuracy[0]))}) "
+                f"or all {newest}'s ({percent(float(accuracy[-1]))}): a partial backfill is worse than none. "
                 "Backfill all of it, or nothing"
             )
 
 
-def _report(trial: Trial, tested: CrossTest, check: Check, folds: Sequence[Fold], rules: GateRules) -> Report:
+def _report(judged: Judged, rules: GateRules) -> Report:
     """The report of an evaluation, with the gate's intervals and its verdict."""
+    check, trial, tested, curves = judged
     each, newest = rules.shared(len(check.cells)), len(tested.names) - 1
     below = f"less than {_in_points(check.tolerance)} points below" if check.tolerance else "strictly above"
     facts = {
@@ -653,15 +637,8 @@ def _report(trial: Trial, tested: CrossTest, check: Check, folds: Sequence[Fold]
     }
     if check.notes:
         facts["Notes"] = "; ".join(check.notes)
-    made = replace(trial, facts=facts).report(tested, each, seed=rules.seed)
-    measured = {
-        (newest, k): Difference(cell.difference, cell.low, cell.high, cell.verdict, cell.differing)  # type: ignore[arg-type]
-        for k, cell in enumerate(check.cells)
-    }
-    labels = trial.query_labels, trial.gallery_labels
-    curve = search_curve((trial.versions[-2], trial.versions[-1]), *labels, SHARES, folds, orders=3)
-    made.evidence[""] = {**made.evidence[""], **measured}
-    made.backfill = {"": curve}
+    made = replace(trial, facts=facts).report(tested, each, seed=rules.seed, curve=curves[tested.names[-2]])
+    made.evidence[""] = {**made.evidence[""], **{(newest, k): cell.judged for k, cell in enumerate(check.cells)}}
     rows = {
         f"{check.version} with {blend.version}, alpha {blend.tried:g}: {blend.verdict}": (
             blend.self_test,
@@ -670,10 +647,8 @@ def _report(trial: Trial, tested: CrossTest, check: Check, folds: Sequence[Fold]
         for blend in check.blends
     }
     columns = "the gallery's own queries", "both blended"
-    made.tables = [
-        *made.tables,
-        RateTable("Queries by two models, on queries that did not choose alpha", columns, rows),
-    ]
+    table = RateTable("Queries by two models, on queries that did not choose alpha", columns, rows)
+    made.tables = [*made.tables, table]
     return made
 
 
@@ -688,8 +663,9 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
 # --- what would hold where the version's own queries do not: a map of queries, a backfill, or the old version
 
 
-def proposals(trial: Trial, check: Check, folds: Sequence[Fold]) -> tuple[NextStep, ...]:
+def proposals(judged: Judged) -> tuple[NextStep, ...]:
     """Ways to get past a check that did not pass, for the gallery that loses most; empty if too little was measured."""
+    check, trial, _, curves = judged
     failed = [cell for cell in check.cells if cell.verdict != "compatible"]
     if check.outcome == "pass" or not failed or len(trial.query_labels) < LEAST_PROPOSING:
         return ()
@@ -699,7 +675,7 @@ def proposals(trial: Trial, check: Check, folds: Sequence[Fold]) -> tuple[NextSt
     keep = f"keep {old.name}, whose own queries find {percent(worst.self_test)}"
     return (
         *_map_step(trial, old, new, check),
-        *_backfill_step(trial, old, new, folds, worst.self_test),
+        *_backfill_step(curves[old.name], worst.self_test),
         NextStep("drop", {"version": check.version}, keep),
     )
 
@@ -741,12 +717,9 @@ def _expected(accuracy: float, found: Difference) -> str:
     return f"{percent(accuracy)} expected ({points(found.low)} to {points(found.high)} points)"
 
 
-def _backfill_step(
-    trial: Trial, old: VersionFeatures, new: VersionFeatures, folds: Sequence[Fold], now: float
-) -> Iterator[NextStep]:
+def _backfill_step(curve: BackfillCurve, now: float) -> Iterator[NextStep]:
     """The smallest share of the gallery that, re-embedded in random order, is measured to find more than now."""
-    curve = search_curve((old, new), trial.query_labels, trial.gallery_labels, SHARES, folds, orders=3).accuracy
-    for share, accuracy in list(zip(SHARES, curve.tolist(), strict=True))[1:]:
+    for share, accuracy in list(zip(SHARES, curve.accuracy.tolist(), strict=True))[1:]:
         if accuracy > now:
             yield NextStep(
                 "backfill",

@@ -267,13 +267,13 @@ def _gallery_sample(
         seed,
     )
     embedder = LocalEmbedder(serving.encoder(queries_by))
-    new = [np.empty((0, _width(serving.gallery, queries_by)), np.float32)]
+    new = [np.empty((0, serving.gallery.space(queries_by).width), np.float32)]
     with progress_bar(f"embedding with {queries_by}", len(items), "items", show=progress and bool(items)) as advance:
         for start in range(0, len(items), _EMBED_BATCH):
             paths = [find(item) or Path("gone") for item in items[start : start + _EMBED_BATCH]]
             new.append(embedder.one(paths).vectors)
             advance(len(paths))
-    old = _stacked(items, _width(serving.gallery, version))
+    old = _stacked(items, serving.gallery.space(version).width)
     both = PairedVectors(old, np.concatenate(new), [_label(item) for item in items])
     return both.take(np.flatnonzero(~np.isnan(both.new).any(axis=1))), of
 
@@ -294,7 +294,7 @@ def class_pairs(serving: Serving, version: str, queries_by: str, most: int, seed
         )
     number = {name: i for i, name in enumerate(sorted({str(_label(item)) for item in [*old, *new]}))}
     sides = ((new, queries_by), (old, version))
-    vectors = [_stacked(items, _width(serving.gallery, name)) for items, name in sides]
+    vectors = [_stacked(items, serving.gallery.space(name).width) for items, name in sides]
     labels = [[number[str(_label(item))] for item in items] for items, _ in sides]
     means = paired_by_class(vectors[0], labels[0], vectors[1], labels[1])
     return PairedVectors(means.Y, means.X, [None] * len(means.classes), means.weights)
@@ -328,13 +328,6 @@ def known_label(label: object) -> str | None:
 
 def _stacked(items: list[Item], width: int) -> NDArray[np.float32]:
     return np.stack([item.vector for item in items]) if items else np.empty((0, width), np.float32)
-
-
-def _width(gallery: Gallery, version: str) -> int:
-    widths = {space.name: space.width for space in gallery.versions()}
-    if version not in widths:
-        raise GalleryError(f"the gallery has no version {version!r} (it has: {', '.join(widths) or 'none yet'})")
-    return widths[version]
 
 
 def pairs_from_file(path: Path, gallery: Gallery, version: str, queries_by: str) -> PairedVectors:
@@ -372,7 +365,7 @@ def unit_rows(array: NDArray[Any], name: str, where: str | Path) -> NDArray[np.f
 
 def _as_stored(rows: NDArray[np.float32], where: str, gallery: Gallery, version: str) -> NDArray[np.float32]:
     """Unit vectors as the gallery stores them. A full feature is z = Q u, u its short form, so u = Q^T z exactly."""
-    width, seen = _width(gallery, version), rows.shape[1]
+    width, seen = gallery.space(version).width, rows.shape[1]
     if seen == width:
         return rows
     Q = short_basis(gallery.projection(version))  # [full width, width]
@@ -436,15 +429,15 @@ def _measured(
     else:
         old = replace(old, queries=adapter(old.queries), gallery=adapter(old.gallery))
     trial = Trial([old, new], *truth, dict(enumerate(classes)), facts={})
-    cell, judged = evaluate_cell(trial, tested, 0, rules)
+    cell = evaluate_cell(trial, tested, 0, rules)
     reason, steps = cell_sentence(queries_by, cell, rules.confidence, 1, rules.tolerance), list[NextStep]()
-    if judged.verdict == "not decided":
+    if cell.verdict == "not decided":
         limits = rules.confidence, rules.tolerance
-        told, steps = missing_evidence(judged, len(truth[0]), *limits, evidence.step, "labelled items")
+        told, steps = missing_evidence(cell.judged, len(truth[0]), *limits, evidence.step, "labelled items")
         reason = ". ".join([reason, *told, evidence.more])
     return Check(
         queries_by,
-        OUTCOMES[judged.verdict],
+        OUTCOMES[cell.verdict],
         (reason,),
         (cell,),
         float(tested.matrix[1, 1]),
@@ -525,7 +518,7 @@ def adapt_gallery(
     killed and repeated: finished items, and those embedded by another version meanwhile, are not written again.
     """
     into = source if target is None else target
-    if (width := _width(source, version)) != adapter.widths[0]:
+    if (width := source.space(version).width) != adapter.widths[0]:
         raise InputError(
             f"version {version!r} has vectors of {width} components, the adapter takes {adapter.widths[0]}; for "
             "stored vectors it must lead from the old space to the new one"
@@ -535,8 +528,8 @@ def adapt_gallery(
     projection = None if like is None else into.projection(like)
     if not made_or_same(into, new_version, adapter.widths[1], projection):
         raise GalleryError(
-            f"the gallery has a version {new_version!r} of another kind ({_width(into, new_version)} wide, the adapter "
-            f"makes {adapter.widths[1]}, or another projection); versions never change, choose another name"
+            f"the gallery has a version {new_version!r} of another kind ({into.space(new_version).width} wide, the "
+            f"adapter makes {adapter.widths[1]}, or another projection); versions never change, choose another name"
         )
     written = 0
     stored = source.iterate(version)
