@@ -39,12 +39,12 @@ class Move:
 
 
 class Rollout:
-    """The pointer of one workspace, on ``first`` before any move. Reading is one ``stat``; threads may share it."""
+    """The pointer of one workspace, on v1 before any move. Reading is one ``stat``; threads may share it."""
 
-    def __init__(self, path: Path, first: str = "v1") -> None:
+    def __init__(self, path: Path) -> None:
         self._path, self._directory = path, path / "state"
         self._file = self._directory / "deployment.json"
-        self._start = Move(first, "deploy", "")
+        self._start = Move("v1", "deploy", "")
         self._moves: WatchedFile[tuple[Move, ...]] = WatchedFile(self._file, _parse, ())
 
     def current(self) -> str:

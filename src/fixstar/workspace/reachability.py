@@ -15,11 +15,12 @@ queries with an adapter to it, and its own, search its vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from fixstar.gallery import Gallery, VersionSpace
 from fixstar.workspace.adapters.maps import AdapterEntry, AdapterRegistry
-from fixstar.workspace.registry import Registry
+from fixstar.workspace.registry import Card, Registry, lineage
 
 OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with
 
@@ -69,27 +70,27 @@ class Reachability:
 
 def directly_searchable(registry: Registry, version: str, spaces: Sequence[VersionSpace]) -> frozenset[str]:
     """Of the gallery versions in ``spaces``, those whose vectors can be compared with a version's, adapters aside."""
-    known = {*registry.names(), *registry.retired()}
+    known, card = {*registry.names(), *registry.retired()}, cache(registry.card)
     widths = {space.name: space.full_width for space in spaces}
-    return frozenset(name for name in widths if name == version or _comparable(registry, version, name, widths, known))
+    return frozenset(name for name in widths if name == version or _comparable(card, version, name, widths, known))
 
 
-def _comparable(registry: Registry, one: str, other: str, widths: dict[str, int], known: set[str]) -> bool:
+def _comparable(card: Card, one: str, other: str, widths: dict[str, int], known: set[str]) -> bool:
     my_home, their_home = _home(one, known), _home(other, known)
     if my_home is not None and their_home is not None:
         mine, theirs = widths.get(one, widths[other]), widths[other]  # its first encoder makes room in the gallery
-        return _space(registry, my_home) == _space(registry, their_home) and (
-            mine == theirs or _grown(registry, (my_home, mine), (their_home, theirs))
+        return _space(card, my_home) == _space(card, their_home) and (
+            mine == theirs or _grown((card(my_home), mine), (card(their_home), theirs))
         )
     if my_home is not None:
-        return _agrees(registry, my_home, widths[other])
-    return their_home is not None and one in widths and _agrees(registry, their_home, widths[one])
+        return _agrees(card, my_home, widths[other])
+    return their_home is not None and one in widths and _agrees(card, their_home, widths[one])
 
 
-def _space(registry: Registry, version: str) -> str | None:
+def _space(card: Card, version: str) -> str | None:
     """The added version that a version's space comes from; None for versions trained here, which share one."""
-    root = registry.lineage(version)[0]
-    return root if "added" in registry.card(root)["about"] else None
+    root = lineage(card, version)[0]
+    return root if "added" in card(root)["about"] else None
 
 
 def _home(name: str, known: set[str]) -> str | None:
@@ -104,9 +105,9 @@ def _home(name: str, known: set[str]) -> str | None:
     return version if prefix and at and version in known else None
 
 
-def _grown(registry: Registry, one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Whether one space is the other with simplices added: vectors of the smaller are zero in these."""
-    first, second = (_simplex_widths(registry.card(name)) for name, _ in (one, other))
+def _grown(one: tuple[dict[str, Any], int], other: tuple[dict[str, Any], int]) -> bool:
+    """Whether one space, by its card and width, is the other with simplices added: smaller vectors are zero there."""
+    first, second = _simplex_widths(one[0]), _simplex_widths(other[0])
     shared = min(len(first), len(second))
     whole = sum(first) == one[1] and sum(second) == other[1]
     return shared > 0 and whole and first[:shared] == second[:shared]
@@ -120,6 +121,6 @@ def _simplex_widths(card: dict[str, Any]) -> tuple[int, ...]:
     return tuple(capacity - 1 for capacity in (options["capacity"], *options.get("added", ())))
 
 
-def _agrees(registry: Registry, version: str, width: int) -> bool:
+def _agrees(card: Card, version: str, width: int) -> bool:
     """Whether a version, or one before it, was trained to agree with stored vectors of a width."""
-    return any(registry.card(name)["about"].get(OLD_WIDTH) == width for name in registry.lineage(version))
+    return any(card(name)["about"].get(OLD_WIDTH) == width for name in lineage(card, version))

@@ -8,7 +8,7 @@ growth.json              simplices that were added to the first one, for version
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from fixstar.durable import document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
+
+Card = Callable[[str], dict[str, Any]]  # a version's card by its name
 
 _WAIT = 10.0  # seconds for another process that retires a version
 TRAIN = NextStep("train", {"data": ...}, "train the first version")
@@ -88,10 +90,7 @@ class Registry:
 
     def lineage(self, name: str) -> list[str]:
         """The version and its ancestors, oldest first."""
-        line = [name]
-        while (parent := self.card(line[0])["about"].get("parent")) is not None and parent not in line:
-            line.insert(0, parent)
-        return line
+        return lineage(self.card, name)
 
     def manifest(self) -> dict[str, Any]:
         """Which class owns which slot, for ever: what a separate team needs to stay interoperable."""
@@ -183,6 +182,14 @@ class Registry:
             replace_json(self._tombstone(name), document("encoder", self.card(name)))
         (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
+
+
+def lineage(card: Card, name: str) -> list[str]:
+    """The version and its ancestors by their cards, oldest first."""
+    line = [name]
+    while (parent := card(line[0])["about"].get("parent")) is not None and parent not in line:
+        line.insert(0, parent)
+    return line
 
 
 def _version_numbers(paths: Iterable[Path]) -> set[int]:

@@ -29,7 +29,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import DataError, InputError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import Difference, gallery_query_split, nearest, paired_bootstrap
-from fixstar.evaluation.evidence import needed_resamples
 from fixstar.evaluation.report import percent, points
 from fixstar.evaluation.search import searcher
 from fixstar.gallery.transfer import BATCH, open_vectors
@@ -37,7 +36,7 @@ from fixstar.gallery.vector_files import VectorSource
 from fixstar.geometry import slerp
 from fixstar.images import Preprocessing
 from fixstar.progress import progress_bar
-from fixstar.workspace.adapters.fitting import ADAPTERS, Pairs, checked_pairs, fit_checked, lacking_pairs
+from fixstar.workspace.adapters.fitting import ADAPTERS, Pairs, checked_pairs, fit_checked, fitting_kinds
 from fixstar.workspace.adapters.maps import Applied, VectorAdapter
 from fixstar.workspace.adapters.portable import Bridge
 from fixstar.workspace.adapters.unpaired import pseudo_pairs
@@ -167,11 +166,15 @@ def bridge(
     wanted = _relevance(relevant)
     common = _common_rows(one, other, options)
     if common is None:
-        return _without_pairs(one, other, named, options)
-    ids = [one.ids[row] for row in common[0]]
-    both = PairedVectors(one.vectors[common[0]], other.vectors[common[1]], [named.get(name) for name in ids])
-    fitted, trial, evidence = _divided(both, ids, wanted, options)
-    return _judged(one.name, other.name, fitted, trial, evidence, options, progress)
+        found = _without_pairs(one, other, named, options)
+    else:
+        ids = [one.ids[row] for row in common[0]]
+        both = PairedVectors(one.vectors[common[0]], other.vectors[common[1]], [named.get(name) for name in ids])
+        fitted, trial, evidence = _divided(both, ids, wanted, options)
+        found = _judged(one.name, other.name, fitted, trial, evidence, options, progress)
+    limits = {"confidence": options.rules.confidence, "tolerance": options.rules.tolerance}
+    card = {**found.to_json(), **limits, "made": datetime.now(UTC).isoformat(timespec="seconds")}
+    return replace(found, bridge=replace(found.bridge, card=card))
 
 
 def apply_bridge(made: Bridge, old: Side, new: Side) -> tuple[list[str], Vectors]:
@@ -461,10 +464,7 @@ def _judged(
             f"Unproven: nothing shows what {new} finds among vectors of {old}. Two labelled images of one class that "
             "were not fitted are the least to judge with"
         )
-        made = Bridge(kept)
-        return _with_card(
-            Bridged("missing evidence", sentence, evidence, fitted_on, made, left_out=left_out), options.rules
-        )
+        return Bridged("missing evidence", sentence, evidence, fitted_on, Bridge(kept), left_out=left_out)
     before = trial.score(trial.old_queries, trial.old_gallery)
     ranked: list[tuple[Candidate, VectorAdapter]] = []
     with progress_bar("judging", len(adapters), "adapters", show=progress) as advance:
@@ -484,8 +484,7 @@ def _judged(
     outcome, sentence = _verdict(best, old, own, trial, evidence, options.rules)
     candidates = tuple(one for one, _ in ranked)
     sizes = len(trial.judging), len(trial.old_gallery)
-    found = Bridged(outcome, sentence, evidence, fitted_on, made, *sizes, own, everything, candidates, left_out)
-    return _with_card(found, options.rules)
+    return Bridged(outcome, sentence, evidence, fitted_on, made, *sizes, own, everything, candidates, left_out)
 
 
 def _fitted(
@@ -497,10 +496,7 @@ def _fitted(
         "queries": (checked_pairs(pairs.new, pairs.old, pairs.weights, None, seed), new, old),
         "stored": (checked_pairs(pairs.old, pairs.new, pairs.weights, None, seed), old, new),
     }
-    left_out = {kind: short for kind in options.kinds if (short := lacking_pairs(kind, ends["queries"][0]))}
-    kinds = [kind for kind in options.kinds if kind not in left_out]
-    if not kinds:
-        raise InputError(f"no adapter can be fitted on {plural(len(pairs), 'pair')}: {'; '.join(left_out.values())}")
+    kinds, left_out = fitting_kinds(options.kinds, ends["queries"][0])
     with progress_bar("fitting", 2 * len(kinds), "adapters", show=progress) as advance:
         for applied, end in ends.items():
             for kind in kinds:
@@ -538,9 +534,7 @@ def _candidate(
     after, own = hits[trial.judging], before[trial.judging]
     chosen_by, result = float(hits[trial.choosing].mean()), float(after.mean())
     if evidence == "old neighbours":
-        resamples = needed_resamples(rules.confidence)
-        nothing = np.zeros(len(after))
-        found = paired_bootstrap(after, nothing, confidence=rules.confidence, resamples=resamples, seed=rules.seed)
+        found = paired_bootstrap(after, np.zeros(len(after)), confidence=rules.confidence, seed=rules.seed)
         return Candidate(kind, way, alpha, chosen_by, result, found.low, found.high, "unproven", 0, 0)
     judged = judged_difference(after, own, rules.confidence, rules)
     lost, won = int(np.count_nonzero(own & ~after)), int(np.count_nonzero(after & ~own))
@@ -575,16 +569,6 @@ def _verdict(
     return "missing evidence", f"Keep the old model for now: the best way, {figures}. {more}"
 
 
-def _with_card(found: Bridged, rules: GateRules) -> Bridged:
-    card = {
-        **found.to_json(),
-        "confidence": rules.confidence,
-        "tolerance": rules.tolerance,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    return replace(found, bridge=replace(found.bridge, card=card))
-
-
 # --- sets without a common image
 
 
@@ -612,4 +596,4 @@ def _without_pairs(one: _Embedded, other: _Embedded, named: Mapping[str, str], o
         "embedded by both models have judged it"
     )
     fitted_on = f"{len(found.first):,} pseudo-pairs from {found.anchors}"
-    return _with_card(Bridged("missing evidence", sentence, "none", fitted_on, made), options.rules)
+    return Bridged("missing evidence", sentence, "none", fitted_on, made)

@@ -77,13 +77,51 @@ class Pairs:
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """The pairs along the principal directions of X."""
-        return _spectrum(self)
+        """The pairs along the principal directions of X.
+
+        By the eigenvectors of the smaller of Xc^T Xc [a, a], summed in blocks, and Xc Xc^T [N, N]; in float64.
+        """
+        X, Y, w = self.X, self.Y, self.weights
+        x, y = ((w @ part) / w.sum() for part in (X, Y))
+        if len(X) < X.shape[1]:
+            root = np.sqrt(w)[:, None]
+            dx, dy = root * (X - x), root * (Y - y)
+            values, U = _eigen(dx @ dx.T)
+            lengths = np.sqrt(values)
+            directions, targets = (dx.T @ U) / lengths, lengths[:, None] * (U.T @ dy)
+            return Spectrum(len(X), x, y, directions, values, targets, float((dy * dy).sum()))
+        xx, xy, yy = np.zeros((X.shape[1], X.shape[1])), np.zeros((X.shape[1], Y.shape[1])), 0.0
+        for start in range(0, len(X), _BLOCK_ROWS):
+            rows = slice(start, start + _BLOCK_ROWS)
+            dx, dy, weighted = X[rows] - x, Y[rows] - y, w[rows, None]
+            xx += dx.T @ (weighted * dx)
+            xy += dx.T @ (weighted * dy)
+            yy += float((weighted * dy * dy).sum())
+        values, vectors = _eigen(xx)
+        return Spectrum(len(X), x, y, vectors, values, vectors.T @ xy, yy)
 
     @cached_property
     def rotation(self) -> Matrix:
-        """R [a, b] of largest sum w (x R) . y among partial isometries of the span of the pairs."""
-        return _rotation(self)
+        """R [a, b] of largest sum w (x R) . y among partial isometries of the span of the pairs.
+
+        U V^T, with U S V^T the SVD of sum w x y^T; of few pairs by the SVD of a small core between two bases.
+        """
+        X, Y = (part.astype(np.float64) for part in (self.X, self.Y))
+        weighted = self.weights[:, None] * X
+        if len(X) >= min(X.shape[1], Y.shape[1]):
+            U, _, Vt = np.linalg.svd(weighted.T @ Y, full_matrices=False)
+            return np.asarray(U @ Vt)
+        (left, one), (right, other) = np.linalg.qr(weighted.T), np.linalg.qr(Y.T)
+        U, S, Vt = np.linalg.svd(one @ other.T)
+        kept = _NOTHING * S[0] < S
+        return np.asarray((left @ U[:, kept]) @ (Vt[kept] @ right.T))
+
+
+def _eigen(scatter: Matrix) -> tuple[Matrix, Matrix]:
+    """Eigenvalues and eigenvectors, without the directions that no pair has."""
+    values, vectors = np.linalg.eigh(scatter)
+    kept = values > _NOTHING * max(values[-1], 1e-300)
+    return values[kept], vectors[:, kept]
 
 
 def checked_pairs(X: ArrayLike, Y: ArrayLike, weights: ArrayLike | None, groups: ArrayLike | None, seed: int) -> Pairs:
@@ -244,45 +282,6 @@ class Spectrum(NamedTuple):
     def ridge(self, penalty: float) -> Matrix:
         """W [a, b] of the least sum w |x W + c - y|^2 + penalty |W|^2."""
         return (self.directions / (self.values + penalty)) @ self.targets
-
-
-def _spectrum(pairs: Pairs) -> Spectrum:
-    """By the eigenvectors of the smaller of Xc^T Xc [a, a], summed in blocks, and Xc Xc^T [N, N]; in float64."""
-    X, Y, w = pairs.X, pairs.Y, pairs.weights
-    x, y = ((w @ part) / w.sum() for part in (X, Y))
-    if len(X) < X.shape[1]:
-        root = np.sqrt(w)[:, None]
-        dx, dy = root * (X - x), root * (Y - y)
-        values, vectors = np.linalg.eigh(dx @ dx.T)
-        kept = values > _NOTHING * max(values[-1], 1e-300)
-        values, U = values[kept], vectors[:, kept]
-        lengths = np.sqrt(values)
-        return Spectrum(
-            len(X), x, y, (dx.T @ U) / lengths, values, lengths[:, None] * (U.T @ dy), float((dy * dy).sum())
-        )
-    xx, xy, yy = np.zeros((X.shape[1], X.shape[1])), np.zeros((X.shape[1], Y.shape[1])), 0.0
-    for start in range(0, len(X), _BLOCK_ROWS):
-        rows = slice(start, start + _BLOCK_ROWS)
-        dx, dy, weighted = X[rows] - x, Y[rows] - y, w[rows, None]
-        xx += dx.T @ (weighted * dx)
-        xy += dx.T @ (weighted * dy)
-        yy += float((weighted * dy * dy).sum())
-    values, vectors = np.linalg.eigh(xx)
-    kept = values > _NOTHING * max(values[-1], 1e-300)
-    return Spectrum(len(X), x, y, vectors[:, kept], values[kept], vectors[:, kept].T @ xy, yy)
-
-
-def _rotation(pairs: Pairs) -> Matrix:
-    """U V^T, with U S V^T the SVD of sum w x y^T; of few pairs by the SVD of a small core between two bases."""
-    X, Y = (part.astype(np.float64) for part in (pairs.X, pairs.Y))
-    weighted = pairs.weights[:, None] * X
-    if len(X) >= min(X.shape[1], Y.shape[1]):
-        U, _, Vt = np.linalg.svd(weighted.T @ Y, full_matrices=False)
-        return np.asarray(U @ Vt)
-    (left, one), (right, other) = np.linalg.qr(weighted.T), np.linalg.qr(Y.T)
-    U, S, Vt = np.linalg.svd(one @ other.T)
-    kept = _NOTHING * S[0] < S
-    return np.asarray((left @ U[:, kept]) @ (Vt[kept] @ right.T))
 
 
 def _fit_procrustes(pairs: Pairs) -> Fitted:
@@ -564,14 +563,17 @@ def best_adapter(
         raise UnknownNameError("adapter", unknown[0], ADAPTERS)
     pairs = checked_pairs(X, Y, weights, groups, seed)
     shown, judged = pairs.split(held_out)
-    left_out = {name: short for name in names if (short := lacking_pairs(name, shown))}
-    ranked = []
-    for name in names:
-        if name not in left_out:
-            adapter = fit_checked(name, shown, source, target)
-            ranked.append(Ranked(adapter, agreement(adapter(judged.X), judged.Y, judged.groups)))
-    if not ranked:
-        raise InputError(f"no adapter can be fitted on {plural(len(shown.X), 'pair')}: {'; '.join(left_out.values())}")
+    fitting, left_out = fitting_kinds(names, shown)
+    adapters = (fit_checked(name, shown, source, target) for name in fitting)
+    ranked = [Ranked(one, agreement(one(judged.X), judged.Y, judged.groups)) for one in adapters]
     ranked.sort(key=lambda one: (one.held_out.top1, one.held_out.mean_cosine), reverse=True)
     same = pairs.X.shape[1] == pairs.Y.shape[1]
     return Comparison(tuple(ranked), agreement(judged.X, judged.Y, judged.groups) if same else None, left_out)
+
+
+def fitting_kinds(kinds: Sequence[str], pairs: Pairs) -> tuple[list[str], dict[str, str]]:
+    """The kinds that have enough pairs, and why others do not; an error without any."""
+    left_out = {kind: short for kind in kinds if (short := lacking_pairs(kind, pairs))}
+    if len(left_out) == len(kinds):
+        raise InputError(f"no adapter can be fitted on {plural(len(pairs.X), 'pair')}: {'; '.join(left_out.values())}")
+    return [kind for kind in kinds if kind not in left_out], left_out
