@@ -181,7 +181,7 @@ def test_a_running_check_is_not_started_twice_and_can_be_cancelled(
     assert last_check(space.path, "v2") is None
 
 
-def cell(version: str, verdict: str, self_test: float, cross_test: float) -> CheckedCell:
+def cell(version: str, verdict: Any, self_test: float, cross_test: float) -> CheckedCell:
     return CheckedCell(version, self_test, cross_test, -0.1, 0.1, verdict, 10, 5, 5)
 
 

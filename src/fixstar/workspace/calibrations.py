@@ -165,9 +165,10 @@ def search_curve(
 ) -> BackfillCurve:
     """``backfill_curve`` of the queries in ``rows``, merged as in a search by calibrations of other classes."""
     asked = np.arange(len(query_labels)) if rows is None else rows
-    parts = [(np.intersect1d(fold.rows, asked), fold.calibrations) for fold in folds] or [(asked, None)]
     curves = []
-    for mine, scores in parts:
+    parts: list[tuple[Indices, dict[str, Calibration] | None]] = [*folds] or [(asked, None)]
+    for part, scores in parts:
+        mine = np.intersect1d(part, asked)
         if len(mine):
             old, new = (_part(version, mine) for version in versions)
             labels = query_labels[mine], gallery_labels
