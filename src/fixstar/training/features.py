@@ -22,13 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from fixstar.data.image_set import Bad, ImageSet, unreadable_error
 from fixstar.data.pixels import ResidentFeatures
-from fixstar.durable import replace_file
+from fixstar.durable import read_arrays, write_arrays
 from fixstar.errors import ImageError, InputError, ModelError
 from fixstar.images import decode_ahead
 from fixstar.models import Encoder
@@ -39,7 +37,6 @@ from fixstar.training.distributed import from_rank_zero, world
 _BATCH = 64  # images through the backbone at a time
 _SHARD = 1024  # images in a file; a kill loses fewer
 _DIGEST = 16  # bytes
-_FORMAT = "fixstar-features"
 
 Vectors = NDArray[np.float32]
 
@@ -205,13 +202,13 @@ def _seen(model: Encoder, pixels: NDArray[np.uint8], view: View) -> Vectors:
 
 
 def _store(folder: Path, digests: Sequence[bytes], features: Vectors) -> None:
-    tensors: dict[str, NDArray[Any]] = {
-        "digests": np.frombuffer(b"".join(digests), np.uint8).reshape(-1, _DIGEST),
+    joined = b"".join(digests)
+    arrays: dict[str, NDArray[Any]] = {
+        "digests": np.frombuffer(joined, np.uint8).reshape(-1, _DIGEST),
         "features": features,
     }
-    metadata = {"format": _FORMAT, "checksum": _checksum(tensors)}
-    name = hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()
-    replace_file(folder / f"{name}.safetensors", lambda partial: save_file(tensors, partial, metadata))
+    name = hashlib.blake2b(joined, digest_size=8).hexdigest()
+    write_arrays(folder / f"{name}.safetensors", "features", {}, arrays)
 
 
 def _stored(folder: Path, width: int) -> tuple[dict[bytes, int], Vectors]:
@@ -221,23 +218,12 @@ def _stored(folder: Path, width: int) -> tuple[dict[bytes, int], Vectors]:
     total = 0
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(path, framework="numpy") as file:
-                tensors = {name: file.get_tensor(name) for name in ("digests", "features")}
-                intact = (file.metadata() or {}).get("checksum") == _checksum(tensors)
-        except (SafetensorError, OSError):
-            intact = False
-        if not intact:
+            _, arrays = read_arrays(path, "features")
+        except (ModelError, OSError):
             warnings.warn(f"{path} is damaged; its features are made again", stacklevel=2)
             path.unlink(missing_ok=True)
             continue
-        rows |= {bytes(digest): total + row for row, digest in enumerate(tensors["digests"])}
-        tables.append(tensors["features"])
+        rows |= {bytes(digest): total + row for row, digest in enumerate(arrays["digests"])}
+        tables.append(arrays["features"])
         total += len(tables[-1])
     return rows, np.concatenate(tables)
-
-
-def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in ("digests", "features"):
-        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return digest.hexdigest()
