@@ -12,8 +12,13 @@ from shops import pictures, shop
 
 from fixstar.errors import ACTIONS, DeploymentMovedError, FixstarError, GateError, NextStep
 from fixstar.service.client import ServiceError
-from fixstar.service.problems import OPERATOR_ONLY, PROBLEMS, REQUESTS, Problem, to_step
+from fixstar.service.problems import PROBLEMS, REQUESTS, Problem, to_step
 from fixstar.workspace import catalogue
+
+OPERATOR_ONLY = {  # actions that need a shell on the service's machine, or files there
+    *("add", "drop", "evaluate", "grow", "import-vectors", "index", "init", "install", "prune-images", "repeat"),
+    *("retire", "use-gallery", "verify-gallery"),
+}
 
 
 def test_every_action_is_a_request_or_for_the_operator() -> None:

@@ -47,18 +47,6 @@ class Figure:
         """
         return float(self.printed / 100 if self.unit == "percent" else self.printed)
 
-    @property
-    def half_digit(self) -> float:
-        """The rounding error of the printed number: half of its last digit, as a fraction.
-
-        >>> Figure(Decimal("0.90"), "fraction").half_digit
-        0.005
-        """
-        exponent = self.printed.as_tuple().exponent
-        assert isinstance(exponent, int), "JSON numbers are finite"
-        half = Decimal(5).scaleb(exponent - 1)
-        return float(half / 100 if self.unit == "percent" else half)
-
     def __str__(self) -> str:
         deviation = "" if self.deviation is None else f" ± {self.deviation}"
         return f"{'<' * self.below}{self.printed}{deviation}"
@@ -84,10 +72,6 @@ class Row:
     def source(self) -> str:
         """Where the row is printed, such as "HOC, table 2"."""
         return f"{self.paper}, {self.table if self.table.startswith('section') else 'table ' + self.table}"
-
-    def fractions(self) -> dict[str, float]:
-        """The values that are numbers, as fractions; dashes and bounds are left out."""
-        return {name: figure.fraction for name, figure in self.values.items() if figure and not figure.below}
 
 
 def published(paper: str | None = None, benchmark: str | None = None, method: str | None = None) -> list[Row]:

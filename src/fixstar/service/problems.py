@@ -121,7 +121,8 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "disk-full": (507, "The disk is full", "the operator has to make room; try again after that"),
 }
 PROBLEMS = {name: ProblemType(*row) for name, row in _TYPES.items()}
-REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, path, fields of the body
+# action: method, path, fields of the body. Other actions need a shell on the service's machine, or files there
+REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "adapt": ("POST", "/v1/adapt", ("version", "queries_by", "kind", "sample", "tolerance", "force")),
     "backfill": ("POST", "/v1/backfill", ("budget", "order", "rate", "deployed", "anyway")),
     "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed", "blend")),
@@ -132,23 +133,6 @@ REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # action: method, pat
     "train": ("POST", "/v1/train", ("data", "method", "capacity")),
     "upgrade": ("POST", "/v1/upgrade", ("data", "method")),
 }
-OPERATOR_ONLY = frozenset(  # actions that need a shell on the service's machine, or files there
-    {
-        "add",
-        "drop",
-        "evaluate",
-        "grow",
-        "import-vectors",
-        "index",
-        "init",
-        "install",
-        "prune-images",
-        "repeat",
-        "retire",
-        "use-gallery",
-        "verify-gallery",
-    }
-)
 
 
 def to_step(step: NextStep) -> dict[str, Any]:
