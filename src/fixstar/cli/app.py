@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import os
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, cast
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +24,7 @@ from fixstar.cli.next_steps import next_lines, typed_workspace
 from fixstar.cli.output import wrapped
 from fixstar.errors import FixstarError, InputError
 
+Verb = TypeVar("Verb", bound=Callable[..., None])
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 BadImages = Annotated[str, typer.Option("--bad-images", help="Images that cannot be read: refuse or skip.")]
@@ -128,6 +132,38 @@ def examples(*commands: str) -> str:
     """
     head = "Example:" if len(commands) == 1 else "Examples:"
     return "\n".join(("\b", head, *(f"  {command}" for command in commands)))  # \b: these lines are not wrapped
+
+
+def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> Callable[[Verb], Verb]:
+    """Make a function a verb, with examples to copy at the end of its help.
+
+    A parameter whose type is a dataclass stands for several options: the fields of the dataclass.
+    """
+
+    def register(function: Verb) -> Verb:
+        given = inspect.signature(function, eval_str=True)
+        kinds: dict[str, Any] = {
+            one.name: one.annotation for one in given.parameters.values() if is_dataclass(one.annotation)
+        }
+        parameters: list[inspect.Parameter] = []
+        for one in given.parameters.values():
+            members = (
+                inspect.signature(kinds[one.name], eval_str=True).parameters.values() if one.name in kinds else [one]
+            )
+            parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
+
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            for place, kind in kinds.items():
+                values[place] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            function(**values)
+
+        run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        group.command(name, epilog=examples(*commands))(run)
+        return function
+
+    return register
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, Any]:

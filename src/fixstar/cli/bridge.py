@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fixstar.cli.app import AsJson, Confidence, Tolerance, app, examples
+from fixstar.cli.app import AsJson, Confidence, Tolerance, verb
 from fixstar.cli.output import STYLES, Cell, print_json, print_result, print_table, print_wrapped
 from fixstar.cli.rollout import EXIT_CODES
 from fixstar.errors import InputError, plural
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from fixstar.workspace.adapters.bridge import Bridged, Candidate
 
 
-@app.command(
-    epilog=examples(
-        "fixstar bridge old.npz new.npz --labels labels.csv --out new-to-old.npz",
-        "fixstar bridge 'postgresql://me@host/db?table=photos&id=sku' new.parquet --out bridge.npz",
-        "fixstar bridge old.onnx?size=224 shop/versions/v2 --images photos --out bridge.npz",
-        "fixstar bridge old.npz new.npz --use bridge.npz --out queries.npz",
-    )
+@verb(
+    "fixstar bridge old.npz new.npz --labels labels.csv --out new-to-old.npz",
+    "fixstar bridge 'postgresql://me@host/db?table=photos&id=sku' new.parquet --out bridge.npz",
+    "fixstar bridge old.onnx?size=224 shop/versions/v2 --images photos --out bridge.npz",
+    "fixstar bridge old.npz new.npz --use bridge.npz --out queries.npz",
 )
 def bridge(
     old: Annotated[

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, app, examples
+from fixstar.cli.app import AsJson, verb
 from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.output import print_result
 from fixstar.errors import FixstarError, NextStep, plural
@@ -22,7 +22,7 @@ _REQUIREMENT = re.compile(r"""([\w.-]+)[^;]*(?:;.*extra == ['"]([\w-]+)['"])?"""
 _NOT_FOR_USERS = ("all", "dev", "docs")
 
 
-@app.command(epilog=examples("fixstar doctor", "fixstar doctor -w shop", "fixstar doctor --json"))
+@verb("fixstar doctor", "fixstar doctor -w shop", "fixstar doctor --json")
 def doctor(
     workspace: Annotated[
         Path | None, typer.Option("--workspace", "-w", help="Also read everything in this workspace.")

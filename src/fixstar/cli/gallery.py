@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples
+from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples, verb
 from fixstar.cli.output import print_result
 from fixstar.errors import DamagedItemError, FixstarError, InputError, plural
 
@@ -56,7 +56,7 @@ def _opened(workspace: Path, address: str | None, read_only: bool = False) -> It
         yield gallery
 
 
-@gallery_app.command(epilog=examples("fixstar gallery stats -w shop", "fixstar gallery stats --gallery old.db --json"))
+@verb("fixstar gallery stats -w shop", "fixstar gallery stats --gallery old.db --json", group=gallery_app)
 def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
     """Count the items per version, and show the width of their vectors and the state of the index."""
     with _opened(workspace, gallery) as store:
@@ -82,7 +82,7 @@ def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_
     print_result(as_json, {"items": sum(counts.values()), "versions": rows}, *lines)
 
 
-@gallery_app.command(epilog=examples("fixstar gallery verify -w shop"))
+@verb("fixstar gallery verify -w shop", group=gallery_app)
 def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
     """Read everything and report what is damaged: a workspace's other files too. Changes nothing.
 
@@ -110,7 +110,7 @@ def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as
     raise typer.Exit(1 if problems else 0)
 
 
-@gallery_app.command("build-index", epilog=examples("fixstar gallery build-index -w shop"))
+@verb("fixstar gallery build-index -w shop", group=gallery_app, name="build-index")
 def build_index(
     workspace: WorkspacePath = Path(),
     gallery: GalleryAddress = None,
@@ -128,11 +128,10 @@ def build_index(
     print_result(as_json, [state._asdict() for state in made], *(lines or nothing))
 
 
-@gallery_app.command(
-    epilog=examples(
-        "fixstar gallery delete shoe/17.png hat/3.png -w shop",
-        "fixstar gallery delete --version old-system --yes -w shop",
-    )
+@verb(
+    "fixstar gallery delete shoe/17.png hat/3.png -w shop",
+    "fixstar gallery delete --version old-system --yes -w shop",
+    group=gallery_app,
 )
 def delete(
     ids: Annotated[list[str] | None, typer.Argument(help="The items; - reads their ids from standard input.")] = None,
@@ -190,8 +189,8 @@ def confirm(yes: bool, question: str) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-@gallery_app.command(
-    "export", epilog=examples("fixstar gallery export v1 v1.npz -w shop", "fixstar gallery export v1 v1.parquet")
+@verb(
+    "fixstar gallery export v1 v1.npz -w shop", "fixstar gallery export v1 v1.parquet", group=gallery_app, name="export"
 )
 def export_vectors(
     version: Annotated[str, typer.Argument(help="The version whose vectors to write.")],
@@ -212,14 +211,13 @@ def export_vectors(
     print_result(as_json, {"version": version, "items": count, "file": str(file)}, f"{plural(count, 'item')} in {file}")
 
 
-@gallery_app.command(
-    "import",
-    epilog=examples(
-        "fixstar gallery import old.parquet --as old-system -w shop",
-        "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding",
-        "fixstar gallery import 'postgresql://me@host/db?table=photos' --as clip",
-        "fixstar gallery import 'qdrant://host:6333?collection=photos' --as clip",
-    ),
+@verb(
+    "fixstar gallery import old.parquet --as old-system -w shop",
+    "fixstar gallery import clip.parquet --as clip --id-column sku --vector-column embedding",
+    "fixstar gallery import 'postgresql://me@host/db?table=photos' --as clip",
+    "fixstar gallery import 'qdrant://host:6333?collection=photos' --as clip",
+    group=gallery_app,
+    name="import",
 )
 def import_vectors(
     file: Annotated[
@@ -305,7 +303,7 @@ def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> N
     )
 
 
-@gallery_app.command(epilog=examples("fixstar gallery move postgresql://host/db?gallery=shop -w shop"))
+@verb("fixstar gallery move postgresql://host/db?gallery=shop -w shop", group=gallery_app)
 def move(
     target: Annotated[str, typer.Argument(help=f"The new place of the gallery: a file, or a server's URL. {QDRANT}")],
     workspace: WorkspacePath = Path(),
@@ -347,7 +345,7 @@ def move(
     print_result(as_json, {"items": count, "from": without_secret(source), "to": without_secret(target)}, *lines)
 
 
-@gallery_app.command(epilog=examples("fixstar gallery use shop/gallery.db -w shop"))
+@verb("fixstar gallery use shop/gallery.db -w shop", group=gallery_app)
 def use(
     target: Annotated[str, typer.Argument(help="An existing gallery: a file, or a server's URL.")],
     workspace: WorkspacePath = Path(),
@@ -445,9 +443,11 @@ def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[
     return found + [f"vectors of {name}, a version that this workspace does not have" for name in foreign]
 
 
-@gallery_app.command(
-    "prune-images",
-    epilog=examples("fixstar gallery prune-images -w shop --dry-run", "fixstar gallery prune-images -w shop --days 7"),
+@verb(
+    "fixstar gallery prune-images -w shop --dry-run",
+    "fixstar gallery prune-images -w shop --days 7",
+    group=gallery_app,
+    name="prune-images",
 )
 def prune_images(
     workspace: WorkspacePath = Path(),

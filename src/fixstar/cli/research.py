@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples
+from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, verb
 from fixstar.cli.output import Cell, print_json, print_list, print_result, print_table, print_wrapped, say
 from fixstar.errors import DataError, InputError, NextStep
 
@@ -32,13 +32,11 @@ Features = Annotated[
 ]
 
 
-@app.command(
-    epilog=examples(
-        "fixstar evaluate photos/held-out --workspace shop --picture matrix.png",
-        "fixstar evaluate photos/held-out -w shop --protocol template --by-class --report report",
-        "fixstar evaluate --features v1=old.npz --features v2=new.npz --labels labels.npz",
-        "fixstar evaluate --features v1=q1.npy,g1.npy --features v2=q2.npy,g2.npy --labels ql.npy,gl.npy",
-    )
+@verb(
+    "fixstar evaluate photos/held-out --workspace shop --picture matrix.png",
+    "fixstar evaluate photos/held-out -w shop --protocol template --by-class --report report",
+    "fixstar evaluate --features v1=old.npz --features v2=new.npz --labels labels.npz",
+    "fixstar evaluate --features v1=q1.npy,g1.npy --features v2=q2.npy,g2.npy --labels ql.npy,gl.npy",
 )
 def evaluate(
     data: Annotated[
@@ -287,7 +285,7 @@ def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float, 
         print_wrapped(sentence.text)
 
 
-@app.command(epilog=examples("fixstar methods --json", "fixstar methods --have old-model,replay"))
+@verb("fixstar methods --json", "fixstar methods --have old-model,replay")
 def methods(
     have: Annotated[
         str | None,
@@ -328,7 +326,7 @@ def methods(
         print_wrapped(f"Use {advice.recommended}: {advice.reason}." if advice.recommended else f"{advice.reason}.")
 
 
-@app.command(epilog=examples("fixstar backbones --json"))
+@verb("fixstar backbones --json")
 def backbones(as_json: AsJson = False) -> None:
     """List the backbones by name."""
     from fixstar.models import backbone_names
@@ -337,7 +335,7 @@ def backbones(as_json: AsJson = False) -> None:
     print_result(as_json, backbone_names(), *backbone_names(), others)
 
 
-@app.command(epilog=examples("fixstar theorem", "fixstar theorem --dimensions 10,100 --new-angle 45 --json"))
+@verb("fixstar theorem", "fixstar theorem --dimensions 10,100 --new-angle 45 --json")
 def theorem(
     dimensions: Annotated[str, typer.Option(help="Dimensions of the simplex, d = K - 1.")] = "10,32,100,316,1000",
     samples: Annotated[int, typer.Option(help="Pairs of features drawn per dimension.")] = 40_000,
@@ -407,9 +405,7 @@ def _picture_path(out: Path, usual: str) -> Path:
     return path
 
 
-@app.command(
-    epilog=examples("fixstar picture2d --out features.png", "fixstar picture2d --data mnist --backbone lenet++")
-)
+@verb("fixstar picture2d --out features.png", "fixstar picture2d --data mnist --backbone lenet++")
 def picture2d(
     out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("features.png"),
     data: Annotated[Path | None, typer.Option(help="MNIST's idx files; without it digits are drawn.")] = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, app, examples
+from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, verb
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
 from fixstar.errors import InputError, NextStep, plural
@@ -27,13 +27,11 @@ LOST_SHOWN = 5  # lost queries that are named
 KEPT_SHOWN = 20  # items that keep their old vectors, named
 
 
-@app.command(
-    epilog=examples(
-        "fixstar check v2 -w shop",
-        "fixstar check -w shop --data photos/held-out --tolerance 0.01",
-        "fixstar check -w shop --data photos/autumn --name autumn",
-        "fixstar check v3 -w shop --confidence 0.99 --json",
-    )
+@verb(
+    "fixstar check v2 -w shop",
+    "fixstar check -w shop --data photos/held-out --tolerance 0.01",
+    "fixstar check -w shop --data photos/autumn --name autumn",
+    "fixstar check v3 -w shop --confidence 0.99 --json",
 )
 def check(
     version: Annotated[str | None, typer.Argument(help="The version to check.", show_default="the newest")] = None,
@@ -206,12 +204,10 @@ def _print_blends(found: Check) -> None:
     )
 
 
-@app.command(
-    epilog=examples(
-        "fixstar deploy v2 -w shop",
-        'fixstar deploy v2 -w shop --force "agreed with search team"',
-        "fixstar deploy v2 --blend auto -w shop",
-    )
+@verb(
+    "fixstar deploy v2 -w shop",
+    'fixstar deploy v2 -w shop --force "agreed with search team"',
+    "fixstar deploy v2 --blend auto -w shop",
 )
 def deploy(
     version: Annotated[str, typer.Argument(help="The version to deploy.")],
@@ -243,7 +239,7 @@ def deploy(
     print(*next_lines(steps, workspace), sep="\n")
 
 
-@app.command(epilog=examples("fixstar rollback -w shop", "fixstar rollback --to v1 -w shop"))
+@verb("fixstar rollback -w shop", "fixstar rollback --to v1 -w shop")
 def rollback(
     workspace: WorkspacePath = Path(),
     to: Annotated[
@@ -306,13 +302,11 @@ def operator_name() -> str:
         return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
 
 
-@app.command(
-    epilog=examples(
-        "fixstar backfill --budget 10% -w shop",
-        "fixstar backfill --budget all --rate 50 -w shop",
-        "fixstar backfill --plan-only --data photos/held-out -w shop",
-        "fixstar backfill --cluster auto -w shop",
-    )
+@verb(
+    "fixstar backfill --budget 10% -w shop",
+    "fixstar backfill --budget all --rate 50 -w shop",
+    "fixstar backfill --plan-only --data photos/held-out -w shop",
+    "fixstar backfill --cluster auto -w shop",
 )
 def backfill(
     workspace: WorkspacePath = Path(),
@@ -468,12 +462,10 @@ def _backfill_json(planned: PlannedBackfill, done: Backfilled | None, picture: P
     }
 
 
-@app.command(
-    epilog=examples(
-        "fixstar adapt old-system -w shop",
-        "fixstar adapt old-system --for v2 --kind slerp -w shop",
-        "fixstar adapt old-system --pairs both.npz --apply stored -w shop",
-    )
+@verb(
+    "fixstar adapt old-system -w shop",
+    "fixstar adapt old-system --for v2 --kind slerp -w shop",
+    "fixstar adapt old-system --pairs both.npz --apply stored -w shop",
 )
 def adapt(
     version: Annotated[str, typer.Argument(help="Whose vectors to make searchable, such as an imported system's.")],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, Device, Verbs, WorkspacePath, app, examples
+from fixstar.cli.app import AsJson, Device, Verbs, WorkspacePath, app, verb
 from fixstar.cli.output import print_json, print_result
 from fixstar.errors import FixstarError, InputError, MissingExtraError
 
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from fixstar.service.keys import Key, Keys, Role
 
 
-@app.command(
-    epilog=examples(
-        "fixstar serve -w shop",
-        "fixstar serve -w shop --port 0",
-        "fixstar serve -w shop --name shop.example",
-        "fixstar serve -w shop --host 0.0.0.0 --rate 6000",
-        "fixstar serve -w shop --host 0.0.0.0 --shared",
-        "fixstar serve -w shop -w museum=/data/museum",
-    )
+@verb(
+    "fixstar serve -w shop",
+    "fixstar serve -w shop --port 0",
+    "fixstar serve -w shop --name shop.example",
+    "fixstar serve -w shop --host 0.0.0.0 --rate 6000",
+    "fixstar serve -w shop --host 0.0.0.0 --shared",
+    "fixstar serve -w shop -w museum=/data/museum",
 )
 def serve(
     workspace: Annotated[
@@ -114,11 +112,11 @@ app.add_typer(keys, name="keys")
 KeyName = Annotated[str, typer.Argument(help="Who the key is for; shown in lists and in the history of deployments.")]
 
 
-@keys.command(
-    "add",
-    epilog=examples(
-        "fixstar keys add page --role read --days 90 -w shop", "fixstar keys add both --role read -w shop -w museum"
-    ),
+@verb(
+    "fixstar keys add page --role read --days 90 -w shop",
+    "fixstar keys add both --role read -w shop -w museum",
+    group=keys,
+    name="add",
 )
 def add_key(
     name: KeyName,
@@ -149,7 +147,7 @@ def add_key(
     print(f"This key is not shown again.{expiry} Send it as: Authorization: Bearer KEY", file=sys.stderr)
 
 
-@keys.command("list", epilog=examples("fixstar keys list -w shop"))
+@verb("fixstar keys list -w shop", group=keys, name="list")
 def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """List the keys, whose they are, and when they expire."""
     found = _keys(workspace).all()
@@ -158,7 +156,7 @@ def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> Non
     print_result(as_json, content, *(lines or ["no keys: only this machine may use the service"]))
 
 
-@keys.command("remove", epilog=examples("fixstar keys remove page -w shop"))
+@verb("fixstar keys remove page -w shop", group=keys, name="remove")
 def remove_key(name: KeyName, workspace: WorkspacePath = Path()) -> None:
     """Revoke a key, at once, also for a running service."""
     _keys(workspace).remove(name)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, app, examples, key_value
+from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, key_value, verb
 from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fixstar.images import Preprocessing
     from fixstar.methods import Method
     from fixstar.training import Recipe, Version
-    from fixstar.training.settings import Optimizer as OptimizerName
     from fixstar.workspace import Check, Workspace
 
 DataPath = Annotated[
@@ -34,39 +33,6 @@ MethodOption = Annotated[
         "--option", help="An option of the method, such as hold=40; see docs/reference/methods.md. Repeatable."
     ),
 ]
-Optimizer = Annotated[str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")]
-Schedule = Annotated[
-    str | None,
-    typer.Option(help="How the learning rate falls: steps (twice, to a tenth) or cosine.", show_default="steps"),
-]
-Warmup = Annotated[
-    float | None,
-    typer.Option(help="Epochs in which the learning rate rises from zero; 0.5 is half an epoch.", show_default="0"),
-]
-WeightDecay = Annotated[
-    float | None,
-    typer.Option(help="Weight decay.", show_default="as in the method's paper; 0 with adam, 0.01 with adamw"),
-]
-DecayNorms = Annotated[bool | None, typer.Option(help="Weight decay on norms and biases too.", show_default="yes")]
-Clip = Annotated[
-    float | None, typer.Option(help="Scale gradients down to this norm where they are larger.", show_default="off")
-]
-BackboneRate = Annotated[
-    float | None,
-    typer.Option(help="The backbone's learning rate, as a factor of that of the layers after it.", show_default="1"),
-]
-ImageSize = Annotated[
-    str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Models of your own need it.")
-]
-Mean = Annotated[
-    str | None, typer.Option(help="Subtracted from pixels in 0..1, per channel.", show_default="0.485,0.456,0.406")
-]
-Std = Annotated[str | None, typer.Option(help="Divides them then.", show_default="0.229,0.224,0.225")]
-Fit = Annotated[str, typer.Option(help="Images of another shape: crop, squash or pad.")]
-CropFraction = Annotated[
-    float, typer.Option(help="With crop: the share of the shorter side that is kept, such as 0.875.")
-]
-Interpolation = Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")]
 HoldOut = Annotated[
     float | None,
     typer.Option(
@@ -77,12 +43,85 @@ HoldOut = Annotated[
 ]
 
 
-@app.command(
-    epilog=examples(
-        "fixstar train photos/2024 --workspace shop --backbone resnet18",
-        "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20",
-        "fixstar train photos/2024 -w shop --method bct-vectors --old-vectors gallery.npz",
-    )
+@dataclass
+class ImageOptions:
+    """How a model's images are prepared."""
+
+    size: Annotated[
+        str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Models of your own need it.")
+    ] = None
+    mean: Annotated[
+        str | None, typer.Option(help="Subtracted from pixels in 0..1, per channel.", show_default="0.485,0.456,0.406")
+    ] = None
+    std: Annotated[str | None, typer.Option(help="Divides them then.", show_default="0.229,0.224,0.225")] = None
+    fit: Annotated[str, typer.Option(help="Images of another shape: crop, squash or pad.")] = "crop"
+    crop_fraction: Annotated[
+        float, typer.Option(help="With crop: the share of the shorter side that is kept, such as 0.875.")
+    ] = 1.0
+    interpolation: Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")] = "bicubic"
+
+    def preprocessing(self) -> Preprocessing | None:
+        """What the options say about images; None without a size."""
+        from fixstar.images.preprocessing import Preprocessing
+
+        if self.size is None:
+            if self != ImageOptions():
+                raise InputError("--mean, --std, --fit, --crop-fraction and --interpolation go with --size")
+            return None
+        sides = self.size.lower().split("x")
+        if not all(side.isdigit() for side in sides) or len(sides) not in (1, 2):
+            raise InputError(
+                f"--size is a number of pixels such as 224, or height x width such as 224x192; got {self.size!r}"
+            )
+        means = _numbers("--mean", self.mean or "0.485,0.456,0.406")
+        stds = _numbers("--std", self.std or "0.229,0.224,0.225")
+        how: dict[str, Any] = {name: getattr(self, name) for name in ("fit", "crop_fraction", "interpolation")}
+        return Preprocessing(size=(int(sides[0]), int(sides[-1])), channels=len(means), mean=means, std=stds, **how)
+
+
+@dataclass
+class RecipeOptions:
+    """What differs from a recipe."""
+
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="How the learning rate falls: steps (twice, to a tenth) or cosine.", show_default="steps"),
+    ] = None
+    warmup: Annotated[
+        float | None,
+        typer.Option(help="Epochs in which the learning rate rises from zero; 0.5 is half an epoch.", show_default="0"),
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(help="Weight decay.", show_default="as in the method's paper; 0 with adam, 0.01 with adamw"),
+    ] = None
+    decay_norms: Annotated[
+        bool | None, typer.Option(help="Weight decay on norms and biases too.", show_default="yes")
+    ] = None
+    clip: Annotated[
+        float | None, typer.Option(help="Scale gradients down to this norm where they are larger.", show_default="off")
+    ] = None
+    backbone_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="The backbone's learning rate, as a factor of that of the layers after it.", show_default="1"
+        ),
+    ] = None
+
+    def changed(self, recipe: Recipe, epochs: int | None, **more: Any) -> Recipe:
+        """A recipe with these options, and ``more`` that are not None; the recipe itself refuses wrong values."""
+        given = {**vars(self), **more}
+        optimizer = given.pop("optimizer")
+        recipe = recipe if epochs is None else recipe.shortened(epochs)
+        recipe = recipe if optimizer is None else recipe.with_optimizer(optimizer)
+        return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+@verb(
+    "fixstar train photos/2024 --workspace shop --backbone resnet18",
+    "fixstar train cifar-100-binary -w run --backbone resnet32 --epochs 20",
+    "fixstar train photos/2024 -w shop --method bct-vectors --old-vectors gallery.npz",
 )
 def train(
     data: DataPath,
@@ -101,12 +140,8 @@ def train(
             help="Keep the backbone's weights: it runs once per image, and the layers after it train in seconds.",
         ),
     ] = False,
-    size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    fit: Fit = "crop",
-    crop_fraction: CropFraction = 1.0,
-    interpolation: Interpolation = "bicubic",
+    *,
+    images: ImageOptions,
     method: Annotated[str, typer.Option(help="See: fixstar methods")] = "polaris",
     option: MethodOption = None,
     capacity: Annotated[
@@ -119,17 +154,11 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper; 20 if frozen")
     ] = None,
-    optimizer: Optimizer = None,
     learning_rate: Annotated[
         float | None,
         typer.Option(help="Initial learning rate.", show_default="0.1; 0.01 if frozen; 0.001 with adam and adamw"),
     ] = None,
-    schedule: Schedule = None,
-    warmup: Warmup = None,
-    weight_decay: WeightDecay = None,
-    decay_norms: DecayNorms = None,
-    clip: Clip = None,
-    backbone_rate: BackboneRate = None,
+    changes: RecipeOptions,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
     precision: Annotated[
         str, typer.Option(help="Precision of the backbone: float32, bfloat16, or auto (bfloat16 on a GPU).")
@@ -155,26 +184,14 @@ def train(
     space = fixstar.Workspace(workspace)
     usual = {"rotated": False} if frozen and method == "polaris" else {}  # each turn would be embedded too
     chosen = create_method(method, **{**usual, **_method_options(option)})
-    recipe = _changed_recipe(
-        FROZEN if frozen else paper_recipe(chosen.scenario),
-        epochs,
-        optimizer,
-        learning_rate=learning_rate,
-        schedule=schedule,
-        warmup=warmup,
-        weight_decay=weight_decay,
-        decay_norms=decay_norms,
-        clip=clip,
-        backbone_rate=backbone_rate,
-        batch_size=batch_size,
-        precision=precision,
-    )
+    recipe = FROZEN if frozen else paper_recipe(chosen.scenario)
+    own = {"learning_rate": learning_rate, "batch_size": batch_size, "precision": precision}
     settings = Settings(
         backbone=backbone,
         capacity=CAPACITY if capacity is None else capacity,
-        preprocessing=_preprocessing(size, mean, std, fit, crop_fraction, interpolation),
+        preprocessing=images.preprocessing(),
         frozen=frozen,
-        recipe=recipe,
+        recipe=changes.changed(recipe, epochs, **own),
         augmentation=Augmentation(flip=flip),
         replay_per_class=replay,
         bad_images=cast(Literal["refuse", "skip"], bad_images),
@@ -189,12 +206,10 @@ def train(
     _print_version(version, space.path, "fixstar index CATALOGUE", as_json)
 
 
-@app.command(
-    epilog=examples(
-        "fixstar upgrade photos/2025 --workspace shop",
-        "fixstar upgrade photos/all -w shop --replace resnet50 --epochs 60",
-        "fixstar upgrade photos/2025 -w shop --try off --keep-images no",
-    )
+@verb(
+    "fixstar upgrade photos/2025 --workspace shop",
+    "fixstar upgrade photos/all -w shop --replace resnet50 --epochs 60",
+    "fixstar upgrade photos/2025 -w shop --try off --keep-images no",
 )
 def upgrade(
     data: DataPath,
@@ -218,21 +233,11 @@ def upgrade(
     frozen: Annotated[
         bool | None, typer.Option(help="Keep the backbone's weights, or train them.", show_default="as before")
     ] = None,
-    size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    fit: Fit = "crop",
-    crop_fraction: CropFraction = 1.0,
-    interpolation: Interpolation = "bicubic",
+    *,
+    images: ImageOptions,
     epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
-    optimizer: Optimizer = None,
     learning_rate: Annotated[float | None, typer.Option(help="Another initial learning rate.")] = None,
-    schedule: Schedule = None,
-    warmup: Warmup = None,
-    weight_decay: WeightDecay = None,
-    decay_norms: DecayNorms = None,
-    clip: Clip = None,
-    backbone_rate: BackboneRate = None,
+    changes: RecipeOptions,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
     precision: Annotated[str | None, typer.Option(help="Another precision of the backbone; see train.")] = None,
     keep_images: Annotated[
@@ -265,18 +270,7 @@ def upgrade(
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
     settings, keep = space.settings(start), keep_images.lower() == "yes"
-    recipe = _changed_recipe(
-        settings.recipe,
-        epochs,
-        optimizer,
-        schedule=schedule,
-        warmup=warmup,
-        weight_decay=weight_decay,
-        decay_norms=decay_norms,
-        clip=clip,
-        backbone_rate=backbone_rate,
-        precision=precision,
-    )
+    recipe = changes.changed(settings.recipe, epochs, precision=precision)
     images_kept = select or (keep and settings.replay_per_class > 0)
     options = UpgradeOptions(
         recipe=None if recipe == settings.recipe else recipe,
@@ -288,7 +282,7 @@ def upgrade(
         bad_images=cast(Literal["refuse", "skip"], bad_images),
         from_scratch=from_scratch,
         replace=replace,
-        preprocessing=_preprocessing(size, mean, std, fit, crop_fraction, interpolation),
+        preprocessing=images.preprocessing(),
         frozen=frozen,
         keep_images=keep,
         hold_out=hold_out if hold_out is not None else 0.1 if images_kept else 0.0,
@@ -351,14 +345,12 @@ def _print_trials(version: Version) -> None:
     )
 
 
-@app.command(
-    epilog=examples(
-        "fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5",
-        "fixstar add hf:facebook/dinov2-small -w shop",
-        "fixstar add shop.models:build --argument depth=50 --weights model.safetensors -w shop --size 224",
-        "fixstar add better.onnx -w shop --size 224 --compatible-with v1",
-        "fixstar add old.npz --as old-system -w shop",
-    )
+@verb(
+    "fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5",
+    "fixstar add hf:facebook/dinov2-small -w shop",
+    "fixstar add shop.models:build --argument depth=50 --weights model.safetensors -w shop --size 224",
+    "fixstar add better.onnx -w shop --size 224 --compatible-with v1",
+    "fixstar add old.npz --as old-system -w shop",
 )
 def add(
     model: Annotated[
@@ -370,12 +362,8 @@ def add(
         ),
     ],
     workspace: WorkspacePath = Path(),
-    size: ImageSize = None,
-    mean: Mean = None,
-    std: Std = None,
-    fit: Fit = "crop",
-    crop_fraction: CropFraction = 1.0,
-    interpolation: Interpolation = "bicubic",
+    *,
+    images: ImageOptions,
     output: Annotated[str | None, typer.Option(help="Which of several ONNX outputs is the feature.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A safetensors file with the weights of package.module:name.")
@@ -398,7 +386,7 @@ def add(
                 f"{model} holds vectors, not a model. Vectors enter the gallery under a name of their own",
                 NextStep("import-vectors", {"file": model, "name": ...}),
             )
-        if size or output or weights or argument:
+        if images.size or output or weights or argument:
             raise InputError(
                 f"{model} holds vectors: there is no model that --size, --output, --weights or --argument fit"
             )
@@ -406,7 +394,7 @@ def add(
         return
     if name is not None:
         raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
-    prepared = _preprocessing(size, mean, std, fit, crop_fraction, interpolation)
+    prepared = images.preprocessing()
     if prepared is None and not model.startswith(("hf:", "open_clip:", "st:")):
         raise InputError(
             f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
@@ -432,24 +420,6 @@ def add(
     print("\n".join(next_lines([step], workspace)))
 
 
-def _preprocessing(
-    size: str | None, mean: str | None, std: str | None, fit: str, crop_fraction: float, interpolation: str
-) -> Preprocessing | None:
-    """What the options say about images; None without a size."""
-    from fixstar.images.preprocessing import Preprocessing
-
-    if size is None:
-        if (mean, std, fit, crop_fraction, interpolation) != (None, None, "crop", 1.0, "bicubic"):
-            raise InputError("--mean, --std, --fit, --crop-fraction and --interpolation go with --size")
-        return None
-    sides = size.lower().split("x")
-    if not all(side.isdigit() for side in sides) or len(sides) not in (1, 2):
-        raise InputError(f"--size is a number of pixels such as 224, or height x width such as 224x192; got {size!r}")
-    means, stds = _numbers("--mean", mean or "0.485,0.456,0.406"), _numbers("--std", std or "0.229,0.224,0.225")
-    shape: dict[str, Any] = {"fit": fit, "crop_fraction": crop_fraction, "interpolation": interpolation}
-    return Preprocessing(size=(int(sides[0]), int(sides[-1])), channels=len(means), mean=means, std=stds, **shape)
-
-
 def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
@@ -471,13 +441,6 @@ def _changed_method(space: Workspace, start: str | None, name: str | None, optio
         return create_method(name, **_method_options(option))
     last = space.method(start)
     return create_method(last.name, **{**last.options, **_method_options(option)})
-
-
-def _changed_recipe(recipe: Recipe, epochs: int | None, optimizer: str | None, **given: Any) -> Recipe:
-    """A recipe with what was asked to differ; the recipe itself refuses wrong values."""
-    recipe = recipe if epochs is None else recipe.shortened(epochs)
-    recipe = recipe if optimizer is None else recipe.with_optimizer(cast("OptimizerName", optimizer))
-    return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 def _announced(images: ImageSet) -> ImageSet:
@@ -503,7 +466,7 @@ def _print_version(
     print(f"Next: {following} -w {workspace}")
 
 
-@app.command(epilog=examples("fixstar drop v2 -w shop"))
+@verb("fixstar drop v2 -w shop")
 def drop(
     version: Annotated[str, typer.Argument(help="The version to delete.")],
     workspace: WorkspacePath = Path(),
@@ -518,7 +481,7 @@ def drop(
     print_result(as_json, {"dropped": version, "newest": newest}, told, following)
 
 
-@app.command(epilog=examples("fixstar grow 1000 -w shop"))
+@verb("fixstar grow 1000 -w shop")
 def grow(
     count: Annotated[int, typer.Argument(help="How many classes to make room for.")],
     workspace: WorkspacePath = Path(),
@@ -534,7 +497,7 @@ def grow(
     print_result(as_json, {"added": list(added), "capacity": capacity, "classes": taken}, told, following)
 
 
-@app.command(epilog=examples("fixstar slots -w shop --out slots.json"))
+@verb("fixstar slots -w shop --out slots.json")
 def slots(
     workspace: WorkspacePath = Path(),
     out: Annotated[Path | None, typer.Option(help="Write the manifest to this file.")] = None,
@@ -555,7 +518,7 @@ def slots(
     print_result(as_json, manifest, told, *(owners if out is None else [f"written: {out}"]))
 
 
-@app.command(epilog=examples("fixstar retire v1 -w shop", "fixstar retire --unused -w shop"))
+@verb("fixstar retire v1 -w shop", "fixstar retire --unused -w shop")
 def retire(
     version: Annotated[str | None, typer.Argument(help="The version to retire.")] = None,
     workspace: WorkspacePath = Path(),

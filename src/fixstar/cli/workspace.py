@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, app, examples
+from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, verb
 from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SHOWN = 10  # ids that are named
 
 
-@app.command(epilog=examples("fixstar demo", "fixstar demo --out pictures --seed 1 --json"))
+@verb("fixstar demo", "fixstar demo --out pictures --seed 1 --json")
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for models and pictures.")] = Path("fixstar-demo"),
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
@@ -73,7 +73,7 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
     print(f"  fixstar backfill --budget 20% -w {shop}\n  fixstar serve -w {shop}")
 
 
-@app.command(epilog=examples("fixstar init shop"))
+@verb("fixstar init shop")
 def init(path: Annotated[Path, typer.Argument(help="The directory to create.")] = Path()) -> None:
     """Create a workspace: a directory for the versions of one model and everything that belongs to them."""
     from fixstar.training.run_directory import RunDirectory
@@ -94,12 +94,10 @@ def _unfinished(version: str) -> str:
     return f"The training of {version} is running, or was interrupted: then the same command resumes it"
 
 
-@app.command(
-    epilog=examples(
-        "fixstar index catalogue/ -w shop",
-        "fixstar index items.csv -w shop --prefix paris/",
-        "fixstar index cifar-100-binary -w shop --labelled",
-    )
+@verb(
+    "fixstar index catalogue/ -w shop",
+    "fixstar index items.csv -w shop --prefix paris/",
+    "fixstar index cifar-100-binary -w shop --labelled",
 )
 def index(
     items: Annotated[Path, typer.Argument(help="A folder of images, a list (.csv: path, id, anything), or one image.")],
@@ -225,12 +223,10 @@ def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_
         print("Next: repair or replace the images named above, then run the same command again")
 
 
-@app.command(
-    epilog=examples(
-        "fixstar search shoe.jpg -w shop",
-        "fixstar search shoe.jpg bag.jpg -k 5 --sheet found.png",
-        "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'",
-    )
+@verb(
+    "fixstar search shoe.jpg -w shop",
+    "fixstar search shoe.jpg bag.jpg -k 5 --sheet found.png",
+    "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'",
 )
 def search(
     images: Annotated[list[Path] | None, typer.Argument(help="One image or more.")] = None,
@@ -348,7 +344,7 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
         )
 
 
-@app.command(epilog=examples("fixstar status -w shop", "fixstar status -w shop --json"))
+@verb("fixstar status -w shop", "fixstar status -w shop --json")
 def status(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """Show the versions, which one is deployed, what was checked, and whose vectors the gallery holds."""
     with fixstar.Workspace(workspace, "cpu") as space:
@@ -416,7 +412,7 @@ def _status_row(space: Workspace, state: Status, name: str) -> tuple[Cell, ...]:
     )
 
 
-@app.command(epilog=examples("fixstar snapshot /backup/shop -w shop", "fixstar snapshot /backup/monday.tar -w shop"))
+@verb("fixstar snapshot /backup/shop -w shop", "fixstar snapshot /backup/monday.tar -w shop")
 def snapshot(
     target: Annotated[Path, typer.Argument(help="A folder, or FILE.tar. A folder's older snapshot is updated.")],
     workspace: WorkspacePath = Path(),
@@ -433,7 +429,7 @@ def snapshot(
     print_result(as_json, done._asdict(), line)
 
 
-@app.command(epilog=examples("fixstar restore /backup/shop -w shop", "fixstar restore monday.tar -w shop --replace"))
+@verb("fixstar restore /backup/shop -w shop", "fixstar restore monday.tar -w shop --replace")
 def restore(
     source: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A folder or FILE.tar of fixstar snapshot.")],
     workspace: WorkspacePath = Path(),
