@@ -23,7 +23,7 @@ from fixstar.benchmarks.runner import Searched
 from fixstar.durable import replace_json
 from fixstar.geometry import unit
 from fixstar.models import Encoder
-from fixstar.training import lifelong
+from fixstar.training import run_scenario
 
 Floats = NDArray[np.float32]
 
@@ -52,7 +52,7 @@ def measured(data: Path, method: str, options: dict[str, Any], epochs: int, devi
     images = Searched.open(probe, data).gallery
     images = images.take(np.arange(0, len(images), 2))
     found: dict[str, list[Floats]] = {"z": [], "h": []}
-    for version in lifelong(run.stream(data), run.create(), run.settings(device), None, False):
+    for version in run_scenario(run.stream(data), run.create(), run.settings(device), None, False, scenario="lifelong"):
         encoder = version.encoder.eval()
         found["z"].append(encoder.encode(images.images, progress=False))
         found["h"].append(backbone_features(encoder, np.asarray(images.images)))

@@ -27,7 +27,7 @@ from fixstar.data.formats import cifar100
 from fixstar.data.streams import class_stream
 from fixstar.methods import create_method
 from fixstar.models import Encoder
-from fixstar.training import Recipe, Settings, lifelong
+from fixstar.training import Recipe, Settings, run_scenario
 
 CAPACITIES = (100, 300, 1000, 3000, 10_000, 30_000)
 RECIPE = Recipe(epochs=12, learning_rate=0.05, milestones=(8, 10), batch_size=64)
@@ -88,7 +88,7 @@ def main() -> None:
     found = {}
     for K in CAPACITIES:
         settings = Settings(backbone="tiny", capacity=K, recipe=RECIPE, device="cpu")
-        versions = [version.encoder for version in lifelong(stream, create_method("fd", on="all"), settings)]
+        versions = [version.encoder for version in run_scenario(stream, create_method("fd", on="all"), settings)]
         found[str(K)] = measure(versions[0], versions[1], unseen)
         print(f"K = {K:6,}  " + "  ".join(f"{name} {value:.3f}" for name, value in found[str(K)].items()))
     arguments.out.write_text(json.dumps(found, indent=2) + "\n")

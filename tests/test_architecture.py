@@ -237,12 +237,11 @@ EXPORTED = {
         "train",
     ],
     "fixstar.geometry": [
-        *("blended", "bridge", "carry", "full_form", "short_basis", "short_factors", "short_form"),
-        *("simplex_constants", "simplex_logits", "simplex_prototypes", "slerp", "unit"),
+        *("blended", "bridge", "carry", "short_basis", "short_factors", "short_form"),
+        *("simplex_constants", "simplex_logits", "slerp", "unit"),
     ],
     "fixstar.polytopes": [
-        *("cube_dimension", "cube_logits", "cube_prototypes", "orthoplex_logits", "orthoplex_prototypes"),
-        *("polygon_logits", "polygon_prototypes"),
+        *("cube_dimension", "cube_logits", "orthoplex_logits", "polygon_logits", "polygon_prototypes"),
     ],
     "fixstar.images": [
         *("MAX_PIXELS", "DecodeProcesses", "ImageSource", "Pixels", "Preprocessing", "decode_ahead", "read_pixels"),
@@ -301,7 +300,7 @@ EXPORTED = {
     ],
     "fixstar.training": [
         *("CIFAR_CORES", "CIFAR_LIFELONG", "FROZEN", "EpochLog", "Recipe", "Settings", "Training", "TrainingContext"),
-        *("Validation", "ValidationScores", "Version", "lifelong", "paper_recipe", "replacing", "retraining"),
+        *("Validation", "ValidationScores", "Version", "paper_recipe"),
         *("run_scenario", "train", "train_version", "train_versions", "version_features"),
     ],
     "fixstar.losses": [

@@ -33,13 +33,11 @@ __all__ = [
     "blended",
     "bridge",
     "carry",
-    "full_form",
     "short_basis",
     "short_factors",
     "short_form",
     "simplex_constants",
     "simplex_logits",
-    "simplex_prototypes",
     "slerp",
     "unit",
 ]
@@ -63,20 +61,6 @@ def simplex_constants(K: int) -> tuple[float, float, float]:
     a = (1.0 - math.sqrt(K)) / n
     c = (1.0 + a) / K
     return a, c, math.sqrt((1.0 - c) ** 2 + (n - 1) * c * c)
-
-
-def simplex_prototypes(K: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The K prototypes as a dense float64 matrix [K, K-1]: the reference, never used in training or search.
-
-    >>> simplex_prototypes(2)
-    array([[ 1.],
-           [-1.]])
-    """
-    a, _, _ = simplex_constants(K)
-    raw = np.vstack([np.eye(K - 1), np.full((1, K - 1), a)])  # eq. 10
-    centred = raw - raw.mean(axis=0)
-    rows: np.ndarray[Any, np.dtype[np.float64]] = centred / np.linalg.norm(centred, axis=1, keepdims=True)
-    return rows
 
 
 def simplex_logits(z: Array, K: int, scale: float = 1.0) -> Array:
@@ -151,13 +135,6 @@ def short_form(h: Array, P: Array) -> Array:
     _, R = short_factors(P)
     factor: Any = R
     return unit(h @ factor.T)
-
-
-def full_form(u: Array, P: Array) -> Array:
-    """The full unit vectors Q u, [..., d], of short vectors u: the inverse of ``short_form``."""
-    Q, _ = short_factors(P)
-    basis: Any = Q
-    return u @ basis.T
 
 
 def bridge(P_old: Array, P_new: Array) -> Array:

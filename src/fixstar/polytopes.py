@@ -27,9 +27,7 @@ from fixstar.errors import InputError
 __all__ = [
     "cube_dimension",
     "cube_logits",
-    "cube_prototypes",
     "orthoplex_logits",
-    "orthoplex_prototypes",
     "polygon_logits",
     "polygon_prototypes",
 ]
@@ -60,18 +58,6 @@ def orthoplex_logits(z: Array, scale: float = 1.0) -> Array:
     scaled = features * scale
     logits: Array = _module(z).concatenate([scaled, -scaled], -1)
     return logits
-
-
-def orthoplex_prototypes(d: int) -> NDArray[np.float64]:
-    """The 2d prototypes as a dense matrix [2d, d]: the reference, never used in training.
-
-    >>> orthoplex_prototypes(1)
-    array([[ 1.],
-           [-1.]])
-    """
-    if d < 1:
-        raise InputError(f"an orthoplex needs d >= 1, got d={d}")
-    return np.vstack([np.eye(d), 0.0 - np.eye(d)])
 
 
 def cube_dimension(K: int) -> int:
@@ -106,21 +92,6 @@ def cube_logits(z: Array, K: int, scale: float = 1.0) -> Array:
         logits = concatenate([logits - coordinate, more + coordinate], -1)
     result: Array = logits
     return result
-
-
-def cube_prototypes(K: int) -> NDArray[np.float64]:
-    """The K prototypes as a dense matrix [K, ceil(log2 K)]: the reference, never used in training.
-
-    >>> cube_prototypes(4) * 2**0.5
-    array([[-1., -1.],
-           [ 1., -1.],
-           [-1.,  1.],
-           [ 1.,  1.]])
-    """
-    d = cube_dimension(K)
-    digits = (np.arange(K)[:, None] >> np.arange(d)) & 1
-    rows: NDArray[np.float64] = np.where(digits == 1, 1.0, -1.0) / math.sqrt(d)
-    return rows
 
 
 def polygon_logits(z: Array, K: int, scale: float = 1.0) -> Array:

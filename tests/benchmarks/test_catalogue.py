@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fixstar.benchmarks import DATASETS, METHOD_NAMES, Benchmark, Tasks, benchmark, catalogue
-from fixstar.benchmarks.catalogue import EXTRAS
 from fixstar.benchmarks.plan import plan
 from fixstar.data import ImageSet, class_stream, from_arrays, sample_stream
 from fixstar.errors import InputError, UnknownNameError
@@ -119,11 +118,10 @@ def test_every_entry_fits_fixstars_parts(entry: Benchmark) -> None:
     settings = entry.settings(seed=3)
     assert settings.seed == 3
     assert settings.capacity == entry.capacity
-    assert set(entry.datasets) <= DATASETS.keys()
+    assert {source.name for source in entry.datasets} <= DATASETS.keys()
     assert entry.methods.keys() <= METHOD_NAMES.keys()
     for choice in entry.methods.values():
-        if choice.available:
-            assert choice.create().name == choice.name
+        assert choice.create().name == choice.name
     names = {entry.backbone, *(model.backbone for model in entry.replacements)}
     assert all(name in backbone_names() or name.startswith("hf:") for name in names)
     assert all(1 <= model.task <= entry.tasks.count for model in entry.replacements)
@@ -139,7 +137,7 @@ def test_backbone_options_are_known() -> None:
 
 
 def test_every_method_of_a_paper_that_can_be_trained_here_is_reached() -> None:
-    reached = {choice.name for entry in catalogue().values() for choice in entry.methods.values() if choice.available}
+    reached = {choice.name for entry in catalogue().values() for choice in entry.methods.values()}
     assert {
         "er",
         "bct-er",
@@ -164,9 +162,9 @@ def test_ablations_change_what_they_name() -> None:
     start = benchmark("cifar100-10-upgrades/9:initialisation=previous").methods["cores"].create()
     assert start.initialisation == "previous"
     both = benchmark("cifar100-10-upgrades/9:pretraining=40,selection=yes")
-    assert both.extra == {"pretraining_classes": 40, "model_selection": True}
+    assert (both.pretraining_classes, both.model_selection) == (40, True)
     assert both.name == "cifar100-10-upgrades/9:pretraining=40,selection=yes"
-    assert nine.extra == {}  # the base is untouched
+    assert (nine.pretraining_classes, nine.model_selection) == (0, False)  # the base is untouched
     assert benchmark("cifar100-10-upgrades/9:order=random").orders == tuple(range(1, 21))
     assert benchmark("cifar100-10/16:lam=0.25").methods["hoc"].options["lam"] == 0.25
     assert benchmark("cifar100r-10/31:images=5").images_per_class == 5
@@ -175,13 +173,12 @@ def test_ablations_change_what_they_name() -> None:
 @pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
 def test_every_entry_can_be_planned_and_measured(entry: Benchmark) -> None:
     assert {run.method for run in plan(entry)} <= entry.methods.keys()
-    assert all(choice.available for choice in entry.methods.values())
-    assert entry.extra.keys() <= EXTRAS.keys()
+    assert {choice.name for choice in entry.methods.values()} <= METHODS.keys()
     for protocol in entry.protocols:
         if protocol != "verification-published":
             check_protocol(protocol)
     settings = entry.settings()
-    for change in entry.extra.get("later_models", {}).values():
+    for change in entry.later_models.values():
         replace(settings, **change)
 
 
@@ -189,11 +186,11 @@ def test_the_pairs_of_bct_have_the_models_of_its_tables() -> None:
     base = benchmark("imdbface-ijbc/1")
     assert (base.backbone, base.backbone_options) == ("resnet101", {"feature_dim": 128})
     new = {name: benchmark(f"imdbface-ijbc/1:model={name}") for name in base.ablations["model"]}
-    wider = new["resnet152-256"].extra["later_models"][2]
+    wider = new["resnet152-256"].later_models[2]
     assert wider == {"backbone": "resnet152", "backbone_options": {"feature_dim": 256}}
-    assert new["relu"].extra["later_models"][2]["backbone_options"] == {"feature_dim": 128, "final_relu": True}
+    assert new["relu"].later_models[2]["backbone_options"] == {"feature_dim": 128, "final_relu": True}
     for head in ("norm-softmax", "softmax"):  # both models are trained on all data (table 3a)
-        assert new[head].extra == {"first_head": head}
+        assert new[head].first_head == head
         stream = new[head].tasks.stream(numbered(4))
         assert [len(task.images) for task in stream] == [16, 0]
         assert len(stream.seen(2)) == 16

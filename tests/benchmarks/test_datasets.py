@@ -71,7 +71,7 @@ def test_every_dataset_says_where_from_and_how(name: str) -> None:
 def test_every_dataset_of_the_catalogue_is_known_and_the_unused_ones_are_few() -> None:
     bases = catalogue().values()
     variants = [one.variant({key: value}) for one in bases for key, of in one.ablations.items() for value in of]
-    used = {name for entry in (*bases, *variants) for name in entry.datasets}
+    used = {source.name for entry in (*bases, *variants) for source in entry.datasets}
     assert used <= DATASETS.keys()
     assert DATASETS.keys() - used == {"omniglot"}
     with pytest.raises(UnknownNameError, match="did you mean 'cifar100'"):

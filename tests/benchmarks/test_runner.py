@@ -17,9 +17,9 @@ from small_benchmark import REPLACING, SEARCH, VERIFICATION
 
 from fixstar.benchmarks import MethodChoice, Tasks, benchmark, jobs
 from fixstar.benchmarks.jobs import Folders, Job, complete
-from fixstar.benchmarks.plan import Run, plan, require_data
+from fixstar.benchmarks.plan import Run, plan
 from fixstar.benchmarks.result import RunResult
-from fixstar.benchmarks.runner import Extras, Progress, Searched, _pretraining_images, run_benchmark
+from fixstar.benchmarks.runner import Progress, Searched, _pretraining_images, run_benchmark, scenario_options
 from fixstar.cli.bench import _command
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
 from fixstar.evaluation import summary
@@ -244,9 +244,10 @@ def test_a_run_has_one_process(data: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(data: Path, tmp_path: Path) -> None:
-    require_data(SEARCH, data)
+    for source in SEARCH.datasets:
+        source.require(data)
     with pytest.raises(DataError, match="small100 is not complete"):
-        require_data(SEARCH, tmp_path)
+        SEARCH.datasets[0].require(tmp_path)
 
 
 def test_time_left_comes_from_the_versions_finished_since_the_start() -> None:
@@ -286,28 +287,28 @@ def test_mps_is_started_for_the_runs_and_stopped_after_them(tmp_path: Path, monk
 
 def test_the_ablations_of_cores_reach_the_scenario(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Model selection, pre-training on classes that the tasks leave over, another backbone for the last version."""
-    extra = {
-        "model_selection": True,
-        "pretraining_classes": 5,
-        "later_models": {3: {"backbone": "lenet++"}},
-    }
-    entry = replace(VERIFICATION, name="small-pairs/3:extras", extra=extra, backbone_options={})
+    entry = replace(
+        VERIFICATION,
+        name="small-pairs/3:extras",
+        model_selection=True,
+        pretraining_classes=5,
+        later_models={3: {"backbone": "lenet++"}},
+        backbone_options={},
+    )
     run = Run(entry, "cores", epochs=1)
     settings = run.settings("cpu")
-    first = Extras.of(run, data, tmp_path, settings, progress=False)
-    assert first.pretrained is not None
-    assert first.validation is not None
-    assert len(first.pretrained.slots) == 5
+    first = scenario_options(run, data, tmp_path, settings, progress=False)
+    validation = first["validation"]
+    assert len(first["pretrained"].slots) == 5
     known = {name for task in run.stream(data) for name in task.images.classes}
-    assert not known & set(first.pretrained.slots.classes)
-    assert first.validation.queries is first.validation.gallery
-    assert len(first.validation.queries) == 90
-    assert {number: later.backbone for number, later in first.later.items()} == {3: "lenet++"}
+    assert not known & set(first["pretrained"].slots.classes)
+    assert validation.queries is validation.gallery
+    assert len(validation.queries) == 90
+    assert {number: later.backbone for number, later in first["later"].items()} == {3: "lenet++"}
     monkeypatch.setattr("fixstar.benchmarks.runner.train_version", lambda *_, **__: pytest.fail("trained again"))
-    again = Extras.of(run, data, tmp_path, settings, progress=False)
-    assert again.pretrained is not None
-    assert weights_digest(again.pretrained) == weights_digest(first.pretrained)
-    assert first.validation.protocol == "verification"  # M of eq. 11 is what the benchmark measures
+    again = scenario_options(run, data, tmp_path, settings, progress=False)
+    assert weights_digest(again["pretrained"]) == weights_digest(first["pretrained"])
+    assert validation.protocol == "verification"  # M of eq. 11 is what the benchmark measures
 
 
 def test_replacements_are_pretrained_once_and_take_over(data: Path, tmp_path: Path) -> None:
@@ -355,14 +356,16 @@ def test_methods_with_a_teacher_go_through_a_replacement(data: Path, tmp_path: P
 
 def test_a_pair_of_bct_may_differ_in_width_and_head_and_is_searched_half_way(data: Path, tmp_path: Path) -> None:
     """Tables 3 and 7 and figure 3 of BCT, on small models."""
-    extra = {
-        "first_head": "softmax",
-        "later_models": {2: {"backbone_options": {"width": 4, "feature_dim": 12}}},
-        "partial_backfill": True,
-    }
     head = {"bct": MethodChoice("bct", {"head": "cosine-margin"})}
     entry = replace(
-        SEARCH, scenario="retraining", tasks=Tasks((5, 5)), protocols=("rank1", "map"), methods=head, extra=extra
+        SEARCH,
+        scenario="retraining",
+        tasks=Tasks((5, 5)),
+        protocols=("rank1", "map"),
+        methods=head,
+        first_head="softmax",
+        later_models={2: {"backbone_options": {"width": 4, "feature_dim": 12}}},
+        partial_backfill=True,
     )
     result = run_benchmark(Run(entry, "bct", epochs=1), data, tmp_path, "cpu", progress=False)
     folder = next(tmp_path.glob("*/run/versions"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dense_geometry import simplex_prototypes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ from fixstar.evaluation.theorem import (
     polar_angles,
     sample_cap,
 )
-from fixstar.geometry import simplex_prototypes
 
 Floats = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from fixstar.losses import feature_distillation, two_view_contrast
 from fixstar.methods import OldVectors, create_method
 from fixstar.methods.advice import advise, parse_needs
 from fixstar.models import Encoder, SimplexClassifier
-from fixstar.training import TrainingContext, retraining, train_version
+from fixstar.training import TrainingContext, run_scenario, train_version
 
 
 def foreign(classes: tuple[str, ...] = OLD, width: int = 6, each: int = 4) -> OldVectors:
@@ -96,7 +96,7 @@ def test_vectors_of_a_foreign_system_influence_the_very_first_version() -> None:
 
 
 def test_the_vectors_of_the_previous_version_are_made_again_where_it_is_at_hand() -> None:
-    versions = list(retraining(class_stream(blobs(), 2, 2), create_method("bct-vectors"), SETTINGS, progress=False))
+    versions = list(run_scenario(class_stream(blobs(), 2, 2), create_method("bct-vectors"), SETTINGS, progress=False))
     assert [set(v.log[0].terms) for v in versions] == [{"ce"}, {"ce", "influence"}]
 
 
@@ -123,7 +123,7 @@ def test_the_upper_bound_is_retrained_on_everything_from_the_same_start() -> Non
     method = create_method("cl2r-ub")
     assert (method.scenario, method.initialisation, method.classifier) == ("retraining", "same", "simplex")
     settings = replace(SETTINGS, capacity=9)
-    versions = list(retraining(class_stream(blobs(), 2, 2), method, settings, progress=False))
+    versions = list(run_scenario(class_stream(blobs(), 2, 2), method, settings, progress=False, scenario="retraining"))
     assert [len(v.images) if v.images is not None else 0 for v in versions] == [16, 32]
     assert versions[1].log[0].terms.keys() == {"ce", "fd"}
     with pytest.raises(InputError, match="base >= 0"):

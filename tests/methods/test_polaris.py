@@ -15,7 +15,7 @@ from fixstar.losses import info_nce, search_contrast
 from fixstar.methods import Step, Upgrade, create_method
 from fixstar.methods.simplex import rotated_slots
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.training import Recipe, Settings, lifelong
+from fixstar.training import Recipe, Settings, run_scenario
 
 SETTINGS = Settings(
     backbone="tiny",
@@ -127,7 +127,7 @@ def test_the_first_version_is_a_second_teacher_from_the_third_on() -> None:
 
     object.__setattr__(method, "begin", watched)
     counts = []
-    for _ in lifelong(class_stream(digits(), 2, 2), method, SETTINGS, progress=False):
+    for _ in run_scenario(class_stream(digits(), 2, 2), method, SETTINGS, progress=False, scenario="lifelong"):
         counts.append(shown.copy())
         shown.clear()
     assert [set(seen) for seen in counts] == [{False}, {False}, {True}]
@@ -136,7 +136,7 @@ def test_the_first_version_is_a_second_teacher_from_the_third_on() -> None:
 def test_upgrades_take_smaller_steps_the_fewer_classes_they_bring() -> None:
     method = create_method("polaris", rate=0.4, fade=0.5)
     stream = class_stream(digits(), 4, 1)  # 4 classes, then 1 over 4, then 1 over 5
-    versions = lifelong(stream, method, SETTINGS, progress=False)
+    versions = run_scenario(stream, method, SETTINGS, progress=False, scenario="lifelong")
     rates = [version.log[0].learning_rate for version in versions]
     assert rates == pytest.approx([0.05, 0.05 * 0.4 * 0.5, 0.05 * 0.4 * 0.2**0.5])
     more = Upgrade(encoder(0), FrozenEncoder(encoder(1)), digits(), ("0", "1"), ())  # more classes than before: no more

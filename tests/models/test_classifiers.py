@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from dense_geometry import simplex_prototypes
 
 from fixstar.errors import InputError, UnknownNameError
-from fixstar.geometry import simplex_prototypes
 from fixstar.models import CosineClassifier, LinearClassifier, SimplexClassifier, create_classifier
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_geometry import full_form
 from documents import rewrite
 from PIL import Image
 
 from fixstar.errors import ImageError, InputError, ModelError, UnknownNameError
-from fixstar.geometry import full_form
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.models.encoder import CARD, WEIGHTS
 

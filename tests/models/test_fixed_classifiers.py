@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_geometry import cube_prototypes, orthoplex_prototypes, simplex_prototypes
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -16,12 +17,11 @@ from torch.nn import functional
 from fixstar.data import from_arrays
 from fixstar.data.streams import class_stream
 from fixstar.errors import InputError
-from fixstar.geometry import simplex_prototypes
 from fixstar.methods import create_method
 from fixstar.models import Encoder, FixedClassifier, Outputs, create_classifier
 from fixstar.models.classifiers import CLASSIFIERS
-from fixstar.polytopes import cube_prototypes, orthoplex_prototypes, polygon_prototypes
-from fixstar.training import Recipe, Settings, retraining
+from fixstar.polytopes import polygon_prototypes
+from fixstar.training import Recipe, Settings, run_scenario
 
 DENSE: dict[str, Callable[[int], NDArray[np.float64]]] = {
     "cube": cube_prototypes,
@@ -154,7 +154,7 @@ def test_cores_trains_against_any_of_them(kind: str) -> None:
     options: dict[str, Any] = {"in_channels": 1, "width": 4, "feature_dim": 8}
     recipe = Recipe(epochs=8, learning_rate=0.02, milestones=(6,), batch_size=10)
     settings = Settings(backbone="tiny", backbone_options=options, capacity=6, recipe=recipe, device="cpu")
-    for version in retraining(stream, method, settings, progress=False):
+    for version in run_scenario(stream, method, settings, progress=False, scenario="retraining"):
         made, known = version.encoder, version.number + 1
         assert made.classifier.kind == kind
         features = made.encode(pixels[labels < known])

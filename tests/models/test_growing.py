@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_geometry import simplex_prototypes
 from documents import rewrite
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures, backfill_curve, cross_test, found_before_after, mixed_gallery_search
 from fixstar.gallery import MemoryGallery
-from fixstar.geometry import bridge, carry, short_basis, short_factors, simplex_prototypes, unit
+from fixstar.geometry import bridge, carry, short_basis, short_factors, unit
 from fixstar.models import Encoder, FrozenEncoder, SimplexClassifier, Slots, create_classifier
 from fixstar.models.encoder import Form
 

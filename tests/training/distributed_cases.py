@@ -22,7 +22,7 @@ from fixstar.data import Augmentation, ImageSet, class_stream, from_arrays
 from fixstar.errors import CheckpointError, FixstarError
 from fixstar.methods import create_method
 from fixstar.models import Encoder
-from fixstar.training import Recipe, Settings, Validation, Version, distributed, lifelong, retraining, run_scenario
+from fixstar.training import Recipe, Settings, Validation, Version, distributed, run_scenario
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.training.distributed import synchronised
 from fixstar.training.steps import gathered
@@ -70,13 +70,13 @@ def by_method(name: str, **changes: Any) -> Callable[[Path | None], Iterator[Ver
 def selected(_: Path | None) -> Iterator[Version]:
     validation = Validation(stripes(1, 3), stripes(2, 3))
     stream = class_stream(stripes(), 2, 2)
-    return retraining(stream, create_method("cores"), SETTINGS, progress=False, validation=validation)
+    return run_scenario(stream, create_method("cores"), SETTINGS, progress=False, validation=validation)
 
 
 def streamed(_: Path | None) -> Iterator[Version]:
     """No pixels in memory: each process reads its share of a batch."""
     with mock.patch("fixstar.training.version._budget", return_value=0):
-        yield from lifelong(class_stream(stripes(), 2, 2), create_method("er"), SETTINGS, progress=False)
+        yield from run_scenario(class_stream(stripes(), 2, 2), create_method("er"), SETTINGS, progress=False)
 
 
 CASES: dict[str, Callable[[Path | None], Iterator[Version]]] = {

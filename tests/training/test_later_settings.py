@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from test_scenarios import SETTINGS, same_weights, stream
 
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
-from fixstar.training import EpochLog, Settings, Training, Version, lifelong, replacing, retraining, run_scenario, train
+from fixstar.training import EpochLog, Settings, Training, Version, run_scenario, train
 
 FULL = replace(SETTINGS, capacity=4, device="cpu")  # of six classes, two at every version
 GROWN = replace(FULL, grown=(5,))
@@ -50,7 +49,16 @@ def test_replaced_models_grow_too() -> None:
     model = pretrained([], seed=5, classifier="simplex")
     full = replace(FULL, capacity=model.classifier.outputs)
     grown = replace(full, grown=(5,))
-    versions = list(replacing(stream(), create_method("hoc"), full, {1: model}, progress=False, later={2: grown}))
+    versions = list(
+        run_scenario(
+            stream(),
+            create_method("hoc"),
+            full,
+            replacements={1: model},
+            progress=False,
+            later={2: grown},
+        )
+    )
     assert [len(shape) for shape in parts(versions)] == [1, 2, 2]
 
 
@@ -82,7 +90,9 @@ def test_a_version_begun_goes_on_as_it_began_or_not_at_all(tmp_path: Path, monke
     method = create_method("hoc")
 
     def run(later: dict[int, Settings]) -> list[Version]:
-        return list(lifelong(stream(), method, FULL, tmp_path / "run", progress=False, later=later))
+        return list(
+            run_scenario(stream(), method, FULL, tmp_path / "run", progress=False, later=later, scenario="lifelong")
+        )
 
     with monkeypatch.context() as patch:
         stop_in_the_third(patch)
@@ -91,36 +101,31 @@ def test_a_version_begun_goes_on_as_it_began_or_not_at_all(tmp_path: Path, monke
     assert (tmp_path / "run" / "checkpoint-v3.safetensors").exists()
     with pytest.raises(CheckpointError, match="growth"):
         run({3: replace(FULL, grown=(6,))})
-    whole = list(lifelong(stream(), method, FULL, progress=False, later={3: GROWN}))
+    whole = list(run_scenario(stream(), method, FULL, progress=False, later={3: GROWN}, scenario="lifelong"))
     assert same_weights(run({3: GROWN})[2].encoder, whole[2].encoder)  # the refusal took nothing away
 
 
 @pytest.mark.parametrize(
-    ("scenario", "method", "later", "message"),
+    ("method", "later", "message"),
     [
-        (lifelong, "hoc", {4: GROWN}, r"later=\{4: .* tasks are 1 to 3"),
-        (run_scenario, "hoc", {1: GROWN}, "v1 is trained with the settings themselves"),
-        (lifelong, "hoc", {2: replace(FULL, capacity=9)}, "changes capacity: a lifelong run of 'hoc' continues"),
-        (run_scenario, "hoc", {2: replace(GROWN, replay_per_class=9)}, "changes replay_per_class"),
-        (
-            retraining,
-            "ift",
-            {2: replace(FULL, backbone="resnet20")},
-            "changes backbone: .* from new weights",
-        ),
+        ("hoc", {4: GROWN}, r"later=\{4: .* tasks are 1 to 3"),
+        ("hoc", {1: GROWN}, "v1 is trained with the settings themselves"),
+        ("hoc", {2: replace(FULL, capacity=9)}, "changes capacity: a lifelong run of 'hoc' continues"),
+        ("hoc", {2: replace(GROWN, replay_per_class=9)}, "changes replay_per_class"),
+        ("ift", {2: replace(FULL, backbone="resnet20")}, "changes backbone: .* from new weights"),
     ],
 )
 def test_what_cannot_change_along_the_way_is_named_at_once(
-    scenario: Callable[..., Any], method: str, later: dict[int, Settings], message: str
+    method: str, later: dict[int, Settings], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        scenario(stream(), create_method(method), FULL, progress=False, later=later)
+        run_scenario(stream(), create_method(method), FULL, progress=False, later=later)
 
 
 def test_another_recipe_may_follow() -> None:
     short = replace(FULL, recipe=replace(FULL.recipe, epochs=1, milestones=()), capacity=12)
     long = replace(short, recipe=FULL.recipe)
-    versions = list(lifelong(stream(), create_method("hoc"), short, progress=False, later={3: long}))
+    versions = list(run_scenario(stream(), create_method("hoc"), short, progress=False, later={3: long}))
     assert [len(version.log) for version in versions] == [1, 1, 2]
 
 

@@ -22,7 +22,7 @@ from fixstar.data.formats import image_folder
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
 from fixstar.models import Encoder
-from fixstar.training import EpochLog, Recipe, Settings, Training, lifelong, retraining, run_scenario
+from fixstar.training import EpochLog, Recipe, Settings, Training, run_scenario
 from fixstar.training.scenarios import _first_vectors, remember
 
 SETTINGS = Settings(
@@ -55,7 +55,7 @@ def same_weights(a: Encoder, b: Encoder) -> bool:
 
 
 def test_lifelong_versions_keep_slots_and_grow() -> None:
-    versions = list(lifelong(stream(), create_method("hoc"), SETTINGS, progress=False))
+    versions = list(run_scenario(stream(), create_method("hoc"), SETTINGS, progress=False))
     assert [v.name for v in versions] == ["v1", "v2", "v3"]
     assert [len(v.encoder.slots) for v in versions] == [2, 4, 6]
     for older, newer in itertools.pairwise(versions):
@@ -75,7 +75,9 @@ def test_cores_starts_every_version_from_the_same_weights_and_itm_does_not() -> 
     still = replace(SETTINGS, recipe=Recipe(epochs=1, learning_rate=1e-12, batch_size=8))
 
     def first_layers(name: str, **options: Any) -> list[torch.Tensor]:
-        versions = list(retraining(stream(), create_method(name, **options), still, progress=False))
+        versions = list(
+            run_scenario(stream(), create_method(name, **options), still, progress=False, scenario="retraining")
+        )
         return [v.encoder.get_parameter("backbone.fc.weight") for v in versions]
 
     for same in (first_layers("cores"), first_layers("cores", initialisation="previous")):
@@ -87,7 +89,7 @@ def test_cores_starts_every_version_from_the_same_weights_and_itm_does_not() -> 
 def test_lifelong_goes_on_from_the_last_weights() -> None:
     """The learning rate is almost nothing, so the second version is still the first."""
     still = replace(SETTINGS, recipe=Recipe(epochs=1, learning_rate=1e-12, batch_size=8))
-    a, b, _ = lifelong(stream(), create_method("hoc"), still, progress=False)
+    a, b, _ = run_scenario(stream(), create_method("hoc"), still, progress=False)
     torch.testing.assert_close(
         a.encoder.get_parameter("backbone.fc.weight"), b.encoder.get_parameter("backbone.fc.weight"), atol=1e-6, rtol=0
     )
@@ -96,7 +98,7 @@ def test_lifelong_goes_on_from_the_last_weights() -> None:
 def test_more_classes_than_slots_are_refused() -> None:
     small = replace(SETTINGS, capacity=5)
     with pytest.raises(InputError, match="K=5"):
-        list(lifelong(stream(), create_method("hoc"), small, progress=False))
+        list(run_scenario(stream(), create_method("hoc"), small, progress=False))
 
 
 def test_a_memory_holds_no_fewer_than_no_images() -> None:
@@ -107,23 +109,23 @@ def test_a_memory_holds_no_fewer_than_no_images() -> None:
 def test_the_seed_decides() -> None:
     def final(seed: int) -> Encoder:
         settings = replace(SETTINGS, seed=seed)
-        return list(lifelong(stream(), create_method("hoc"), settings, progress=False))[-1].encoder
+        return list(run_scenario(stream(), create_method("hoc"), settings, progress=False))[-1].encoder
 
     assert same_weights(final(1), final(1))
     assert not same_weights(final(1), final(2))
 
 
 def test_a_finished_run_is_read_back_and_another_one_is_refused(tmp_path: Path) -> None:
-    first = list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
-    again = list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+    first = list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+    again = list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
     assert all(same_weights(a.encoder, b.encoder) for a, b in zip(first, again, strict=True))
     assert not list((tmp_path / "run").glob("checkpoint*"))
     with pytest.raises(CheckpointError, match=r"method\.options\.lam was 0.25, now 0.5"):
-        list(lifelong(stream(), create_method("hoc", lam=0.5), SETTINGS, tmp_path / "run", progress=False))
+        list(run_scenario(stream(), create_method("hoc", lam=0.5), SETTINGS, tmp_path / "run", progress=False))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     with pytest.raises(CheckpointError, match="holds other files"):
-        list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "other", progress=False))
+        list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "other", progress=False))
 
 
 def test_settings_survive_json() -> None:
@@ -134,20 +136,20 @@ def test_a_kill_between_saving_and_clearing_up_does_no_harm(tmp_path: Path, monk
     """The checkpoint of a finished version stays behind; the next version must not trip over it."""
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: None)
-        (next(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)))
+        (next(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)))
     assert list((tmp_path / "run").glob("checkpoint-v1*"))
-    resumed = list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
-    whole = list(lifelong(stream(), create_method("hoc"), SETTINGS, progress=False))
+    resumed = list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+    whole = list(run_scenario(stream(), create_method("hoc"), SETTINGS, progress=False))
     assert all(same_weights(a.encoder, b.encoder) for a, b in zip(resumed, whole, strict=True))
 
 
 def test_a_directory_has_one_trainer_at_a_time(tmp_path: Path) -> None:
-    first = lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
+    first = run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
     next(first)
     with pytest.raises(CheckpointError, match="another process"):
-        next(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+        next(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
     first.close()  # type: ignore[attr-defined]
-    assert len(list(lifelong(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))) == 3
+    assert len(list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))) == 3
 
 
 class Spy:
@@ -179,7 +181,7 @@ def truth() -> set[tuple[bytes, str]]:
 def test_what_a_lifelong_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
     shuffled = class_stream(stripes(), 2, 2, order_seed=4)
-    list(lifelong(shuffled, create_method("hoc"), SETTINGS, progress=False))
+    list(run_scenario(shuffled, create_method("hoc"), SETTINGS, progress=False))
     assert [len(run.batches._sources) for run in spy.runs] == [1, 2, 2]
     assert [run.teacher is None for run in spy.runs] == [True, False, False]
     for number in (1, 2):
@@ -191,7 +193,14 @@ def test_what_a_lifelong_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_retrained_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    list(retraining(class_stream(stripes(), 2, 2, order_seed=4), create_method("cores"), SETTINGS, progress=False))
+    list(
+        run_scenario(
+            class_stream(stripes(), 2, 2, order_seed=4),
+            create_method("cores"),
+            SETTINGS,
+            progress=False,
+        )
+    )
     assert [len(run.batches._sources) for run in spy.runs] == [1, 1, 1]
     assert [len(spy.shown(number, replay=False)) for number in range(3)] == [16, 32, 48]
     assert set(spy.shown(2, replay=False)) == truth()
@@ -209,14 +218,14 @@ def test_images_that_were_skipped_are_not_remembered_and_stop_nothing(tmp_path: 
     data = image_folder(tmp_path / "images")
     task = TaskStream((Task(1, data),), data.classes)
     with pytest.warns(UserWarning, match="left out"):
-        list(lifelong(task, create_method("hoc"), settings, tmp_path / "run", progress=False))
+        list(run_scenario(task, create_method("hoc"), settings, tmp_path / "run", progress=False))
     memory = ReplayMemory.load(tmp_path / "run" / "memory" / "v1.safetensors").images
     assert memory is not None
     assert memory.counts() == {"0": 2, "1": 2}
 
 
 def three_versions(directory: Path) -> None:
-    list(lifelong(stream(), create_method("hoc"), SETTINGS, directory, progress=False))
+    list(run_scenario(stream(), create_method("hoc"), SETTINGS, directory, progress=False))
 
 
 def killed_run(directory: Path, calls: int) -> None:

@@ -24,7 +24,7 @@ from fixstar.training import (
     TrainingContext,
     Validation,
     Version,
-    retraining,
+    run_scenario,
     train_version,
     version_features,
 )
@@ -47,7 +47,9 @@ def test_every_version_starts_from_the_given_weights(name: str) -> None:
     """At a learning rate of almost nothing, versions are what they started from."""
     given = pretrained(["p", "q"], seed=5, classifier="linear" if name == "itm" else "simplex")
     before = {key: value.clone() for key, value in given.state_dict().items()}
-    versions = list(retraining(stream(), create_method(name), STILL, progress=False, pretrained=given))
+    versions = list(
+        run_scenario(stream(), create_method(name), STILL, progress=False, pretrained=given, scenario="retraining")
+    )
     for version in versions:
         torch.testing.assert_close(first_layer(version.encoder), first_layer(given), atol=1e-6, rtol=0)
         assert {"p": 0, "q": 1}.items() <= version.encoder.slots.by_class.items()
@@ -60,7 +62,7 @@ def test_every_version_starts_from_the_given_weights(name: str) -> None:
 def test_a_method_that_goes_on_from_the_last_weights_starts_there_only_once() -> None:
     given = pretrained([], seed=5, classifier="simplex")
     method = create_method("cores", initialisation="previous")
-    versions = list(retraining(stream(), method, SETTINGS, progress=False, pretrained=given))
+    versions = list(run_scenario(stream(), method, SETTINGS, progress=False, pretrained=given, scenario="retraining"))
     still = train_version(
         3, stripes(), TrainingContext(versions[1].encoder, pretrained=given), method, STILL, progress=False
     )
@@ -71,8 +73,13 @@ def test_a_method_that_goes_on_from_the_last_weights_starts_there_only_once() ->
 def test_a_run_with_other_pretrained_weights_is_refused(tmp_path: Path) -> None:
     def run(seed: int | None) -> list[Encoder]:
         given = None if seed is None else pretrained([], seed=seed)
-        versions = retraining(
-            stream(), create_method("cores"), SETTINGS, tmp_path / "run", progress=False, pretrained=given
+        versions = run_scenario(
+            stream(),
+            create_method("cores"),
+            SETTINGS,
+            tmp_path / "run",
+            progress=False,
+            pretrained=given,
         )
         return [version.encoder for version in versions]
 
@@ -118,7 +125,7 @@ def chosen(version: Version) -> int:
 def test_the_kept_model_has_the_standing_that_was_measured() -> None:
     """What is measured again on the finished versions is the log's line of the epoch that eq. 11 chooses."""
     data = validation()
-    versions = list(retraining(growing(), create_method("cores"), steady(5), progress=False, validation=data))
+    versions = list(run_scenario(growing(), create_method("cores"), steady(5), progress=False, validation=data))
     assert all(entry.scores is None for entry in versions[0].log)  # nothing to be compatible with
     for older, newer in itertools.pairwise(versions):
         made = [version_features(v.name, v.encoder, data.queries, data.gallery) for v in (older, newer)]
@@ -145,7 +152,7 @@ def test_a_run_with_selection_is_read_back_and_goes_on_to_the_same_end(
 ) -> None:
     def run(directory: Path | None, data: Validation | None = None) -> list[Version]:
         given = validation() if data is None else data
-        return list(retraining(growing(), create_method("cores"), steady(4), directory, False, validation=given))
+        return list(run_scenario(growing(), create_method("cores"), steady(4), directory, False, validation=given))
 
     whole = run(None)
     saved: list[Path] = []
@@ -220,7 +227,11 @@ def test_a_simplex_stays_comparable_while_the_backbone_changes(tmp_path: Path) -
 
     def run(later: dict[int, Settings]) -> list[Version]:
         method = create_method("cores")
-        return list(retraining(stream(), method, SETTINGS, tmp_path / "run", progress=False, later=later))
+        return list(
+            run_scenario(
+                stream(), method, SETTINGS, tmp_path / "run", progress=False, later=later, scenario="retraining"
+            )
+        )
 
     versions = run(later)
     assert widths(versions)[1:] == [12, 5]
@@ -236,9 +247,9 @@ def test_a_simplex_stays_comparable_while_the_backbone_changes(tmp_path: Path) -
 
 def test_bct_chains_three_models_of_growing_width() -> None:
     """Each is judged by its predecessor's classifier on the components that both have."""
-    base = widths(list(retraining(stream(), create_method("itm"), STILL, progress=False)))[0]
+    base = widths(list(run_scenario(stream(), create_method("itm"), STILL, progress=False)))[0]
     later = {2: wider(base + 4), 3: wider(base + 9)}
-    versions = list(retraining(stream(), create_method("bct"), SETTINGS, progress=False, later=later))
+    versions = list(run_scenario(stream(), create_method("bct"), SETTINGS, progress=False, later=later))
     assert widths(versions) == [base, base + 4, base + 9]
     assert [set(version.log[-1].terms) for version in versions] == [{"ce"}, {"ce", "influence"}, {"ce", "influence"}]
     images = stripes()
@@ -247,12 +258,20 @@ def test_bct_chains_three_models_of_growing_width() -> None:
     result = cross_test(features, images.labels, images.labels)
     assert np.isfinite(result.matrix[np.tril_indices(3)]).all()
     with pytest.raises(ModelError, match="at least as wide"):
-        list(retraining(stream(), create_method("bct"), SETTINGS, progress=False, later={2: wider(base - 1)}))
+        list(
+            run_scenario(
+                stream(),
+                create_method("bct"),
+                SETTINGS,
+                progress=False,
+                later={2: wider(base - 1)},
+            )
+        )
 
 
 def test_what_goes_on_from_the_last_weights_cannot_change_its_backbone() -> None:
     with pytest.raises(InputError, match="starts each version from new weights"):
-        retraining(stream(), create_method("ift"), SETTINGS, progress=False, later={2: wider(12)})
+        run_scenario(stream(), create_method("ift"), SETTINGS, progress=False, later={2: wider(12)})
 
 
 @pytest.mark.parametrize(("polytope", "capacity"), [("polygon", 20), ("cube", 16), ("orthoplex", 13), ("simplex", 13)])
@@ -262,7 +281,7 @@ def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capa
     assert starting_encoder(2, stripes(), TrainingContext(previous), method, first).slots.capacity == 10
     later = replace(first, capacity=capacity)
     with pytest.raises(ModelError, match=f"room for {capacity} classes, the previous version for 10"):
-        list(retraining(stream(), method, first, progress=False, later={2: later}))
+        list(run_scenario(stream(), method, first, progress=False, later={2: later}, scenario="retraining"))
 
 
 # Heads that do not go on from one another

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from dense_geometry import full_form
 
 from fixstar.errors import UnknownNameError
 from fixstar.gallery import MemoryGallery
-from fixstar.geometry import full_form, short_form, unit
+from fixstar.geometry import short_form, unit
 from fixstar.workspace.backfill.orders import (
     LabelledQueries,
     OldItems,

@@ -17,24 +17,16 @@ from fractions import Fraction
 from importlib.resources import files
 from typing import Any, Literal
 
+from fixstar.benchmarks.datasets import Dataset, dataset
 from fixstar.data import Augmentation, ImageSet, Task, TaskStream, class_and_sample_stream, class_order, sample_stream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.images import Preprocessing
-from fixstar.methods import METHODS, Method, create_method
+from fixstar.methods import Method, create_method
 from fixstar.training import Recipe, Settings
 
 Kind = Literal["lifelong", "retraining", "replacing"]
 Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-
-
-EXTRAS = {
-    "first_head": "the head of v1, where later versions have another",
-    "later_models": "settings that later versions are trained with, by their number",
-    "model_selection": "keep the best compatible epoch of each upgrade (CoReS, eq. 11)",
-    "partial_backfill": "search while the gallery is re-embedded class by class (BCT, appendix B)",
-    "pretraining_classes": "start from a model of that many classes that no task uses (CoReS, section 6.3)",
-}
 
 
 @dataclass(frozen=True)
@@ -98,11 +90,6 @@ class MethodChoice:
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def available(self) -> bool:
-        """Whether it can be trained here; some baselines are only in the published tables."""
-        return self.name in METHODS
-
     def create(self) -> Method:
         """The method, ready for a scenario."""
         return create_method(self.name, **self.options)
@@ -125,8 +112,11 @@ class Benchmark:
 
     ``pretraining`` is the dataset that replacements are pre-trained on, and how many of its classes the last of them
     sees. ``pairs`` are (genuine, impostor), None if the dataset has its own. ``orders`` are seeds of the class order,
-    None the dataset's own. ``extra`` holds what few experiments need (``EXTRAS``), ``ablations`` named variants,
-    ``note`` what a paper leaves open and what is assumed here.
+    None the dataset's own. ``ablations`` are named variants, ``note`` says what a paper leaves open and what is assumed
+    here. Few experiments have another head in v1 (``first_head``), other settings for later versions
+    (``later_models``), ``model_selection`` (CoReS, eq. 11), a search while the gallery is re-embedded class by class
+    (``partial_backfill``: BCT, appendix B), or start from a model of ``pretraining_classes`` that no task uses (CoReS,
+    section 6.3).
     """
 
     name: str
@@ -154,7 +144,11 @@ class Benchmark:
     pretraining: tuple[str, int] | None = None
     replacements: tuple[Replacement, ...] = ()
     ablations: Ablations = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    first_head: str | None = None
+    later_models: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    model_selection: bool = False
+    partial_backfill: bool = False
+    pretraining_classes: int = 0
     note: str = ""
 
     def settings(self, seed: int = 0, device: str = "auto") -> Settings:
@@ -173,22 +167,20 @@ class Benchmark:
         )
 
     @property
-    def datasets(self) -> list[str]:
-        """The names of all datasets that a run reads."""
+    def datasets(self) -> list[Dataset]:
+        """The datasets for training, for evaluation, and for pre-training."""
         others = [] if self.pretraining is None else [self.pretraining[0]]
-        return list(dict.fromkeys([self.training, self.evaluation, *others]))
+        return [dataset(name) for name in dict.fromkeys([self.training, self.evaluation, *others])]
 
     def variant(self, choices: Mapping[str, str]) -> Benchmark:
         """This benchmark with the chosen values of its ablations."""
-        changes: dict[str, Any] = {"extra": dict(self.extra)}
+        changes: dict[str, Any] = {}
         for ablation, value in choices.items():
             if ablation not in self.ablations:
                 raise UnknownNameError(f"ablation of {self.name}", ablation, self.ablations)
             if value not in self.ablations[ablation]:
                 raise UnknownNameError(f"value of {ablation}", value, self.ablations[ablation])
-            fields = dict(self.ablations[ablation][value])
-            changes["extra"] |= fields.pop("extra", {})
-            changes |= fields
+            changes |= self.ablations[ablation][value]
         chosen = ",".join(f"{ablation}={value}" for ablation, value in choices.items())
         return replace(self, name=f"{self.name}:{chosen}", ablations={}, **changes)
 
@@ -214,13 +206,6 @@ def _methods(values: Mapping[str, Mapping[str, Any]]) -> dict[str, MethodChoice]
     return {key: MethodChoice(options.pop("method"), options) for key, options in plain.items()}
 
 
-def _extra(values: Mapping[str, Any]) -> dict[str, Any]:
-    if "later_models" not in values:
-        return dict(values)
-    later = {int(number): _read(changes) for number, changes in values["later_models"].items()}
-    return {**values, "later_models": later}
-
-
 _READERS: dict[str, Callable[[Any], Any]] = {
     "tasks": _tasks,
     "recipe": _recipe,
@@ -232,7 +217,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
         Replacement(**{**one, "share": float(Fraction(one["share"])), "recipe": _recipe(one["recipe"])})
         for one in values
     ),
-    "extra": _extra,
+    "later_models": lambda values: {int(number): _read(changes) for number, changes in values.items()},
 }
 
 

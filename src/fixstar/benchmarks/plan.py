@@ -17,24 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from fixstar.benchmarks.catalogue import Benchmark, MethodChoice, Replacement
-from fixstar.benchmarks.datasets import Dataset, dataset, divide_classes
+from fixstar.benchmarks.datasets import dataset, divide_classes
 from fixstar.data import TaskStream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.training import Recipe, Settings
-
-
-def datasets_of(benchmark: Benchmark) -> list[Dataset]:
-    """The datasets for training, for evaluation, and for pre-training."""
-    return [dataset(name) for name in benchmark.datasets]
-
-
-def require_data(benchmark: Benchmark, data: str | Path) -> None:
-    """Raise if a dataset is missing, and say where to get it."""
-    for source in datasets_of(benchmark):
-        source.require(data)
-
 
 _RECIPE = ("learning_rate", "weight_decay")
 SETTINGS = (*_RECIPE, "replay_per_class", "length")  # that a run may change; the last is of fixed prototypes
@@ -136,8 +124,7 @@ def plan(
 
     An option goes to the methods that have it; capacity and length go to those with a fixed classifier.
     """
-    possible = [n for n, choice in benchmark.methods.items() if choice.available and not _refusal(benchmark, n)]
-    chosen = list(methods) or possible
+    chosen = list(methods) or [name for name in benchmark.methods if not _refusal(benchmark, name)]
     chosen_orders = [order or 0 for order in benchmark.orders] if orders is None else list(orders)
     wanted = dict(options or {})
     for key in wanted:
@@ -209,9 +196,8 @@ def file_stem(benchmark: str) -> str:
 def method_choice(benchmark: Benchmark, method: str) -> MethodChoice:
     """The method as the catalogue has it for this benchmark, or with its own defaults if it is not in there."""
     choice = benchmark.methods.get(method, MethodChoice(method))
-    if not choice.available:
-        known = {*METHODS, *(name for name, entry in benchmark.methods.items() if entry.available)}
-        raise UnknownNameError("method", method, known)
+    if choice.name not in METHODS:
+        raise UnknownNameError("method", method, {*METHODS, *benchmark.methods})
     return choice
 
 

@@ -16,7 +16,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -47,16 +47,14 @@ from fixstar.evaluation import (
     templates,
 )
 from fixstar.evaluation.features import blended_version, save_arrays
-from fixstar.methods import Method, create_method
+from fixstar.methods import Method, Scenario, create_method
 from fixstar.models import Encoder
 from fixstar.training import (
     Settings,
     TrainingContext,
     Validation,
     Version,
-    lifelong,
-    replacing,
-    retraining,
+    run_scenario,
     train_version,
 )
 from fixstar.training.version import fingerprint_of
@@ -180,36 +178,29 @@ _SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
 
-@dataclass(frozen=True)
-class Extras:
-    """Further arguments of ``retraining``."""
-
-    first_method: Method | None = None
-    pretrained: Encoder | None = None
-    validation: Validation | None = None
-    later: Mapping[int, Settings] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> Extras:
-        """Those of a run; an already pre-trained model is read back from ``work``."""
-        extra = run.benchmark.extra
-        later = {}
-        for number, changes in extra.get("later_models", {}).items():
-            changed = {"backbone_options": {}, **changes} if "backbone" in changes else changes
-            later[number] = replace(settings, **changed)
-            if "recipe" in changes:
-                later[number] = replace(later[number], recipe=run.shortened(changes["recipe"]))
-        head = extra.get("first_head")
-        first_method = (
-            None if head is None else replace(run.choice, options={**run.choice.options, "head": head}).create()
-        )
-        validation = _validation(run, data) if extra.get("model_selection") else None
-        pretrained = None
-        if classes := extra.get("pretraining_classes"):  # of those that no task uses (CoReS, section 6.3)
-            images, taken = dataset(run.benchmark.training).open(data, "train"), sum(run.benchmark.tasks.sizes)
-            names = class_order(images.classes, run.class_order or None)[taken : taken + classes]
-            pretrained = _pretrained(images.of_classes(names), run.create(), settings, work, progress)
-        return cls(first_method, pretrained, validation, later)
+def scenario_options(run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> dict[str, Any]:
+    """What else ``run_scenario`` is given; already pre-trained models are read back from ``work``."""
+    entry, choice = run.benchmark, run.choice
+    if entry.scenario == "replacing":
+        return {"replacements": _replacements(run, data, work, settings, progress)}
+    if _is_lifelong(run):
+        return {}
+    later = {}
+    for number, changes in entry.later_models.items():
+        changed = {"backbone_options": {}, **changes} if "backbone" in changes else changes
+        later[number] = replace(settings, **changed)
+        if "recipe" in changes:
+            later[number] = replace(later[number], recipe=run.shortened(changes["recipe"]))
+    options: dict[str, Any] = {"later": later}
+    if entry.first_head is not None:
+        options["first_method"] = replace(choice, options={**choice.options, "head": entry.first_head}).create()
+    if entry.model_selection:
+        options["validation"] = _validation(run, data)
+    if entry.pretraining_classes:  # of those that no task uses (CoReS, section 6.3)
+        images, taken = dataset(entry.training).open(data, "train"), sum(entry.tasks.sizes)
+        names = class_order(images.classes, run.class_order or None)[taken : taken + entry.pretraining_classes]
+        options["pretrained"] = _pretrained(images.of_classes(names), run.create(), settings, work, progress)
+    return options
 
 
 def _validation(run: Run, data: Path) -> Validation:
@@ -319,7 +310,7 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     state.passes = _passes(run, stream, searched, data)
     state.save("training v1")
     features = []
-    for version, seconds in _timed(_scenario(run, stream, settings, data, folder, progress)):
+    for version, seconds in _timed(_versions(run, stream, settings, data, folder, progress)):
         if len(state.versions) < version.number:
             state.versions.append(_record(version, stream, seconds))
             state.save(f"embedding with {version.name}")
@@ -339,24 +330,20 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
         searches = [name for name in protocols if name in ("template", "image")]
         for name, matrix in searched.two_models(features, searches, found_on).items():
             protocols[f"{name}, two models"] = measured(matrix)
-    if run.benchmark.extra.get("partial_backfill"):
+    if run.benchmark.partial_backfill:
         protocols["rank1"]["backfill"] = searched.backfilled(features[0], features[-1])
     result = _result(run, stream, settings, state, protocols, time.monotonic() - started)
     shutil.rmtree(folder / "features")
     return result
 
 
-def _scenario(
+def _versions(
     run: Run, stream: TaskStream, settings: Settings, data: Path, folder: Path, progress: bool
 ) -> Iterator[Version]:
     """The versions; what is trained before them counts for the first."""
-    method, directory, before = run.create(), folder / "run", (run, data, folder.parent, settings, progress)
-    if run.benchmark.scenario == "replacing":
-        yield from replacing(stream, method, settings, _replacements(*before), directory, progress)
-    elif _is_lifelong(run):
-        yield from lifelong(stream, method, settings, directory, progress)
-    else:
-        yield from retraining(stream, method, settings, directory, progress, **vars(Extras.of(*before)))
+    scenario: Scenario = "lifelong" if _is_lifelong(run) else "retraining"
+    options = scenario_options(run, data, folder.parent, settings, progress)
+    yield from run_scenario(stream, run.create(), settings, folder / "run", progress, scenario=scenario, **options)
 
 
 def _is_lifelong(run: Run) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value
+from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value, verb
 from fixstar.cli.output import print_json, print_list, print_result, print_table, print_wrapped, say
 from fixstar.errors import InputError
 
@@ -37,7 +37,7 @@ bench_app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 
-@bench_app.command("list", epilog=examples("fixstar bench list --data DATA", "fixstar bench list cifar100-10/7 --json"))
+@verb("fixstar bench list --data DATA", "fixstar bench list cifar100-10/7 --json", group=bench_app, name="list")
 def list_benchmarks(
     name: Annotated[str | None, typer.Argument(help="Show all details of this one.")] = None,
     data: DataFolder = Path("data"),
@@ -64,9 +64,7 @@ def list_benchmarks(
 
 
 def _row(entry: Benchmark, data: Path) -> dict[str, Any]:
-    from fixstar.benchmarks.plan import datasets_of
-
-    missing = {source.title: source.check(data) for source in datasets_of(entry)}
+    missing = {source.title: source.check(data) for source in entry.datasets}
     return {
         "name": entry.name,
         "what": entry.title,
@@ -85,8 +83,6 @@ def _description(row: dict[str, Any]) -> str:
 
 
 def _details(entry: Benchmark, data: Path) -> dict[str, Any]:
-    from fixstar.benchmarks.plan import datasets_of
-
     return {
         **_row(entry, data),
         "scenario": entry.scenario,
@@ -98,12 +94,11 @@ def _details(entry: Benchmark, data: Path) -> dict[str, Any]:
         "queries": f"{entry.evaluation}, {entry.query_split}",
         "gallery": f"{entry.evaluation}, {entry.gallery_split}",
         "pairs": entry.pairs,
-        "methods": {key: choice.options for key, choice in entry.methods.items() if choice.available},
-        "methods in the paper's tables only": [key for key, c in entry.methods.items() if not c.available],
+        "methods": {key: choice.options for key, choice in entry.methods.items()},
         "class orders": [order or 0 for order in entry.orders],
         "variants": {key: list(values) for key, values in entry.ablations.items()},
         "note": entry.note,
-        "datasets": {source.title: source.instructions() for source in datasets_of(entry)},
+        "datasets": {source.title: source.instructions() for source in entry.datasets},
     }
 
 
@@ -130,11 +125,10 @@ def _words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-@bench_app.command(
-    epilog=examples(
-        "fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 3 --jobs 4",
-        "fixstar bench run cifar100-10/16 --data DATA --method hoc --option lam=0.25 --capacity 1000 --epochs 40",
-    )
+@verb(
+    "fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 3 --jobs 4",
+    "fixstar bench run cifar100-10/16 --data DATA --method hoc --option lam=0.25 --capacity 1000 --epochs 40",
+    group=bench_app,
 )
 def run(
     name: BenchmarkName,
@@ -170,7 +164,7 @@ def run(
     """Run a benchmark. Finished runs are skipped; the same command resumes after an interruption."""
     from fixstar.benchmarks import benchmark
     from fixstar.benchmarks.jobs import Folders
-    from fixstar.benchmarks.plan import plan, require_data
+    from fixstar.benchmarks.plan import plan
 
     entry = benchmark(name)
     runs = plan(
@@ -188,7 +182,8 @@ def run(
         _print_plan(runs, folders, as_json)
         return
     if not all(folders.result(one).exists() for one in runs):
-        require_data(entry, data)
+        for source in entry.datasets:
+            source.require(data)
     for one in runs:
         if lacking := folders.not_judged(one):
             again = f"remove {folders.result(one)} to run it again"
@@ -276,7 +271,7 @@ def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -
     return [*range(first, first + int(count)), *(named or [])]
 
 
-@bench_app.command(epilog=examples("fixstar bench table cifar100-10/7 --markdown cifar.md --pictures pictures"))
+@verb("fixstar bench table cifar100-10/7 --markdown cifar.md --pictures pictures", group=bench_app)
 def table(
     name: BenchmarkName,
     results: Annotated[Path, typer.Option(help="Folder with the results of the runs.")] = RESULTS,

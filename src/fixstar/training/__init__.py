@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from fixstar.evaluation.features import version_features
     from fixstar.training.loop import EpochLog, train
     from fixstar.training.run import Training, ValidationScores
-    from fixstar.training.scenarios import lifelong, replacing, retraining, run_scenario, train_versions
+    from fixstar.training.scenarios import run_scenario, train_versions
     from fixstar.training.settings import CIFAR_CORES, CIFAR_LIFELONG, FROZEN, Recipe, Settings, paper_recipe
     from fixstar.training.version import TrainingContext, Validation, Version, train_version
 
 _MODULES = {
     "loop": ("EpochLog", "train"),
     "run": ("Training", "ValidationScores"),
-    "scenarios": ("lifelong", "replacing", "retraining", "run_scenario", "train_versions"),
+    "scenarios": ("run_scenario", "train_versions"),
     "settings": ("CIFAR_CORES", "CIFAR_LIFELONG", "FROZEN", "Recipe", "Settings", "paper_recipe"),
     "version": ("TrainingContext", "Validation", "Version", "train_version", "version_features"),
 }
@@ -37,10 +37,7 @@ __all__ = [
     "Validation",
     "ValidationScores",
     "Version",
-    "lifelong",
     "paper_recipe",
-    "replacing",
-    "retraining",
     "run_scenario",
     "train",
     "train_version",

@@ -7,9 +7,9 @@ and ends with the same weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.data.streams import Task, TaskStream
-from fixstar.errors import InputError
-from fixstar.methods import Method, OldVectors, create_method
+from fixstar.errors import InputError, UnknownNameError
+from fixstar.methods import Method, OldVectors, Scenario, create_method
 from fixstar.models import Encoder
 from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero
@@ -59,54 +59,6 @@ def train_versions(
     return list(run_scenario(stream, chosen, whole, directory, progress))
 
 
-def lifelong(
-    stream: TaskStream,
-    method: Method,
-    settings: Settings,
-    directory: str | Path | None = None,
-    progress: bool = True,
-    *,
-    later: Mapping[int, Settings] | None = None,
-) -> Iterator[Version]:
-    """CL2R: each version continues from the last one's weights, with the task's images and a replay memory.
-
-    ``later`` are settings to use from a version on, such as ``{4: replace(settings, grown=(500,))}`` if v4 needs
-    room for more classes. Model and memory must stay those of ``settings``.
-    """
-    return _Sequence("lifelong", stream, method, settings, later or {}).versions(directory, progress)
-
-
-def retraining(
-    stream: TaskStream,
-    method: Method,
-    settings: Settings,
-    directory: str | Path | None = None,
-    progress: bool = True,
-    *,
-    first_method: Method | None = None,
-    pretrained: Encoder | None = None,
-    validation: Validation | None = None,
-    later: Mapping[int, Settings] | None = None,
-) -> Iterator[Version]:
-    """CoReS and BCT: each version is trained on all images so far; no memory is needed.
-
-    ``first_method`` trains v1 in place of ``method`` (BCT, table 3). Versions that do not continue from the last one
-    start from the ``pretrained`` model (CoReS, section 6.3). ``validation`` selects the best compatible epoch of each
-    upgrade (eq. 11). ``later`` is that of ``lifelong``; with new weights it may change the backbone (section 6.6).
-    """
-    sequence = _Sequence(
-        "retraining",
-        stream,
-        method,
-        settings,
-        later or {},
-        first_method=first_method,
-        pretrained=pretrained,
-        validation=validation,
-    )
-    return sequence.versions(directory, progress)
-
-
 def run_scenario(
     stream: TaskStream,
     method: Method,
@@ -114,50 +66,60 @@ def run_scenario(
     directory: str | Path | None = None,
     progress: bool = True,
     *,
+    scenario: Scenario | None = None,
     later: Mapping[int, Settings] | None = None,
+    replacements: Mapping[int, Encoder] | None = None,
+    first_method: Method | None = None,
+    pretrained: Encoder | None = None,
+    validation: Validation | None = None,
 ) -> Iterator[Version]:
-    """The scenario of the method's paper: ``lifelong`` or ``retraining``, which explain ``later``."""
-    return _Sequence(method.scenario, stream, method, settings, later or {}).versions(directory, progress)
+    """The versions of a stream in a ``scenario``, by default that of the method's paper.
 
+    "lifelong" (CL2R): each version continues from the last one's weights, with the task's images and a replay memory.
+    "retraining" (CoReS and BCT): each version is trained on all images so far; no memory is needed.
 
-def replacing(
-    stream: TaskStream,
-    method: Method,
-    settings: Settings,
-    replacements: Mapping[int, Encoder],
-    directory: str | Path | None = None,
-    progress: bool = True,
-    *,
-    later: Mapping[int, Settings] | None = None,
-) -> Iterator[Version]:
-    """IAM-CL2R: lifelong, but at given tasks a better pre-trained model replaces the fine-tuned one (HOC, section 5.3).
-
-    ``replacements`` are models by the number of the task that they are first fine-tuned on, of any architecture. Give
-    their classes slots from the left and set ``Settings(side="right")``, so that no slot has two owners.
+    ``later`` are settings to use from a version on, such as ``{4: replace(settings, grown=(500,))}`` if v4 needs
+    room for more classes. Model and memory must stay those of ``settings``; versions from new weights may change the
+    backbone (CoReS, section 6.6). ``replacements`` are better pre-trained models, of any architecture, by the number of
+    the task that they are first fine-tuned on (IAM-CL2R; HOC, section 5.3). Give their classes slots from the left and
+    set ``Settings(side="right")``, so that no slot has two owners. ``first_method`` trains v1 in place of ``method``
+    (BCT, table 3). Versions that do not continue from the last one start from the ``pretrained`` model (CoReS, section
+    6.3). ``validation`` selects the best compatible epoch of each upgrade (eq. 11).
     """
-    unknown = sorted(set(replacements) - {task.number for task in stream})
-    if unknown:
-        raise InputError(f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(stream)}")
-    sequence = _Sequence("lifelong", stream, method, settings, later or {}, replacements)
+    sequence = _Sequence(
+        scenario or method.scenario,
+        stream,
+        method,
+        settings,
+        later or {},
+        replacements or {},
+        first_method,
+        pretrained,
+        validation,
+    )
     return sequence.versions(directory, progress)
 
 
 @dataclass(frozen=True, eq=False)
 class _Sequence:
-    """Everything that determines a sequence of versions; ``later`` is checked when it is made."""
+    """Everything that determines a sequence of versions; it is checked when it is made."""
 
-    scenario: str
+    scenario: Scenario
     stream: TaskStream
     method: Method
     first_settings: Settings
     later: Mapping[int, Settings]
-    replacements: Mapping[int, Encoder] = field(default_factory=dict)
-    first_method: Method | None = None
-    pretrained: Encoder | None = None
-    validation: Validation | None = None
+    replacements: Mapping[int, Encoder]
+    first_method: Method | None
+    pretrained: Encoder | None
+    validation: Validation | None
 
     def __post_init__(self) -> None:
-        """Refuse ``later`` for versions that do not exist, or with changes to what continues from the last version."""
+        """Refuse models and settings for versions that do not exist, and changes to what continues from the last."""
+        if self.scenario not in get_args(Scenario):
+            raise UnknownNameError("scenario", self.scenario, get_args(Scenario))
+        if unknown := sorted(set(self.replacements) - {task.number for task in self.stream}):
+            raise InputError(f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(self.stream)}")
         if unknown := sorted(set(self.later) - {task.number for task in self.stream if task.number > 1}):
             raise InputError(
                 f"later={{{unknown[0]}: ...}} must name a version after the first: v1 is trained with the settings "
