@@ -23,7 +23,7 @@ from fixstar.benchmarks.runner import Progress, Searched, _pretraining_images, r
 from fixstar.cli.bench import _command
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
 from fixstar.evaluation import summary
-from fixstar.evaluation.verification import kfold_accuracy
+from fixstar.evaluation.verification import draw_pairs, kfold_accuracy
 from fixstar.models import Encoder
 from fixstar.training.checkpoint import weights_digest
 
@@ -195,6 +195,18 @@ def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path
             scores = (full[t][drawn.first] * full[k][drawn.second]).sum(axis=1)
             expected = kfold_accuracy(scores, drawn.same, 10, stratified=False).mean
             assert result.matrix("verification-published")[t, k] == pytest.approx(expected, abs=0.026)
+            others = [draw_pairs(images.gallery.labels, 20, 20, seed=seed) for seed in range(50)]
+            found = [
+                kfold_accuracy((full[t][p.first] * full[k][p.second]).sum(axis=1), p.same, 10, stratified=False).mean
+                for p in others
+            ]
+            over = result.protocols["verification-published"]["over_draws"]
+            assert over["mean"][t][k] == pytest.approx(np.mean(found), abs=0.005)
+            assert over["deviation"][t][k] == pytest.approx(np.std(found, ddof=1), abs=0.005)
+    for protocol in ("verification", "verification-published"):
+        over = result.protocols[protocol]["over_draws"]
+        low, high = over["AC_interval"]
+        assert 0 <= low <= over["AC"] <= high <= 1
 
 
 def test_a_stopped_run_goes_on_and_embeds_nothing_twice(

@@ -46,6 +46,7 @@ from fixstar.evaluation import (
     sample_pairs,
     templates,
 )
+from fixstar.evaluation.compatibility import lower_triangle
 from fixstar.evaluation.features import blended_version, save_arrays
 from fixstar.methods import Method, Scenario, create_method
 from fixstar.models import Encoder
@@ -106,7 +107,8 @@ class Searched:
     ) -> NDArray[np.float64]:
         """C[t, k] for t >= k, NaN above; in verification the first image of a pair is by t, the second by k."""
         if protocol == "verification-published" and self.drawn is not None:
-            return self._published(versions, self.drawn)
+            (published,) = self._by_folds(versions, [self.drawn], stratified=False)
+            return np.asarray(published)
         given, labels = self.protocol, (self.queries.labels, self.gallery.labels)
         if given.media is not None:
             versions, labels = (
@@ -156,11 +158,33 @@ class Searched:
                     matrix[t, k] = self.matrix([both], name, device)[0, 0]
         return matrices
 
-    def _published(self, versions: Sequence[VersionFeatures], pairs: Pairs) -> NDArray[np.float64]:
-        matrix = np.full((len(versions), len(versions)), np.nan)
-        for cell, scores in cross_test_scores(versions, pairs).items():
-            matrix[cell] = kfold_accuracy(scores, pairs.same, stratified=False).mean
-        return matrix
+    def over_draws(
+        self, versions: Sequence[VersionFeatures], protocol: str, counts: tuple[int, int], draws: int = 50
+    ) -> dict[str, Any]:
+        """How far the draw of the pairs decides: AC with its middle 95 %, every cell with its deviation."""
+        published = protocol == "verification-published"
+        draw = draw_pairs if published else sample_pairs
+        drawn = [draw(self.gallery.labels, *counts, seed=seed) for seed in range(draws)]
+        matrices = self._by_folds(versions, drawn, stratified=not published)
+        compatible = [measured(matrix, ties=published)["AC"] for matrix in matrices]
+        return {
+            "draws": draws,
+            "AC": float(np.mean(compatible)),
+            "AC_interval": np.quantile(compatible, (0.025, 0.975)).tolist(),
+            "mean": lower_triangle(matrices.mean(axis=0)),
+            "deviation": lower_triangle(matrices.std(axis=0, ddof=1)),
+        }
+
+    def _by_folds(
+        self, versions: Sequence[VersionFeatures], drawn: Sequence[Pairs], stratified: bool
+    ) -> NDArray[np.float64]:
+        """C of each draw of pairs, [draws, T, T]; a cell's cosines are computed once for all draws."""
+        first, second, same = (np.concatenate([getattr(one, rows) for one in drawn]) for rows in _PAIRS)
+        matrices = np.full((len(drawn), len(versions), len(versions)), np.nan)
+        for cell, scores in cross_test_scores(versions, Pairs(first, second, same)).items():
+            for matrix, pairs, own in zip(matrices, drawn, np.split(scores, len(drawn)), strict=True):
+                matrix[cell] = kfold_accuracy(own, pairs.same, stratified=stratified).mean
+        return matrices
 
 
 def _rows_of(
@@ -174,6 +198,7 @@ def _rows_of(
     return [replace(v, queries=v.queries[queries], gallery=v.gallery[gallery]) for v in versions], truth, labels
 
 
+_PAIRS = ("first", "second", "same")
 _SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
@@ -325,6 +350,9 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
         name: measured(searched.matrix(features, name, found_on), ties=name == "verification-published")
         for name in run.benchmark.protocols
     }
+    if run.benchmark.pairs is not None:
+        for name in [name for name in protocols if name.startswith("verification")]:
+            protocols[name]["over_draws"] = searched.over_draws(features, name, run.benchmark.pairs)
     same_width = len({version.width for version in features}) == 1
     if same_width and not any(version.adapt for version in features):  # a moved gallery has no queries of its own
         searches = [name for name in protocols if name in ("template", "image")]

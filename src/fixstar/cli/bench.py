@@ -206,6 +206,9 @@ def _run_here(one: Run, folders: Folders, device: str, as_json: bool) -> None:
     for protocol in result.protocols:
         line = "  ".join(f"{key} {value:.4f}" for key, value in result.metrics(protocol).items())
         print(f"{protocol}:  {line}")
+        if over := result.protocols[protocol].get("over_draws"):
+            low, high = over["AC_interval"]
+            print(f"  over {over['draws']} draws of the pairs:  AC {over['AC']:.4f}, from {low:.4f} to {high:.4f}")
 
 
 def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bool, as_json: bool) -> None:
