@@ -49,7 +49,7 @@ class Classifier(nn.Module):
         )
 
 
-class _Trainable(Classifier):
+class TrainableClassifier(Classifier):
     """Base of classifiers with a weight row per class."""
 
     weight: nn.Parameter
@@ -63,14 +63,18 @@ class _Trainable(Classifier):
 
     def grown(self, outputs: int) -> Classifier:
         """A wider classifier that begins with this one's rows."""
-        if outputs <= self.outputs:
-            return self
-        wider = type(self)(**{**self.options, "outputs": outputs}).to(self.weight.device)
+        return self if outputs <= self.outputs else self.with_rows(outputs, range(self.outputs), range(self.outputs))
+
+    def with_rows(self, outputs: int, rows: Sequence[int], sources: Sequence[int]) -> Classifier:
+        """One of so many outputs, whose ``rows`` are the ``sources`` of this one; the others are new."""
+        other = type(self)(**{**self.options, "outputs": outputs}).to(self.weight.device)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                mine = wider.get_parameter(name)
-                (mine[: self.outputs] if parameter.ndim else mine).copy_(parameter)
-        return wider
+                if parameter.ndim:
+                    other.get_parameter(name)[list(rows)] = parameter[list(sources)]
+                else:
+                    other.get_parameter(name).copy_(parameter)
+        return other
 
 
 class NoClassifier(Classifier):
@@ -87,7 +91,7 @@ class NoClassifier(Classifier):
         raise InputError(f"this model was added and only embeds: it has no classifier for features {tuple(z.shape)}")
 
 
-class LinearClassifier(_Trainable):
+class LinearClassifier(TrainableClassifier):
     """A trainable linear layer, by default without bias."""
 
     kind = "linear"
@@ -103,7 +107,7 @@ class LinearClassifier(_Trainable):
         return functional.linear(z, self.weight, self.bias)
 
 
-class CosineClassifier(_Trainable):
+class CosineClassifier(TrainableClassifier):
     """Scaled cosines to trainable prototypes, in training less ``margin`` at the target (CosFace; 0: norm-softmax)."""
 
     kind = "cosine"
@@ -124,7 +128,7 @@ class CosineClassifier(_Trainable):
         return cosines * self.scale
 
 
-class ProxyClassifier(_Trainable):
+class ProxyClassifier(TrainableClassifier):
     """Several unit prototypes per class, the nearest weighted most (the local similarity classifier of PODNet).
 
     The logit is scale * sum_k s_k cos_k, s = softmax over the class's proxies of their cosines (eq. 6); the scale is

@@ -28,7 +28,7 @@ from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
 from fixstar.models.backbones import BACKBONES, Backbone, create_backbone
 from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
 from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS, library_model
-from fixstar.models.classifiers import CLASSIFIERS, Classifier, create_classifier
+from fixstar.models.classifiers import CLASSIFIERS, Classifier, TrainableClassifier, create_classifier
 from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
 
@@ -309,16 +309,9 @@ class Encoder(nn.Module):
     def leave_classes(self, classes: Sequence[str]) -> None:
         """Leave a trainable classifier with the outputs of ``classes`` alone, in that order; missing ones are new."""
         old, slots = self.classifier, Slots().assign(classes)
-        head = create_classifier(old.kind, **{**old.options, "outputs": len(slots)}).to(self.device)
+        assert isinstance(old, TrainableClassifier), "a fixed classifier keeps its slots"
         kept = [name for name in classes if name in self.slots]
-        rows, sources = slots.of(kept), self.slots.of(kept)
-        with torch.no_grad():
-            for name, parameter in old.named_parameters():
-                mine = head.get_parameter(name)
-                if parameter.ndim:
-                    mine[rows] = parameter[sources]
-                else:
-                    mine.copy_(parameter)
+        head = old.with_rows(len(slots), slots.of(kept), self.slots.of(kept))
         self.classifier, self.slots = head.train(old.training), slots
 
     def grow(self, extra: int) -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     Picture = str | Path | bytes | Image.Image
 
 Answer = TypeVar("Answer")
+Page = TypeVar("Page", ItemPage, ItemCount)
 
 _RETRIED = (429, 503)
 _PAGE = 500
@@ -140,7 +141,7 @@ class Client:
         With a ``version`` that one alone embeds the query, deployed or not.
         """
         files = {"image": (_file_name(image), _content(image))}
-        params = _options(k, where, exact, min_score) | ({} if version is None else {"version": version})
+        params = _given(where, k=k, exact=exact, min_score=min_score, version=version)
         return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
 
     def search_batch(
@@ -152,7 +153,7 @@ class Client:
         min_score: float | None = None,
     ) -> list[SearchResponse]:
         """The items nearest to each of several images."""
-        content = {**_upload(images, None), "params": _options(k, where, exact, min_score)}
+        content = {**_upload(images, None), "params": _given(where, k=k, exact=exact, min_score=min_score)}
         return self._ask(list[SearchResponse], "POST", "/v1/search/batch", again=True, **content)
 
     def search_examples(
@@ -201,7 +202,7 @@ class Client:
         min_score: float | None = None,
     ) -> SearchResponse:
         """The items nearest to a stored one."""
-        params = {"id": item, **_options(k, where, exact, min_score)}
+        params = _given(where, id=item, k=k, exact=exact, min_score=min_score)
         return self._ask(SearchResponse, "GET", "/v1/item/similar", params=params)
 
     def embeddings(self, images: Sequence[Picture], model: str) -> NDArray[np.float32]:
@@ -248,15 +249,8 @@ class Client:
         self, version: str | None = None, after: str | None = None, where: Mapping[str, Any] | None = None
     ) -> Iterator[Item]:
         """All items, or those of one version or with such a payload, sorted by id, behind ``after``."""
-        filtered = None if where is None else json.dumps(dict(where))
-        while True:
-            wanted = {"version": version, "after": after, "limit": _PAGE, "where": filtered}
-            params = {name: one for name, one in wanted.items() if one is not None}
-            page = self._ask(ItemPage, "GET", "/v1/items", params=params)
+        for page in self._pages(ItemPage, "/v1/items", where, after, version=version, limit=_PAGE):
             yield from page.items
-            after = page.next
-            if after is None:
-                return
 
     def update(self, item: str, payload: Mapping[str, Any]) -> Item:
         """Change payload fields of an item; its image and vector stay. None removes a field."""
@@ -264,27 +258,23 @@ class Client:
 
     def count(self, where: Mapping[str, Any] | None = None, version: str | None = None) -> int:
         """How many items have such a payload."""
-        return sum(part.count for part in self._counted(where, version))
+        return sum(part.count for part in self._pages(ItemCount, "/v1/items/count", where, version=version))
 
     def facets(self, field: str, where: Mapping[str, Any] | None = None, version: str | None = None) -> dict[str, int]:
         """How many items have each value of a payload field, most frequent first."""
         seen = Counter[str]()
-        for part in self._counted(where, version, field):
+        for part in self._pages(ItemCount, "/v1/items/count", where, version=version, field=field):
             seen.update(part.values)
         return dict(seen.most_common())
 
-    def _counted(
-        self, where: Mapping[str, Any] | None, version: str | None, field: str | None = None
-    ) -> Iterator[ItemCount]:
-        after: str | None = None
-        filtered = None if where is None else json.dumps(dict(where))
+    def _pages(
+        self, kind: type[Page], path: str, where: Mapping[str, Any] | None, after: str | None = None, **wanted: Any
+    ) -> Iterator[Page]:
+        """All parts of an answer that comes in parts."""
         while True:
-            wanted = {"where": filtered, "version": version, "field": field, "after": after}
-            params = {name: one for name, one in wanted.items() if one is not None}
-            part = self._ask(ItemCount, "GET", "/v1/items/count", params=params)
-            yield part
-            after = part.next
-            if after is None:
+            page = self._ask(kind, "GET", path, params=_given(where, after=after, **wanted))
+            yield page
+            if (after := page.next) is None:
                 return
 
     def delete(self, *items: str) -> int:
@@ -449,9 +439,10 @@ def _pause(answer: httpx.Response) -> float:
     return float(wanted) if wanted.isdecimal() else 1.0
 
 
-def _options(k: int, where: Mapping[str, Any] | None, exact: bool, min_score: float | None) -> dict[str, Any]:
-    given = {"where": None if where is None else json.dumps(dict(where)), "min_score": min_score}
-    return {"k": k, "exact": exact, **{name: value for name, value in given.items() if value is not None}}
+def _given(where: Mapping[str, Any] | None, **wanted: Any) -> dict[str, Any]:
+    """Parameters of an address: those that are not None, the filter as JSON."""
+    filtered = None if where is None else json.dumps(dict(where))
+    return {name: value for name, value in {**wanted, "where": filtered}.items() if value is not None}
 
 
 def _upload(images: Any, payloads: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from urllib.parse import quote_plus
 
 import numpy as np
-from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from fastapi.concurrency import run_in_threadpool
 
 from fixstar.errors import GalleryError
@@ -44,6 +44,7 @@ from fixstar.service.schemas import (
     Job,
     NothingAdded,
     PayloadChange,
+    SearchQuery,
     SearchResponse,
     VectorQuery,
     problem_responses,
@@ -74,6 +75,15 @@ Exact = Annotated[
 ]
 
 MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out hits with a lower score.")]
+
+
+async def _options(
+    context: Shared, k: Count = None, where: FilterText = None, exact: Exact = None, min_score: MinScore = None
+) -> SearchRequest:
+    return SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False, min_score=min_score)
+
+
+Options = Annotated[SearchRequest, Depends(_options)]
 
 
 # --- search
@@ -125,20 +135,12 @@ def _as_json(answer: SearchResponse) -> Response:
 
 
 @router.post("/search/batch", tags=["search"], dependencies=READ, responses=problem_responses(413, 415))
-async def search_batch(
-    context: Shared,
-    images: Images,
-    k: Count = None,
-    where: FilterText = None,
-    exact: Exact = None,
-    min_score: MinScore = None,
-) -> list[SearchResponse]:
+async def search_batch(context: Shared, images: Images, request: Options) -> list[SearchResponse]:
     """The items nearest to each of several images, in their order. One bad image fails the request."""
     began = time.perf_counter()
     most = min(context.settings.images_at_once, context.settings.waiting)
     if len(images) > most:
         raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
-    request = SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False, min_score=min_score)
     data = [await read_upload(image, context.settings) for image in images]
     found = numbered("image", await context.batcher.search_together(data, request))
     return [_search_response(one, began) for one in found]
@@ -148,9 +150,7 @@ async def search_batch(
 async def search_examples(context: Shared, query: ExampleQuery) -> SearchResponse:
     """The items most like the positive examples and unlike the negative ones, these left out."""
     began = time.perf_counter()
-    if query.where is not None:
-        check_filter(query.where)
-    request = SearchRequest(_count(context, query.k), query.where, query.exact, min_score=query.min_score)
+    request = _request(context, query)
     if (count := len(query.positive.images) + len(query.negative.images)) > context.settings.images_at_once:
         raise _invalid(f"{count} images; up to {context.settings.images_at_once} may come at once", "send fewer")
     positive = await _examples(context, "positive", query.positive)
@@ -188,27 +188,23 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
     largest = float(np.abs(vector).max())
     if not largest:
         raise Problem("wrong-vector", "all its numbers are 0", "send one with a number that is not 0")
-    if query.where is not None:
-        check_filter(query.where)
+    request = _request(context, query)
     row = unit(vector[None] / largest)  # scaled first: squares of very large or small numbers overflow
-    request = SearchRequest(_count(context, query.k), query.where, query.exact, min_score=query.min_score)
     return _search_response(space.serving.search_vectors(version, row.astype(np.float32), request), began)
 
 
 @router.get("/item/similar", tags=["search"], dependencies=READ, responses=problem_responses(404))
-def similar(
-    context: Shared,
-    item_id: ItemId,
-    k: Count = None,
-    where: FilterText = None,
-    exact: Exact = None,
-    min_score: MinScore = None,
-) -> SearchResponse:
+def similar(context: Shared, item_id: ItemId, request: Options) -> SearchResponse:
     """The items nearest to a stored one, itself left out."""
     began = time.perf_counter()
     _find_item(context, item_id)
-    request = SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False, min_score=min_score)
     return _search_response(context.workspace.like(item_id, request), began)
+
+
+def _request(context: Context, query: SearchQuery) -> SearchRequest:
+    if query.where is not None:
+        check_filter(query.where)
+    return SearchRequest(_count(context, query.k), query.where, query.exact, min_score=query.min_score)
 
 
 def _count(context: Context, k: int) -> int:

@@ -101,15 +101,20 @@ class SearchResponse(_Response):
     milliseconds: float
 
 
-class VectorQuery(_Request):
-    """A vector of a version: its short form, as galleries store it. Its length does not matter."""
+class SearchQuery(_Request):
+    """How many items to find, which ones, and how."""
 
-    vector: Annotated[list[FiniteFloat], FailFast()] = Field(min_length=1, max_length=65536)
-    version: str | None = Field(None, description="The version that made it; the deployed one by default.")
     k: int = Field(10, ge=1, le=MAX_RESULTS)
     where: dict[str, Any] | None = None
     exact: bool = True
     min_score: float | None = Field(None, ge=-1, le=1)
+
+
+class VectorQuery(SearchQuery):
+    """A vector of a version: its short form, as galleries store it. Its length does not matter."""
+
+    vector: Annotated[list[FiniteFloat], FailFast()] = Field(min_length=1, max_length=65536)
+    version: str | None = Field(None, description="The version that made it; the deployed one by default.")
 
 
 class ExampleList(_Request):
@@ -119,15 +124,11 @@ class ExampleList(_Request):
     images: list[str] = Field(default=[], max_length=100)
 
 
-class ExampleQuery(_Request):
+class ExampleQuery(SearchQuery):
     """What to find more of, and less of. At least one positive example is needed."""
 
     positive: ExampleList
     negative: ExampleList = ExampleList()
-    k: int = Field(10, ge=1, le=MAX_RESULTS)
-    where: dict[str, Any] | None = None
-    exact: bool = True
-    min_score: float | None = Field(None, ge=-1, le=1)
 
 
 class PayloadChange(_Request):

@@ -34,6 +34,9 @@ class Steps(Protocol):
         """Train for epoch ``number`` of the run; the sum of each term over its steps."""
 
 
+_Outputs = tuple[Outputs, Outputs | None, Outputs | None]  # of the new, the previous and the first model, where needed
+
+
 def update(
     run: Training,
     part: Part,
@@ -42,29 +45,36 @@ def update(
     done: Tensor | float,
     teacher_stream: Any = None,
 ) -> dict[str, Tensor]:
-    """One update; returns the detached terms. On ``teacher_stream`` (CUDA) the old model runs beside the new."""
+    """One update; returns the detached terms. On ``teacher_stream`` (CUDA) the old model runs beside the new.
+
+    With several processes projection, classifier and loss see the whole batch in each.
+    """
+    size = world().size
     optimiser.zero_grad(set_to_none=True)
-    old, first = _old_outputs(run, batch, teacher_stream)
-    new = run.encoder(batch.pixels, batch.targets, maps=run.maps, bfloat16=run.bfloat16)
-    if teacher_stream is not None:
-        torch.cuda.current_stream().wait_stream(teacher_stream)
+    new, old, first = _outputs(run, batch, teacher_stream) if size == 1 else _shared_outputs(run, batch)
     terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
-    torch.autograd.backward(torch.stack(list(terms.values())).sum())
+    loss = torch.stack(list(terms.values())).sum()
+    torch.autograd.backward(loss if size == 1 else loss / size)
+    if size > 1:
+        _sum_gradients(optimiser)
     take_step(optimiser, part.recipe.clip)
     return {name: value.detach() for name, value in terms.items()}
 
 
-def _old_outputs(run: Training, batch: Batch, teacher_stream: Any) -> tuple[Outputs | None, Outputs | None]:
-    """The outputs of the previous and the first model for a batch, if the method needs them."""
-
+def _outputs(run: Training, batch: Batch, teacher_stream: Any) -> _Outputs:
     def seen_by(model: FrozenEncoder | None) -> Outputs | None:
         return None if model is None else model(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
 
     if teacher_stream is None:
-        return seen_by(run.teacher), seen_by(run.first)
-    teacher_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(teacher_stream):
-        return seen_by(run.teacher), seen_by(run.first)
+        old, first = seen_by(run.teacher), seen_by(run.first)
+    else:
+        teacher_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(teacher_stream):
+            old, first = seen_by(run.teacher), seen_by(run.first)
+    new = run.encoder(batch.pixels, batch.targets, maps=run.maps, bfloat16=run.bfloat16)
+    if teacher_stream is not None:
+        torch.cuda.current_stream().wait_stream(teacher_stream)
+    return new, old, first
 
 
 class EagerSteps:
@@ -78,13 +88,12 @@ class EagerSteps:
         part, sums = self._part, dict[str, Tensor]()
         before = (number - part.first) * part.batches.per_epoch
         reads = self._run.encoder.device.type == "cpu"
-        once = update if world().size == 1 else shared_update
         for count, (rate, batch) in enumerate(
             zip(part.rates(number), part.batches.epoch(number), strict=True), start=1
         ):
             done = (before + count - 1) / part.steps
             set_rate(self._optimiser, rate)
-            for name, value in once(self._run, part, self._optimiser, batch, done).items():
+            for name, value in update(self._run, part, self._optimiser, batch, done).items():
                 sums[name] = sums[name] + value if name in sums else value
             loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}" if reads else ""
             shown(part.batches.batch_size, loss)
@@ -94,24 +103,16 @@ class EagerSteps:
 # Shared by several processes.
 
 
-def shared_update(
-    run: Training, part: Part, optimiser: optim.Optimizer, batch: Batch, done: Tensor | float
-) -> dict[str, Tensor]:
-    """See ``update``. Projection, classifier and loss see the whole batch in every process."""
+def _shared_outputs(run: Training, batch: Batch) -> _Outputs:
+    """The outputs for the whole batch, of which each process takes a share through the networks."""
     here, total = world(), len(batch.targets)
     if total < here.size:
         raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer processes")
     pixels = batch.pixels[here.share(total)]
-    optimiser.zero_grad(set_to_none=True)
     old, first = (_seen_by_all(model, run, pixels, total) for model in (run.teacher, run.first))
     with synchronised(run.encoder.backbone):
         own: Outputs = run.encoder(pixels, maps=run.maps, bfloat16=run.bfloat16)
-    new = run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total))
-    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
-    torch.autograd.backward(torch.stack(list(terms.values())).sum() / here.size)
-    _sum_gradients(optimiser)
-    take_step(optimiser, part.recipe.clip)
-    return {name: value.detach() for name, value in terms.items()}
+    return run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total)), old, first
 
 
 def _seen_by_all(model: FrozenEncoder | None, run: Training, pixels: Tensor, total: int) -> Outputs | None:
