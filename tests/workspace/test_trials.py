@@ -16,8 +16,8 @@ from fixstar.errors import InputError
 from fixstar.methods import create_method
 from fixstar.training import Recipe, Settings
 from fixstar.training.checkpoint import save_checkpoint
-from fixstar.workspace import UpgradeOptions, Workspace, training, trials
-from fixstar.workspace.trials import Tried
+from fixstar.workspace import UpgradeOptions, Workspace, training
+from fixstar.workspace.training import Tried
 
 EPOCHS = 30  # so that three short runs are worth their time
 
@@ -135,7 +135,7 @@ def test_damaged_results_are_measured_again(space: Workspace, monkeypatch: pytes
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_version", killed)  # the full run
+        patch.setattr(training, "_train_in", killed)  # the full run
         with pytest.raises(KeyboardInterrupt):
             space.upgrade(patches("cd"), options(), trials=2)
     (space.path / "trials-v2" / "results.json").write_text("[1, {")
@@ -216,8 +216,8 @@ def test_settings_that_hold_come_first() -> None:
 
 
 def test_trial_constants_are_those_of_the_documentation() -> None:
-    assert trials.OPTIONS == {"hold": (20.0, 40.0), "rate": (0.3, 1.0)}
-    assert trials.RATES == (1.0, 0.3)
+    assert training.OPTIONS == {"hold": (20.0, 40.0), "rate": (0.3, 1.0)}
+    assert training.RATES == (1.0, 0.3)
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "upgrade.md").read_text()
     assert "`hold` 20 and 40" in text
     assert "`rate` 0.3 and 1" in text

@@ -568,8 +568,7 @@ def planned_training(
     """The training that is asked for, ready to run; refused here if it cannot. It loads the training code."""
     from fixstar.methods import create_method
     from fixstar.training import Settings, paper_recipe
-    from fixstar.workspace.training import UpgradeOptions
-    from fixstar.workspace.trials import checked_trials
+    from fixstar.workspace.training import UpgradeOptions, checked_trials
 
     names, backbone = space.versions(), wanted["backbone"]
     if backbone is not None and backbone not in (known := backbone_names()):

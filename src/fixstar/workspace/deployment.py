@@ -49,12 +49,11 @@ class Rollout:
 
     def current(self) -> str:
         """The version that is deployed."""
-        return self._deployed(self.history())
+        return self.current_move().version
 
     def current_move(self) -> Move:
         """The version that is deployed, and what queries are blended with: the last move."""
-        moves = self.history()
-        return moves[-1] if moves else self._start
+        return (self.history() or (self._start,))[-1]
 
     def history(self) -> tuple[Move, ...]:
         """All moves, oldest first."""
@@ -71,36 +70,34 @@ class Rollout:
     ) -> Move:
         """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters; see ``Move``."""
         with self.moving():
-            moves = self.history()
-            self._require_deployed(deployed, moves)
+            self.require_deployed(deployed)
             if gone := [name for name in (version, *(blend or {})) if name in Registry(self._path).retired()]:
                 raise ModelError(f"{gone[0]} was retired: its weights are gone; nothing was moved")
             move = Move(version, "deploy", "", reason, by, dict(blend or {}), dict(calibrations or {}))
-            return self._append(moves, move)
+            return self._append(self.history(), move)
 
     def rollback(
         self, reason: str | None = None, by: str = "", deployed: str | None = None, to: str | None = None
     ) -> Move:
         """Move back to before the last deployment; only from ``deployed`` and to ``to``, if these are given."""
         with self.moving():
-            moves = self.history()
-            self._require_deployed(deployed, moves)
-            previous = self._previous(moves)
+            self.require_deployed(deployed)
+            previous = self._previous()
             if to not in (None, previous.version):
-                left = self._stack(moves)[-1].version
                 raise DeploymentMovedError(
-                    f"a rollback from {left} leads to {previous.version}, not to {to}; nothing was moved"
+                    f"a rollback from {self.current()} leads to {previous.version}, not to {to}; nothing was moved"
                 )
-            return self._append(moves, replace(previous, kind="rollback", reason=reason, by=by))
+            return self._append(self.history(), replace(previous, kind="rollback", reason=reason, by=by))
 
     def require_deployed(self, version: str | None) -> None:
         """Refuse if another version is deployed than the one named; None is any."""
-        self._require_deployed(version, self.history())
+        if version not in (None, now := self.current()):
+            raise DeploymentMovedError(f"{now} is deployed now, not {version}; nothing was moved")
 
     def left_by(self, move: Move) -> str:
         """The version that was deployed until a move of the history."""
-        moves = self.history()
-        return self._deployed(moves[: moves.index(move)])
+        moves = (self._start, *self.history())
+        return moves[moves.index(move) - 1].version
 
     def previous(self) -> str | None:
         """Where a rollback would lead; None if there is nothing to go back to, or it was retired."""
@@ -111,17 +108,16 @@ class Rollout:
 
     def require_previous(self) -> str:
         """Where a rollback would lead, or an error that says why there is nothing to go back to."""
-        return self._previous(self.history()).version
+        return self._previous().version
 
-    def _deployed(self, moves: tuple[Move, ...]) -> str:
-        return moves[-1].version if moves else self._start.version
-
-    def _require_deployed(self, version: str | None, moves: tuple[Move, ...]) -> None:
-        if version not in (None, now := self._deployed(moves)):
-            raise DeploymentMovedError(f"{now} is deployed now, not {version}; nothing was moved")
-
-    def _previous(self, moves: tuple[Move, ...]) -> Move:
-        *earlier, last = self._stack(moves)
+    def _previous(self) -> Move:
+        stack = [self._start]  # the deployments that were not rolled back, the current one last
+        for move in self.history():
+            if move.kind == "rollback":
+                stack.pop()
+            else:
+                stack.append(move)
+        *earlier, last = stack
         if not earlier:
             raise InputError(f"{last.version} is the first version that was deployed; there is nothing to roll back to")
         if (found := earlier[-1]).version in Registry(self._path).retired():
@@ -130,16 +126,6 @@ class Rollout:
                 "there is nothing to roll back to; deploy the version you want instead"
             )
         return found
-
-    def _stack(self, moves: tuple[Move, ...]) -> list[Move]:
-        """The deployments that were not rolled back, the current one last."""
-        stack = [self._start]
-        for move in moves:
-            if move.kind == "rollback":
-                stack.pop()
-            else:
-                stack.append(move)
-        return stack
 
     def _append(self, moves: tuple[Move, ...], move: Move) -> Move:
         move = replace(move, when=datetime.now(UTC).isoformat(timespec="milliseconds"))

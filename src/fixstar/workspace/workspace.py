@@ -172,7 +172,7 @@ class Workspace:
     ) -> Version:
         """Train the next version so that it stays compatible with all before it; the same call resumes.
 
-        ``trials`` is how many settings short runs compare first (see ``workspace.trials``): "auto" as many as cost a
+        ``trials`` is how many settings short runs compare first (see ``workspace.training``): "auto" as many as cost a
         third of the training at most, 0 none. ``say`` gets the plan and what was found; figures are in
         ``about["trials"]``.
         """
