@@ -180,6 +180,16 @@ def test_serving_parts_and_the_command_line_start_without_torch() -> None:
     assert started.returncode == 0, started.stderr
 
 
+def test_a_workspace_is_made_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom fixstar.cli import app\n"
+        f"app(['init', {str(tmp_path / 'shop')!r}], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (made.returncode, "is ready" in made.stdout) == (0, True), made.stderr
+
+
 def test_a_search_loads_no_training_code(tmp_path: Path) -> None:
     """Import, open, index, search, like, status: nothing of losses, methods or training."""
     folder = tmp_path / "shop"

@@ -100,7 +100,7 @@ def test_a_search_lists_what_is_probably_not_in_the_catalogue(space: Path, shop:
     fixstar("index", shop / "more", "-w", space)
     image = shop / "more" / "u" / "0.png"
     words = ["search", str(image), "-w", str(space)]
-    assert "Not measured: below which score" in CliRunner().invoke(app, words).stderr
+    assert "Not measured: below which score v1's queries" in CliRunner().invoke(app, words).stderr
     checked = answer("v1", "-w", space, "--data", shop / "more", "--no-report")
     assert 0 < checked["thresholds"]["v1"]["false_alarms"] <= 0.05 < checked["thresholds"]["v1"]["detected"]
     noise = space.parent / "noise.png"
@@ -143,8 +143,19 @@ def test_no_difference_is_no_gain_unless_a_tolerance_allows_it(space: Path, shop
     assert "held out from training" in shown
     assert "--tolerance" in shown
     assert "\nMISSING EVIDENCE: v2" in shown
-    with pytest.raises(FixstarError, match="did not pass"):
+    with pytest.raises(FixstarError, match="did not pass") as refused:
         fixstar("deploy", "v2", "-w", space)
+    verdict, *reasons = str(refused.value).split("\n")
+    assert verdict.startswith("the check of v2 did not pass: missing evidence (")
+    assert len(verdict) < 100
+    assert reasons
+    assert all(line.startswith("- ") for line in reasons)
+    answer("v2", "-w", space, "--data", shop / "more", "--no-report", code=3)
+    with pytest.raises(FixstarError, match="60 queries") as refused:
+        fixstar("deploy", "v2", "-w", space)
+    again = [step.arguments for step in refused.value.next_steps if step.action == "check"]
+    assert again
+    assert all(arguments["data"] is ... for arguments in again)  # not those that training held out
     found = answer("v2", "-w", space, "--data", shop / "more", "--tolerance", "0.1", "--no-report")
     assert (found["outcome"], found["queries"], found["gallery"], found["tolerance"]) == ("pass", 60, 60, 0.1)
     (cell,) = found["cells"]

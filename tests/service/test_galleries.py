@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ def spaces(tmp_path: Path) -> dict[str, Workspace]:
 def galleries(spaces: Mapping[str, Workspace], broken: tuple[str, ...] = (), **settings: Any) -> Iterator[TestClient]:
     limits = ServiceSettings(**settings)
     keys = {name: Keys(space.path) for name, space in spaces.items()}
-    apps = {name: None if name in broken else create_app(space, limits, keys[name]) for name, space in spaces.items()}
+    apps = {
+        name: None if name in broken else create_app(space, replace(limits, gallery=name), keys[name])
+        for name, space in spaces.items()
+    }
     both = Galleries(apps, keys, limits)
     with TestClient(both, ADDRESS, raise_server_exceptions=False, client=("127.0.0.1", 50000)) as http:
         yield http
@@ -60,6 +64,19 @@ def test_each_gallery_has_its_items_jobs_and_metrics(spaces: dict[str, Workspace
         unknown = http.get("/g/shop/v1/versions/v9").json()
         assert http.get(unknown["type"]).status_code == 200  # what a problem means is the same everywhere
         assert http.get(f"/g/shop{unknown['type']}").status_code == 200
+
+
+def test_a_gallery_has_its_name_in_the_audit_log_and_the_status(
+    spaces: dict[str, Workspace], caplog: pytest.LogCaptureFixture
+) -> None:
+    named = {"shoes": spaces["shop"], "museum": spaces["museum"]}
+    with galleries(named) as http, caplog.at_level("INFO", "fixstar.audit"):
+        assert http.get("/g/shoes/v1/status").json()["name"] == "shoes"  # not its folder's
+        http.base_url = f"{ADDRESS}/g/shoes"
+        ended(http, http.post("/v1/items/async", files={"images": picture()}).json())
+    lines = [record.getMessage() for record in caplog.records if record.name == "fixstar.audit"]
+    assert lines
+    assert all(line.startswith("gallery shoes: job ") for line in lines)
 
 
 def test_what_is_outside_of_galleries(spaces: dict[str, Workspace]) -> None:

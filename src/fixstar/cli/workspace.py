@@ -17,7 +17,7 @@ import fixstar
 from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, verb
 from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say
+from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, wrapped
 from fixstar.cli.rollout import print_blend
 from fixstar.errors import InputError, NextStep, plural
 
@@ -76,14 +76,16 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
 @verb("fixstar init shop")
 def init(path: Annotated[Path, typer.Argument(help="The directory to create.")] = Path()) -> None:
     """Create a workspace: a directory for the versions of one model and everything that belongs to them."""
-    from fixstar.training.run_directory import RunDirectory
+    from fixstar.workspace.files import create_mark
+    from fixstar.workspace.registry import Registry
 
-    workspace = fixstar.Workspace.create(path)
-    if versions := workspace.versions():
+    create_mark(path, None)
+    registry = Registry(path)
+    if versions := registry.names():
         print(f"workspace {path} exists already, with {', '.join(versions)}")
         print(f"Next: fixstar index CATALOGUE -w {path}\n      fixstar status -w {path}")
-    elif RunDirectory(workspace.path).checkpoint(1).exists():
-        print(f"workspace {path} exists already. {_unfinished('v1')}")
+    elif training := registry.unfinished():
+        print(f"workspace {path} exists already. {_unfinished(training)}")
     else:
         print(f"workspace {path} is ready\nNext: fixstar train IMAGES -w {path}")
         print(f"      fixstar add MODEL -w {path}   (a model that you have)")
@@ -274,8 +276,9 @@ def search(
         _print_hits(names, answer)
         if trained and not answer.thresholds and any(answer.hits):
             step = NextStep("check", {"version": answer.version}, "with 100 labelled images or more")
-            said = "Not measured: below which score a query is probably not in the catalogue. A check does that"
-            print(said, *next_lines([step], workspace), sep="\n", file=sys.stderr)
+            whose = f"{answer.version}'s queries"
+            said = f"Not measured: below which score {whose} probably have no match. A check does that"
+            print(wrapped(said), *next_lines([step], workspace), sep="\n", file=sys.stderr)
     for name in answer.left_out:
         print(_left_out(name, answer.version, trained, workspace), file=sys.stderr)
     if sheet is not None and not as_json:

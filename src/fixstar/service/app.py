@@ -138,7 +138,7 @@ def status(context: Shared, caller: Reader) -> Status:
     """Versions, what is deployed, and which version made the vectors of the gallery."""
     seen = context.workspace.status()
     return Status(
-        name=context.workspace.path.resolve().name,
+        name=context.settings.gallery or context.workspace.path.resolve().name,
         fixstar=__version__,
         deployed=seen.deployed,
         previous=seen.previous,

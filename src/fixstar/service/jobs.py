@@ -58,7 +58,7 @@ from fixstar.images import DecodeProcesses, ImageSource, Pixels, Preprocessing
 from fixstar.models import backbone_names
 from fixstar.progress import reported_to
 from fixstar.service.problems import Problem, to_step
-from fixstar.service.settings import ServiceSettings
+from fixstar.service.settings import AuditLog, ServiceSettings
 from fixstar.workspace import AdaptOptions, BackfillOptions, CatalogueItem, GateRules, Workspace
 from fixstar.workspace.adapters.use import known_label
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
@@ -94,7 +94,6 @@ _NAMED = 100  # items that a result names
 _WAIT = 30.0  # seconds for another service that changes jobs or items
 _COUNTED = ("done", "done before", "deleted", "rewritten")  # of a plan's items
 _log = logging.getLogger("fixstar.service")
-_audit = logging.getLogger("fixstar.audit")
 
 Result = dict[str, Any]
 
@@ -691,6 +690,7 @@ class Jobs:
     def __init__(self, workspace: Workspace, settings: ServiceSettings | None = None) -> None:
         self._workspace = workspace
         limits = settings or ServiceSettings()
+        self._audit = AuditLog(limits.gallery)
         self._processes = DecodeProcesses(2, limits.decode_seconds, limits.pixels)
         self.history = History(workspace)
         self._files = JobFiles(workspace.path)
@@ -778,7 +778,7 @@ class Jobs:
             self._files.save(job)
             self._jobs[job.id] = job
             self._changed.notify_all()
-        _audit.info("%s was accepted: %s", job, job.message)
+        self._audit.info("%s was accepted: %s", job, job.message)
         return job
 
     @contextlib.contextmanager
@@ -821,7 +821,7 @@ class Jobs:
             job = self.get(name)
             if job.has_ended or job.cancelling:
                 return job
-            _audit.info("%s is cancelled by %s", job, by or "unknown")
+            self._audit.info("%s is cancelled by %s", job, by or "unknown")
             if job.state == "queued":
                 return self._end(job, state="cancelled", message="cancelled before it began")
             return self._keep(replace(job, cancelling=True, message="ends after this batch"))
@@ -915,7 +915,7 @@ class Jobs:
         """Begin the next job; None if another service did, or if there is no point in it."""
         job = self._waiting(lane)
         if job is not None and job.state == "running":
-            _audit.info("%s is taken over: the service %s is gone", job, job.runner or "before this one")
+            self._audit.info("%s is taken over: the service %s is gone", job, job.runner or "before this one")
             if job.runner != self._alive.name:
                 self._alive.bury(job.runner)
             self._resume(job)
@@ -930,7 +930,7 @@ class Jobs:
             runner=self._alive.name,
         )
         self._files.save(started)
-        _audit.info("%s begins", started)
+        self._audit.info("%s begins", started)
         return self._keep(started, save=False)
 
     def _run(self, job: Job) -> None:
@@ -986,7 +986,7 @@ class Jobs:
                 self._discard_training()
             why = (ended.error or {}).get("detail") or ended.message
             level = logging.ERROR if ended.state == "failed" else logging.INFO
-            _audit.log(level, "%s is %s: %s", ended, ended.state, why)
+            self._audit.log(level, "%s is %s: %s", ended, ended.state, why)
             try:
                 self._keep(ended)
             finally:

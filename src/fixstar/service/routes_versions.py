@@ -45,6 +45,7 @@ from fixstar.service.schemas import (
     VersionCard,
     problem_responses,
 )
+from fixstar.service.settings import AuditLog
 from fixstar.workspace import Check as SavedCheck
 from fixstar.workspace import Move as SavedMove
 from fixstar.workspace import Workspace
@@ -70,7 +71,6 @@ _drift_maps: dict[tuple[Any, ...], DriftMap] = {}
 _drift_lock = threading.Lock()
 
 _log = logging.getLogger("fixstar.service")
-_audit = logging.getLogger("fixstar.audit")
 
 
 # --- versions
@@ -346,7 +346,7 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
         raise Problem("already-deployed", f"{wanted.version} answers queries")
     blend = None if wanted.blend == "off" else wanted.blend
     move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, blend)
-    _record(space, move)
+    _record(context, move)
     return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
 
 
@@ -359,7 +359,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
     _previous(space)
     job = _active_backfill(context)
     move = space.rollback(caller.name, wanted.deployed, wanted.to)
-    _record(space, move)
+    _record(context, move)
     return Rollback(
         **vars(move),
         left=space.rollout.left_by(move),
@@ -401,11 +401,11 @@ def _previous(space: Workspace) -> str:
         raise Problem("no-rollback", str(error)) from error
 
 
-def _record(space: Workspace, move: SavedMove) -> None:
-    left = space.rollout.left_by(move)
+def _record(context: Context, move: SavedMove) -> None:
+    left = context.workspace.rollout.left_by(move)
     more = f", blend {dict(move.blend)}" if move.blend else ""
     more += f", forced: {move.reason!r}" if move.reason else ""
-    _audit.info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, more)
+    AuditLog(context.settings.gallery).info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, more)
 
 
 def _active_backfill(context: Context) -> work.Job | None:

@@ -79,12 +79,13 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
 
 
 def _settings_of(name: str, settings: ServiceSettings) -> ServiceSettings:
-    """One of several galleries has folders of its own below those of the settings."""
+    """One of several galleries has a name, and folders of its own below those of the settings."""
     check_name(name)
     if settings.snapshots is not None and settings.snapshots.suffix == ".tar":
         raise InputError(f"the snapshots of several galleries go to a folder, each below it; got {settings.snapshots}")
     return replace(
         settings,
+        gallery=name,
         snapshots=settings.snapshots and settings.snapshots / name,
         training_images=settings.training_images and settings.training_images / name,
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fixstar.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_NOT_LIMITS = ("access_log", "host", "batch_wait", "names", "port", "shared", "snapshots", "training_images")
+_NOT_LIMITS = ("access_log", "batch_wait", "gallery", "host", "names", "port", "shared", "snapshots", "training_images")
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 8080
     names: tuple[str, ...] = ()
+    gallery: str = ""  # its name, if one service has several
     upload_bytes: int = 20 * 2**20  # one image
     request_bytes: int = 256 * 2**20  # one request of several images
     field_bytes: int = 64 * 2**20  # the payloads, or the ids, of one request: 64 KB per image of a full job
@@ -61,3 +65,15 @@ class ServiceSettings:
     def loopback(self) -> bool:
         """Whether only this machine can reach the service."""
         return self.host in LOOPBACK
+
+
+class AuditLog(logging.LoggerAdapter[logging.Logger]):
+    """Who changed what: jobs and deployments. Names the gallery, if one service has several."""
+
+    def __init__(self, gallery: str) -> None:
+        super().__init__(logging.getLogger("fixstar.audit"))
+        self._start = f"gallery {gallery}: " if gallery else ""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Put the gallery's name before a message."""
+        return f"{self._start}{msg}", kwargs

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.durable import WatchedFile, document, read_document, replace_json, write_arrays
-from fixstar.errors import GateError, ModelError, NextStep
+from fixstar.errors import GateError, ModelError, NextStep, plural
 from fixstar.evaluation import Difference, Thumbnails
 from fixstar.evaluation.evidence import Verdict
 
@@ -309,11 +309,21 @@ def require_passed_check(check: Check | None, version: str, searched: Iterable[s
     if check is None:
         raise GateError(f"{version} was never checked", again, force)
     if check.outcome != "pass":
-        why, on = "; ".join(check.reasons) or check.outcome, f"{check.queries:,} queries, {check.images}"
-        raise GateError(f"the check of {version} did not pass ({check.outcome}; {on}): {why}", *check.next_steps, force)
+        on = f"{plural(check.queries, 'query')}, {check.images}"
+        verdict = f"the check of {version} did not pass: {check.outcome} ({on})"
+        steps = [_with_images(step, check) if step.action == "check" else step for step in check.next_steps]
+        raise GateError("\n- ".join([verdict, *check.reasons]), *steps, force)
     if unseen := [name for name in searched if name != version and name not in check.against]:
         raise GateError(f"{version} was checked before vectors of {', '.join(unseen)} were searchable", again, force)
     return check
+
+
+def _with_images(step: NextStep, check: Check) -> NextStep:
+    """A repeated check needs the images of the first: by name, or given again."""
+    if "data" in step.arguments or check.data.get("source") == "held out":
+        return step
+    named = check.data.get("source") == "named"
+    return replace(step, arguments={**step.arguments, **({"name": check.images} if named else {"data": ...})})
 
 
 def judged_blend(

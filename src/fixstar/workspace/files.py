@@ -25,7 +25,8 @@ GALLERY = "gallery.db"
 def create_mark(path: Path, gallery: str | None) -> None:
     """Make a directory a workspace; an existing workspace stays as it is, other content is refused."""
     if (path / "workspace.json").exists():
-        if gallery is not None and (there := read_mark(path).get("gallery", GALLERY)) != gallery:
+        there = read_mark(path).get("gallery", GALLERY)
+        if gallery not in (None, there):
             raise InputError(f"{path} is a workspace already, with its gallery at {without_secret(there)}")
         return
     if not _is_vacant(path):

@@ -11,12 +11,13 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fixstar.durable import document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
-from fixstar.models import Encoder
-from fixstar.models.encoder import read_card
+
+if TYPE_CHECKING:
+    from fixstar.models import Encoder
 
 Card = Callable[[str], dict[str, Any]]  # a version's card by its name
 
@@ -82,10 +83,14 @@ class Registry:
         """What a version is: backbone, classifier, slots, and ``about``, where it comes from. Retired ones too."""
         if self._tombstone(name).is_file():
             return read_document(self._tombstone(name), "encoder")
+        from fixstar.models.encoder import read_card
+
         return read_card(self.directory(self.checked(name)))
 
     def encoder(self, name: str, device: str = "cpu") -> Encoder:
         """A version's encoder."""
+        from fixstar.models import Encoder
+
         return Encoder.load(self.directory(self.checked(name)), device)
 
     def lineage(self, name: str) -> list[str]:
@@ -95,7 +100,7 @@ class Registry:
     def manifest(self) -> dict[str, Any]:
         """Which class owns which slot, for ever: what a separate team needs to stay interoperable."""
         newest = self.newest()
-        slots = read_card(self.directory(newest))["slots"]
+        slots = self.card(newest)["slots"]
         return {
             "format": "fixstar-slots",
             "version": newest,
