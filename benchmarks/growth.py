@@ -327,7 +327,7 @@ def run(head: Row, folder: Path, steps: list[str], content: Row, out: Path | Non
 
 
 def draw_picture(rows: list[Row], path: Path) -> None:
-    """Each cost by gallery size, both axes by powers of ten; dotted is growth in step with the gallery."""
+    """Each cost by the size of a 64-wide gallery, both axes by powers of ten; dotted: growth in step with it."""
     from matplotlib.figure import Figure
 
     panels = {
@@ -345,12 +345,12 @@ def draw_picture(rows: list[Row], path: Path) -> None:
     shown: dict[str, Any] = {}
     for axes, (title, own) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
         for step, name in (own, *(engine for engine, panel in engines.items() if panel == own)):
-            for backend, width in dict.fromkeys((row["backend"], row["width"]) for row in rows):
-                mine = [row for row in rows if (row["backend"], row["width"]) == (backend, width)]
+            for backend in dict.fromkeys(row["backend"] for row in rows):
+                mine = [row for row in rows if (row["backend"], row["width"]) == (backend, WORKSPACE_WIDTH)]
                 points = sorted((row["vectors"], row[step][name]) for row in mine if name in row.get(step, {}))
                 if points:
                     sizes, values = zip(*points, strict=True)
-                    label = f"{backend if (step, name) == own else step}, {width} wide"
+                    label = backend if (step, name) == own else step
                     colour = f"C{len(shown)}" if label not in shown else shown[label].get_color()
                     (line,) = axes.loglog(sizes, values, "o-", color=colour)
                     shown.setdefault(label, line)
