@@ -75,9 +75,9 @@ def is_asked(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> list[in
     assert index is not None
     ask = index._ask
 
-    def count(*arguments: Any, **options: Any) -> Any:
+    def count(*arguments: Any) -> Any:
         asked.append(1)
-        return ask(*arguments, **options)
+        return ask(*arguments)
 
     monkeypatch.setattr(index, "_ask", count)
     return asked

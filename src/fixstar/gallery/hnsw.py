@@ -184,15 +184,11 @@ class HnswIndex:
             return None
         codes, rounding = self.codes.of_one_query(query)
         breadth = max(BREADTH, k + _SPARE)
-        for size in (k + _SPARE, breadth):  # more only if all of these may be among the nearest
-            score, nodes = self.graph.search(codes, size, params=_parameters(breadth))
-            if nodes[0, k - 1] < 0:
-                return None
-            scores: list[float] = score[0].tolist()  # nearest first
-            limit = scores[k - 1] - rounding
-            if scores[-1] < limit:
-                break
-        row: Indices = whole[1][nodes[0, : sum(one >= limit for one in scores)]]
+        score, nodes = self.graph.search(codes, breadth, params=_parameters(breadth))
+        if nodes[0, k - 1] < 0:
+            return None
+        count = np.count_nonzero(score >= score[0, k - 1] - rounding)  # nearest first
+        row: Indices = whole[1][nodes[0, :count]]
         return row
 
     def _all_of(self, rows: Rows) -> tuple[weakref.ref[Rows], Indices] | None:
@@ -205,14 +201,13 @@ class HnswIndex:
         came = rows.count_from(rows.after(self.last))
         return came, len(self.numbers) - (len(rows) - came)
 
-    def _ask(self, queries: Floats, k: int, choice: _Choice, to_the_end: bool = False) -> tuple[Indices, Indices]:
+    def _ask(self, queries: Floats, k: int, choice: _Choice) -> tuple[Indices, Indices]:
         """Pairs (query, node): allowed nodes that may be among the k nearest within rounding."""
         breadth = max(BREADTH, k + _SPARE)
         if choice.mask is not None:
             breadth = max(breadth, 5 * (k + _SPARE) // 2) * len(self.numbers) // choice.size + 1
-        size = breadth if to_the_end or choice.mask is not None else k + _SPARE
         codes, rounding = self.codes.of_queries(queries)
-        score, nodes = self.graph.search(codes, size, params=_parameters(breadth))
+        score, nodes = self.graph.search(codes, breadth, params=_parameters(breadth))
         good = nodes >= 0
         if choice.mask is None:
             kth = score[:, k - 1 : k]  # nearest first
@@ -220,11 +215,7 @@ class HnswIndex:
             good &= choice.mask[nodes]
             kth = np.sort(np.where(good, score, -np.inf), axis=1)[:, -k, None]
         good &= score >= kth - rounding
-        if size == breadth or not len(more := np.flatnonzero(good[:, -1])):
-            return good.nonzero()[0], nodes[good]
-        good[more] = False  # all that was found for these may be among the nearest, and so may others
-        query, node = self._ask(queries[more], k, choice, to_the_end=True)
-        return np.append(good.nonzero()[0], more[query]), np.append(nodes[good], node)
+        return good.nonzero()[0], nodes[good]
 
     def _look(self, rows: Rows, allowed: Mask | None) -> tuple[Indices, _Choice]:
         """The rows of the nodes, and which of them may be found; cached until the rows change."""
