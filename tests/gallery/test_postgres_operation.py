@@ -1,17 +1,19 @@
-"""A gallery on PostgreSQL as people run it: a role with few rights, and a pooler in transaction mode."""
+"""A gallery on PostgreSQL as people run it: a role with few rights, a pooler in transaction mode, a standby."""
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pooler import pooler
-from postgres_server import fresh_url, shared_server
+from postgres_server import Server, fresh_url, shared_server
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.postgres import PostgresGallery
+from fixstar.gallery import verify_gallery
+from fixstar.gallery.postgres import READ, PostgresGallery
 from fixstar.geometry import unit
 
 
@@ -67,3 +69,45 @@ def test_a_pooler_may_run_every_transaction_in_another_session() -> None:
         with PostgresGallery(url) as again:  # nothing of the reader stays in a session
             assert again.delete(["i1"]) == 1
         assert set(used) == {0, 1, 2}
+
+
+def wait_for_replay(primary: Server, replica: PostgresGallery) -> None:
+    """Until the standby has replayed everything that the primary has written so far."""
+    ((written,),), until = primary.execute("SELECT pg_current_wal_lsn()::text"), time.monotonic() + 120
+    while True:
+        with replica._pool.transaction(READ) as db:
+            if db.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)).fetchone() == (True,):
+                return
+        assert time.monotonic() < until, "the standby does not follow"
+        time.sleep(0.01)
+
+
+def test_a_standby_is_searched_and_follows_the_primary() -> None:
+    server = Server()
+    with PostgresGallery(server.url("shop")) as primary:
+        primary.create_version("v1", 3)
+        rows, names = vectors(500), [f"i{number}" for number in range(500)]
+        primary.upsert("v1", names, rows, [{"even": number % 2 == 0} for number in range(500)])
+        with server.standby() as folder:
+            hosts = f"host={server.folder},{folder}&target_session_attrs=standby"
+            url = f"postgresql://postgres@/postgres?{hosts}&gallery=shop"
+            with PostgresGallery(url, read_only=True) as replica:
+
+                def require_equal() -> None:
+                    wait_for_replay(server, replica)
+                    assert replica.count() == primary.count()
+                    for options in ({}, {"where": {"even": True}}, {"exact": False}):
+                        assert replica.search("v1", rows[:5], **options) == primary.search("v1", rows[:5], **options)
+
+                require_equal()
+                assert primary.delete(["i0", "i7"]) == 2
+                require_equal()
+                assert replica.get(["i0", "i1"]).keys() == {"i1"}
+                primary.build_index("v1")
+                require_equal()
+                assert replica.indexes() == primary.indexes() != []
+                assert verify_gallery(replica) == []
+            with PostgresGallery(url) as writer, pytest.raises(GalleryError, match="a standby server"):
+                writer.delete(["i1"])
+            with pytest.raises(GalleryError, match="a standby server"):
+                PostgresGallery(url.replace("shop", "new"))

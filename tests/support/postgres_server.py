@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -39,6 +42,29 @@ class Server:
         with psycopg.connect(self.url(database=database), autocommit=True) as db:
             cursor = db.execute(statement)
             return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def standby(self) -> Iterator[Path]:
+        """A streaming standby while the context lasts: the directory of its socket."""
+        module, folder = driver(), Path(f"{self.folder}s")
+        programs = self.server.bin_path
+        if not (programs / "pg_basebackup").exists():
+            pytest.skip("this PostgreSQL has no pg_basebackup, which makes a standby")
+
+        def run(program: str, *arguments: object) -> None:
+            module.postgres_server.pgexec(program, tuple(map(str, arguments)), programs, user=self.server.system_user)
+
+        try:
+            run("pg_basebackup", "-h", self.folder, "-U", "postgres", "-D", folder, "-R", "-c", "fast")
+            (folder / ".s.PGSQL.5432.lock").unlink()  # of the primary's socket
+            control = "-w", "-D", folder, "-l", folder / "log"
+            run("pg_ctl", *control, "-o", f"-h '' -k {folder}", "start")
+            try:
+                yield folder
+            finally:
+                run("pg_ctl", *control, "-m", "immediate", "stop")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def kill(self, sign: int = signal.SIGKILL) -> None:
         """End it without a goodbye."""
