@@ -61,7 +61,7 @@ def test_vectors_that_no_search_reaches_change_no_prediction(
         calibrated(space)
         imported(space, [f"e{row}" for row in range(200)])
         assert "elsewhere" in space.serving.reachability.of("v2").unreachable
-        assert space.serving.calibrations("v2")
+        assert space.serving.calibrations("v2", space.serving.reachability.of("v2"))
         assert expected_replaced(space.serving, "v2", "1")[:2] == ("v1", 1 / (ITEMS - 3))
         planned = space.plan_backfill(BackfillOptions("1", order, data=open_images(tmp_path / "photos")))
         assert (planned.plan.old, len(planned.plan.ids)) == (ITEMS - 3 + 200, 1)

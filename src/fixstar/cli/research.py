@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,7 +175,7 @@ def _trial_of_files(
 
     from fixstar.evaluation.cross_test import takes_pairs
     from fixstar.evaluation.features import read_features, read_labels
-    from fixstar.evaluation.trial import Trial, counted, kept_pairs, with_vectors
+    from fixstar.evaluation.trial import Trial, counted, kept_pairs
 
     named = [_named_files(word) for word in features]
     versions = [read_features(name, files, shared) for name, files in named]
@@ -198,7 +198,7 @@ def _trial_of_files(
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)
     truth = known.queries if same else np.concatenate([known.queries, known.gallery])
     whole = [v.queries if same else np.concatenate([v.queries, v.gallery]) for v in versions]
-    both = [with_vectors(version, vectors) for version, vectors in zip(versions, whole, strict=True)]
+    both = [replace(one, queries=vectors, gallery=vectors) for one, vectors in zip(versions, whole, strict=True)]
     pairs, how = kept_pairs(truth, pairs_file, seed)
     facts = {"Images": counted(truth), "Pairs drawn": how, "Features": widths}
     return Trial(both, truth, truth, known.classes, facts, pairs)

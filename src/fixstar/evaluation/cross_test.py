@@ -19,7 +19,6 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility
 from fixstar.evaluation.features import (
     VersionFeatures,
-    carried_queries,
     check_images,
     incomparable_widths,
     stored_over_time,
@@ -119,10 +118,9 @@ def cross_test(
             else:
                 hits[cell] = kfold_accuracy(scores, pairs.same).right
         else:
-            if kind == "TPIR@FPIR":  # its threshold is for all queries: those carried over keep their length
-                (queries,) = carried_queries(query, [gallery])
-            else:
-                queries = query.carry(query.queries, gallery)
+            # The threshold of an open-set search is for all queries: those carried over keep their length.
+            open_set = kind == "TPIR@FPIR"
+            queries = query.queries_in(gallery) if open_set else query.carry(query.queries, gallery)
             if kind in PROTOCOLS:
                 if gallery not in searches:
                     searches[gallery] = searcher(kind, gallery.gallery, labels, device)
@@ -189,7 +187,7 @@ def _cells(
 
 
 def _pair_cosines(query: VersionFeatures, gallery: VersionFeatures, pairs: Pairs) -> NDArray[np.float64]:
-    (queries,) = carried_queries(query, [gallery])
+    queries = query.queries_in(gallery)
     lengths = np.linalg.norm(queries, axis=1)  # of the part that the old space can hold; pair_scores divides by it
     return np.asarray(pair_scores(queries, gallery.gallery, pairs) * lengths[pairs.first])
 

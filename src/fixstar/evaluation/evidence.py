@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.cross_test import CrossTest
-from fixstar.evaluation.features import VersionFeatures, carried_queries, stored_galleries
+from fixstar.evaluation.features import VersionFeatures, stored_galleries
 from fixstar.evaluation.search import Hits, Indices, Labels, nearest
 
 Floats = NDArray[np.float64]
@@ -226,8 +226,8 @@ def found_before_after(
             raise InputError(f"version {version.name!r} has queries 0 to {len(version.queries) - 1}; got {seen}")
     chosen = replace(new, queries=new.queries[rows], adapt=None)
     stored = stored_galleries([old, new])[0]
-    (carried,) = carried_queries(chosen, [stored])
-    return FoundRows(nearest(old.queries[rows], old.gallery, k)[0], nearest(carried, stored.gallery, k)[0])
+    after = nearest(chosen.queries_in(stored), stored.gallery, k)[0]
+    return FoundRows(nearest(old.queries[rows], old.gallery, k)[0], after)
 
 
 def _paired(cross: ArrayLike, old: ArrayLike) -> NDArray[Any]:

@@ -95,6 +95,10 @@ class VersionFeatures:
             raise incomparable_widths([to, self])
         return geometry.carry(queries, self.basis, to.basis, to.width)
 
+    def queries_in(self, to: VersionFeatures) -> Floats:
+        """The unit queries in the space of another version, [N, s]: shorter than 1 where it cannot hold them."""
+        return self.carry(geometry.unit(np.asarray(self.queries).astype(np.float32, copy=False)), to)
+
     def adapted(self, vectors: Floats) -> Floats:
         """Vectors stored under the predecessor, moved into this version's space; unchanged without ``adapt``."""
         if self.adapt is None:
@@ -155,18 +159,11 @@ def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
     )
 
 
-def carried_queries(query: VersionFeatures, galleries: Iterable[VersionFeatures]) -> list[Floats]:
-    """One version's unit queries in the space of each gallery, [N, s]: shorter than 1 where it cannot hold them."""
-    queries = geometry.unit(np.asarray(query.queries).astype(np.float32, copy=False))
-    return [query.carry(queries, gallery) for gallery in galleries]
-
-
 def blended_version(old: VersionFeatures, new: VersionFeatures, alpha: float) -> VersionFeatures:
     """Queries by two models, slerp(old(x), new(x), alpha), as a version of their own over ``old``'s gallery."""
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha is a share from 0 (old queries) to 1 (new queries); got {alpha:g}")
-    own = geometry.unit(np.asarray(old.queries).astype(np.float32, copy=False))
-    queries = geometry.blended(own, carried_queries(new, [old])[0], alpha)
+    queries = geometry.blended(old.queries_in(old), new.queries_in(old), alpha)
     return replace(old, name=f"{new.name} with {old.name} {alpha:g}", queries=queries, adapt=None)
 
 

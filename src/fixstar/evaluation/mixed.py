@@ -24,7 +24,6 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.features import (
     VersionFeatures,
     blended_version,
-    carried_queries,
     check_images,
     stored_galleries,
 )
@@ -65,7 +64,7 @@ def mixed_gallery_search(
         raise InputError("scores by version apply to protocol 'image' only; a template mixes several versions")
     stored = stored_galleries(versions)
     classes, sums = _template_sums(stored, _checked_held(held, len(labels), len(stored)), labels)
-    queries = carried_queries(stored[-1], [stored[v] for v in sums])
+    queries = [stored[-1].queries_in(stored[v]) for v in sums]
     winners: list[Indices] = []
     for rows in blocks(len(truth), BLOCK):
         dots: Floats = reduce(np.add, (q[rows] @ s.T for q, s in zip(queries, sums.values(), strict=True)))
@@ -77,11 +76,9 @@ def mixed_nearest(versions: Sequence[VersionFeatures], held: Labels, *, scores: 
     """The nearest gallery image of each query, [N], and its cosine or score, [N]. Equal ones go to the lowest index."""
     stored = stored_galleries(versions)
     held = _checked_held(held, len(stored[-1].gallery), len(stored))
-    present = np.unique(held).tolist()
-    carried = carried_queries(stored[-1], [stored[v] for v in present])
     found = (
-        _nearest_of_rows(queries, stored[v], np.flatnonzero(held == v), scores)
-        for v, queries in zip(present, carried, strict=True)
+        _nearest_of_rows(stored[-1].queries_in(stored[v]), stored[v], np.flatnonzero(held == v), scores)
+        for v in np.unique(held).tolist()
     )
     return reduce(_better_of, found)
 
@@ -157,9 +154,8 @@ def _found_along(
     The gallery is cut at the stops; each piece is searched once by its new and once by its old vectors.
     """
     old = stored_galleries([old, new])[0]
-    to_old, to_new = carried_queries(new, [old, new])
-    if blend != 1:
-        to_old = blended_version(old, new, blend).queries
+    to_new = new.queries_in(new)
+    to_old = new.queries_in(old) if blend == 1 else blended_version(old, new, blend).queries
     place = np.searchsorted(stops, steps, side="right")
     pieces = [np.flatnonzero(place == number) for number in range(len(stops) + 1)]
     by_new = accumulate((_nearest_of_rows(to_new, new, rows, scores) for rows in pieces[:-1]), _better_of)

@@ -83,9 +83,10 @@ class Trial:
         details = self._upgrade_details(result, curve)
         if blended:
             columns = "the gallery's own queries", f"{newest}'s", "both blended"
-            tests = zip(blended, result.matrix[-1], strict=False)
             rows = {
-                f"{test.names[1]}, on {test.names[0]}'s gallery": _blended_row(test, alone) for test, alone in tests
+                f"{test.names[1]}, on {test.names[0]}'s gallery": (own, alone, both)
+                for test, alone in zip(blended, result.matrix[-1].tolist(), strict=False)
+                for own, both in [test.matrix[:, 0].tolist()]
             }
             details["tables"] = [*details.get("tables", ()), RateTable("Queries by two models", columns, rows)]
         return Report(
@@ -128,10 +129,6 @@ class Trial:
         }
 
 
-def _blended_row(test: CrossTest, alone: float) -> tuple[float, float, float]:
-    return float(test.matrix[0, 0]), float(alone), float(test.matrix[1, 0])
-
-
 def trial_of_images(
     features: Features,
     images: ImageSet,
@@ -145,7 +142,7 @@ def trial_of_images(
     if takes_pairs(protocol):
         pairs, how = kept_pairs(images.labels, pairs_file, seed)
         made = features(images, images.take([0]))  # pairs take both images from one set
-        both = [with_vectors(version, version.queries) for version in made]
+        both = [replace(version, gallery=version.queries) for version in made]
         facts = {"Images": counted(images.labels), "Pairs drawn": how}
         return Trial(both, images.labels, images.labels, classes, facts, pairs)
     split, how = _kept_split(images.labels, split_file, seed)
@@ -168,11 +165,6 @@ def searchable(images: ImageSet, preprocessing: Preprocessing, bad_images: str) 
     if len(single) == len(kept.classes):
         raise InputError("every class has fewer than two images; search needs one in the gallery and one as a query")
     return kept.of_classes([name for name in kept.classes if counts[name] >= 2])
-
-
-def with_vectors(version: VersionFeatures, vectors: NDArray[Any]) -> VersionFeatures:
-    """The version with the same vectors [images, width] as queries and as gallery, for verification."""
-    return replace(version, queries=vectors, gallery=vectors)
 
 
 def counted(labels: Labels) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError
-from fixstar.evaluation.features import VersionFeatures, carried_queries
+from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, Order, backfill_curve
 from fixstar.gallery import Calibration, fit_calibration
 from fixstar.geometry import unit
@@ -87,7 +87,7 @@ def _nearest_of_classes(
     starts = np.unique(owners[order], return_index=True)[1]
     for version in versions:
         other = searched_by.get(version.name)
-        queries = (carried_queries(versions[-1], [version])[0] if other is None else other)[asked]
+        queries = (versions[-1].queries_in(version) if other is None else other)[asked]
         gallery = unit(np.asarray(version.gallery, np.float32))[order]
         blocks = (queries[start : start + _BLOCK] @ gallery.T for start in range(0, len(queries), _BLOCK))
         yield version.name, np.concatenate([np.maximum.reduceat(block, starts, axis=1) for block in blocks])

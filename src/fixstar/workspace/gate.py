@@ -32,11 +32,10 @@ from numpy.typing import NDArray
 
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
-from fixstar.evaluation.features import carried_queries
 from fixstar.evaluation.report import percent, points
 from fixstar.evaluation.search import searcher
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
-from fixstar.geometry import blended, unit
+from fixstar.geometry import blended
 from fixstar.images import Preprocessing
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.adapters.maps import VectorAdapter
@@ -325,9 +324,9 @@ def _blends(
         judging = np.arange(len(labels))
     asked = []
     for old in (*apart, *older):
-        own = unit(np.asarray(old.queries, np.float32))
+        own = old.queries_in(old)
         adapter = adapters.get(old.name)
-        by_new = adapter(newest.queries) if adapter else carried_queries(newest, [old])[0] if old in older else None
+        by_new = adapter(newest.queries) if adapter else newest.queries_in(old) if old in older else None
         find, tried = searcher("image", old.gallery, trial.gallery_labels), rules.blend
         if by_new is None or not len(judging):
             tried = 0.0

@@ -186,15 +186,15 @@ class Serving:
         else:
             move, models = self.asking()
             pictures = [[*self._images_of(side.ids, items), *side.images] for side in (positive, negative)]
-            made = {name: _combined(*(self._rows(name, some, decode) for some in pictures)) for name in models}
+            made = {
+                name: _combined(*(list(self.embed(name, some, decode)) if some else [] for some in pictures))
+                for name in models
+            }
             result = self._search(move.version, made[move.version], more, move, made)
         if len(names) + len(positive.images) + len(negative.images) > 1:
             result = result._replace(thresholds={})  # they were measured with single images
         found = [hit for hit in result.hits[0] if hit.id not in items][: wanted.k]
         return self._counted(result._replace(hits=[found]))
-
-    def _rows(self, version: str, images: Sequence[ImageSource], decode: Decode | None) -> list[Vectors]:
-        return list(self.embed(version, images, decode)) if images else []
 
     def _images_of(self, names: Sequence[str], items: Mapping[str, Item]) -> list[ImageSource]:
         """The images of stored items, which must be here."""
@@ -207,11 +207,8 @@ class Serving:
             )
         return [path for path in found.values() if path is not None]
 
-    def calibrations(self, version: str) -> dict[str, Calibration]:
+    def calibrations(self, version: str, reach: Reach) -> dict[str, Calibration]:
         """What turns cosines between a version's queries and vectors into probabilities; empty unless complete."""
-        return self._calibrations(version, self.reachability.of(version))
-
-    def _calibrations(self, version: str, reach: Reach) -> dict[str, Calibration]:
         check = self._checks.of(version)
         known = {} if check is None else {name: Calibration(*pair) for name, pair in check.calibrations.items()}
         if len(known) < 2 or any(self.gallery.count().get(name) for name in reach.adapted):
@@ -256,7 +253,7 @@ class Serving:
             fitted = {name: Calibration(*pair) for name, pair in move.calibrations.items()}
             calibrations = self._usable(fitted, [*own, *direct])
         elif request.calibrate:
-            calibrations = self._calibrations(version, reach)
+            calibrations = self.calibrations(version, reach)
         if calibrations:
             hits = calibrated_search(self.gallery, version, vectors, calibrations, request, own)
         elif own:
@@ -287,20 +284,16 @@ class Serving:
         self, to: str, version: str, vectors: Vectors, reach: Reach, helping: Vectors | None = None, alpha: float = 1.0
     ) -> Vectors | None:
         """A version's queries as they search vectors of ``to``, blended with ``helping``; None if unconnected."""
-        carried = self._carried(version, vectors, to, reach)
+        carried: Vectors | None = None
+        if to in reach.adapted:
+            adapter = self.adapters.find(to, version)
+            carried = None if adapter is None else adapter(vectors)
+        elif to in reach.direct:
+            narrow = np.asarray(vectors, np.float32)
+            carried = self._bridges.carried(narrow, self.gallery.space(version), self.gallery.space(to))
         if helping is None:
             return carried
         return helping if carried is None else blended(helping, carried, alpha)
-
-    def _carried(self, version: str, vectors: Vectors, to: str, reach: Reach) -> Vectors | None:
-        """Queries of a version in the space of another, directly or by an adapter; None if nothing connects them."""
-        if to in reach.adapted:
-            adapter = self.adapters.find(to, version)
-            return None if adapter is None else adapter(vectors)
-        if to not in reach.direct:
-            return None
-        narrow = np.asarray(vectors, np.float32)
-        return self._bridges.carried(narrow, self.gallery.space(version), self.gallery.space(to))
 
     def _require_connected(self, item: str, version: str) -> None:
         """Refuse a stored vector as a query if it and those of the deployed version cannot be compared."""

@@ -341,7 +341,7 @@ class _Measurement:
         reach, counts = self._serving.reachability.of(target), gallery.count()
         if any(counts.get(name) for name in reach.adapted) or len(self._serving.asking()[1]) > 1:
             return  # searches find these through an adapter or by two models, which this measurement does not use
-        calibrations = self._serving.calibrations(target)
+        calibrations = self._serving.calibrations(target, reach)
         accuracy = gallery_accuracy(gallery, target, self._queries, calibrations, reach.direct)
         if accuracy is not None:
             self.points.append(MeasuredPoint(self._position / total * self._share, accuracy))
