@@ -54,6 +54,8 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644)
         f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial"
     )  # two threads may write one file
     try:
+        if not mode & 0o077:
+            partial.touch(mode=mode)  # nobody else reads it even while it is written
         write(partial)
         partial.chmod(mode)  # some writers make private files
         flush(partial)
@@ -64,10 +66,10 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644)
         raise
 
 
-def replace_json(path: Path, content: Any) -> None:
+def replace_json(path: Path, content: Any, mode: int = 0o644) -> None:
     """The same for a JSON document."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"), mode)
 
 
 def document(name: str, content: Mapping[str, Any], version: int = 1) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fixstar.evaluation import cross_test
 from fixstar.methods import create_method
 from fixstar.models import Encoder, SimplexClassifier
 from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version, version_features
-from fixstar.training.version import missing_growth, starting_encoder
+from fixstar.training.version import VersionPlan, missing_growth
 
 FULL = Settings(
     backbone="tiny",
@@ -97,27 +97,31 @@ def test_classifiers_without_capacity_have_nothing_to_grow_and_other_polytopes_c
 def test_a_full_model_says_what_to_do_and_a_grown_one_has_room(name: str, first: Version) -> None:
     images, method = digits(range(10), 0, 3), create_method(name)
     with pytest.raises(InputError, match=r"6 new classes cannot fit.*Grow the capacity by at least"):
-        starting_encoder(2, images, TrainingContext(first.encoder), method, FULL)
-    encoder = starting_encoder(2, images, TrainingContext(first.encoder), method, GROWN)
+        VersionPlan(2, images, TrainingContext(first.encoder), method, FULL).starting_encoder()
+    encoder = VersionPlan(2, images, TrainingContext(first.encoder), method, GROWN).starting_encoder()
     assert (encoder.classifier.parts, encoder.slots.capacity) == ((3, 5), 10)
     assert encoder.slots.by_class == {str(label): label for label in range(10)}
     assert first.encoder.classifier.parts == (3,)  # the model before is left as it was
-    third = starting_encoder(3, images, TrainingContext(encoder), method, replace(FULL, grown=(6, 4)))
+    third = VersionPlan(3, images, TrainingContext(encoder), method, replace(FULL, grown=(6, 4))).starting_encoder()
     assert (third.classifier.parts, third.slots.by_class) == ((3, 5, 3), encoder.slots.by_class)
 
 
 def test_growth_in_another_order_is_refused(first: Version) -> None:
-    grown = starting_encoder(2, digits(range(10), 0, 3), TrainingContext(first.encoder), create_method("hoc"), GROWN)
+    grown = VersionPlan(
+        2, digits(range(10), 0, 3), TrainingContext(first.encoder), create_method("hoc"), GROWN
+    ).starting_encoder()
     assert missing_growth(grown, (6,)) == ()
     assert missing_growth(grown, (6, 4)) == (4,)
     assert missing_growth(grown, ()) == ()  # it has grown already
     with pytest.raises(ModelError, match="grown by 6, the settings say 5, then 6"):
         missing_growth(grown, (5, 6))
     with pytest.raises(ModelError, match="would lose their prototypes"):  # from scratch, without its growth
-        starting_encoder(3, digits(range(10), 0, 3), TrainingContext(grown), create_method("cores"), FULL)
+        VersionPlan(3, digits(range(10), 0, 3), TrainingContext(grown), create_method("cores"), FULL).starting_encoder()
     wider = replace(FULL, capacity=10)
     with pytest.raises(ModelError, match="room for 10 classes, the previous version for 4"):
-        starting_encoder(2, digits(range(4), 0, 3), TrainingContext(first.encoder), create_method("cores"), wider)
+        VersionPlan(
+            2, digits(range(4), 0, 3), TrainingContext(first.encoder), create_method("cores"), wider
+        ).starting_encoder()
 
 
 def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
@@ -129,18 +133,18 @@ def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
     previous.add_classes(["0", "1"], side="right")  # 9, 8: in the second simplex
     right = replace(GROWN, side="right")
     past = TrainingContext(previous, replacement=better)
-    encoder = starting_encoder(3, digits(range(3), 0, 3), past, create_method("hoc"), right)
+    encoder = VersionPlan(3, digits(range(3), 0, 3), past, create_method("hoc"), right).starting_encoder()
     assert (encoder.classifier.parts, better.classifier.parts) == ((3, 5), (3,))
     assert encoder.slots.by_class == {"p": 0, "q": 1, "0": 9, "1": 8, "2": 7}
     foreign = Encoder.create("tiny", classes=["p"], capacity=10, backbone_options=options)
     with pytest.raises(ModelError, match="different prototypes"):
-        starting_encoder(
+        VersionPlan(
             3,
             digits(range(3), 0, 3),
             TrainingContext(previous, replacement=foreign),
             create_method("hoc"),
             replace(right, grown=()),
-        )
+        ).starting_encoder()
 
 
 # Training

@@ -30,7 +30,7 @@ from fixstar.training import (
 )
 from fixstar.training.checkpoint import load_checkpoint, save_checkpoint
 from fixstar.training.run import ValidationScores, selected_epoch
-from fixstar.training.version import starting_encoder
+from fixstar.training.version import VersionPlan
 
 STILL = Settings(**{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
 
@@ -277,8 +277,8 @@ def test_what_goes_on_from_the_last_weights_cannot_change_its_backbone() -> None
 @pytest.mark.parametrize(("polytope", "capacity"), [("polygon", 20), ("cube", 16), ("orthoplex", 13), ("simplex", 13)])
 def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capacity: int) -> None:
     first, method = replace(SETTINGS, capacity=10), create_method("cores", polytope=polytope)
-    previous = starting_encoder(1, stripes(2), TrainingContext(), method, first)
-    assert starting_encoder(2, stripes(), TrainingContext(previous), method, first).slots.capacity == 10
+    previous = VersionPlan(1, stripes(2), TrainingContext(), method, first).starting_encoder()
+    assert VersionPlan(2, stripes(), TrainingContext(previous), method, first).starting_encoder().slots.capacity == 10
     later = replace(first, capacity=capacity)
     with pytest.raises(ModelError, match=f"room for {capacity} classes, the previous version for 10"):
         list(run_scenario(stream(), method, first, progress=False, later={2: later}, scenario="retraining"))
@@ -290,9 +290,9 @@ def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capa
 def started(old: Method, new: Method, **past: Encoder) -> Encoder:
     """Where the second version of ``new`` starts after a first of ``old``."""
     settings = replace(SETTINGS, side="right")
-    previous = starting_encoder(1, stripes(2), TrainingContext(), old, settings)
+    previous = VersionPlan(1, stripes(2), TrainingContext(), old, settings).starting_encoder()
     previous.about["version"] = "v1"
-    return starting_encoder(2, stripes(), TrainingContext(previous, **past), new, settings)  # type: ignore[arg-type]
+    return VersionPlan(2, stripes(), TrainingContext(previous, **past), new, settings).starting_encoder()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ from fixstar.training import (
     run_scenario,
     train_version,
 )
-from fixstar.training.version import fingerprint_of
+from fixstar.training.version import VersionPlan
 
 PAIRS_SEED = 0  # the same pairs in every run
 
@@ -247,7 +247,7 @@ def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path
         options={"classifier": method.classifier, **method.classifier_options},  # tells models apart
     )
     nothing = TrainingContext()
-    place = work / "pretrained" / fingerprint_of(0, images, nothing, plain, settings, None).whole[:16]
+    place = work / "pretrained" / VersionPlan(0, images, nothing, plain, settings).fingerprint().whole[:16]
     with exclusive(place, wait=math.inf):
         if not (place / "model").exists():
             version = train_version(0, images, nothing, plain, settings, place / "checkpoint", progress)

@@ -98,30 +98,18 @@ class ReplayMemory:
         new = [name for name in images.classes if shown[name] and not held.get(name)]
         if not new or self.per_class == 0:
             return self
-        chosen = images.take(self._choose(images, new, selection, seed, features)).of_classes(new)
-        chosen = chosen.load(preprocessing).images
-        if self.images is not None:  # a replacement model may take images of another size
-            chosen = concatenate([self.images.load(preprocessing).images, chosen])
-        return ReplayMemory(self.per_class, chosen)
-
-    def _choose(
-        self,
-        images: ImageSet,
-        new: list[str],
-        selection: Selection,
-        seed: int,
-        features: Callable[[ImageSet], Features] | None,
-    ) -> np.ndarray[Any, Any]:
         rng = np.random.default_rng(seed)
         rows: list[np.ndarray[Any, Any]] = []
         for name in new:
             mine = np.flatnonzero(images.labels == images.classes.index(name))
             if selection == "herding" and features is not None:
-                mine = mine[herding(features(images.take(mine)), self.per_class)]
+                rows.append(mine[herding(features(images.take(mine)), self.per_class)])
             else:
-                mine = rng.permutation(mine)[: self.per_class]
-            rows.append(mine)
-        return np.concatenate(rows)
+                rows.append(rng.permutation(mine)[: self.per_class])
+        chosen = images.take(np.concatenate(rows)).of_classes(new).load(preprocessing).images
+        if self.images is not None:  # a replacement model may take images of another size
+            chosen = concatenate([self.images.load(preprocessing).images, chosen])
+        return ReplayMemory(self.per_class, chosen)
 
     def save(self, path: Path) -> None:
         """Write the memory to one file, all or nothing."""

@@ -137,18 +137,14 @@ def metrics(context: Shared) -> Response:
 def status(context: Shared, caller: Reader) -> Status:
     """Versions, what is deployed, and which version made the vectors of the gallery."""
     seen = context.workspace.status()
+    own = ("deployed", "previous", "versions", "retired", "vectors", "blend")
     return Status(
         name=context.settings.gallery or context.workspace.path.resolve().name,
         fixstar=__version__,
-        deployed=seen.deployed,
-        previous=seen.previous,
-        versions=seen.versions,
-        retired=seen.retired,
-        vectors=seen.vectors,
-        blend=dict(seen.blend),
+        **{name: getattr(seen, name) for name in own},
         items=sum(seen.vectors.values()),
         jobs_running=sum(not job.has_ended for job in context.jobs.all()),
-        caller=StatusCaller(name=caller.name, role=caller.role),
+        caller=StatusCaller.model_validate(caller),
         keys=bool(context.keys.all()),
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import json
 import secrets
 from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_file
+from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
@@ -130,13 +129,7 @@ class Keys:
 
     def _write(self, keys: tuple[Key, ...]) -> None:
         stored = [{name: value for name, value in asdict(key).items() if value is not None} for key in keys]
-        text = json.dumps(document("keys", {"keys": stored}), indent=2) + "\n"
-
-        def write(partial: Path) -> None:
-            partial.touch(mode=0o600)
-            partial.write_text(text, encoding="utf-8")
-
-        replace_file(self._file, write, mode=0o600)
+        replace_json(self._file, document("keys", {"keys": stored}), mode=0o600)
 
 
 def _parsed(file: Path) -> tuple[Key, ...]:

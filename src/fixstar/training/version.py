@@ -107,15 +107,15 @@ def train_version(
 ) -> Version:
     """Train version ``number``; with ``validation`` the best compatible epoch is kept (CoReS, eq. 11)."""
     world()  # joins the other processes, if any, before a device is touched
-    device = local_device(settings.torch_device())
-    encoder = starting_encoder(number, images, context, method, settings).to(device)
+    plan = VersionPlan(number, images, context, method, settings, validation)
+    device, predecessor = local_device(settings.torch_device()), context.predecessor
+    encoder = plan.starting_encoder().to(device)
     if len(encoder.slots) == 1:
         warnings.warn(
             f"there is only one class, {encoder.slots.classes[0]!r}: a model learns nothing from a single class. Give "
             "one folder per class, or the folder above if this is one class of several",
             stacklevel=2,
         )
-    predecessor, seed = context.predecessor, settings.seed * 1009 + number
     features = None
     if settings.frozen:
         flip = settings.augmentation.flip
@@ -123,7 +123,9 @@ def train_version(
     teacher = None
     if predecessor is not None and {"old model", "old classifier"} & method.needs:
         teacher = _teacher(predecessor, encoder, features).to(device)
-    first = _first_teacher(context, encoder, method, features)
+    first = None  # a second teacher, from the third version on, for methods that ask for it
+    if method.first and context.first is not None and context.previous not in (None, context.first):
+        first = _teacher(context.first, encoder, features).to(device)
     held = hold_out(
         images,
         context.memory.images,
@@ -131,17 +133,17 @@ def train_version(
         settings.seed,
         lambda part: part.load(encoder.preprocessing, settings.bad_images).images,
     )
-    batches, readable = _batches(encoder, held.images, held.memory, method, settings, number, progress, features)
-    upgrade = _upgrade(encoder, teacher, held._replace(images=readable), context, method, seed, features)
-    fingerprint = fingerprint_of(number, images, context, method, settings, validation)
+    batches, readable = plan.batches(encoder, held, progress, features)
+    upgrade = plan.upgrade(encoder, teacher, held._replace(images=readable), features)
+    fingerprint = plan.fingerprint()
     run = Training(
         encoder=encoder,
         objective=method.objective(upgrade),
         batches=batches,
         recipe=settings.recipe,
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
-        first=None if first is None else first.to(device),
-        seed=seed,
+        first=first,
+        seed=plan.seed,
         checkpoint=checkpoint,
         fingerprint=fingerprint.whole,
         fingerprint_parts=fingerprint.parts,
@@ -152,7 +154,7 @@ def train_version(
         select=validation.select(predecessor, features) if validation is not None and predecessor is not None else None,
     )
     log = train(run)
-    encoder.about = _about(number, images, context, method, settings, log, validation)
+    encoder.about = plan.about(log)
     return Version(number, encoder, tuple(log), readable)
 
 
@@ -160,72 +162,6 @@ def _teacher(predecessor: Encoder, encoder: Encoder, features: FrozenFeatures | 
     """The predecessor, with the simplices that only the new version has: its features are zero there."""
     teacher = FrozenEncoder(predecessor, missing_growth(predecessor, encoder.classifier.added))
     return teacher if features is None else teacher.reads(features.columns(predecessor), features.of)
-
-
-def _first_teacher(
-    context: TrainingContext, encoder: Encoder, method: Method, features: FrozenFeatures | None
-) -> FrozenEncoder | None:
-    """The first version as a second teacher, from the third version on, for methods that ask for it."""
-    first = context.first
-    if first is None or first is context.previous or context.previous is None or not method.first:
-        return None
-    return _teacher(first, encoder, features)
-
-
-def _upgrade(
-    encoder: Encoder,
-    teacher: FrozenEncoder | None,
-    held: HeldOut,
-    context: TrainingContext,
-    method: Method,
-    seed: int,
-    features: FrozenFeatures | None,
-) -> Upgrade:
-    predecessor, images = context.predecessor, held.images
-    known = predecessor.slots if predecessor is not None else Slots()
-    new = tuple(name for name in images.classes if name not in known)
-    vectors = context.old_vectors or context.first_vectors
-    if vectors is None and predecessor is not None and "old vectors" in method.needs:
-        seen = images.of_classes([name for name in images.classes if name in known])
-        if len(seen):  # the vectors that a gallery would hold of them
-            shown = seen.images if features is None else features.of(predecessor, seen.images)
-            vectors = OldVectors(FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes)
-    return Upgrade(encoder, teacher, images, known.classes, new, held.memory, held.held_out, vectors, seed)
-
-
-def _batches(
-    encoder: Encoder,
-    images: ImageSet,
-    memory: ImageSet | None,
-    method: Method,
-    settings: Settings,
-    number: int,
-    progress: bool,
-    features: FrozenFeatures | None,
-) -> tuple[Batches, ImageSet]:
-    """Batches of new and replayed images, and the new images that can be read."""
-    sources, kept = [], []
-    for part, replay in ((images, False), (memory, True)):
-        if part is not None and len(part):
-            source: PixelSource
-            if features is not None:
-                source, readable = features.source(part, settings.bad_images)
-            else:
-                source, readable = pixel_source(
-                    part,
-                    encoder.preprocessing,
-                    settings.augmentation,
-                    encoder.device,
-                    settings.bad_images,
-                    _budget(encoder.device),
-                    show_progress=progress and world().is_rank_zero,
-                )
-            targets = encoder.targets(readable.classes)[torch.from_numpy(readable.labels)]
-            sources.append(BatchSource(_shared(source), targets, replay))
-            kept.append(readable)
-    seed = settings.seed * 1009 + number
-    batches = Batches(sources, settings.recipe.batch_size, settings.augmentation, seed, method.views, method.rotated)
-    return batches, kept[0]
 
 
 def _budget(device: torch.device) -> int | None:
@@ -241,50 +177,159 @@ def _shared(source: PixelSource) -> PixelSource:
     return SharedPixels(source) if streamed and world().size > 1 else source
 
 
-def _about(
-    number: int,
-    images: ImageSet,
-    context: TrainingContext,
-    method: Method,
-    settings: Settings,
-    log: list[EpochLog],
-    validation: Validation | None,
-) -> dict[str, object]:
-    """The origin of a version, for its card; epochs count from 1."""
-    selectable = [(entry.epoch + 1, entry.scores) for entry in log if entry.scores is not None]
-    best = selected_epoch([scores for _, scores in selectable])
-    data = {"name": images.name, "images": len(images), "classes": len(images.classes)}
-    return {
-        "version": f"v{number}",
-        "parent": f"v{number - 1}" if number > 1 else None,
-        "method": {
-            "name": method.name,
-            "options": dict(method.options),
-            "initialisation": method.initialisation,
-            "source": method.source,
-        },
-        "replacement": None if context.replacement is None else weights_digest(context.replacement),
-        "data": {**data, "fingerprint": images.fingerprint()},
-        "validation": None if validation is None else validation.fingerprint(),
-        "settings": settings.to_json(),
-        "loss": log[-1].terms if log else {},
-        "selected_epoch": None if best is None else selectable[best][0],
-    }
+# What one version is made from.
 
 
-# Where training starts.
+@dataclass(frozen=True, eq=False)
+class VersionPlan:
+    """Everything that the weights of version ``number`` depend on."""
 
+    number: int
+    images: ImageSet
+    context: TrainingContext
+    method: Method
+    settings: Settings
+    validation: Validation | None = None
 
-def starting_encoder(
-    number: int, images: ImageSet, context: TrainingContext, method: Method, settings: Settings
-) -> Encoder:
-    """The previous weights, the replacement's, or new ones; classes seen before always keep their slots."""
-    require_same_classifier(context, method)
-    encoder = _started(number, images, context, method, settings)
-    _require_trainable(encoder, method, settings)
-    if settings.frozen:
-        encoder.project()  # or a trainable classifier would leave the features as they are
-    return encoder
+    @property
+    def seed(self) -> int:
+        """Of batches, of new rows of a classifier, and of what a method draws."""
+        return self.settings.seed * 1009 + self.number
+
+    def starting_encoder(self) -> Encoder:
+        """The previous weights, the replacement's, or new ones; classes seen before always keep their slots."""
+        require_same_classifier(self.context, self.method)
+        encoder = self._started()
+        _require_trainable(encoder, self.method, self.settings)
+        if self.settings.frozen:
+            encoder.project()  # or a trainable classifier would leave the features as they are
+        return encoder
+
+    def _started(self) -> Encoder:
+        context, method, settings = self.context, self.method, self.settings
+        base = context.replacement
+        if base is None and method.initialisation == "previous":
+            base = context.previous
+        if base is None:
+            base = context.pretrained
+        if base is not None:
+            return self._continued(base)
+        if context.previous is None:
+            return settings.new_encoder(method, list(self.images.classes), settings.seed)
+        _require_same_prototypes(context.previous, settings)
+        seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * self.number
+        room = sum(missing_growth(context.previous, settings.grown))
+        slots = context.previous.slots.grown(room) if room else context.previous.slots
+        slots = slots.assign(self.images.classes, settings.side)
+        encoder = settings.new_encoder(method, list(slots.classes), seed)
+        encoder.slots = slots
+        return encoder
+
+    def _continued(self, base: Encoder) -> Encoder:
+        """A copy of ``base`` with slots for every class so far; a replacement drops other trainable outputs."""
+        context, settings, images = self.context, self.settings, self.images
+        previous = context.previous
+        encoder = copy.deepcopy(base)
+        encoder.adapter = None  # it leads to ``base``, not to the new version
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)  # the new rows of a trainable classifier
+            for extra in missing_growth(encoder, settings.grown):
+                encoder.grow(extra)
+            if base is context.replacement and not encoder.classifier.fixed:
+                known = () if previous is None else previous.slots.classes
+                encoder.leave_classes(list(dict.fromkeys([*known, *images.classes])))
+            if previous is not None and previous is not base:
+                encoder.join_slots(previous)
+            encoder.add_classes(images.classes, settings.side)
+        return encoder
+
+    def batches(
+        self, encoder: Encoder, held: HeldOut, progress: bool, features: FrozenFeatures | None
+    ) -> tuple[Batches, ImageSet]:
+        """Batches of new and replayed images, and the new images that can be read."""
+        method, settings = self.method, self.settings
+        sources, kept = [], []
+        for part, replay in ((held.images, False), (held.memory, True)):
+            if part is not None and len(part):
+                source: PixelSource
+                if features is not None:
+                    source, readable = features.source(part, settings.bad_images)
+                else:
+                    source, readable = pixel_source(
+                        part,
+                        encoder.preprocessing,
+                        settings.augmentation,
+                        encoder.device,
+                        settings.bad_images,
+                        _budget(encoder.device),
+                        show_progress=progress and world().is_rank_zero,
+                    )
+                targets = encoder.targets(readable.classes)[torch.from_numpy(readable.labels)]
+                sources.append(BatchSource(_shared(source), targets, replay))
+                kept.append(readable)
+        batches = Batches(
+            sources, settings.recipe.batch_size, settings.augmentation, self.seed, method.views, method.rotated
+        )
+        return batches, kept[0]
+
+    def upgrade(
+        self, encoder: Encoder, teacher: FrozenEncoder | None, held: HeldOut, features: FrozenFeatures | None
+    ) -> Upgrade:
+        """What the method's objective is made for."""
+        context, predecessor, images = self.context, self.context.predecessor, held.images
+        known = predecessor.slots if predecessor is not None else Slots()
+        new = tuple(name for name in images.classes if name not in known)
+        vectors = context.old_vectors or context.first_vectors
+        if vectors is None and predecessor is not None and "old vectors" in self.method.needs:
+            seen = images.of_classes([name for name in images.classes if name in known])
+            if len(seen):  # the vectors that a gallery would hold of them
+                shown = seen.images if features is None else features.of(predecessor, seen.images)
+                vectors = OldVectors(FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes)
+        return Upgrade(encoder, teacher, images, known.classes, new, held.memory, held.held_out, vectors, self.seed)
+
+    def fingerprint(self) -> Fingerprint:
+        """Digests of all that the weights depend on."""
+        number, images, context, method = self.number, self.images, self.context, self.method
+        memory, vectors = context.memory.images, context.old_vectors
+        models = {name: getattr(context, name) for name in ("previous", "replacement", "first", "pretrained")}
+        parts: dict[str, Any] = {
+            **{name: None if model is None else weights_digest(model) for name, model in models.items()},
+            "old vectors": None if vectors is None else _vectors_digest(vectors),
+            "version": number,
+            "images": images.fingerprint(),
+            "classes": list(images.classes),
+            "memory": None if memory is None else memory.fingerprint(),
+            "validation": self.validation and self.validation.fingerprint(),
+            "method": method.name,
+            "method options": dict(method.options),
+            "starting weights": method.initialisation,
+            **_flat(self.settings.to_json()),
+        }
+        names = {name: _PART_NAMES.get(name, name.replace("_", " ")) for name in parts}
+        return Fingerprint(_digest(parts), {names[name]: _digest(value)[:_SHORT] for name, value in parts.items()})
+
+    def about(self, log: list[EpochLog]) -> dict[str, object]:
+        """The origin of a version, for its card; epochs count from 1."""
+        number, images, context, method = self.number, self.images, self.context, self.method
+        selectable = [(entry.epoch + 1, entry.scores) for entry in log if entry.scores is not None]
+        best = selected_epoch([scores for _, scores in selectable])
+        data = {"name": images.name, "images": len(images), "classes": len(images.classes)}
+        return {
+            "version": f"v{number}",
+            "parent": f"v{number - 1}" if number > 1 else None,
+            "method": {
+                "name": method.name,
+                "options": dict(method.options),
+                "initialisation": method.initialisation,
+                "source": method.source,
+            },
+            "replacement": None if context.replacement is None else weights_digest(context.replacement),
+            "data": {**data, "fingerprint": images.fingerprint()},
+            "validation": self.validation and self.validation.fingerprint(),
+            "settings": self.settings.to_json(),
+            "loss": log[-1].terms if log else {},
+            "selected_epoch": None if best is None else selectable[best][0],
+        }
 
 
 def _require_trainable(encoder: Encoder, method: Method, settings: Settings) -> None:
@@ -299,26 +344,6 @@ def _require_trainable(encoder: Encoder, method: Method, settings: Settings) -> 
             "layers after it, with a frozen backbone",
             NextStep("repeat", {"frozen": True}),
         )
-
-
-def _started(number: int, images: ImageSet, context: TrainingContext, method: Method, settings: Settings) -> Encoder:
-    base = context.replacement
-    if base is None and method.initialisation == "previous":
-        base = context.previous
-    if base is None:
-        base = context.pretrained
-    if base is not None:
-        return _continued(number, images, base, context, settings)
-    if context.previous is None:
-        return settings.new_encoder(method, list(images.classes), settings.seed)
-    _require_same_prototypes(context.previous, settings)
-    seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * number
-    room = sum(missing_growth(context.previous, settings.grown))
-    slots = context.previous.slots.grown(room) if room else context.previous.slots
-    slots = slots.assign(images.classes, settings.side)
-    encoder = settings.new_encoder(method, list(slots.classes), seed)
-    encoder.slots = slots
-    return encoder
 
 
 def require_same_classifier(context: TrainingContext, method: Method) -> None:
@@ -367,24 +392,6 @@ def _require_same_prototypes(previous: Encoder, settings: Settings) -> None:
         )
 
 
-def _continued(number: int, images: ImageSet, base: Encoder, context: TrainingContext, settings: Settings) -> Encoder:
-    """A copy of ``base`` with slots for every class so far; a replacement drops other trainable outputs."""
-    previous = context.previous
-    encoder = copy.deepcopy(base)
-    encoder.adapter = None  # it leads to ``base``, not to the new version
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed * 1009 + number)  # the new rows of a trainable classifier
-        for extra in missing_growth(encoder, settings.grown):
-            encoder.grow(extra)
-        if base is context.replacement and not encoder.classifier.fixed:
-            known = () if previous is None else previous.slots.classes
-            encoder.leave_classes(list(dict.fromkeys([*known, *images.classes])))
-        if previous is not None and previous is not base:
-            encoder.join_slots(previous)
-        encoder.add_classes(images.classes, settings.side)
-    return encoder
-
-
 # What the weights depend on.
 
 
@@ -393,34 +400,6 @@ class Fingerprint(NamedTuple):
 
     whole: str
     parts: dict[str, str]
-
-
-def fingerprint_of(
-    number: int,
-    images: ImageSet,
-    context: TrainingContext,
-    method: Method,
-    settings: Settings,
-    validation: Validation | None,
-) -> Fingerprint:
-    """Digests of all that the weights of version ``number`` depend on."""
-    memory, vectors = context.memory.images, context.old_vectors
-    models = {name: getattr(context, name) for name in ("previous", "replacement", "first", "pretrained")}
-    parts: dict[str, Any] = {
-        **{name: None if model is None else weights_digest(model) for name, model in models.items()},
-        "old vectors": None if vectors is None else _vectors_digest(vectors),
-        "version": number,
-        "images": images.fingerprint(),
-        "classes": list(images.classes),
-        "memory": None if memory is None else memory.fingerprint(),
-        "validation": None if validation is None else validation.fingerprint(),
-        "method": method.name,
-        "method options": dict(method.options),
-        "starting weights": method.initialisation,
-        **_flat(settings.to_json()),
-    }
-    names = {name: _PART_NAMES.get(name, name.replace("_", " ")) for name in parts}
-    return Fingerprint(_digest(parts), {names[name]: _digest(value)[:_SHORT] for name, value in parts.items()})
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

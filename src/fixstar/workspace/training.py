@@ -36,7 +36,7 @@ from fixstar.training.distributed import from_rank_zero, on_rank_zero
 from fixstar.training.features import FrozenFeatures
 from fixstar.training.run_directory import RunDirectory
 from fixstar.training.scenarios import remember
-from fixstar.training.version import fingerprint_of, require_same_classifier
+from fixstar.training.version import VersionPlan, require_same_classifier
 from fixstar.workspace.held_out import SHARE, SplitOff, keep_held_out, keep_learnt, split_off, unlearnt_images
 from fixstar.workspace.reachability import OLD_WIDTH
 from fixstar.workspace.registry import Registry
@@ -484,7 +484,7 @@ def _run_trials(
     known: dict[str, Any] = from_rank_zero(lambda: _results(folder / "results.json"))
     found = []
     for row, setup in enumerate(setups):
-        fingerprint = fingerprint_of(number, shown, setup.context, setup.method, setup.settings, None).whole
+        fingerprint = VersionPlan(number, shown, setup.context, setup.method, setup.settings).fingerprint().whole
         key = f"{fingerprint[:24]}-{test.fingerprint()[:24]}"
         if key not in known:
             say(f"Trial {row + 1} of {len(setups)}: {setup.name}")
