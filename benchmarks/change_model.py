@@ -21,8 +21,8 @@ import numpy as np
 
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures, gallery_query_split, verdicts
-from fixstar.evaluation.report import percent, points
 from fixstar.geometry import unit
+from fixstar.wording import percent, points
 from fixstar.workspace import GateRules
 from fixstar.workspace.adapters.bridge import Bridged, BridgeOptions, bridge
 from fixstar.workspace.adapters.fitting import best_adapter, fit_adapter

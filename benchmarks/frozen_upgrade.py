@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from fixstar.data import ImageSet, ReplayMemory
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures, cross_test, gallery_query_split, paired_bootstrap
-from fixstar.evaluation.report import percent, points
 from fixstar.geometry import unit
 from fixstar.methods import create_method
 from fixstar.training import FROZEN, Settings, TrainingContext, train_version, version_features
 from fixstar.training.features import FrozenFeatures
 from fixstar.training.scenarios import remember
+from fixstar.wording import percent, points
 
 PER_CLASS, TRAINED, LEARNT = 25, 15, 30
 GROUPS = ("known to v1", "new in v2", "never seen")

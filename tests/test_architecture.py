@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"kernels"},
     {"images", "geometry", "polytopes"},
     {"durable"},
-    {"errors", "progress"},
+    {"errors", "progress", "wording"},
     {""},  # fixstar itself: the version
 ]
 HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}

@@ -20,8 +20,8 @@ from typed import typed
 from typer.core import TyperGroup
 
 from fixstar.cli.app import GROUPS, app
-from fixstar.evaluation.report import percent
 from fixstar.models import Encoder
+from fixstar.wording import percent
 
 TRAIN = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --learning-rate 0.01")
 

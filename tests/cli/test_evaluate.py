@@ -25,8 +25,8 @@ from fixstar.evaluation import (
     sample_pairs,
     verdicts,
 )
-from fixstar.evaluation.report import percent
 from fixstar.geometry import slerp, unit
+from fixstar.wording import percent
 
 QUERY_LABELS, GALLERY_LABELS = np.arange(200) % 5, np.arange(100) % 5
 

@@ -8,7 +8,7 @@ from predictions import QUERIES, predicted
 
 from fixstar.errors import GateError
 from fixstar.evaluation import BackfillCurve
-from fixstar.evaluation.report import percent
+from fixstar.wording import percent
 from fixstar.workspace.backfill.planning import PlannedBackfill, PredictedCurve, require_gain
 from fixstar.workspace.backfill.run import BackfillPlan
 

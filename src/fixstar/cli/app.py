@@ -234,33 +234,22 @@ def rank_zero_output() -> Iterator[None]:
     Another process that fails waits a moment: if all fail for the same reason, torchrun ends it as soon as the first
     has reported. If it is still there, the error is its own, and the caller reports it.
     """
-    try:
-        with contextlib.nullcontext() if process_rank() == 0 else _silence():
-            yield
-    except SystemExit as stop:
-        if not stop.code:
-            _leave_process_group()
-        elif process_rank():
-            time.sleep(_REPORTING)
-        raise
-    except BaseException:
+    with contextlib.ExitStack() as silence:
         if process_rank():
-            time.sleep(_REPORTING)
-        raise
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with (
-        Path(os.devnull).open("w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        yield
+            nowhere = silence.enter_context(Path(os.devnull).open("w"))
+            silence.enter_context(contextlib.redirect_stdout(nowhere))
+            silence.enter_context(contextlib.redirect_stderr(nowhere))
+        try:
+            yield
+        except BaseException as end:
+            if isinstance(end, SystemExit) and not end.code:
+                _leave_process_group()
+            elif process_rank():
+                time.sleep(_REPORTING)
+            raise
 
 
 def _leave_process_group() -> None:
     """Leave it in good order if this command trained in one; does not import torch for that."""
-    training = sys.modules.get("fixstar.training.distributed")
-    if training is not None:
+    if training := sys.modules.get("fixstar.training.distributed"):
         training.leave()

@@ -16,6 +16,7 @@ import typer
 
 from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value, verb
 from fixstar.cli.output import print_json, print_list, print_result, print_table, print_wrapped, say
+from fixstar.durable import replace_file
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
@@ -295,7 +296,6 @@ def table(
     if markdown is not None:
         from fixstar.benchmarks.tables import markdown as section
         from fixstar.benchmarks.tables import put_section
-        from fixstar.durable import replace_file
 
         text = put_section(
             _text_of(markdown), entry.name, section(comparison, _commands(comparison), drawn, markdown.parent)

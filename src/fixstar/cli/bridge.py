@@ -10,7 +10,9 @@ import typer
 from fixstar.cli.app import AsJson, Confidence, Tolerance, verb
 from fixstar.cli.output import STYLES, Cell, print_json, print_result, print_table, print_wrapped
 from fixstar.cli.rollout import EXIT_CODES
+from fixstar.durable import replace_file
 from fixstar.errors import InputError, plural
+from fixstar.wording import percent, points
 
 if TYPE_CHECKING:
     from fixstar.workspace.adapters.bridge import Bridged, Candidate
@@ -87,8 +89,6 @@ def bridge(
 
 
 def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> None:
-    from fixstar.evaluation.report import percent
-
     print_wrapped(found.sentence, indent="")
     if found.candidates:
         print()
@@ -122,8 +122,6 @@ def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> No
 
 
 def _row(one: Candidate, found: Bridged) -> tuple[Cell, ...]:
-    from fixstar.evaluation.report import percent, points
-
     name, alpha = one.kind, "" if one.alpha is None else f"{one.alpha:g}"
     if one.kind != "re-embedded":
         name = f"{one.kind}, {one.way}"
@@ -140,7 +138,6 @@ def _row(one: Candidate, found: Bridged) -> tuple[Cell, ...]:
 def _apply(use: Path, old: str, new: str, out: Path | None, as_json: bool) -> None:
     import numpy as np
 
-    from fixstar.durable import replace_file
     from fixstar.workspace.adapters.bridge import apply_bridge
     from fixstar.workspace.adapters.portable import load_bridge
 

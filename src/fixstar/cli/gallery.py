@@ -19,6 +19,7 @@ import fixstar
 from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples, verb
 from fixstar.cli.output import print_result
 from fixstar.errors import DamagedItemError, FixstarError, InputError, plural
+from fixstar.progress import progress_bar
 
 if TYPE_CHECKING:
     from fixstar.gallery import Gallery
@@ -201,7 +202,6 @@ def export_vectors(
 ) -> None:
     """Write the vectors, ids and payloads of a version to a file."""
     from fixstar.gallery import export_version
-    from fixstar.progress import progress_bar
 
     with (
         _opened(workspace, gallery) as store,
@@ -259,7 +259,6 @@ def import_vectors(
     from fixstar.gallery import import_version
     from fixstar.gallery.addresses import without_secret
     from fixstar.gallery.transfer import open_vectors
-    from fixstar.progress import progress_bar
     from fixstar.workspace.items import IMAGE, STAMP
 
     with _opened(workspace, gallery) as store:
@@ -316,7 +315,6 @@ def move(
     """
     from fixstar.gallery import copy_gallery, open_gallery
     from fixstar.gallery.addresses import without_secret
-    from fixstar.progress import progress_bar
     from fixstar.workspace.files import gallery_url, refuse_secret, set_gallery
 
     source, target = gallery or gallery_url(workspace), _address(target)

@@ -14,6 +14,7 @@ import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, verb
 from fixstar.cli.output import Cell, print_json, print_list, print_result, print_table, print_wrapped, say
 from fixstar.errors import DataError, InputError, NextStep
+from fixstar.wording import percent
 
 if TYPE_CHECKING:
     from fixstar.evaluation import CrossTest, Difference
@@ -256,7 +257,7 @@ def _evaluation_json(
 
 def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float, blended: Blended) -> None:
     from fixstar.evaluation import cell_evidence, compatible_cells
-    from fixstar.evaluation.report import MARKS, percent, verdict_sentences
+    from fixstar.evaluation.report import MARKS, verdict_sentences
 
     styles = {"compatible": "", "incompatible": "red", "not decided": "yellow"}
 

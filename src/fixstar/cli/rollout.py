@@ -17,6 +17,8 @@ from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, 
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
 from fixstar.errors import InputError, NextStep, plural
+from fixstar.progress import progress_bar
+from fixstar.wording import percent, points
 
 if TYPE_CHECKING:
     from fixstar.workspace import Adapted, Backfilled, Check
@@ -122,8 +124,6 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
 
 def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
     """What a check found, and what to do next."""
-    from fixstar.evaluation.report import percent
-
     _print_cells(found)
     _print_blends(found)
     for reason in found.reasons:
@@ -158,8 +158,6 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
 
 
 def _print_cells(found: Check) -> None:
-    from fixstar.evaluation.report import percent, points
-
     if found.self_test is None:
         return
     numbers = ("its own\nqueries", f"queries\nby {found.version}", "difference", "from", "to", "lost", "won")
@@ -183,8 +181,6 @@ def _print_cells(found: Check) -> None:
 
 def _print_blends(found: Check) -> None:
     """The queries by two models, if the new version's alone do not pass, or search through an adapter."""
-    from fixstar.evaluation.report import percent, points
-
     adapted = {blend.version for blend in found.blends} - set(found.against)
     if not found.blends or (found.outcome == "pass" and not adapted):
         return
@@ -338,7 +334,6 @@ def backfill(
     is gone keep their vectors.
     """
     from fixstar.data import open_images
-    from fixstar.progress import progress_bar
     from fixstar.workspace import BackfillOptions
     from fixstar.workspace.backfill.planning import draw_curves, require_gain
     from fixstar.workspace.backfill.run import Pace
@@ -399,8 +394,6 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool) -> Non
 
 
 def _print_prediction(predicted: PredictedCurve, share: float) -> None:
-    from fixstar.evaluation.report import percent
-
     asked, judged = predicted.images
     print(f"Predicted accuracy, {plural(judged, 'held-out query')} on {plural(asked, 'held-out image')}:")
     rows = []
@@ -421,8 +414,6 @@ def shown_shares(measured: list[float], share: float) -> list[float]:
 
 
 def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
-    from fixstar.evaluation.report import percent
-
     print_wrapped(
         f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s; {done.done_before:,} "
         f"done before, {done.deleted:,} deleted and {done.rewritten:,} rewritten meanwhile, {len(done.kept):,} with "
@@ -517,8 +508,6 @@ def adapt(
 
 
 def _print_adapted(done: Adapted, workspace: Path, typed: Mapping[str, object]) -> None:
-    from fixstar.evaluation.report import percent
-
     ends = (done.queries_by, done.version) if done.applied == "queries" else (done.version, done.queries_by)
     print_wrapped(f"{done.kind} adapter from {ends[0]} to {ends[1]}, fitted on {done.fitted_on}")
     if done.ranked:

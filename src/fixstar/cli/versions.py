@@ -15,7 +15,9 @@ from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say
 from fixstar.cli.rollout import print_check
+from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
+from fixstar.wording import percent
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -321,8 +323,6 @@ def _parsed_trials(text: str) -> int | Literal["auto"]:
 
 
 def _print_trials(version: Version) -> None:
-    from fixstar.evaluation.report import percent
-
     tried = version.encoder.about.get("trials")
     if not tried:
         return
@@ -504,7 +504,6 @@ def slots(
     as_json: AsJson = False,
 ) -> None:
     """Show the permanent slot of every class. Separate teams that share this manifest stay interoperable."""
-    from fixstar.durable import replace_json
     from fixstar.workspace.files import read_mark
     from fixstar.workspace.registry import Registry
 

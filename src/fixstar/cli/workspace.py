@@ -20,6 +20,8 @@ from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, wrapped
 from fixstar.cli.rollout import print_blend
 from fixstar.errors import InputError, NextStep, plural
+from fixstar.progress import progress_bar
+from fixstar.wording import percent, points, rounded
 
 if TYPE_CHECKING:
     from fixstar.demo import DemoResult
@@ -54,7 +56,6 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
     from rich.table import Table
 
     from fixstar.demo import TITLES
-    from fixstar.evaluation.report import percent
 
     console = Console()
     print()
@@ -126,7 +127,6 @@ def index(
     An id that the gallery holds with another image is replaced only with --replace, or if you say so when asked.
     Images that cannot be read are named and left out. Exit code 1 if no image can be read.
     """
-    from fixstar.progress import progress_bar
     from fixstar.workspace import catalogue
     from fixstar.workspace.items import vanished_items
 
@@ -327,8 +327,6 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
 
 
 def _print_hits(names: list[str], answer: SearchResult) -> None:
-    from fixstar.evaluation.report import rounded
-
     heads = ("", "relative score" if answer.calibrated else "cosine", "item", "label", "version")
     for name, hits in zip(names, answer.hits, strict=True):
         print(f"{name} (query by {answer.version})" if hits else f"{name}: nothing found")
@@ -393,8 +391,6 @@ def _print_status(space: Workspace, state: Status) -> None:
 
 
 def _status_row(space: Workspace, state: Status, name: str) -> tuple[Cell, ...]:
-    from fixstar.evaluation.report import percent, points
-
     card, check = space.registry.card(name), space.last_check(name)
     made = datetime.fromtimestamp((space.registry.directory(name) / "card.json").stat().st_mtime, UTC)
     outcome = "" if name == state.versions[0] else "not checked"

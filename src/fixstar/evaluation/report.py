@@ -6,7 +6,6 @@ import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from decimal import ROUND_HALF_UP, Decimal
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -32,6 +31,7 @@ from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve
 from fixstar.evaluation.pictures import side_by_side
 from fixstar.evaluation.search import Labels
+from fixstar.wording import MINUS, percent, points
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -48,7 +48,6 @@ FEW_CLASSES = 12  # classes with flips that are listed
 THUMBNAIL = 96  # pixels
 LONGEST_LIST = 6  # names that are listed in full
 VISIBLE_DROP = 0.005  # a drop of a backfill curve that is worth a warning
-MINUS = "\N{MINUS SIGN}"
 MARKS = {"compatible": "", "incompatible": "x", "not decided": "?"}
 """How a cell is marked beside its number."""
 CAPTIONS = {
@@ -270,34 +269,6 @@ def backfill_sentence(curve: BackfillCurve) -> str:
         f"{percent(float(curve.shares[start]))} re-embedded {percent(before)}. Do not serve from a mixed gallery: "
         "re-embed a copy, and switch when it is complete."
     )
-
-
-def rounded(value: float, digits: int) -> str:
-    """A number as text, ties away from zero as JavaScript does: a page shows the same digits.
-
-    >>> rounded(21.25, 1), rounded(-0.01, 1)
-    ('21.3', '0.0')
-    """
-    return f"{Decimal(value).quantize(Decimal(10) ** -digits, ROUND_HALF_UP) + 0}"
-
-
-def percent(fraction: float) -> str:
-    """A fraction as text.
-
-    >>> percent(0.4567), percent(0.2125)
-    ('45.7 %', '21.3 %')
-    """
-    return f"{rounded(100 * fraction, 1)} %"
-
-
-def points(fraction: float) -> str:
-    """A difference of two fractions as text, in percentage points and with its sign.
-
-    >>> points(0.0123), points(-0.2), points(-0.00001)
-    ('+1.2', '−20.0', '±0.0')
-    """
-    size = rounded(abs(100 * fraction), 1)
-    return f"{'±' if float(size) == 0 else '+' if fraction > 0 else MINUS}{size}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
-from fixstar.evaluation.report import percent, points
 from fixstar.evaluation.search import searcher
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.geometry import blended
 from fixstar.images import Preprocessing
+from fixstar.wording import percent, points
 from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.adapters.maps import VectorAdapter
 from fixstar.workspace.calibrations import LEAST, calibrations_and_folds, catalogue_thresholds, search_curve

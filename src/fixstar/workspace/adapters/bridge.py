@@ -29,13 +29,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import DataError, InputError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import Difference, gallery_query_split, nearest, paired_bootstrap
-from fixstar.evaluation.report import percent, points
 from fixstar.evaluation.search import searcher
 from fixstar.gallery.transfer import BATCH, open_vectors
 from fixstar.gallery.vector_files import VectorSource
 from fixstar.geometry import slerp
 from fixstar.images import Preprocessing
 from fixstar.progress import progress_bar
+from fixstar.wording import percent, points
 from fixstar.workspace.adapters.fitting import ADAPTERS, Pairs, checked_pairs, fit_checked, fitting_kinds
 from fixstar.workspace.adapters.maps import Applied, VectorAdapter
 from fixstar.workspace.adapters.portable import Bridge

@@ -30,11 +30,11 @@ from fixstar.evaluation import (
     paired_bootstrap,
 )
 from fixstar.evaluation.features import blended_version, version_features
-from fixstar.evaluation.report import percent
 from fixstar.gallery import Calibration, Gallery, calibrated_search
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.models import Encoder
 from fixstar.progress import Advance
+from fixstar.wording import percent
 from fixstar.workspace.backfill.orders import (
     BLIND,
     ORDERS,
