@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility
 from fixstar.evaluation.mixed import BackfillCurve
-from fixstar.evaluation.pictures import DPI, GREY, INK, TEXT, TITLE
+from fixstar.evaluation.pictures import DPI, GREY, INK, TEXT, TITLE, laid_out_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +24,7 @@ RULE = "#dfe4e9"  # grid lines
 WIDTH, HEIGHT = 6.4, 3.8  # inches
 LOWEST_FAR = 1e-6
 COLUMNS = 3
-SIDE, TALL = 3.1, 1.75  # inches: minimum width of a panel with its margin, and height of its plane
-LEFT, TOP, HEAD, FOOT = 0.62, 0.55, 0.34, 0.44  # inches: left of all panels, above all, above a plane, below it
+SIDE, TALL = 3.1, 2.7  # inches: minimum width of a panel, and height without its legend
 ENTRY = 0.18  # inches: a line of a legend
 LETTER, CAPITAL = 0.073, 0.12  # inches per character of a legend and of the title, rounded up
 BEHIND = "#d3d9df"  # curves of the other groups
@@ -141,58 +140,41 @@ def accuracy_panels(
     title: str = "",
 ) -> Figure:
     """Draw a value at each version, group -> name -> fractions [T]: one panel per group. NaN leaves a gap."""
-    from matplotlib.figure import Figure
-
     series = {group: {name: _checked_series(name, v) for name, v in of.items()} for group, of in groups.items()}
     if not series or not all(series.values()):
         raise InputError("accuracy_panels needs a curve per group: {method: {name: one fraction per version}}")
-    rows = [list(series)[start : start + COLUMNS] for start in range(0, len(series), COLUMNS)]
-    heights = [HEAD + TALL + FOOT + ENTRY * max(len(series[group]) for group in row) for row in rows]
+    columns = min(COLUMNS, len(series))
+    rows = -(-len(series) // columns)
     longest = max(len(name) for of in series.values() for name in of)
-    side = max(SIDE, 0.6 + LETTER * longest, (0.3 + CAPITAL * len(title) - LEFT) / len(rows[0]))
-    width, top = LEFT + side * len(rows[0]), TOP + sum(heights)
-    figure = Figure(figsize=(width, top), dpi=DPI, facecolor="white")
-    head = figure.text(0.22 / width, 1 - 0.16 / top, title, size=TITLE, color=INK, weight="bold", va="top")
-    head.set_parse_math(False)
-    top -= TOP
-    for row, tall in zip(rows, heights, strict=True):
-        for column, group in enumerate(row):
-            axes = _panel(figure, (LEFT + side * column, top - HEAD - TALL, side - 0.35), group, series)
-            axes.set_ylabel("" if column else f"{metric} (%)", size=TEXT, color=GREY)
-        top -= tall
+    width = max(columns * max(SIDE, 0.7 + LETTER * longest), 0.3 + CAPITAL * len(title))
+    height = rows * (TALL + ENTRY * max(map(len, series.values()))) + 0.4
+    figure = laid_out_figure((width, height))
+    _draw_title(figure, title)
+    planes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for number, (axes, group) in enumerate(zip(planes.flat, series, strict=False)):
+        _draw_panel(axes, group, series)
+        axes.set_ylabel("" if number % columns else f"{metric} (%)", size=TEXT, color=GREY)
+    for axes in planes.flat[len(series) :]:
+        axes.remove()
+    figure.draw_without_rendering()
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
 
 
-def _panel(
-    figure: Figure, place: tuple[float, float, float], group: str, series: Mapping[str, Mapping[str, Floats]]
-) -> Axes:
-    """The panel of one group with its legend below; ``place`` is its left, bottom and width in inches."""
-    left, bottom, wide = place
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((left / width, bottom / height, wide / width, TALL / height))
+def _draw_panel(axes: Axes, group: str, series: Mapping[str, Mapping[str, Floats]]) -> None:
+    """The curves of one group with their legend below; those of the others behind them."""
     _style_axes(axes)
+    axes.tick_params(labelbottom=True, labelleft=True)
     axes.set_xlabel("version", size=TEXT - 1, color=GREY, labelpad=1)
-    curves = [values for of in series.values() for values in of.values()]
-    axes.set(xlim=(0.6, max(map(len, curves)) + 0.4), ylim=_limits(curves))
+    axes.set_xlim(0.6, max(len(values) for of in series.values() for values in of.values()) + 0.4)
     axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
     axes.set_title(group, loc="left", size=TEXT + 1, color=INK, weight="bold").set_parse_math(False)
     for values in (values for other, of in series.items() if other != group for values in of.values()):
         axes.plot(np.arange(1, len(values) + 1), 100 * values, color=BEHIND, linewidth=1.0, zorder=1, gid="other")
     for number, (name, values) in enumerate(series[group].items()):
         _draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
-    below = (left / width, (bottom - FOOT) / height)
-    _draw_legend(figure, axes, below, loc="upper left", fontsize=TEXT - 1, labelspacing=0.25)
-    return axes
-
-
-def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
-    values = 100 * np.concatenate(curves)
-    values = values[~np.isnan(values)]
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    margin = max(0.05 * (high - low), 0.5)
-    return low - margin, high + margin
+    _draw_legend(axes, axes, bbox_to_anchor=(0, -0.25), loc="upper left", borderaxespad=0, labelspacing=0.25)
 
 
 def _checked_series(name: str, values: ArrayLike) -> Floats:
@@ -206,19 +188,19 @@ def _checked_series(name: str, values: ArrayLike) -> Floats:
 
 
 def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
-    """An empty plane with space for a title above and a legend of ``lines`` curves below."""
-    from matplotlib.figure import Figure
-
-    above, below = 0.25 + 0.25 * bool(title), 0.62 + 0.22 * (1 + (lines - 1) // 2)
-    height = HEIGHT + above + below - 1.0
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
-    axes = figure.add_axes((0.72 / WIDTH, below / height, (WIDTH - 0.92) / WIDTH, (height - above - below) / height))
+    """An empty plane with a title, and space for a legend of ``lines`` curves below."""
+    figure = laid_out_figure((WIDTH, HEIGHT + 0.25 * bool(title) + 0.2 * ((lines - 1) // 2)))
+    axes = figure.add_subplot()
     _style_axes(axes)
     axes.set_xlabel(x, size=TEXT, color=GREY)
     axes.set_ylabel(y, size=TEXT, color=GREY)
-    head = figure.text(0.22 / WIDTH, 1 - 0.16 / height, title, size=TITLE, color=INK, weight="bold", va="top")
-    head.set_parse_math(False)
+    _draw_title(figure, title)
     return figure, axes
+
+
+def _draw_title(figure: Figure, title: str) -> None:
+    left = 0.22 / figure.get_size_inches()[0]
+    figure.suptitle(title, x=left, ha="left", size=TITLE, color=INK, weight="bold").set_parse_math(False)
 
 
 def _style_axes(axes: Axes) -> None:
@@ -239,21 +221,19 @@ def _draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, 
     axes.plot(x, y, label=name, gid="curve", **look)
 
 
-def _draw_legend(figure: Figure, axes: Axes, place: tuple[float, float], **style: Any) -> None:
+def _draw_legend(place: Figure | Axes, axes: Axes, **style: Any) -> None:
     lines = [line for line in axes.lines if line.get_gid() == "curve"]
-    names = [str(line.get_label()) for line in lines]
-    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT, "labelcolor": INK}
-    look |= {"borderaxespad": 0, "borderpad": 0} | style
-    legend = figure.legend(lines, names, bbox_to_anchor=place, **look)
+    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT, "labelcolor": INK, "borderpad": 0}
+    legend = place.legend(lines, [str(line.get_label()) for line in lines], **look, **style)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar in a name is a dollar
 
 
 def _finished(figure: Figure, axes: Axes, path: str | Path | None, note: str) -> Figure:
     """Add the legend below, in two columns, and a note; then write the file."""
-    height = figure.get_size_inches()[1]
-    _draw_legend(figure, axes, (0.72 / WIDTH, 0.08 / height), loc="lower left", ncols=2)
-    figure.text(1 - 0.2 / WIDTH, 1 - 0.2 / height, note, size=TEXT - 1, color=GREY, ha="right", va="top")
+    _draw_legend(figure, axes, loc="outside lower left", borderaxespad=1.2, ncols=2)
+    axes.set_title(note, loc="right", size=TEXT - 1, color=GREY)
+    figure.draw_without_rendering()
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure

@@ -1,7 +1,7 @@
 """Pictures: compatibility matrices as the papers draw them (figure 4 of HOC), and search results.
 
 Rows are the version of the query, columns that of the gallery. No reader depends on colour: cross-tests that fail have
-a cross, undecided ones a question mark. The layout is in inches, so 2 and 31 versions are both readable.
+a cross, undecided ones a question mark. Cells are of a size that keeps 2 and 31 versions both readable.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ RAMPS = {"self-test": BLUES, "compatible": BLUES, "fails": REDS, "not decided": 
 
 SMALLEST_NUMBER = 5.5  # points
 LONGEST_NAME = 18  # characters of a version's name
-PAD, GAP = 0.22, 0.38  # inches around the figure, between panels
-BAR = 1.0  # inches for the colour scale on the right
-LEGEND = 0.36  # inches for the legend at the bottom
 
 RIGHT, WRONG = "#1d7a3e", "#b3261e"  # frames of the contact sheet
 IMAGE, SPACE, BAND, HEAD = 0.62, 0.10, 0.42, 0.62  # inches: an image, between images, between groups, above all
@@ -68,79 +65,40 @@ def side_by_side(
     verdicts: Mapping[str, Verdicts] | None = None,
 ) -> Figure:
     """Draw several matrices, title -> C, on one colour scale; ``verdicts``, by title, mark their cells."""
-    from matplotlib.figure import Figure
-
     panels = {title: _checked(C, names) for title, C in matrices.items()}
     if not panels:
         raise InputError("side_by_side needs at least one compatibility matrix: {title: C}")
     kinds = {title: _kinds(C, (verdicts or {}).get(title), title) for title, C in panels.items()}
-    grid = _Grid.of(panels, names)
     scale = _Scale.of(list(panels.values()))
-    figure = Figure(figsize=(grid.width, grid.height), dpi=DPI, facecolor="white")
-    for position, (title, C) in enumerate(panels.items()):
-        left, top = grid.corner(position)
-        axes = _axes(figure, left, top, grid.side, grid.side)
-        _draw_cells(axes, C, kinds[title], scale, grid.side / len(C))
-        _label_axes(axes, _shown_names(names, len(C)), grid, first=position % grid.columns == 0)
-        _head(figure, title, C, left, top, grid)
+    T, rows = max(map(len, panels.values())), math.ceil(len(panels) / 4)
+    columns = math.ceil(len(panels) / rows)
+    side = float(np.clip(0.68 * T, 2.7, {1: 6.6, 2: 4.8}.get(len(panels), 3.7)))
+    size = columns * (side + 0.9) + 1.1, rows * (side + 1.5) + 0.6
+    figure = laid_out_figure(size)
+    grid = figure.add_gridspec(rows, columns + 1, width_ratios=[*columns * [1.0], 0.07])
+    planes = [figure.add_subplot(grid[divmod(number, columns)]) for number in range(len(panels))]
+    for number, (axes, (title, C)) in enumerate(zip(planes, panels.items(), strict=True)):
+        _frame(axes, title, C, _shown_names(names, len(C)), side)
+        axes.set_ylabel("" if number % columns else "query by", size=TEXT, color=GREY, labelpad=5)
     shown = [kind for kind in RAMPS if kind != "not decided" or verdicts]
-    _draw_scale(figure, scale, grid, shown)
-    _draw_legend(figure, grid, shown)
+    _draw_scale(figure.add_subplot(grid[0, -1]), scale, shown)
+    _draw_legend(figure, shown)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # marks and numbers are drawn in cells of a known size
+    for axes, (title, C) in zip(planes, panels.items(), strict=True):
+        _draw_cells(axes, C, kinds[title], scale, axes.get_window_extent().width / figure.dpi / len(C))
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """The layout of a picture of matrices, in inches from the upper left corner."""
+def laid_out_figure(size: tuple[float, float]) -> Figure:
+    """An empty figure of a size in inches, in which matplotlib finds a place for everything."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    side: float  # of every matrix
-    label: float  # font size of the version names, in points
-    tilted: bool  # whether the names below a matrix are slanted
-    columns: int
-    rows: int
-    head: float  # above a matrix: title and summary
-    left: float  # beside a matrix: version names
-    below: float
-
-    @classmethod
-    def of(cls, panels: Mapping[str, NDArray[Any]], names: Sequence[str] | None) -> _Grid:
-        """The layout of matrices, title -> C, for versions of these names."""
-        T = max(map(len, panels.values()))
-        count = len(panels)
-        rows = math.ceil(count / 4)
-        side = float(np.clip(0.68 * T, 2.7, {1: 6.6, 2: 4.8}.get(count, 3.7)))
-        label = float(np.clip(72 * side / T * 0.42, 5.0, TEXT))
-        longest = max(map(len, _shown_names(names, T))) * label * 0.62 / 72
-        tilted = longest > 0.9 * side / T
-        lines = max(len(_wrapped(title, side)) for title in panels)
-        return cls(
-            side=side,
-            label=label,
-            tilted=tilted,
-            columns=math.ceil(count / rows),
-            rows=rows,
-            head=0.42 + lines * TITLE * 1.3 / 72,
-            left=longest + 0.48,
-            below=(0.75 * longest if tilted else label / 72) + 0.42,
-        )
-
-    @property
-    def width(self) -> float:
-        """Of the whole figure."""
-        return 2 * PAD + self.columns * (self.left + self.side) + (self.columns - 1) * GAP + BAR
-
-    @property
-    def height(self) -> float:
-        """Of the whole figure."""
-        return 2 * PAD + self.rows * (self.head + self.side + self.below) + LEGEND
-
-    def corner(self, position: int) -> tuple[float, float]:
-        """The upper left corner of a matrix."""
-        row, column = divmod(position, self.columns)
-        left = PAD + self.left + column * (self.left + self.side + GAP)
-        return left, PAD + self.head + row * (self.head + self.side + self.below)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    return Figure(figsize=size, dpi=DPI, facecolor="white", layout=layout)
 
 
 def _shown_names(names: Sequence[str] | None, T: int) -> list[str]:
@@ -213,12 +171,26 @@ def _ramp(colours: tuple[str, ...]) -> LinearSegmentedColormap:
     return LinearSegmentedColormap.from_list("ramp", colours)
 
 
-def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    W, H = figure.get_size_inches()
-    axes = figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
+def _frame(axes: Axes, title: str, C: Matrix, names: Sequence[str], side: float) -> None:
+    """An empty plane of about ``side`` inches: title, summary, and the names of the versions."""
+    T, values = len(C), compatibility.summary(C)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return axes
+    axes.set(xlim=(0, T), ylim=(T, 0), aspect="equal", anchor="NW")
+    size = float(np.clip(72 * side / T * 0.42, 5.0, TEXT))
+    axes.set_xticks(np.arange(T) + 0.5, names, size=size, color=INK)
+    axes.set_yticks(np.arange(T) + 0.5, names, size=size, color=INK)
+    if max(map(len, names)) * size * 0.62 / 72 > 0.9 * side / T:
+        for text in axes.get_xticklabels():
+            text.set(rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_xlabel("gallery by", size=TEXT, color=GREY, labelpad=5)
+    line = f"AC {values['AC']:.2f}    AA {100 * values['AA']:.1f} %    ACA {100 * values['ACA']:.1f} %"
+    axes.set_title(line, loc="left", size=TEXT, color=GREY, pad=10)
+    look: dict[str, Any] = {"size": TITLE, "color": INK, "weight": "bold", "va": "bottom", "annotation_clip": False}
+    above: dict[str, Any] = {"xytext": (0, 26), "xycoords": "axes fraction", "textcoords": "offset points"}
+    head = axes.annotate("\n".join(_wrapped(title, side)), (0, 1), **above, **look)
+    for text in (head, *axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_parse_math(False)  # a dollar in a name is a dollar
 
 
 def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale, cell: float) -> None:
@@ -233,7 +205,6 @@ def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale,
             text.set(color=scale.ink(value, kind), weight="bold" if t == k else "normal")
     for kind in MARKS:
         _mark(axes, [place for place, seen in kinds.items() if seen == kind], kind, cell, corner=numbered)
-    axes.set(xlim=(0, len(C)), ylim=(len(C), 0))
 
 
 def _square(axes: Axes, x: float, y: float, colour: Colour, cell: float, kind: str) -> None:
@@ -265,41 +236,15 @@ def _mark(axes: Axes, cells: Sequence[tuple[float, float]], kind: str, cell: flo
     )
 
 
-def _label_axes(axes: Axes, names: Sequence[str], grid: _Grid, *, first: bool) -> None:
-    centres = np.arange(len(names)) + 0.5
-    axes.set_yticks(centres, names, size=grid.label, color=INK)
-    axes.set_xticks(centres, names, size=grid.label, color=INK)
-    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        text.set_parse_math(False)  # a dollar in a name is a dollar
-    if grid.tilted:
-        for text in axes.get_xticklabels():
-            text.set(rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_xlabel("gallery by", size=TEXT, color=GREY, labelpad=5)
-    if first:
-        axes.set_ylabel("query by", size=TEXT, color=GREY, labelpad=5)
-
-
-def _head(figure: Figure, title: str, C: Matrix, left: float, top: float, grid: _Grid) -> None:
-    """Title and summary line, flush with the left edge of the matrix."""
-    W, H = figure.get_size_inches()
-    values = compatibility.summary(C)
-    line = f"AC {values['AC']:.2f}    AA {100 * values['AA']:.1f} %    ACA {100 * values['ACA']:.1f} %"
-    figure.text(left / W, 1 - (top - 0.16) / H, line, size=TEXT, color=GREY, va="bottom")
-    lines = "\n".join(_wrapped(title, grid.side))
-    text = figure.text(left / W, 1 - (top - 0.38) / H, lines, size=TITLE, color=INK, weight="bold", va="bottom")
-    text.set_parse_math(False)
-
-
-def _draw_scale(figure: Figure, scale: _Scale, grid: _Grid, kinds: Sequence[str]) -> None:
+def _draw_scale(axes: Axes, scale: _Scale, kinds: Sequence[str]) -> None:
     """The colour scale: blue for tests that count as passed, beside it light red, and grey where it occurs."""
-    height = min(grid.side, 3.2)
-    axes = _axes(figure, grid.width - PAD - BAR + 0.3, PAD + grid.head, 0.26, height)
     ramps = list(dict.fromkeys(RAMPS[kind] for kind in kinds))
     image = np.stack([_ramp(ramp)(np.linspace(0, 1, 256)) for ramp in ramps], axis=1)
     extent = (0, len(ramps), 100 * scale.low, 100 * scale.high)
     axes.imshow(image, origin="lower", aspect="auto", interpolation="nearest", extent=extent)
     for edge in range(1, len(ramps)):
         axes.axvline(edge, color="white", linewidth=2)
+    axes.spines[:].set_visible(False)
     axes.yaxis.tick_right()
     axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter("{x:g} %")
@@ -307,17 +252,20 @@ def _draw_scale(figure: Figure, scale: _Scale, grid: _Grid, kinds: Sequence[str]
     axes.tick_params(axis="y", length=0, pad=4, labelsize=TEXT - 1, labelcolor=GREY)
 
 
-def _draw_legend(figure: Figure, grid: _Grid, kinds: Sequence[str]) -> None:
-    size = 0.17
-    left = PAD + (grid.left if len(kinds) < 4 else 0)  # four entries need the space of the names
-    axes = _axes(figure, left, grid.height - PAD - size, grid.width - left - PAD, size)
-    axes.set(xlim=(0, (grid.width - left - PAD) / size), ylim=(1, 0), xticks=[], yticks=[])
-    for kind, x in zip(kinds, (0.0, 5.5, 12.0, 20.0), strict=False):
-        _square(axes, x, 0, RAMPS[kind][2 if kind in MARKS else 1], size, kind)
-        text = "not compatible" if kind == "fails" else kind
-        axes.text(x + 1.45, 0.5, text, size=TEXT - 0.5, color=GREY, va="center_baseline")
-        if kind in MARKS:
-            _mark(axes, [(0, x)], kind, size * 1.3, corner=False)
+def _draw_legend(figure: Figure, kinds: Sequence[str]) -> None:
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = list[Any]()
+    for kind in kinds:
+        marker, colour, _ = MARKS.get(kind, ("none", INK, ""))
+        square = Patch(facecolor=RAMPS[kind][2 if kind in MARKS else 1], edgecolor=INK, linewidth=kind == "self-test")
+        handles.append((square, Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5)))
+    words = ["not compatible" if kind == "fails" else kind for kind in kinds]
+    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT - 0.5, "labelcolor": GREY, "ncols": len(kinds)}
+    look |= {"handlelength": 1.2, "handleheight": 1.2, "columnspacing": 1.2, "handletextpad": 0.5}
+    figure.legend(handles, words, handler_map={tuple: HandlerTuple(ndivide=1)}, loc="outside lower left", **look)
 
 
 class HitPicture(NamedTuple):
