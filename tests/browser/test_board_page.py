@@ -101,6 +101,22 @@ def test_negative_flips_are_shown_as_pictures(site: str, visit: Visit) -> None:
     assert "v3" in better.locator(".right figcaption").inner_text()
 
 
+def test_a_check_that_passes_by_its_tolerance_does_not_claim_a_gain(site: str, visit: Visit) -> None:
+    def tolerant(route: Any) -> None:
+        answer = route.fetch()
+        check = answer.json()
+        check |= {"tolerance": 0.05, "cells": [{**check["cells"][0], "difference": 0.02, "low": -0.04, "high": 0.08}]}
+        route.fulfill(response=answer, json=check)
+
+    page = visit(site, "#versions")
+    page.wait_for_selector("#upgrade-version")
+    page.select_option("#upgrade-version", "v3")
+    page.route("**/v1/versions/v2/check", tolerant)
+    page.select_option("#upgrade-version", "v2")
+    page.wait_for_selector("#verdict .sentence:has-text('v2 may win 2 of 100 searches')")
+    assert "accepts a loss of less than 5 points" in page.locator("#verdict").inner_text()
+
+
 def test_a_sentence_says_first_what_the_upgrade_does(site: str, visit: Visit) -> None:
     page = visit(site, "#versions")
     page.wait_for_selector("#upgrade-version")

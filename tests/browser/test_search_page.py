@@ -312,6 +312,9 @@ def test_a_format_that_cannot_be_searched_gets_one_message(site: str, visit: Vis
     assert problem.startswith("logo.svg cannot be used for a search")
     assert "JPEG, PNG, WebP" in problem
     assert "first bytes" not in problem
+    drawing.with_name("empty.jpg").touch()
+    page.set_input_files("#file", drawing.with_name("empty.jpg"))
+    page.wait_for_selector("#problem .problem:has-text('empty.jpg is empty')")
     page.wait_for_selector(".hit")  # the gallery is there as before
     assert page.locator("#results .empty").count() == 0
     assert "failed" not in page.locator("#search-view").inner_text()

@@ -207,12 +207,14 @@ def list_images(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def warn_left_out(root: Path, others: Sequence[Path]) -> None:
-    """Name the files among ``others`` that are images and are not read."""
+    """Name the files among ``others`` that are images and are not read, and links that lead nowhere."""
     lines = []
     for path in others:
         why = _OTHER_IMAGES.get(path.suffix.lower())
         if not path.suffix and _is_image(path):
             why = "an image without an extension; give it one, such as .jpg"
+        elif path.is_symlink() and not path.exists():
+            why = "a link to a folder or file that is not there"
         if why:
             lines.append(f"{'/'.join(below(root, path))}: {why}")
     if lines:

@@ -111,7 +111,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return f"not an image of a known format ({', '.join(_FORMATS)}), or its header is damaged"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return f"its header claims far too many pixels, so it was not decoded ({error})"
+        claimed, most = (f"{int(number):,}" for number in re.findall(r"\d+", str(error))[:2])
+        return f"its header claims far too many pixels, so it was not decoded ({claimed}; at most {most} are allowed)"
     if isinstance(error, MemoryError):
         return "does not fit in memory"
     return f"damaged, truncated or not supported ({type(error).__name__}: {error})"

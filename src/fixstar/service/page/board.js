@@ -162,7 +162,7 @@ function showDeployments(moves) {
       {},
       el("div", { class: "job" }, el("strong", {}, move.kind === "rollback" ? "rolled back to" : "deployed"), badge(move.version), el("span", { class: "note" }, [when(move.when), move.by && `by ${move.by}`].filter(Boolean).join(" "))),
       ...blended(move.blend, move.version).map((words) => el("p", { class: "note" }, words)),
-      move.reason && el("p", { class: "wrap forced" }, el("span", { class: "note" }, "against its check: "), move.reason),
+      move.reason && el("p", { class: "wrap forced" }, el("span", { class: "note" }, "without a passed check: "), move.reason),
     ),
   );
   renew(byId("deployments"), el("ol", { class: "jobs audit" }, lines));
@@ -214,7 +214,7 @@ async function deploy({ name, check, unreached }, status, backfilling, moved, bl
     "You can roll back at any time.",
   ];
   const act = (force) => move("/v1/deploy", { version: name, force, deployed: status.deployed }, moved);
-  const forced = { title: `Deploy ${name} against its check?`, says, reason: REASON, verb: "Deploy anyway", danger: true, act };
+  const forced = { title: `Deploy ${name} without a passed check?`, says, reason: REASON, verb: "Deploy anyway", danger: true, act };
   const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.type === REFUSED ? forced : null) };
   const done = await confirm(passed ? plain : forced);
   return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");

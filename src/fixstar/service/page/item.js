@@ -35,6 +35,7 @@ export function openItem(item, { asked, scale, like, removed, example = null }) 
     ),
   );
   dialog.showModal();
+  dialog.scrollTop = 0; // not at the button that has the focus
 }
 
 const seen = (words, shown) => el("figure", {}, shown, words && el("figcaption", { class: "note" }, words));

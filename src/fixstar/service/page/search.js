@@ -67,8 +67,8 @@ function openLike(id) {
 }
 
 /** One message for a file that cannot be used; what was shown before stays. */
-function refuse(name) {
-  tellProblem({ title: `${name} cannot be used for a search`, hint: `Choose a file of one of these formats: ${idle.note}` });
+function refuse(name, empty = false) {
+  tellProblem({ title: empty ? `${name} is empty: it has no bytes` : `${name} cannot be used for a search`, hint: `Choose a file of one of these formats: ${idle.note}` });
 }
 
 /** The item view, with the query beside it where there is one. */
@@ -142,11 +142,11 @@ async function refresh() {
 
 /** The image that cannot be read is taken back: the gallery is shown, and one message. */
 async function withdraw() {
-  const { name } = image.file;
+  const { name, size } = image.file;
   image = null;
   query = { kind: "none" };
   await refresh();
-  refuse(name || "This image");
+  refuse(name || "This image", !size);
 }
 
 function ask(k, signal) {

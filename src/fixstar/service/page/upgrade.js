@@ -62,16 +62,17 @@ function verdict(check, [first, ...others]) {
     el("p", { class: "sentence" }, badge(check.version), first ? ` ${onStored(first)}${reembedded(check.self_test, first)}.` : " was not compared with stored vectors."),
     el("p", { class: "note" }, outcomeChip(check.outcome), first && ` ${interval(first)}.`),
     ...others.map((cell) => el("p", { class: "note" }, `Vectors of ${cell.version}: ${onStored(cell)}; ${interval(cell)}.`)),
+    check.tolerance > 0 && el("p", { class: "note" }, `The check accepts a loss of less than ${hundredth(check.tolerance)} points.`),
     el("p", { class: "note" }, `Measured with ${basis.filter(Boolean).join(", ")}.`),
   ];
 }
 
 const hundredth = (share) => Number(Math.abs(100 * share).toFixed(1));
 
-function onStored({ version, difference, verdict }) {
+function onStored({ version, difference, low, high, verdict }) {
   const size = hundredth(difference);
-  const sure = verdict !== "not decided";
-  if (!size) return `${sure ? "finds" : "may find"} as much as ${version} on stored vectors`;
+  if (!size) return `${verdict === "not decided" ? "may find" : "finds"} as much as ${version} on stored vectors`;
+  const sure = low >= 0 || high <= 0; // not the verdict: with a tolerance it may pass undecided
   const verb = difference < 0 ? "lose" : "win";
   return `${sure ? `${verb}s` : `may ${verb}`} ${size} of 100 searches on stored vectors`;
 }
