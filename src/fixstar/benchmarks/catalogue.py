@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from fixstar.benchmarks.datasets import Dataset, dataset
-from fixstar.data import Augmentation, ImageSet, Task, TaskStream, class_and_sample_stream, class_order, sample_stream
+from fixstar.data import Augmentation, ImageSet, TaskStream, class_and_sample_stream, class_order, sample_stream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, create_method
@@ -73,8 +73,7 @@ class Tasks:
             raise InputError(f"{self.count} tasks of {sizes} classes cannot be made of {len(names)} classes")
         cuts = list(itertools.accumulate(sizes, initial=0))
         groups = [names[a:b] for a, b in itertools.pairwise(cuts)]
-        tasks = tuple(Task(i, images.of_classes(group)) for i, group in enumerate(groups, start=1))
-        return TaskStream(tasks, names[: cuts[-1]])
+        return TaskStream.of((images.of_classes(group) for group in groups), names[: cuts[-1]])
 
     def _sizes(self, classes: int) -> tuple[int, ...]:
         if self.sizes:

@@ -8,7 +8,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,18 +42,12 @@ gallery_app = typer.Typer(
 app.add_typer(gallery_app, name="gallery")
 
 
-@contextmanager
-def _opened(workspace: Path, address: str | None, read_only: bool = False) -> Iterator[Gallery]:
+def _opened(workspace: Path, address: str | None) -> Gallery:
     """The gallery at the address, or the workspace's."""
     from fixstar.gallery import open_gallery
     from fixstar.workspace.files import open_workspace_gallery
 
-    if address is None:
-        chosen = open_workspace_gallery(workspace, read_only)
-    else:
-        chosen = open_gallery(address, create=False, read_only=read_only)
-    with chosen as gallery:
-        yield gallery
+    return open_workspace_gallery(workspace) if address is None else open_gallery(address, create=False)
 
 
 @verb("fixstar gallery stats -w shop", "fixstar gallery stats --gallery old.db --json", group=gallery_app)

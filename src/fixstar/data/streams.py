@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,11 @@ class TaskStream:
 
     tasks: tuple[Task, ...]
     class_order: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sets: Iterable[ImageSet], order: Iterable[str]) -> TaskStream:
+        """One task per set of new images."""
+        return cls(tuple(Task(number, images) for number, images in enumerate(sets, start=1)), tuple(order))
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -61,7 +66,7 @@ def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed:
         )
     cuts = [0, initial, *range(initial + increment, len(order) + 1, increment)] if rest else [0, initial]
     groups = [order[a:b] for a, b in itertools.pairwise(cuts)]
-    return _stream([images.of_classes(group) for group in groups], order)
+    return TaskStream.of([images.of_classes(group) for group in groups], order)
 
 
 def sample_stream(images: ImageSet, fractions: Sequence[float], seed: int = 0) -> TaskStream:
@@ -69,7 +74,7 @@ def sample_stream(images: ImageSet, fractions: Sequence[float], seed: int = 0) -
     if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
         raise InputError(f"fractions must be positive and add up to at most 1, got {list(fractions)}")
     parts = _split_samples(images, fractions, seed)
-    return _stream([images.take(part) for part in parts], images.classes)
+    return TaskStream.of([images.take(part) for part in parts], images.classes)
 
 
 def class_and_sample_stream(
@@ -83,7 +88,7 @@ def class_and_sample_stream(
         raise InputError(f"need 1 <= initial < {len(order)} and 0 < fraction < 1, got {initial} and {fraction}")
     old, new = images.of_classes(order[:initial]), images.of_classes(order[initial:])
     first, rest = _split_samples(old, [fraction, 1 - fraction], seed)
-    return _stream([old.take(first), concatenate([old.take(rest), new])], order)
+    return TaskStream.of([old.take(first), concatenate([old.take(rest), new])], order)
 
 
 def _split_samples(
@@ -103,7 +108,3 @@ def _split_samples(
     if empty := [i + 1 for i, part in enumerate(parts) if not part]:
         raise InputError(f"task {empty[0]} would have no image: too few images per class for {list(fractions)}")
     return [np.sort(np.array(part, np.int64)) for part in parts]
-
-
-def _stream(sets: list[ImageSet], order: Sequence[str]) -> TaskStream:
-    return TaskStream(tuple(Task(i, images) for i, images in enumerate(sets, start=1)), tuple(order))

@@ -89,6 +89,15 @@ BEAT = 1.0  # seconds between two signs of life of a service that shares the wor
 LEASE = 10.0  # seconds without one after which others take over its jobs
 
 _REEMBEDDING = "re-embedding with {target}, order: {order}, budget: {budget}"
+_BEGINS = {  # what a job says until it begins, from its parameters
+    "index": "embedding with the deployed version",
+    "check": "checking {version}",
+    "backfill": _REEMBEDDING,
+    "adapt": "fitting an adapter to {version}'s vectors",
+    "train": "reading the images",
+    "upgrade": "reading the images",
+    "snapshot": "copying the workspace",
+}
 _STAMP = "%Y%m%dT%H%M%S%f"  # how an id begins
 _NAMED = 100  # items that a result names
 _WAIT = 30.0  # seconds for another service that changes jobs or items
@@ -132,25 +141,16 @@ class Job:
     @classmethod
     def new(cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None, newest: str = "") -> Job:
         """A new job. Ids sort by time, and behind ``newest`` even if the clock was set back."""
-        if kind == "index":
-            total, message = len(parameters["items"]), "embedding with the deployed version"
-        elif kind == "check":
-            total, message = None, f"checking {parameters['version']}"
-        elif kind == "snapshot":
-            total, message = None, "copying the workspace"
-        elif kind in ("train", "upgrade"):
-            total, message = None, "reading the images"
-        elif kind == "adapt":
-            total, message = None, f"fitting an adapter to {parameters['version']}'s vectors"
-        else:
-            total, message = None, _REEMBEDDING.format(**parameters)
+        total = len(parameters["items"]) if kind == "index" else None
         when = datetime.now(UTC)
         stamp, last = f"{when:{_STAMP}}", newest.partition("-")[0]
         if stamp <= last:
             stamp = f"{datetime.strptime(last, _STAMP) + timedelta(microseconds=1):{_STAMP}}"
         name = f"{stamp}-{uuid.uuid4().hex[:8]}"
         created = when.isoformat(timespec="milliseconds")
-        return cls(name, kind, parameters, total=total, message=message, created=created, by=by)
+        return cls(
+            name, kind, parameters, total=total, message=_BEGINS[kind].format(**parameters), created=created, by=by
+        )
 
     def __str__(self) -> str:
         return f"job {self.id} ({self.kind}, asked for by {self.by or 'unknown'})"

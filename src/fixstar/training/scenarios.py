@@ -17,7 +17,7 @@ import torch
 from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
-from fixstar.data.streams import Task, TaskStream
+from fixstar.data.streams import TaskStream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods import Method, OldVectors, Scenario, create_method
 from fixstar.models import Encoder
@@ -51,10 +51,7 @@ def train_versions(
     chosen = create_method(method, **usual) if isinstance(method, str) else method
     recipe = settings.pop("recipe", None) or (FROZEN if frozen else paper_recipe(chosen.scenario))
     settings = {"capacity": 10_000, **settings}
-    stream = TaskStream(
-        tuple(Task(number, one) for number, one in enumerate(sets, start=1)),
-        tuple(dict.fromkeys(name for one in sets for name in one.classes)),
-    )
+    stream = TaskStream.of(sets, dict.fromkeys(name for one in sets for name in one.classes))
     whole = Settings(recipe=recipe if epochs is None else recipe.shortened(epochs), **settings)
     return list(run_scenario(stream, chosen, whole, directory, progress))
 
