@@ -285,6 +285,9 @@ def test_ids_and_labels_with_markup_are_text(site: str, visit: Visit) -> None:
     hit = page.locator(".hit", has_text=NASTY_LABEL)
     assert hit.locator(".label").inner_text() == NASTY_LABEL
     assert hit.get_attribute("data-id") == NASTY_ID
+    shown, whole = (hit.locator(part).first.bounding_box() for part in (".id", ".id bdi"))
+    assert whole["width"] > shown["width"]
+    assert abs(whole["x"] + whole["width"] - shown["x"] - shown["width"]) < 2  # the end of a long id is seen
     hit.click()
     until(page, "id => document.querySelector('#query-note').textContent.includes(id)", arg=NASTY_ID)
     page.wait_for_selector(SCORED)
@@ -346,6 +349,8 @@ def test_an_item_is_shown_large_beside_the_query_and_can_be_deleted(
         until(page, "document.querySelectorAll('#item img').length === 2")
         until(page, "[...document.querySelectorAll('#item img')].every(one => one.naturalWidth > 0)")
         assert item.locator("#item-id").input_value() == name
+        frame, inner = (item.locator(part).bounding_box() for part in (".picture", ".picture img"))
+        assert frame == inner  # nothing of the picture is cut
         assert "cosine" in item.inner_text()
         item.locator("#copy-id").click()
         until(page, "document.querySelector('#item [role=status]').textContent !== ''")

@@ -100,9 +100,9 @@ function tile(item, scale) {
       "span",
       { class: "facts" },
       el("span", { class: "label" }, label || "no label"),
-      el("span", { class: "row" }, scored ? el("span", { class: "measure", title: scale.title }, el("span", { class: "score" }, item.score.toFixed(3)), " ", el("span", { class: "scale" }, scale.word)) : el("span", { class: "id" }, item.id), badge(item.version)),
+      el("span", { class: "row" }, scored ? el("span", { class: "measure", title: scale.title }, el("span", { class: "score" }, item.score.toFixed(3)), " ", el("span", { class: "scale" }, scale.word)) : el("span", { class: "id" }, el("bdi", {}, item.id)), badge(item.version)),
       meter,
-      scored && el("span", { class: "id" }, item.id),
+      scored && el("span", { class: "id" }, el("bdi", {}, item.id)),
     ),
     el("span", { class: "again", "aria-hidden": "true" }, "More like this"),
   );
