@@ -77,7 +77,7 @@ def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(
         save_check(space.path, made("missing evidence", 30, 10))
         save_check(space.path, made("refuse", 500, against=("v1", "v3")))
         searched.append("v3")
-        with pytest.raises(GateError, match=r"refuse; 500 queries, photos") as refused:
+        with pytest.raises(GateError, match=r"refuse \(500 queries, photos\)") as refused:
             space.deploy("v2")
         assert refused.value.next_steps[-1].action == "deploy"
         save_check(space.path, made("refuse", 5000, against=("v1", "v3")))
