@@ -14,10 +14,10 @@ from fixstar.workspace.deployment import Move, Rollout
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_workspace_does_what_the_reference_says(seed: int) -> None:
-    counts = run_model(seed, 500)
-    assert counts.total() == 500
-    assert counts["killed"] > 5
-    assert counts["refused"] > 5
+    counts = run_model(seed, 250)  # make fire runs thousands
+    assert counts.total() == 250
+    assert counts["killed"] > 2
+    assert counts["refused"] > 2
 
 
 def loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
