@@ -203,13 +203,15 @@ def test_unknown_form_fields_are_refused_and_nothing_is_stored(
 def test_the_document_says_that_forms_take_no_other_fields(http: TestClient) -> None:
     document = http.get("/v1/openapi.json").json()
     forms = [
-        content["multipart/form-data"]["schema"]["$ref"].rpartition("/")[2]
+        content["multipart/form-data"]["schema"]
         for operations in document["paths"].values()
         for operation in operations.values()
         if "multipart/form-data" in (content := operation.get("requestBody", {}).get("content", {}))
     ]
     assert len(forms) == 5
-    assert all(document["components"]["schemas"][name]["additionalProperties"] is False for name in forms)
+    named = document["components"]["schemas"]
+    schemas = [named[form["$ref"].rpartition("/")[2]] if "$ref" in form else form for form in forms]
+    assert all(schema["additionalProperties"] is False for schema in schemas)
 
 
 def test_probes_may_add_what_they_like(http: TestClient) -> None:

@@ -342,7 +342,11 @@ class FormRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_form(request: Request) -> Response:
-            return await handle(_FormRequest(request.scope, request.receive))
+            with_limits = _FormRequest(request.scope, request.receive)
+            try:
+                return await handle(with_limits)
+            finally:
+                await with_limits.close()  # the files of its form
 
         return handle_form
 

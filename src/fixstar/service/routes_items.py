@@ -6,16 +6,18 @@ import asyncio
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote_plus
 
 import numpy as np
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import Gallery, SearchRequest, SearchResult
@@ -74,6 +76,8 @@ Exact = Annotated[
     bool | None, Query(description="false uses an approximate index if there is one: faster, a hit may be missing.")
 ]
 
+Model = TypeVar("Model", bound=BaseModel)
+
 MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out hits with a lower score.")]
 
 
@@ -89,36 +93,72 @@ Options = Annotated[SearchRequest, Depends(_options)]
 # --- search
 
 
+class SearchParameters(BaseModel):
+    """What a search takes in its address."""
+
+    k: Count = None
+    where: FilterText = None
+    exact: Exact = None
+    min_score: MinScore = None
+    version: Annotated[str | None, Query(max_length=100, description="Who embeds it; as deployed by default.")] = None
+
+
+class SearchForm(BaseModel):
+    """What it takes as form fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    image: Image
+    k: Count = None
+    where: FilterText = None
+    exact: Exact = None
+    min_score: MinScore = None
+
+
+_SEARCH_DOCUMENT = {
+    "parameters": [
+        {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
+        for name, schema in SearchParameters.model_json_schema()["properties"].items()
+    ],
+    "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": SearchForm.model_json_schema()}}},
+}
+
+
+async def _asked(request: Request) -> tuple[SearchParameters, SearchForm]:
+    """The options of a search. As parameters, FastAPI would look at the type of each again for every request."""
+    form = await request.form()
+    given = {name: value for name, value in form.items() if value != ""}
+    return _checked(SearchParameters, "query", dict(request.query_params)), _checked(SearchForm, "body", given)
+
+
+def _checked(kind: type[Model], place: str, given: Mapping[str, Any]) -> Model:
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise RequestValidationError([{**one, "loc": (place, *one["loc"])} for one in error.errors()]) from error
+
+
 @router.post(
     "/search",
     tags=["search"],
     dependencies=READ,
     response_model=SearchResponse,
     responses=problem_responses(404, 413, 415),
+    openapi_extra=_SEARCH_DOCUMENT,
 )
-async def search(
-    context: Shared,
-    image: Image,
-    k: Count = None,
-    where: FilterText = None,
-    exact: Exact = None,
-    min_score: MinScore = None,
-    version: Annotated[str | None, Query(max_length=100, description="Who embeds it; as deployed by default.")] = None,
-    form_k: Annotated[int | None, Form(alias="k", ge=1, le=MAX_RESULTS)] = None,
-    form_where: Annotated[str | None, Form(alias="where", max_length=8192)] = None,
-    form_exact: Annotated[bool | None, Form(alias="exact")] = None,
-    form_min_score: Annotated[float | None, Form(alias="min_score", ge=-1, le=1)] = None,
-) -> Response:
+async def search(context: Shared, asked: Annotated[tuple[SearchParameters, SearchForm], Depends(_asked)]) -> Response:
     """The items nearest to an image. Options come in the address or as form fields.
 
     With a ``version`` that one alone embeds the query, deployed or not: see what it would find.
     """
     began = time.perf_counter()
-    precise = next((given for given in (exact, form_exact) if given is not None), True)
-    wanted = parse_filter(where if where is not None else form_where)
-    least = min_score if min_score is not None else form_min_score
-    request = SearchRequest(_count(context, k or form_k or 10), wanted, precise, min_score=least)
-    data = await read_upload(image, context.settings)
+    address, form = asked
+    exact = address.exact if address.exact is not None else form.exact
+    where = parse_filter(address.where if address.where is not None else form.where)
+    least = address.min_score if address.min_score is not None else form.min_score
+    k = _count(context, address.k or form.k or 10)
+    request = SearchRequest(k, where, exact is not False, min_score=least)
+    data, version = await read_upload(form.image, context.settings), address.version
     if version is None:
         return _as_json(_search_response(await context.batcher.search(data, request), began))
     space = context.workspace
