@@ -224,6 +224,9 @@ class TestSearch:
         assert len(found["queries"][0]["hits"]) == 5  # without itself
         none = typed("search", "--like", "hat/1.png", "--where", "label=cat", "-w", full)
         assert (none.code, none.out.strip()) == (0, "hat/1.png: nothing found")
+        assert "field" not in none.err
+        mistyped = typed("search", "--like", "hat/1.png", "--where", "lable=hat", "-w", full)
+        assert "No item has the field 'lable'" in mistyped.err
         approximate = typed("search", "--like", "hat/1.png", "--approximate", "-k", "1", "-w", full)
         assert approximate.code == 0
 

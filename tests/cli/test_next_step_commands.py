@@ -6,6 +6,7 @@ import ast
 import shlex
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from fixstar.cli import app
 from fixstar.cli.next_steps import COMMANDS, command_of, next_lines, typed_workspace
 from fixstar.data import open_images
 from fixstar.errors import ACTIONS, NextStep
-from fixstar.workspace import catalogue, labelled_items
+from fixstar.workspace import Adapted, Check, Workspace, catalogue, labelled_items
+from fixstar.workspace.checks import CheckedCell
 
 SHOP = Path("my shop")
 EXAMPLES = [
@@ -142,3 +144,13 @@ def test_the_reasons_of_an_adapter(ready: Path, tmp_path: Path) -> None:
     said = " ".join(shown.out.split())
     assert "fixstar adapt old-system" in said
     assert f'fixstar adapt old-system --for v1 --force "REASON" --kind procrustes --pairs {pairs} -w {path}' in said
+
+
+def test_a_new_model_that_is_the_weaker_one_is_called_so(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = CheckedCell("v1", 0.9, 0.5, -0.5, -0.3, "incompatible", 40, 40, 0)
+    check = Check("v2", "refuse", ("it loses",), (cell,), 0.4, 100, 100, 0.95, 0.0)
+    for own, told in ((0.4, True), (0.95, False)):
+        done = Adapted("v1", "v2", "ridge", "queries", "pairs", 9, (), replace(check, self_test=own), in_use=False)
+        monkeypatch.setattr(Workspace, "adapt", lambda *_, done=done, **__: done)
+        shown = " ".join(typed("adapt", "v1", "--for", "v2", "-w", ready / "shop").out.split())
+        assert ("v2 alone finds less than v1 does now" in shown) is told

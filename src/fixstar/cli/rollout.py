@@ -519,6 +519,11 @@ def _print_adapted(done: Adapted, workspace: Path, typed: Mapping[str, object]) 
             f"{plural(done.check.queries, 'query')}, {plural(done.check.gallery, 'gallery item')}; with all items of "
             f"{done.version} re-embedded: {percent(done.check.self_test)}"
         )
+        if any(done.check.self_test < cell.self_test for cell in done.check.cells):
+            print_wrapped(
+                f"{done.queries_by} alone finds less than {done.version} does now. If that surprises you: are its "
+                "size, mean and std those that it was trained with?"
+            )
     if not done.in_use:
         refused = done.check is not None and done.check.outcome == "refuse"
         print(f"{'REFUSED' if refused else 'MISSING EVIDENCE'}: nothing was changed")

@@ -254,6 +254,7 @@ def search(
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
     from fixstar.gallery import SearchRequest
+    from fixstar.workspace.items import count_items
 
     request = SearchRequest(k, parse_where(where), exact=not approximate, calibrate=not raw)
     with fixstar.Workspace(workspace, device) as space:
@@ -267,6 +268,8 @@ def search(
 
             draw_result(space.serving, names, answer, like is not None, sheet)
         trained = answer.version in space.versions()
+        asked = () if any(answer.hits) else request.where or ()
+        unknown = [field for field in asked if not count_items(space.gallery, {field: {"exists": True}}).total]
     if as_json:
         rows = [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)]
         told = {"version": answer.version, "calibrated": answer.calibrated, "blend": dict(answer.blend)}
@@ -279,6 +282,8 @@ def search(
             whose = f"{answer.version}'s queries"
             said = f"Not measured: below which score {whose} probably have no match. A check does that"
             print(wrapped(said), *next_lines([step], workspace), sep="\n", file=sys.stderr)
+    for field in unknown:
+        print(f"No item has the field {field!r}", file=sys.stderr)
     for name in answer.left_out:
         print(_left_out(name, answer.version, trained, workspace), file=sys.stderr)
     if sheet is not None and not as_json:
