@@ -18,7 +18,6 @@ def test_in_a_pipe_there_is_a_line_now_and_then_and_one_at_the_end(
     assert lines == [
         "embedding: 1,500 of 3,000 items, 136 items/s, 0:00:11 left  v2",
         "embedding: 3,000 of 3,000 items, 100 items/s  v2",
-        "embedding: 3,000 of 3,000 items, 100 items/s  v2",
     ]
 
 

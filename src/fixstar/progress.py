@@ -98,7 +98,7 @@ def _progress_lines(description: str, total: int, unit: str) -> Iterator[Advance
     def advance(count: int = 1, note: str | None = None) -> None:
         nonlocal done, noted, told
         done, noted = done + count, noted if note is None else note
-        if time.monotonic() - told >= EVERY:
+        if done < total and time.monotonic() - told >= EVERY:  # the last line comes at the end
             told = time.monotonic()
             say()
 

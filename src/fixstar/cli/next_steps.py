@@ -83,17 +83,19 @@ def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str
 def next_lines(
     steps: Iterable[NextStep], workspace: Path | None, verb: str = "", typed: Mapping[str, object] | None = None
 ) -> list[str]:
-    """One line per step. Commands of ``verb`` keep the arguments ``typed`` with it.
+    """One line per command, with the notes of all its steps. Commands of ``verb`` keep the arguments ``typed`` with it.
 
-    >>> print(*next_lines([NextStep("rollback"), NextStep("status", {}, "who deployed it")], Path("shop")), sep="\\n")
+    >>> who, when = (NextStep("status", {}, note) for note in ("who deployed it", "when"))
+    >>> print(*next_lines([NextStep("rollback"), who, when], Path("shop")), sep="\\n")
     Next: fixstar rollback -w shop
-          fixstar status -w shop   (who deployed it)
+          fixstar status -w shop   (who deployed it; when)
     """
-    lines: list[str] = []
+    notes: dict[str, list[str]] = {}
     for step in steps:
         command = command_of(step, workspace, typed if COMMANDS[step.action].verb == verb else None)
-        lines.append(f"{'      ' if lines else 'Next: '}{command}{step.note and f'   ({step.note})'}")
-    return lines
+        notes.setdefault(command, []).extend([step.note] if step.note else [])
+    lines = [command + (f"   ({'; '.join(said)})" if said else "") for command, said in notes.items()]
+    return [f"{'      ' if place else 'Next: '}{line}" for place, line in enumerate(lines)]
 
 
 def typed_workspace(words: Sequence[str]) -> Path | None:
