@@ -214,6 +214,7 @@ class TestSearch:
         shown = typed("search", image, "-w", full).out
         assert "relative score" in shown.splitlines()[1]
         assert "if the gallery holds that class" in shown
+        assert "relative score" not in typed("search", image, "--where", "label=cat", "-w", full).out.lower()
         assert "cosine" in typed("search", image, "-w", full, "--raw").out.splitlines()[1]
 
     def test_a_stored_item_where_the_payload_says_so(self, full: Path) -> None:

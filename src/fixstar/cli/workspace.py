@@ -343,7 +343,7 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
             print("Probably not in the catalogue; the nearest:")
         if rows:
             print_table(heads, rows, right=heads[:2])
-    if answer.calibrated:
+    if answer.calibrated and any(answer.hits):
         print_wrapped(
             "Relative score: how much likelier the query's class is than another, if the gallery holds that class. It "
             "does not say whether it does"
