@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
@@ -392,8 +393,8 @@ def main() -> None:
             known = steps_of(Size(options.backend, count, width, folder))
             wanted = [step for step in known if chosen is None or step in chosen]
             wanted = [step for step in wanted if step not in row or step in again]
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                content = pool.apply(run, (head, folder, wanted, content, options.out))
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # ends with its servers
+                content = pool.submit(run, head, folder, wanted, content, options.out).result()
     if options.picture:
         draw_picture(content["rows"], options.picture)
 
