@@ -408,7 +408,9 @@ class Usage:
             with closing(self._open()) as db:
                 return dict(db.execute("SELECT id, count FROM usage"))
         except sqlite3.Error as error:
-            raise DataError(f"{self.path} cannot be read ({error}); delete it: it holds counts only") from error
+            raise DataError(
+                f"{self.path} cannot be read ({error}); if it is damaged, delete it: it holds counts only"
+            ) from error
 
     def _flush_quietly(self) -> None:
         try:
