@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from postgres_server import shared_server
 from test_gallery_contract import vectors
@@ -59,7 +61,9 @@ def test_the_index_is_used_where_it_may_be_and_says_its_recall(gallery: Postgres
     assert gallery.search("v1", rows[:40]) == exact
 
 
-def test_the_index_follows_writes_and_filters_and_is_built_anew(gallery: PostgresGallery) -> None:
+def test_the_index_follows_writes_and_filters_and_is_built_anew(
+    gallery: PostgresGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = vectors(1500, 8)
     gallery.upsert("v1", [f"{i:04}" for i in range(1500)], rows, [{"n": i} for i in range(1500)])
     gallery.build_index()
@@ -71,12 +75,34 @@ def test_the_index_follows_writes_and_filters_and_is_built_anew(gallery: Postgre
     rare = {"n": {"in": [5, 700, 1400]}}
     assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     assert len(gallery.search("v1", rows[:1], k=5000, exact=False)[0]) == 1500
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW", 2)  # as if three were many: the index finds them too
+    assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     gallery.build_index("v1")
     schema = gallery.address.schema
     names = shared_server().execute(
         f"SELECT indexname FROM pg_indexes WHERE schemaname = '{schema}' AND indexname LIKE 'vectors_1_hnsw%'"
     )
     assert len(names) == 1
+
+
+@pytest.mark.parametrize("passing", [99, 100, 101])
+def test_few_items_that_pass_a_filter_are_compared_without_the_index(
+    gallery: PostgresGallery, monkeypatch: pytest.MonkeyPatch, passing: int
+) -> None:
+    asked: list[bool] = []
+
+    def recorded(*given: Any) -> str:
+        asked.append(given[-1])
+        return candidates_query(*given)
+
+    rows = vectors(300, 8)
+    gallery.upsert("v1", [f"{i:04}" for i in range(300)], rows, [{"few": i < passing} for i in range(300)])
+    gallery.build_index("v1")
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW", 100)
+    monkeypatch.setattr("fixstar.gallery.postgres.candidates_query", recorded)
+    (hits,) = gallery.search("v1", rows[:1], where={"few": True}, versions=["v1"], exact=False)
+    assert hits[0].id == "0000"
+    assert asked[0] is (passing > 100)
 
 
 def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:

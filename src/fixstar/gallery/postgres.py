@@ -476,6 +476,7 @@ _GROWTH = 4
 _QUERIES = 64  # in one statement
 _NUMBERS = 1 << 22  # components in one answer: 16 MiB
 _EF_MOST = 1000
+_FEW = 2000  # items that pass a filter: up to so many are compared one by one, index or not
 _BUILDING = 0x66787369  # "fxsi": the lock of an index build, with the table's oid
 _SAMPLE = 100
 _INDEXES = (
@@ -603,6 +604,15 @@ def _ask(
         return enough if approximate else returned[q] < limit or (enough and floor[q] < best[-1] - rounding)
 
     return {q: here if is_complete(q) else None for q, here in found.items()}
+
+
+def _leaves_few(db: Database, number: int, narrowed: Narrowing) -> bool:
+    """Whether so few items pass a filter that an index, which finds others first, is the longer way."""
+    if not narrowed.text:
+        return False
+    passing = f"SELECT FROM items WHERE version = {number} AND {narrowed.text} LIMIT {_FEW + 1}"
+    ((count,),) = db.execute(f"SELECT count(*) FROM ({passing}) passing", narrowed.values).fetchall()
+    return bool(count <= _FEW)
 
 
 def candidates_query(
@@ -798,7 +808,8 @@ class PostgresGallery(Gallery):
                 indexed = set() if request.exact else {row[0] for row in db.execute(_INDEXES) if row[5]}
                 found: list[Candidate] = []
                 for target, here in zip(targets, carried, strict=True):
-                    found += _nearest(db, _Request(target, here, k, narrowed, test, target.number in indexed))
+                    by_index = target.number in indexed and not _leaves_few(db, target.number, narrowed)
+                    found += _nearest(db, _Request(target, here, k, narrowed, test, by_index))
             return best_hits(found, len(unit_queries), k, lambda one: parsed(one.source))
 
     def _version(self, name: str) -> _Version:
