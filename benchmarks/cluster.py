@@ -1,0 +1,139 @@
+"""Indexing and backfill on a Ray cluster of this machine: images per second by workers, and what kills cost.
+
+Small PNG images of noise, two untrained versions of the smallest backbone, one workspace per number of workers. Then
+two backfills are disturbed: in one a worker is killed half way, in the other Ray's head and node. If that ends the
+command, it is given again. Each must end with every item under v2, and none stored twice.
+
+    python benchmarks/cluster.py --images 1000000 --workers 1,2,4 --out benchmarks/results/cluster_cpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from growth import create_workspace
+from PIL import Image
+
+from fixstar.durable import replace_json
+from fixstar.gallery import open_gallery
+from fixstar.workspace import BackfillOptions, Workspace
+from fixstar.workspace.cluster import RayEmbedder
+from fixstar.workspace.items import catalogue
+
+PER_FOLDER = 1000
+
+
+def make_images(folder: Path, count: int) -> None:
+    """PNG files of 32 x 32 pixels, in folders of a thousand."""
+    rng = np.random.default_rng(0)
+    for first in range(0, count, PER_FOLDER):
+        (folder / f"{first // PER_FOLDER:04}").mkdir(parents=True)
+        some = rng.integers(0, 256, (min(PER_FOLDER, count - first), 32, 32, 3), dtype=np.uint8)
+        for number, pixels in enumerate(some):
+            Image.fromarray(pixels).save(folder / f"{first // PER_FOLDER:04}" / f"{number:03}.png", compress_level=1)
+
+
+def indexed(path: Path, images: Path, workers: int) -> tuple[Workspace, float]:
+    """A workspace that holds all images under v1 and searches by v2, and the seconds that indexing took."""
+    space = create_workspace(path)
+    began = time.perf_counter()
+    with RayEmbedder(path.absolute() / "versions" / "v1", workers=workers) as embedder:
+        space.index(catalogue(images), embedder, version="v1")
+    seconds = time.perf_counter() - began
+    space.deploy("v2", force="measured")
+    return space, seconds
+
+
+def processes(pattern: str) -> list[int]:
+    """Processes of this machine by their command line."""
+    return [int(word) for word in subprocess.run(["pgrep", "-f", pattern], capture_output=True).stdout.split()]
+
+
+def counted(path: Path) -> dict[str, int]:
+    """Items by version, as another process sees them."""
+    with open_gallery(path / "gallery.db", read_only=True) as gallery:
+        return gallery.count()
+
+
+def with_a_worker_killed(space: Workspace, total: int) -> dict[str, Any]:
+    """A backfill by two workers, one of which is killed half way."""
+    done, killed = 0, list[int]()
+
+    def advance(count: int = 1, note: str | None = None) -> None:
+        nonlocal done
+        done += count
+        if done > total // 2 and not killed:
+            killed.append(processes("ray::_Worker")[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    began = time.perf_counter()
+    result = space.backfill(BackfillOptions("all", "random", cluster="local", workers=2), advance)
+    rate = round(total / (time.perf_counter() - began))
+    return {"images_per_second": rate, "killed": len(killed), "embedded": result.done, "stored": space.gallery.count()}
+
+
+def with_the_head_killed(space: Workspace, total: int) -> dict[str, Any]:
+    """The command of a backfill while Ray's own processes are killed; given again if anything is left."""
+    words = [sys.executable, "-m", "fixstar", "backfill", "--budget", "all", "--cluster", "local", "--anyway", "--json"]
+    words += ["-w", str(space.path)]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    while counted(space.path)["v2"] < total // 4 and first.poll() is None:
+        time.sleep(0.1)
+    killed = processes(f"session_[^ ]*_{first.pid}[/ ]")  # Ray names its session by the process that began it
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    told, _ = first.communicate(timeout=600)
+    found: dict[str, Any] = {"killed": len(killed), "exit": first.returncode, "left": counted(space.path)["v1"]}
+    if found["left"]:
+        told = subprocess.run(words, capture_output=True, check=True).stdout
+    return found | {"embedded_last": json.loads(told)["done"]["done"], "stored": counted(space.path)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--workers", default="1,2,4", help="separated by commas")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    counts = [int(word) for word in options.workers.split(",")]
+    figures: dict[str, Any] = {"images": options.images, "cores": os.cpu_count(), "rows": []}
+    with tempfile.TemporaryDirectory() as place:
+        images = Path(place) / "images"
+        make_images(images, options.images)
+        ray.init(num_cpus=max(counts), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        for workers in counts:
+            space, seconds = indexed(Path(place) / f"w{workers}", images, workers)
+            began = time.perf_counter()
+            space.backfill(BackfillOptions("all", "random", cluster="local", workers=workers))
+            backfilled = time.perf_counter() - began
+            row = {"workers": workers, "index": round(options.images / seconds)}
+            figures["rows"].append(row | {"backfill": round(options.images / backfilled)})
+            print(figures["rows"][-1], space.gallery.count(), flush=True)
+            space.close()
+        space, _ = indexed(Path(place) / "killed", images, 2)
+        figures["worker_killed"] = with_a_worker_killed(space, options.images)
+        print(figures["worker_killed"], flush=True)
+        space.close()
+        space, _ = indexed(Path(place) / "head", images, 2)
+        ray.shutdown()
+        figures["head_killed"] = with_the_head_killed(space, options.images)
+        print(figures["head_killed"], flush=True)
+        space.close()
+    if options.out:
+        replace_json(options.out, figures)
+
+
+if __name__ == "__main__":
+    main()
