@@ -71,7 +71,7 @@ def with_a_worker_killed(space: Workspace, total: int) -> dict[str, Any]:
     """A backfill by two workers, one of which is killed half way."""
     done, killed = 0, list[int]()
 
-    def advance(count: int = 1, note: str | None = None) -> None:
+    def advance(count: int = 1, note: str | None = None) -> None:  # noqa: ARG001
         nonlocal done
         done += count
         if done > total // 2 and not killed:
