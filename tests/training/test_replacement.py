@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fixstar.data import ImageSet, class_stream
 from fixstar.errors import InputError, ModelError
 from fixstar.methods import create_method
 from fixstar.models import Encoder, Slots
-from fixstar.training import Recipe, Settings, run_scenario
+from fixstar.training import Recipe, Settings, Version, run_scenario
 
 RIGHT = Settings(**{**vars(SETTINGS), "side": "right"})
 
@@ -28,19 +29,16 @@ def tasks() -> ImageSet:
     return stripes(6)
 
 
+def replaced(settings: Settings, models: Mapping[int, Encoder], method: str = "hoc") -> list[Version]:
+    stream = class_stream(tasks(), 2, 2)
+    return list(run_scenario(stream, create_method(method), settings, replacements=models, progress=False))
+
+
 def test_a_replacement_is_where_training_goes_on_and_who_teaches() -> None:
     """At a learning rate of almost nothing, versions are the models they started from."""
     still = Settings(**{**vars(RIGHT), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
     models = {1: pretrained(["p", "q"]), 3: pretrained(["p", "q", "r"], "resnet20", seed=1)}
-    versions = list(
-        run_scenario(
-            class_stream(tasks(), 2, 2),
-            create_method("hoc"),
-            still,
-            replacements=models,
-            progress=False,
-        )
-    )
+    versions = replaced(still, models)
     first, second, third = (v.encoder for v in versions)
     for a, b in ((first, models[1]), (second, models[1]), (third, models[3])):
         assert a.projection is not None
@@ -52,15 +50,7 @@ def test_a_replacement_is_where_training_goes_on_and_who_teaches() -> None:
 
 def test_slots_come_from_both_ends_and_are_kept_through_replacements() -> None:
     models = {1: pretrained(["p", "q"]), 2: pretrained(["p", "q", "r"], seed=1)}
-    versions = list(
-        run_scenario(
-            class_stream(tasks(), 2, 2),
-            create_method("hoc"),
-            RIGHT,
-            replacements=models,
-            progress=False,
-        )
-    )
+    versions = replaced(RIGHT, models)
     last = versions[-1].encoder.slots.by_class
     assert [last[name] for name in "pqr"] == [0, 1, 2]
     assert [last[name] for name in "012345"] == [11, 10, 9, 8, 7, 6]
