@@ -10,7 +10,7 @@ from test_gallery_contract import vectors
 from test_postgres import gallery, url
 
 from fixstar.errors import GalleryError
-from fixstar.gallery.postgres import READ, PostgresGallery, candidates_query, vector_text
+from fixstar.gallery.postgres import READ, WRITE, PostgresGallery, candidates_query, vector_text
 
 __all__ = ["gallery", "url"]  # fixtures
 
@@ -106,9 +106,8 @@ def test_few_items_that_pass_a_filter_are_compared_without_the_index(
 
 
 def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:
-    other = gallery._pool.session()
-    with other:
-        other.execute("SELECT pg_advisory_lock(%s, 'vectors_1'::regclass::oid::int)", (0x66787369,))
+    with gallery._pool.transaction(WRITE) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s, 'vectors_1'::regclass::oid::int)", (0x66787369,))
         with pytest.raises(GalleryError, match="already being built"):
             gallery.build_index("v1")
     assert gallery.indexes() == []

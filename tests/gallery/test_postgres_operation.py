@@ -60,6 +60,9 @@ def test_a_pooler_may_run_every_transaction_in_another_session() -> None:
                 assert list(pool.map(ask, range(50))) == [[f"i{number}"] for number in range(50)]
             other.upsert("v1", ["only here"], vectors(1))
             assert gallery.delete(["i0"]) == 1
+            for _ in range(2):
+                assert [(state.version, state.items) for state in gallery.build_index()] == [("v1", 49)]
+            assert len(gallery.search("v1", vectors(1), k=60, exact=False)[0]) == 49
             assert (gallery.count(), other.count()) == ({"v1": 49}, {"v1": 1})
             assert [item.id for item in other.iterate()] == ["only here"]
         with PostgresGallery(url, read_only=True) as reader:

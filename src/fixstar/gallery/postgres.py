@@ -182,7 +182,7 @@ class Pool:
     """
 
     def __init__(self, address: PostgresAddress, wait: float, read_only: bool, size: int) -> None:
-        self._address, self._wait, self._read_only, self._size = address, wait, read_only, size
+        self.address, self.wait, self._read_only, self._size = address, wait, read_only, size
         self._closed = False
         self._start()
 
@@ -199,7 +199,7 @@ class Pool:
 
         if self._process != os.getpid():  # connections do not survive a fork; the parent keeps its own
             self._start()
-        with self._room, _translated(self._address):
+        with self._room, _translated(self.address):
             db, committing = self._begun(begin), False
             try:
                 yield db
@@ -208,7 +208,7 @@ class Pool:
             except BaseException as error:
                 if committing and db.closed and begin == WRITE and isinstance(error, Error):
                     raise GalleryUnavailableError(
-                        f"the connection to {self._address.shown} was lost during the commit: this write was kept "
+                        f"the connection to {self.address.shown} was lost during the commit: this write was kept "
                         "completely or not at all. Write it again: that is safe either way"
                     ) from None
                 with suppress(Exception):  # the server rolls back a lost connection
@@ -217,31 +217,15 @@ class Pool:
             finally:
                 self._give_back(db)
 
-    def session(self) -> Database:
-        """A connection outside the pool, set up as a whole, to be closed by the caller. Not for a pooler."""
-        db = self._begin_fresh("BEGIN")
-        try:
-            db.execute("COMMIT")
-            for statement in self._setup:
-                db.execute(
-                    statement.replace("SET LOCAL", "SET").replace(
-                        "SET TRANSACTION", "SET SESSION CHARACTERISTICS AS TRANSACTION"
-                    )
-                )
-        except BaseException:
-            db.close()
-            raise
-        return db
-
     def _begin_fresh(self, begin: str) -> Database:
         """A new connection in a new transaction."""
         if self._closed:
-            raise GalleryUnavailableError(f"the {self._address.shown} is closed; open it again")
-        db = _connect(self._address, self._wait)
+            raise GalleryUnavailableError(f"the {self.address.shown} is closed; open it again")
+        db = _connect(self.address, self.wait)
         try:
-            self._setup = _setup(db, self._address.schema, self._wait, self._read_only)
+            self._setup = _setup(db, self.address.schema, self.wait, self._read_only)
             db.execute("; ".join([begin, *self._setup]))
-            _check_place(db, self._address)
+            _check_place(db, self.address)
         except BaseException:
             db.close()
             raise
@@ -692,25 +676,34 @@ def candidates_query(
     )
 
 
-def _build(connect: Callable[[], Database], number: int, width: int) -> None:
+def _build(pool: Pool, number: int, width: int) -> None:
     """Build pgvector's HNSW index of a version, on a connection of its own: it may take hours.
 
     Others keep reading and writing (CONCURRENTLY). It gets a new name; then older indexes are dropped, and with them
-    what a killed build left behind.
+    what a killed build left behind. A transaction that is open meanwhile keeps other builders out. It has no snapshot
+    between its statements, so the build does not wait for it. Behind a pooler every statement of a connection outside
+    a transaction may run in another session, so there are no settings then, and all names have their schema.
     """
-    operators = f"{_index_type(width).partition('(')[0]}_ip_ops"
+    kind = _index_type(width).partition("(")[0]
     table, name = f"vectors_{number}", f"vectors_{number}_hnsw_{token_hex(4)}"
-    with closing(connect()) as db:
-        db.execute("SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)")
+    with pool.transaction(WRITE) as holder, closing(_connect(pool.address, pool.wait)) as db:
+        ((schema, types),) = holder.execute(
+            "SELECT quote_ident(current_schema()), quote_ident(nspname) FROM pg_type t "
+            "JOIN pg_namespace n ON n.oid = typnamespace WHERE t.oid = 'vector'::regtype"
+        )
+        holder.execute("SET LOCAL idle_in_transaction_session_timeout TO 0")
         # Do not wait here: a builder waits for everybody who waits in a statement, which would be forever.
-        locked = db.execute(f"SELECT pg_try_advisory_lock({_BUILDING}, '{table}'::regclass::oid::int)").fetchone()
-        if locked == (False,):
+        locked = holder.execute(f"SELECT pg_try_advisory_xact_lock({_BUILDING}, '{table}'::regclass::oid::int)")
+        if locked.fetchone() == (False,):
             raise GalleryError("the index of this version is already being built; wait for it, see indexes()")
-        expression = f"(vector::{_index_type(width)})" if operators.startswith("half") else "vector"
-        db.execute(f"CREATE INDEX CONCURRENTLY {name} ON {table} USING hnsw ({expression} {operators})")
-        for row in db.execute(_INDEXES).fetchall():
-            if row[0] == number and not row[4].endswith(name):
-                db.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {row[4]}")
+        if db.execute("SELECT pg_backend_pid()").fetchone() == (db.info.backend_pid,):  # the session is ours
+            db.execute("SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)")
+        expression = f"(vector::{types}.{_index_type(width)})" if kind == "halfvec" else "vector"
+        operators = f"{types}.{kind}_ip_ops"
+        db.execute(f"CREATE INDEX CONCURRENTLY {name} ON {schema}.{table} USING hnsw ({expression} {operators})")
+        for row in holder.execute(_INDEXES).fetchall():
+            if row[0] == number and row[4] != name:
+                db.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {schema}.{row[4]}")
 
 
 def _lock_writing(db: Database, more: int = 0) -> int:
@@ -872,6 +865,8 @@ class PostgresGallery(Gallery):
         return known_version(self._known, name)
 
     def _build_index(self, versions: list[str]) -> None:
+        if self.read_only:
+            raise GalleryUnavailableError(_MEANINGS["25006"].format(shown=self.address.shown))
         chosen = [self._version(name) for name in versions]
         for _, space in chosen:
             if not _index_type(space.width):
@@ -880,8 +875,7 @@ class PostgresGallery(Gallery):
                     f"{space.name!r} have {space.width:,}. Search it exactly, or store short forms"
                 )
         for number, space in chosen:
-            with _translated(self.address):
-                _build(self._pool.session, number, space.width)
+            _build(self._pool, number, space.width)
             with self._pool.transaction(READ) as db:  # some vectors, spread over the table, always the same ones
                 ordered = f"ORDER BY hashint8(number), number LIMIT {_SAMPLE}"
                 rows = db.execute(f"SELECT vector_send(vector) FROM vectors_{number} {ordered}", binary=True).fetchall()
