@@ -75,9 +75,9 @@ def test_by_hand() -> None:
     assert codes.scale == pytest.approx(127 / 0.8)
     assert codes.of(vectors).tolist() == [[0, 127], [0, -127]]
     assert codes.length == pytest.approx(127)
-    asked, rounding = codes.of_one_query(np.array([[0.3, 0.6]], np.float32))
-    assert asked.tolist() == [[64, 127]]
-    assert rounding == pytest.approx(1.2 * (64**2 + 127**2 + 127**2) ** 0.5)
+    asked, rounding = codes.of_one_query(np.array([[0.6, 0.8]], np.float32))
+    assert asked.tolist() == [[95, 127]]
+    assert rounding == pytest.approx(1.2 * ((127 / 0.8) ** 2 + 127**2) ** 0.5)
 
 
 def test_one_query_is_coded_as_many_are() -> None:

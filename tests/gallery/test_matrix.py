@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,34 @@ def test_filtered_search_finds_what_a_loop_finds(monkeypatch: pytest.MonkeyPatch
     alone = [gallery.search("v1", query[None], k=k, where=where)[0] for query in queries]
     assert alone == together
     assert [[(hit.id, hit.score) for hit in hits] for hits in together] == expected
+
+
+@pytest.mark.parametrize("where", [None, {"n": {"lt": 40}}, {"n": {"lt": 60}}])
+def test_a_search_waits_for_no_thread_that_has_no_core(monkeypatch: pytest.MonkeyPatch, where: Any) -> None:
+    """Another thread takes a piece and is stopped in it: the answer is right, and stays right when it goes on."""
+    monkeypatch.setattr(ranking, "CHUNK", 8 * 150)
+    monkeypatch.setattr(ranking, "_THREADS", 2)
+    gallery, rows = MemoryGallery(), vectors(2000, 8)
+    gallery.create_version("v1", 8)
+    gallery.upsert("v1", [str(i) for i in range(2000)], rows, [{"n": i % 100} for i in range(2000)])
+    query = vectors(2, 8, seed=5)
+    expected = gallery.search("v1", query, where=where)[:1]
+    taken, answered, ended = threading.Event(), threading.Event(), threading.Event()
+    score, searching = ranking._score, threading.get_ident()
+
+    def stopped(block: ranking.Block, one: Any) -> Any:
+        if threading.get_ident() == searching:
+            assert taken.wait(60)
+            return score(block, one)
+        taken.set()
+        assert answered.wait(60)
+        ended.set()
+        return score(block, one)
+
+    monkeypatch.setattr(ranking, "_score", stopped)
+    assert gallery.search("v1", query[:1], where=where) == expected
+    answered.set()
+    assert ended.wait(60)
 
 
 def mapped_bytes(folder: Path) -> int:

@@ -257,6 +257,9 @@ class Rows:
 
     def _gather(self, row: Indices, sources: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         """Fill ``out`` [n, ...] with what segments hold of n rows."""
+        if len(sources) == 1:
+            sources[0].take(row, axis=0, out=out, mode="clip")  # the other modes fill a copy of out first
+            return
         places, local = self._places(row)
         if len(row) <= _ONE_BY_ONE:
             for i, (place, one) in enumerate(zip(places.tolist(), local.tolist(), strict=True)):
@@ -310,10 +313,14 @@ _AT_ONCE = 1  # one per draft; those with half of it removed always
 
 
 class Draft:
-    """Builds the next ``Rows`` of a version from the newest. One at a time; not visible until it is used."""
+    """Builds the next ``Rows`` of a version from the newest. One at a time; not visible until it is used.
 
-    def __init__(self, rows: Rows) -> None:
+    If as many rows as ``expected`` will be there in the end, they get as few segments as possible.
+    """
+
+    def __init__(self, rows: Rows, expected: int = 0) -> None:
         self._width, self._parts, self._layout, self._folder = rows.width, list(rows.parts), rows.layout, rows.folder
+        self._expected = expected
         self._old: Rows | None = rows
         self._full = max(1, min(_ROWS, _BYTES // (4 * rows.width)))
         if rows.parts:  # a failed draft may have left something
@@ -336,9 +343,9 @@ class Draft:
             self._parts[-1] = _filled(part, numbers[taken], ids[taken], vectors[taken], texts[taken])
 
     def _add_segment(self, wanted: int) -> None:
-        """Double the space, up to a full segment: small versions stay small."""
+        """Make room for what is expected, or double the space, up to a full segment: small versions stay small."""
         end = self._parts[-1].end if self._parts else 0
-        room = min(self._full, max(wanted, end, 1024))
+        room = min(self._full, max(wanted, self._expected - end, end, 1024))
         self._parts.append(Part(end, Segment(room, self._width, self._folder), 0, None))
 
     def remove(self, numbers: Sequence[int] | Numbers) -> None:
@@ -482,26 +489,23 @@ def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> 
         located = live[0].rows.locate(rows)
     else:
         located = [owner.rows.locate([one])[0] for owner, one in zip(owners, rows, strict=True)]
-    hits = _hits(located, cosine[best], [owner.name for owner in owners])
+    hits = _hits(located, cosine[best].tolist(), [owner.name for owner in owners])
     ends = np.searchsorted(query[best], np.arange(queries + 1)).tolist()
     return [hits[start:end] for start, end in pairwise(ends)]
 
 
 def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
     """The same for one query and few candidates, in few steps: after an index search little is left in the cache."""
-    located = target.rows.locate(row.tolist())
-    vectors = np.empty((len(located), target.rows.width))
-    for place, (segment, one) in enumerate(located):
-        vectors[place] = segment.vectors[one]
-    cosine = paired_cosines(vectors, target.queries, out=vectors)
-    best = np.lexsort((row, -cosine))[:k]
-    return _hits([located[place] for place in best.tolist()], cosine[best], repeat(target.name, len(best)))
+    cosine = paired_cosines(target.rows.vectors(row), target.queries)
+    best = sorted(zip((-cosine).tolist(), row.tolist(), strict=True))[:k]
+    located = target.rows.locate([one for _, one in best])
+    return _hits(located, [-score for score, _ in best], repeat(target.name))
 
 
-def _hits(located: list[tuple[Segment, int]], cosine: Floats, names: Iterable[str]) -> list[Hit]:
+def _hits(located: list[tuple[Segment, int]], cosines: list[float], names: Iterable[str]) -> list[Hit]:
     ids = [segment.ids[one] for segment, one in located]
     payloads = all_parsed([segment.texts[one] for segment, one in located])
-    return list(map(Hit, ids, cosine.tolist(), names, payloads))
+    return list(map(Hit, ids, cosines, names, payloads))
 
 
 def _candidates(target: _Target, k: int, where: Where | None) -> tuple[Indices, Indices]:

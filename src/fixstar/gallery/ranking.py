@@ -11,7 +11,7 @@ A query of version t meets the vectors of version k through one small matrix, B 
 from __future__ import annotations
 
 import os
-import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,11 +23,13 @@ from fixstar.gallery.store import Floats, Hit, VersionSpace
 from fixstar.geometry import carry, short_basis
 
 CELLS = 1 << 22  # cosines at once: 16 MiB
-CHUNK = 1 << 20  # numbers that a thread multiplies at once: 4 MiB
+CHUNK = 1 << 19  # numbers that a thread multiplies at once, at least: 2 MiB, about 0.2 ms
+_LARGEST = 16  # such chunks at once, where much is left: between two, Python finds nothing of its own in the cache
 GROUP = 64
-_TILE = 1 << 13  # numbers of a matrix that a BLAS multiplies in one thread
+_TILE = 9215  # numbers of a matrix that OpenBLAS multiplies in the calling thread, at most
 PRODUCTS = 1 << 16  # of numbers, added up at once: 512 KiB, which stays near the processor
-_THREADS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_THREADS = 1 + min(8, _CORES)  # where other programs compute too, one of them often waits for a core
 
 Indices = NDArray[np.intp]
 
@@ -43,10 +45,11 @@ class Block(NamedTuple):
 def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indices, Indices]:
     """Pairs (query, row) that include the k nearest rows of each query [N, s] in all blocks, and few others."""
     slack = np.float32(1e-6 * max(1.0, queries.shape[1] ** 0.5 / 8))  # float32 rounding of a dot product, with a margin
+    if len(queries) == 1:
+        return _candidates_of_one(list(blocks), queries[0], k, slack)
     floor = np.full(len(queries), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
-    scored = _scores_of_one(list(blocks), queries[0]) if len(queries) == 1 else _scores(blocks, queries)
-    for start, scores in scored:
+    for start, scores in _scores(blocks, queries):
         floor = np.maximum(floor, _kth_at_least(scores, k))
         query, place = _at_least(scores, floor - slack)
         found.append((query, place + start, scores[query, place]))
@@ -57,77 +60,81 @@ def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indice
     return query[kept], row[kept]
 
 
-def _split(block: Block, step: int) -> Iterator[Block]:
-    for first in range(0, len(block.vectors), step):
-        part = slice(first, first + step)
-        allowed = None if block.allowed is None else block.allowed[part]
-        yield Block(block.start + first, block.vectors[part], allowed)
+def _candidates_of_one(blocks: Sequence[Block], query: Floats, k: int, slack: np.float32) -> tuple[Indices, Indices]:
+    """The same for one query [s]: all rows are scored before any are chosen."""
+    scores = _scores_of_one(blocks, query)
+    floor = max(np.float32(-2), _kth_at_least(scores[None], k)[0])
+    place = np.flatnonzero(scores >= floor - slack)
+    ends = np.cumsum([len(block.vectors) for block in blocks], dtype=np.intp)
+    shifts = np.array([block.start + len(block.vectors) for block in blocks], np.intp) - ends
+    return np.zeros(len(place), np.intp), place + shifts[np.searchsorted(ends, place, "right")]
 
 
 def _scores(blocks: Iterable[Block], queries: Floats) -> Iterator[tuple[int, Floats]]:
     """The cosines [N, n] of several queries [N, s] with all rows, in pieces that stay small, and where each starts."""
     step = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
     for block in blocks:
-        for start, vectors, allowed in _split(block, step):
-            scores = queries @ vectors.T
-            if allowed is not None:
-                np.copyto(scores, -np.inf, where=~allowed)
-            yield start, scores
+        for first in range(0, len(block.vectors), step):
+            part = slice(first, first + step)
+            scores = queries @ block.vectors[part].T
+            if block.allowed is not None:
+                np.copyto(scores, -np.inf, where=~block.allowed[part])
+            yield block.start + first, scores
 
 
-def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Iterator[tuple[int, Floats]]:
-    """The same for one query [s], one piece per block.
+def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Floats:
+    """The cosines of one query [s] with the rows of all blocks, one block behind the other.
 
-    Threads share the rows out chunk by chunk. The threads of a BLAS would split every block evenly and wait for the
-    slowest, which on a busy machine costs more than the product.
+    Threads share the rows out piece by piece. The threads of a BLAS would split every block evenly and wait for the
+    slowest, which on a busy machine costs more than the product. Here nobody waits: what a thread that has no core took
+    and did not finish is done again.
     """
-    scores = [np.empty((1, len(block.vectors)), np.float32) for block in blocks]
-    step = max(1, CHUNK // len(query))
-    pieces = (
-        (piece, out[0, piece.start - block.start :][: len(piece.vectors)])
-        for block, out in zip(blocks, scores, strict=True)
-        for piece in _split(block, step)
-    )
-    lock = threading.Lock()
+    numbers = len(query) * sum(len(block.vectors) for block in blocks)
+    threads = min(_THREADS, max(1, numbers // (2 * CHUNK)))
+    pieces = list(_pieces(blocks, max(1, CHUNK // len(query)), threads))
+    waiting: Iterator[int] = iter(range(len(pieces)))
+    scores: list[Floats | None] = [None] * len(pieces)
 
     def work() -> None:
-        while True:
-            with lock:
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            _score(*piece, query)
+        for place in waiting:
+            scores[place] = _score(pieces[place], query)
 
-    rows = sum(len(block.vectors) for block in blocks)
-    helpers = [threading.Thread(target=work) for _ in range(min(_THREADS, rows // step) - 1)]
-    for helper in helpers:
-        helper.start()
+    for _ in range(threads - 1):
+        start_new_thread(work, ())
     work()
-    for helper in helpers:
-        helper.join()
-    for block, out in zip(blocks, scores, strict=True):
-        yield block.start, out
+    done = [_score(pieces[place], query) if one is None else one for place, one in enumerate(scores)]
+    return np.concatenate(done) if done else np.empty(0, np.float32)
 
 
-def _score(block: Block, out: Floats, query: Floats) -> None:
-    """Fill ``out`` [n] with the cosines of a query; if less than half of the rows are allowed, only those are read."""
+def _pieces(blocks: Sequence[Block], least: int, threads: int) -> Iterator[Block]:
+    """The rows in pieces that get smaller, so that all threads finish at about the same time."""
+    left = sum(len(block.vectors) for block in blocks)
+    for start, vectors, allowed in blocks:
+        first = 0
+        while first < len(vectors):
+            part = slice(first, first + min(_LARGEST * least, max(least, left // (4 * threads))))
+            yield Block(start + first, vectors[part], None if allowed is None else allowed[part])
+            first, left = part.stop, left - (part.stop - first)
+
+
+def _score(block: Block, query: Floats) -> Floats:
+    """[n]: the cosines of a query; if less than half of the rows are allowed, only those are read."""
     vectors, allowed = block.vectors, block.allowed
-    if allowed is not None and 2 * np.count_nonzero(allowed) < len(allowed):
-        rows = np.flatnonzero(allowed)
-        out.fill(-np.inf)
-        out[rows] = _products(vectors.take(rows, axis=0), query, np.empty(len(rows), np.float32))
-        return
-    _products(vectors, query, out)
-    if allowed is not None:
-        np.copyto(out, -np.inf, where=~allowed)
+    if allowed is None:
+        return _products(vectors, query)
+    if 2 * np.count_nonzero(allowed) >= len(allowed):
+        return np.where(allowed, _products(vectors, query), np.float32(-np.inf))
+    scores, rows = np.full(len(vectors), -np.inf, np.float32), np.flatnonzero(allowed)
+    scores[rows] = _products(vectors.take(rows, axis=0), query)
+    return scores
 
 
-def _products(vectors: Floats, query: Floats, out: Floats) -> Floats:
-    """``out`` [n], filled with the products of vectors [n, s] and a query [s], tile by tile in the calling thread."""
-    size = max(1, _TILE // len(query))
+def _products(vectors: Floats, query: Floats) -> Floats:
+    """[n]: the products of vectors [n, s] and a query [s], tile by tile in the calling thread."""
+    out, size = np.empty(len(vectors), np.float32), max(1, _TILE // len(query))
     whole = len(vectors) // size * size
     np.matmul(vectors[:whole].reshape(-1, size, len(query)), query, out=out[:whole].reshape(-1, size))
-    np.einsum("ij,j->i", vectors[whole:], query, out=out[whole:])
+    np.matmul(vectors[whole:], query, out=out[whole:])
     return out
 
 
@@ -157,11 +164,9 @@ def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices,
     return out
 
 
-def paired_cosines(
-    vectors: NDArray[np.floating[Any]], queries: NDArray[np.float64], out: NDArray[np.float64] | None = None
-) -> Floats:
-    """[n] float32: the cosines of vectors [n, s] with a query each, or with one [1, s]; ``out`` [n, s] is scratch."""
-    cosines: Floats = np.add.reduce(np.multiply(vectors, queries, out=out), axis=1).astype(np.float32)
+def paired_cosines(vectors: Floats, queries: NDArray[np.float64]) -> Floats:
+    """[n] float32: the cosines of vectors [n, s] with a query each, or with one [1, s]."""
+    cosines: Floats = np.add.reduce(vectors * queries, axis=1).astype(np.float32)
     return np.minimum(np.maximum(cosines, -1, out=cosines), 1, out=cosines)  # lengths are 1 only up to rounding
 
 

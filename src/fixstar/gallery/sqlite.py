@@ -377,7 +377,8 @@ class _StoredMatrices:
             db.execute("BEGIN")
             try:
                 self._read_versions(db)
-                drafts = {name: Draft(rows) for name, rows in self.exact.rows.items()}
+                counts = {} if self.position else dict(db.execute("SELECT name, items FROM versions"))
+                drafts = {name: Draft(rows, counts.get(name, 0)) for name, rows in self.exact.rows.items()}
                 self._read_items(db, drafts)
                 for name, numbers in self._gone(db):
                     drafts[name].remove(numbers)
