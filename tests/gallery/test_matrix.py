@@ -41,6 +41,14 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "_ROWS", 40)
 
 
+def test_the_garbage_collector_does_not_look_at_every_id_and_payload() -> None:
+    """It looks into everything that it tracks, so opening a gallery would cost the square of its size."""
+    draft, names = Draft(Rows(4)), [f"i{number}" for number in range(100)]
+    draft.append(range(100), names, vectors(100, 4), [f'{{"name":"{name}"}}' for name in names])
+    (part,) = draft.rows().parts
+    assert not any(map(gc.is_tracked, (part.segment.ids, part.segment.texts)))
+
+
 @pytest.mark.usefixtures("small_segments")
 def test_random_drafts_leave_what_a_dictionary_would_hold_and_old_rows_as_they_were() -> None:
     rng, rows, number = np.random.default_rng(0), Rows(4), 0

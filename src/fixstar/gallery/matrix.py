@@ -43,6 +43,7 @@ _FILTERS_KEPT = 16
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
+Strings = Sequence[str] | NDArray[np.object_]
 
 
 def _space(shape: tuple[int, int], folder: Path | None) -> Floats:
@@ -69,13 +70,16 @@ def _space(shape: tuple[int, int], folder: Path | None) -> Floats:
 
 
 class Segment:
-    """Space for rows, filled from the front. Rows never change."""
+    """Space for rows, filled from the front. Rows never change.
+
+    Ids and payloads are in arrays: Python's garbage collector looks into lists, each time at all their strings.
+    """
 
     def __init__(self, room: int, width: int, folder: Path | None) -> None:
         self.vectors = _space((room, width), folder)
         self.numbers = np.empty(room, np.int64)
-        self.ids: list[str] = []
-        self.texts: list[str] = []  # payloads, as JSON
+        self.ids = np.empty(room, np.object_)
+        self.texts = np.empty(room, np.object_)  # payloads, as JSON
         self._masks: dict[str, Mask] = {}
         self._lock = threading.Lock()
 
@@ -85,7 +89,7 @@ class Segment:
             known = self._masks.pop(key, np.zeros(0, bool))
             more: list[bool] = []
             try:
-                for text in self.texts[len(known) : count]:
+                for text in self.texts[len(known) : count].tolist():
                     more.append(test(text))
             finally:  # a filter whose time is over continues here when it is asked again
                 known = self._masks[key] = np.concatenate([known, np.array(more, bool)]) if more else known
@@ -117,15 +121,13 @@ class Part(NamedTuple):
         return self.size - (0 if self.gone is None else int(np.count_nonzero(self.gone)))
 
 
-def _filled(
-    part: Part, numbers: Sequence[int] | Numbers, ids: Sequence[str], vectors: Floats, texts: Sequence[str]
-) -> Part:
+def _filled(part: Part, numbers: Sequence[int] | Numbers, ids: Strings, vectors: Floats, texts: Strings) -> Part:
     """The part with more rows; its segment has room for them."""
     segment, size = part.segment, part.size + len(ids)
     segment.vectors[part.size : size] = vectors
     segment.numbers[part.size : size] = numbers
-    segment.ids.extend(ids)
-    segment.texts.extend(texts)
+    segment.ids[part.size : size] = ids
+    segment.texts[part.size : size] = texts
     return part._replace(size=size)
 
 
@@ -323,9 +325,6 @@ class Draft:
         self._expected = expected
         self._old: Rows | None = rows
         self._full = max(1, min(_ROWS, _BYTES // (4 * rows.width)))
-        if rows.parts:  # a failed draft may have left something
-            last = rows.parts[-1]
-            del last.segment.ids[last.size :], last.segment.texts[last.size :]
 
     def rows(self) -> Rows:
         """The new rows."""
@@ -391,8 +390,8 @@ class Draft:
         for part in old:
             kept = np.arange(part.size) if part.gone is None else np.flatnonzero(~part.gone[: part.size])
             for some in np.split(kept, range(_PAGE, len(kept), _PAGE)):
-                segment, each = part.segment, some.tolist()
-                ids, texts = [segment.ids[i] for i in each], [segment.texts[i] for i in each]
+                segment = part.segment
+                ids, texts = segment.ids[some], segment.texts[some]
                 new = _filled(new, segment.numbers[some], ids, segment.vectors[some], texts)
         self._parts[first : place + 1] = [new] if live else []
 
