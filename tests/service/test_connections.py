@@ -20,7 +20,8 @@ from service_clients import picture
 from shops import shop
 
 from fixstar.service.monitoring import LogThrottle
-from fixstar.service.serve import accepted_at_once, max_connections
+from fixstar.service.serve import _listening, accepted_at_once, max_connections
+from fixstar.service.settings import ServiceSettings
 
 FILES = 300  # that the process may have open
 HEADERS = 1.0  # seconds
@@ -113,6 +114,26 @@ def test_the_access_log_has_a_line_a_request_without_ids(service: Running) -> No
         r'address=127.0.0.1 caller="local" role=admin method=GET path=/v1/item status=404 ms=[\d.]+$', seen[0]
     )
     assert "secret" not in service.log.read_text()
+
+
+def test_the_parts_of_an_answer_do_not_wait_for_each_other() -> None:
+    seen: asyncio.Queue[int] = asyncio.Queue()
+
+    class Accepted(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted: socket.socket = transport.get_extra_info("socket")
+            seen.put_nowait(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async def work() -> int:
+        with _listening(ServiceSettings(port=0)) as listener:
+            server = await asyncio.get_running_loop().create_server(Accepted, sock=listener)
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            found = await seen.get()
+            writer.close()
+            server.close()
+        return found
+
+    assert asyncio.run(work())
 
 
 def test_the_cap_follows_the_limit_of_open_files() -> None:

@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ _SLACK = 50.0  # seconds beside those of its processor, to start and on a busy m
 _BYTES_PER_PIXEL = 24  # the image, converted, on white, and converted again
 _BYTES_BESIDE = 1 << 30  # libraries, the file itself
 _SIZES = struct.Struct(">QQ")  # of the JSON and of the bytes that follow
-_PART = 1 << 20  # bytes that are received at once, at most
+_PART = 1 << 16  # bytes that are received at once, at most
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _START = "from fixstar.images.isolated import _serve; _serve()"
 
@@ -93,7 +94,7 @@ class DecodeProcesses:
         self, source: str | Path | bytes, kind: str | None, preprocessing: Preprocessing | None = None
     ) -> _Message:
         path = None if isinstance(source, bytes) else str(Path(source).absolute())
-        wanted = {"path": path, "formats": kind and [kind], "preprocessing": preprocessing and preprocessing.to_json()}
+        wanted = {"path": path, "formats": kind and [kind], "preprocessing": preprocessing and _written(preprocessing)}
         return _Message({**self._limits, **wanted}, source if isinstance(source, bytes) else b"")
 
     def _ask(self, request: _Message) -> _Message:
@@ -191,6 +192,16 @@ class _Message(NamedTuple):
         if len(data) < start + content:
             return None
         return cls(json.loads(data[_SIZES.size : start]), data[start:])
+
+
+@lru_cache(maxsize=16)
+def _written(preprocessing: Preprocessing) -> str:
+    return json.dumps(preprocessing.to_json())
+
+
+@lru_cache(maxsize=16)
+def _read(preprocessing: str) -> Preprocessing:
+    return Preprocessing.from_json(json.loads(preprocessing))
 
 
 def _checked(request: _Message, answer: _Message) -> _Message:
@@ -291,8 +302,7 @@ def _answer(request: _Message) -> _Message:
     try:
         if wanted["preprocessing"] is None:
             return _Message({"size": upright_size(source, wanted["formats"], wanted["max_pixels"])}, b"")
-        preprocessing = Preprocessing.from_json(wanted["preprocessing"])
-        pixels = read_pixels(source, preprocessing, wanted["max_pixels"], formats=wanted["formats"])
+        pixels = read_pixels(source, _read(wanted["preprocessing"]), wanted["max_pixels"], formats=wanted["formats"])
         return _Message({"shape": pixels.shape}, np.ascontiguousarray(pixels).data.cast("B"))
     except ImageError as error:
         return _Message({"reason": error.reason, "too_many_pixels": isinstance(error, TooManyPixelsError)}, b"")

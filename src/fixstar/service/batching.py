@@ -166,6 +166,8 @@ class QueryBatcher:
     async def _fill(self, batch: list[_Query]) -> None:
         """Wait for a first query, then a moment for others that have come."""
         batch.append(await self._queue.get())
+        if self._inside == 1:
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.batch_wait):
                 while len(batch) < min(self._settings.batch, self._inside):

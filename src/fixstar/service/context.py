@@ -55,7 +55,8 @@ def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
     return allowed
 
 
-READ, WRITE = [Depends(needs("read"))], [Depends(needs("write"))]
+may_read = needs("read")
+READ, WRITE = [Depends(may_read)], [Depends(needs("write"))]
 Reader = Annotated[Caller, Depends(needs("read"))]
 Writer = Annotated[Caller, Depends(needs("write"))]
 Admin = Annotated[Caller, Depends(needs("admin"))]

@@ -27,9 +27,17 @@ from fixstar.gallery.store import Vectors, checked_ids
 from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.service.batching import deployed_encoder
-from fixstar.service.context import READ, WRITE, Context, Shared, Writer
+from fixstar.service.context import READ, WRITE, Context, Shared, Writer, may_read
 from fixstar.service.intake import FORMATS, THUMBNAIL_SIZES, image_in, read_upload
-from fixstar.service.limits import HIDDEN_FIELDS, FormRoute, check_filter, parse_filter, parse_json
+from fixstar.service.limits import (
+    HIDDEN_FIELDS,
+    FormRoute,
+    RequestRoute,
+    check_filter,
+    known_parameters,
+    parse_filter,
+    parse_json,
+)
 from fixstar.service.problems import Problem, numbered
 from fixstar.service.schemas import (
     MAX_RESULTS,
@@ -138,21 +146,16 @@ def _checked(kind: type[Model], place: str, given: Mapping[str, Any]) -> Model:
         raise RequestValidationError([{**one, "loc": (place, *one["loc"])} for one in error.errors()]) from error
 
 
-@router.post(
-    "/search",
-    tags=["search"],
-    dependencies=READ,
-    response_model=SearchResponse,
-    responses=problem_responses(404, 413, 415),
-    openapi_extra=_SEARCH_DOCUMENT,
-)
-async def search(context: Shared, asked: Annotated[tuple[SearchParameters, SearchForm], Depends(_asked)]) -> Response:
+async def search(http: Request) -> Response:
     """The items nearest to an image. Options come in the address or as form fields.
 
     With a ``version`` that one alone embeds the query, deployed or not: see what it would find.
     """
     began = time.perf_counter()
-    address, form = asked
+    await known_parameters(http)
+    await may_read(http)
+    address, form = await _asked(http)
+    context: Context = http.app.state.context
     exact = address.exact if address.exact is not None else form.exact
     where = parse_filter(address.where if address.where is not None else form.where)
     least = address.min_score if address.min_score is not None else form.min_score
@@ -167,6 +170,18 @@ async def search(context: Shared, asked: Annotated[tuple[SearchParameters, Searc
     vectors = (await context.batcher.embed(data, (version,)))[version]
     found = await run_in_threadpool(space.serving.search_vectors, version, vectors[None], request)
     return _as_json(_search_response(found, began))
+
+
+router.add_api_route(
+    "/search",
+    search,
+    methods=["POST"],
+    tags=["search"],
+    response_model=SearchResponse,
+    responses=problem_responses(404, 413, 415),
+    openapi_extra=_SEARCH_DOCUMENT,
+    route_class_override=RequestRoute,
+)
 
 
 def _as_json(answer: SearchResponse) -> Response:
