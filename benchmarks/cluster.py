@@ -13,11 +13,13 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +37,24 @@ from fixstar.workspace.items import catalogue
 PER_FOLDER = 1000
 
 
-def make_images(folder: Path, count: int) -> None:
-    """PNG files of 32 x 32 pixels, in folders of a thousand."""
-    rng = np.random.default_rng(0)
-    for first in range(0, count, PER_FOLDER):
-        (folder / f"{first // PER_FOLDER:04}").mkdir(parents=True)
-        some = rng.integers(0, 256, (min(PER_FOLDER, count - first), 32, 32, 3), dtype=np.uint8)
-        for number, pixels in enumerate(some):
-            Image.fromarray(pixels).save(folder / f"{first // PER_FOLDER:04}" / f"{number:03}.png", compress_level=1)
+def make_folder(folder: Path) -> None:
+    """A thousand PNG files of 32 x 32 pixels."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(int(folder.name))
+    for number, pixels in enumerate(rng.integers(0, 256, (PER_FOLDER, 32, 32, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{number:03}.png", compress_level=1)
 
 
-def indexed(path: Path, images: Path, workers: int) -> tuple[Workspace, float]:
-    """A workspace that holds all images under v1 and searches by v2, and the seconds that indexing took."""
+def indexed(path: Path, images: Path, workers: int) -> float:
+    """Make a workspace that holds all images under v1 and searches by v2; the seconds that indexing took."""
     space = create_workspace(path)
     began = time.perf_counter()
     with RayEmbedder(path.absolute() / "versions" / "v1", workers=workers) as embedder:
         space.index(catalogue(images), embedder, version="v1")
     seconds = time.perf_counter() - began
     space.deploy("v2", force="measured")
-    return space, seconds
+    space.close()
+    return seconds
 
 
 def processes(pattern: str) -> list[int]:
@@ -67,8 +68,8 @@ def counted(path: Path) -> dict[str, int]:
         return gallery.count()
 
 
-def with_a_worker_killed(space: Workspace, total: int) -> dict[str, Any]:
-    """A backfill by two workers, one of which is killed half way."""
+def with_a_worker_killed(path: Path, total: int, workers: int) -> dict[str, Any]:
+    """A backfill by some workers, one of which is killed half way."""
     done, killed = 0, list[int]()
 
     def advance(count: int = 1, note: str | None = None) -> None:  # noqa: ARG001
@@ -78,27 +79,29 @@ def with_a_worker_killed(space: Workspace, total: int) -> dict[str, Any]:
             killed.append(processes("ray::_Worker")[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    began = time.perf_counter()
-    result = space.backfill(BackfillOptions("all", "random", cluster="local", workers=2), advance)
-    rate = round(total / (time.perf_counter() - began))
-    return {"images_per_second": rate, "killed": len(killed), "embedded": result.done, "stored": space.gallery.count()}
+    with Workspace(path, device="cpu") as space:
+        began = time.perf_counter()
+        result = space.backfill(BackfillOptions("all", "random", cluster="local", workers=workers), advance)
+        rate = round(total / (time.perf_counter() - began))
+    told = {"workers": workers, "images_per_second": rate, "killed": len(killed), "embedded": result.done}
+    return told | {"stored": counted(path)}
 
 
-def with_the_head_killed(space: Workspace, total: int) -> dict[str, Any]:
+def with_the_head_killed(path: Path, total: int) -> dict[str, Any]:
     """The command of a backfill while Ray's own processes are killed; given again if anything is left."""
     words = [sys.executable, "-m", "fixstar", "backfill", "--budget", "all", "--cluster", "local", "--anyway", "--json"]
-    words += ["-w", str(space.path)]
+    words += ["-w", str(path)]
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-    while counted(space.path)["v2"] < total // 4 and first.poll() is None:
+    while counted(path)["v2"] < total // 4 and first.poll() is None:
         time.sleep(0.1)
     killed = processes(f"session_[^ ]*_{first.pid}[/ ]")  # Ray names its session by the process that began it
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    told, _ = first.communicate(timeout=600)
-    found: dict[str, Any] = {"killed": len(killed), "exit": first.returncode, "left": counted(space.path)["v1"]}
+    told, _ = first.communicate(timeout=3600)
+    found: dict[str, Any] = {"killed": len(killed), "exit": first.returncode, "left": counted(path)["v1"]}
     if found["left"]:
         told = subprocess.run(words, capture_output=True, check=True).stdout
-    return found | {"embedded_last": json.loads(told)["done"]["done"], "stored": counted(space.path)}
+    return found | {"embedded_last": json.loads(told)["done"]["done"], "stored": counted(path)}
 
 
 def main() -> None:
@@ -108,31 +111,36 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     counts = [int(word) for word in options.workers.split(",")]
-    figures: dict[str, Any] = {"images": options.images, "cores": os.cpu_count(), "rows": []}
+    total = options.images // PER_FOLDER * PER_FOLDER
+    figures: dict[str, Any] = {"images": total, "cores": os.cpu_count(), "rows": []}
+
+    def note(name: str, found: dict[str, Any]) -> None:
+        figures.update({name: found} if name != "rows" else {"rows": [*figures["rows"], found]})
+        print(name, found, flush=True)
+        if options.out:
+            replace_json(options.out, figures)
+
     with tempfile.TemporaryDirectory() as place:
-        images = Path(place) / "images"
-        make_images(images, options.images)
+        images, killed, head = (Path(place) / name for name in ("images", "killed", "head"))
+        with ProcessPoolExecutor() as pool:
+            list(pool.map(make_folder, [images / f"{n:04}" for n in range(total // PER_FOLDER)]))
         ray.init(num_cpus=max(counts), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         for workers in counts:
-            space, seconds = indexed(Path(place) / f"w{workers}", images, workers)
-            began = time.perf_counter()
-            space.backfill(BackfillOptions("all", "random", cluster="local", workers=workers))
-            backfilled = time.perf_counter() - began
-            row = {"workers": workers, "index": round(options.images / seconds)}
-            figures["rows"].append(row | {"backfill": round(options.images / backfilled)})
-            print(figures["rows"][-1], space.gallery.count(), flush=True)
-            space.close()
-        space, _ = indexed(Path(place) / "killed", images, 2)
-        figures["worker_killed"] = with_a_worker_killed(space, options.images)
-        print(figures["worker_killed"], flush=True)
-        space.close()
-        space, _ = indexed(Path(place) / "head", images, 2)
+            path = Path(place) / f"w{workers}"
+            seconds = indexed(path, images, workers)
+            print(f"{workers} workers indexed {total / seconds:.0f} images per second", flush=True)
+            if workers == counts[-1]:
+                shutil.copytree(path, killed)
+                shutil.copytree(path, head)
+            with Workspace(path, device="cpu") as space:
+                began = time.perf_counter()
+                space.backfill(BackfillOptions("all", "random", cluster="local", workers=workers))
+                backfilled = time.perf_counter() - began
+            row = {"workers": workers, "index": round(total / seconds), "backfill": round(total / backfilled)}
+            note("rows", row | {"stored": counted(path)})
+        note("worker_killed", with_a_worker_killed(killed, total, counts[-1]))
         ray.shutdown()
-        figures["head_killed"] = with_the_head_killed(space, options.images)
-        print(figures["head_killed"], flush=True)
-        space.close()
-    if options.out:
-        replace_json(options.out, figures)
+        note("head_killed", with_the_head_killed(head, total))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ Floats = NDArray[np.floating[Any]]
 Array = TypeVar("Array")  # a NumPy array or a torch tensor
 
 _TINY = 1e-12  # a zero feature stays zero instead of becoming NaN
+_APART = 0.99  # cosine of vectors that are neither nearly equal nor nearly opposite
 
 
 def _is_torch(array: Any) -> bool:
@@ -185,15 +186,28 @@ def carry(queries: Array, Q_from: Array | None, Q_to: Array | None, width: int) 
 def slerp(p: Floats, q: Floats, t: float) -> Floats:
     """Unit vectors [N, b] a share ``t`` of the way from p to q along the great circle: exactly p at 0, exactly q at 1.
 
-    cos(t w) p + sin(t w) e, with w the angle between p and q, and e the unit vector at right angles to p towards q. No
-    digits are lost at small angles, nor close to opposite vectors. Between opposite ones every way is as short, and
-    one is chosen.
+    (sin((1 - t) w) p + sin(t w) q) / sin w, with w the angle between p and q. Between opposite ones every way is as
+    short, and one is chosen.
 
     >>> slerp(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), 1 / 3).round(3).tolist()
     [[0.866, 0.5]]
     """
     if t in (0, 1) or p.shape[-1] == 1:  # between 1 and -1 there is nothing
         return q if t > 0.5 else p
+    cosine = np.einsum("ni,ni->n", p, q, dtype=np.float64)
+    angle = np.arccos(cosine.clip(-_APART, _APART))
+    of_p, of_q = ((np.sin(share * angle) / np.sin(angle))[:, None].astype(p.dtype) for share in (1 - t, t))
+    way: Floats = of_p * p + of_q * q
+    if (close := np.abs(cosine) > _APART).any():
+        way[close] = _slerp_close(p[close], q[close], t)
+    return way
+
+
+def _slerp_close(p: Floats, q: Floats, t: float) -> Floats:
+    """The slerp of nearly equal or opposite vectors, where sin w has few digits left.
+
+    cos(t w) p + sin(t w) e, with e the unit vector at right angles to p towards q.
+    """
     a, b = p.astype(np.float64), q.astype(np.float64)
     nearer = np.where((a * b).sum(-1, keepdims=True) < 0, b + a, b - a)  # short, so that little is rounded off
     towards = nearer - (nearer * a).sum(-1, keepdims=True) * a
@@ -204,7 +218,7 @@ def slerp(p: Floats, q: Floats, t: float) -> Floats:
     lengths = (np.linalg.norm(ends, axis=-1, keepdims=True) for ends in (a - b, a + b))
     angle = 2 * np.arctan2(*lengths)
     way: Floats = np.cos(t * angle) * a + np.sin(t * angle) * unit(towards)
-    return way.astype(np.result_type(p, q))
+    return way
 
 
 def blended(old: Floats, carried: Floats, alpha: float) -> Floats:

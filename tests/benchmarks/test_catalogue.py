@@ -17,7 +17,14 @@ from fixstar.evaluation.cross_test import check_protocol
 from fixstar.methods import METHODS
 from fixstar.models import backbone_names, create_backbone
 
-CLASSES = {"cifar100": 100, "tinyimagenet200": 200, "cub180": 180, "imagenet900": 900, "casia-webface": 10_575}
+CLASSES = {
+    "cifar100": 100,
+    "tinyimagenet200": 200,
+    "tinyimagenet180": 180,
+    "cub180": 180,
+    "imagenet900": 900,
+    "casia-webface": 10_575,
+}
 
 
 def variants(entry: Benchmark) -> list[Benchmark]:

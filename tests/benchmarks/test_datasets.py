@@ -150,6 +150,19 @@ def test_cub_opens_in_its_official_split(tmp_path: Path) -> None:
     assert training.classes[0] == "001.Bird"
 
 
+def test_every_tenth_class_of_tiny_imagenet_is_held_out(tmp_path: Path) -> None:
+    for number in range(200):
+        images = tmp_path / "tiny-imagenet-200" / "train" / f"n{number:08}" / "images"
+        images.mkdir(parents=True)
+        (images / "0.JPEG").touch()
+    learnt, held_out = (dataset(name).open(tmp_path, "train") for name in ("tinyimagenet180", "tinyimagenet-tenth"))
+    assert held_out.classes == tuple(f"n{number:08}" for number in range(9, 200, 10))
+    assert (len(learnt), len(learnt.classes)) == (180, 180)
+    assert not set(learnt.classes) & set(held_out.classes)
+    with pytest.raises(DataError, match="all its images are for training"):
+        dataset("tinyimagenet-tenth").open(tmp_path, "test")
+
+
 def test_imagenet32_opens_from_its_batches(tmp_path: Path) -> None:
     folder = tmp_path / "imagenet32"
     folder.mkdir()
