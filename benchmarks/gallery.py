@@ -5,12 +5,11 @@ figure is the median of the rounds, alone and beside two busy processes. "numpy"
 without ids, payload or versions. faiss takes part if it is installed: pip install faiss-cpu.
 
     python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about one minute
-    python benchmarks/gallery.py --approximate 200000                             the same for approximate search only
+    python benchmarks/gallery.py --approximate 100000 --width 384 --batch 64      approximate search only
 
 Approximate search stands beside faiss's HNSW of the same vectors and the same links, used bare: no ids, payload,
-versions, filters or writes. Both are asked with the same breadth (efSearch), the usual one of fixstar, and each with
-the smallest at which it finds 97 % of the true nearest. The index is built in the background, while one thread goes
-on searching.
+versions, filters or writes. Both are asked with the same breadths (efSearch), in turns, and compared where both find
+the same share of the true nearest. The index is built in the background, while one thread goes on searching.
 """
 
 from __future__ import annotations
@@ -42,8 +41,10 @@ Array = NDArray[np.float32]
 Figures = dict[str, Any]
 K = 10
 BATCHES = 8  # of fresh queries, for approximate search
-ENOUGH = 0.97
-PAUSE = 0.05  # seconds: a build yields to searches, and would hardly advance without a pause
+SINGLES = 16  # of them asked one by one, per turn
+SWEEP = (16, 20, 24, 32, 40, 64, 96)  # breadths
+RECALLS = (0.95, 0.97, 0.98, 0.99, 0.995)
+PAUSE = 0.05  # seconds between searches: a build yields to them, and would hardly advance without a pause
 BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
@@ -198,7 +199,10 @@ def approximate(options: argparse.Namespace, folder: Path) -> Figures:
 def beside_bare(
     gallery: SqliteGallery, vectors: Array, batches: list[Array], bare: Callable[[Array, int], Any], rounds: int
 ) -> Figures:
-    """Approximate search and the bare engine with the same queries, in turns: at the usual breadth, and at 97 %."""
+    """Approximate search and the bare engine over a sweep of breadths, and how they compare where both find as much.
+
+    They take turns, breadth by breadth, with single queries and then with batches.
+    """
 
     def own(batch: Array, breadth: int) -> list[list[Hit]]:
         hnsw.BREADTH = breadth
@@ -208,26 +212,47 @@ def beside_bare(
         return np.array([[int(hit.id[5:]) for hit in hits] for hits in own(batch, breadth)])
 
     true, usual = np.concatenate([numpy_search(vectors)(batch) for batch in batches]), hnsw.BREADTH
-    points: dict[str, Figures] = {"usual_breadth": {}, "breadth_for_97": {}}
-    contestants: dict[str, Callable[[Array], Any]] = {}
-    for name, search, answer in (("fixstar", own, own_rows), ("faiss_hnsw", bare, bare)):
-        recalls = {b: recall(true, [answer(batch, b) for batch in batches]) for b in sorted({*BREADTHS, usual})}
-        for point, breadth in zip(points, (usual, min(b for b in recalls if recalls[b] >= ENOUGH)), strict=True):
-            points[point][name] = {"breadth": breadth, "recall": recalls[breadth]}
-            contestants[f"{name} {point}"] = at(search, breadth)
-    singles = [batch[i : i + 1] for batch in batches for i in range(len(batch))]
-    for kind, asked in (("single", singles), ("batch", batches)):
-        figures = rates(contestants, asked, rounds)
-        for point, found in points.items():
-            for name in ("fixstar", "faiss_hnsw"):
-                found[name][f"{kind}_qps"] = figures[f"{name} {point}"]
-            found[f"{kind}_ratio"] = round(figures[f"fixstar {point}"] / figures[f"faiss_hnsw {point}"], 2)
+    searches: dict[str, Callable[[Array, int], Any]] = {"fixstar": own, "faiss_hnsw": bare}
+    sweep: dict[str, list[Figures]] = {}
+    times: dict[tuple[str, int, str], list[float]] = {}
+    for name, answer in (("fixstar", own_rows), ("faiss_hnsw", bare)):
+        sweep[name] = [{"breadth": b, "recall": recall(true, [answer(batch, b) for batch in batches])} for b in SWEEP]
+    for turn in range(rounds * len(batches)):
+        batch = batches[turn % len(batches)]
+        for kind, asked in (("single", [batch[i : i + 1] for i in range(SINGLES)]), ("batch", [batch])):
+            time.sleep(PAUSE)  # the threads of the last batch wait for another one, and use a core
+            for breadth in SWEEP:
+                for name in sorted(searches, reverse=turn % 2 == 0):
+                    start = time.perf_counter()
+                    for some in asked:
+                        searches[name](some, breadth)
+                    spent = 1e6 * (time.perf_counter() - start) / sum(map(len, asked))
+                    times.setdefault((name, breadth, kind), []).append(spent)
+    for (name, breadth, kind), measured in times.items():
+        sweep[name][SWEEP.index(breadth)][f"{kind}_us"] = round(float(np.median(measured)), 1)
     hnsw.BREADTH = usual
-    return points
+    return {"microseconds_per_query": sweep, "rate_at_equal_recall": at_equal_recall(sweep)}
 
 
-def at(search: Callable[[Array, int], Any], breadth: int) -> Callable[[Array], Any]:
-    return lambda batch: search(batch, breadth)
+def at_equal_recall(sweep: dict[str, list[Figures]]) -> Figures:
+    """Queries per second as a multiple of the bare engine's; times are interpolated between breadths.
+
+    >>> own = [{"recall": 0.90, "single_us": 50, "batch_us": 20}, {"recall": 1.0, "single_us": 100, "batch_us": 40}]
+    >>> bare = [{"recall": 0.94, "single_us": 60, "batch_us": 30}, {"recall": 0.97, "single_us": 75, "batch_us": 38}]
+    >>> at_equal_recall({"fixstar": own, "faiss_hnsw": bare})
+    {'0.95': {'single': 0.87, 'batch': 1.09}, '0.97': {'single': 0.88, 'batch': 1.12}}
+    """
+    found: Figures = {}
+    for wanted in RECALLS:
+        if all(points[0]["recall"] <= wanted <= points[-1]["recall"] for points in sweep.values()):
+            found[str(wanted)] = {}
+            for kind in ("single", "batch"):
+                own, bare = (
+                    np.interp(wanted, [one["recall"] for one in points], [one[f"{kind}_us"] for one in points])
+                    for points in (sweep["fixstar"], sweep["faiss_hnsw"])
+                )
+                found[str(wanted)][kind] = round(float(bare / own), 2)
+    return found
 
 
 def recall(true: NDArray[Any], found: list[Any]) -> float:

@@ -15,7 +15,6 @@ import mmap
 import os
 import tempfile
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
@@ -160,8 +159,7 @@ class Rows:
         self.width, self.parts, self.layout, self.folder = width, tuple(parts), layout, folder
         self.end = self.parts[-1].end if self.parts else 0
         self._live = sum(part.live() for part in self.parts)
-        self._first = [part.start for part in self.parts]
-        self._starts = np.array(self._first, np.intp)
+        self._starts = np.array([part.start for part in self.parts], np.intp)
         self._segments = [part.segment for part in self.parts]
         self._newest = int(self.parts[-1].numbers[-1]) if self.parts else -1
 
@@ -180,13 +178,12 @@ class Rows:
         self._gather(row, [segment.numbers for segment in self._segments], out)
         return out
 
-    def locate(self, rows: Iterable[int]) -> list[tuple[Segment, int]]:
+    def locate(self, row: Indices) -> list[tuple[Segment, int]]:
         """The segment of each row, and its place there."""
-        first, segments, located = self._first, self._segments, []
-        for one in rows:
-            place = bisect_right(first, one) - 1
-            located.append((segments[place], one - first[place]))
-        return located
+        if len(self._segments) == 1:
+            return [(self._segments[0], place) for place in row.tolist()]
+        places, local = self._places(row)
+        return [(self._segments[place], one) for place, one in zip(places.tolist(), local.tolist(), strict=True)]
 
     def find(self, numbers: Numbers) -> Indices:
         """[n]: the row of each number, removed ones included; -1 where there is none."""
@@ -407,12 +404,20 @@ class RowIndex(Protocol):
 
 
 class _Target(NamedTuple):
-    """A version to search: its rows, the queries [N, width] in its space, and its index if it may be used."""
+    """A version to search: its rows, those that may be found, the queries [N, width] in its space, and its index."""
 
     name: str
     rows: Rows
+    allowed: Mask | None
     queries: NDArray[np.float64]
     quick: RowIndex | None
+
+    def candidates(self, k: int) -> tuple[Indices, Indices]:
+        """Pairs (query, row) that include the k nearest, or with an index most of them."""
+        narrow = self.queries.astype(np.float32)
+        if self.quick is None:
+            return self.rows.candidates(narrow, k, self.allowed)
+        return self.quick.candidates(self.rows, narrow, k, self.allowed)
 
 
 class ExactSearch:
@@ -457,24 +462,23 @@ class ExactSearch:
         known = [self.space(name) for name in dict.fromkeys(names)]
         targets = [space for space in known if len(rows.get(space.name, ()))]
         unit_queries = checked_vectors(queries, source.width, version)
+        allowed = [rows[space.name].allowed(request.where) for space in targets]
         hits: list[list[Hit]] = []
         for start in range(0, len(unit_queries), _QUERIES):
             part = unit_queries[start : start + _QUERIES]
             live = [
-                _Target(
-                    space.name, rows[space.name], self._bridges.carried(part, source, space), indexes.get(space.name)
-                )
-                for space in targets
+                _Target(name, rows[name], mask, self._bridges.carried(part, source, space), indexes.get(name))
+                for (name, _, _), space, mask in zip(targets, targets, allowed, strict=True)
             ]
-            hits += _nearest(live, len(part), int(request.k), request.where)
+            hits += _nearest(live, len(part), int(request.k))
         return hits
 
 
-def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> list[list[Hit]]:
+def _nearest(live: list[_Target], queries: int, k: int) -> list[list[Hit]]:
     """The k best of all versions for each query."""
     found = []
     for place, target in enumerate(live):
-        query, row = _candidates(target, k, where)
+        query, row = target.candidates(k)
         if len(live) == queries == 1 and len(row) <= _ONE_BY_ONE:
             return [_nearest_of_few(target, row, k)]
         number = target.rows.numbers(row) if len(live) > 1 else row  # rows of one version are in this order
@@ -483,12 +487,10 @@ def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> 
         return [[] for _ in range(queries)]
     query, cosine, number, row, place_of = (np.concatenate([part[i] for part in found]) for i in range(5))
     best = first_of_each(query, cosine, number, k)
-    owners, rows = [live[place] for place in place_of[best].tolist()], row[best].tolist()
-    if len(live) == 1:
-        located = live[0].rows.locate(rows)
-    else:
-        located = [owner.rows.locate([one])[0] for owner, one in zip(owners, rows, strict=True)]
-    hits = _hits(located, cosine[best].tolist(), [owner.name for owner in owners])
+    owner, row = place_of[best], row[best]
+    each = [iter(target.rows.locate(row[owner == place])) for place, target in enumerate(live)]
+    located = [next(each[place]) for place in owner.tolist()]
+    hits = _hits(located, cosine[best], [live[place].name for place in owner.tolist()])
     ends = np.searchsorted(query[best], np.arange(queries + 1)).tolist()
     return [hits[start:end] for start, end in pairwise(ends)]
 
@@ -496,23 +498,15 @@ def _nearest(live: list[_Target], queries: int, k: int, where: Where | None) -> 
 def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
     """The same for one query and few candidates, in few steps: after an index search little is left in the cache."""
     cosine = paired_cosines(target.rows.vectors(row), target.queries)
-    best = sorted(zip((-cosine).tolist(), row.tolist(), strict=True))[:k]
-    located = target.rows.locate([one for _, one in best])
-    return _hits(located, [-score for score, _ in best], repeat(target.name))
+    best = np.lexsort((row, -cosine))[:k]
+    return _hits(target.rows.locate(row[best]), cosine[best], repeat(target.name))
 
 
-def _hits(located: list[tuple[Segment, int]], cosines: list[float], names: Iterable[str]) -> list[Hit]:
-    ids = [segment.ids[one] for segment, one in located]
-    payloads = all_parsed([segment.texts[one] for segment, one in located])
-    return list(map(Hit, ids, cosines, names, payloads))
-
-
-def _candidates(target: _Target, k: int, where: Where | None) -> tuple[Indices, Indices]:
-    """Pairs (query, row) that include the k nearest of a version, or most of them."""
-    narrow, allowed = target.queries.astype(np.float32), target.rows.allowed(where)
-    if target.quick is None:
-        return target.rows.candidates(narrow, k, allowed)
-    return target.quick.candidates(target.rows, narrow, k, allowed)
+def _hits(located: list[tuple[Segment, int]], cosine: Floats, names: Iterable[str]) -> list[Hit]:
+    ids = [segment.ids[place] for segment, place in located]
+    payloads = all_parsed([segment.texts[place] for segment, place in located])
+    fields = zip(ids, cosine.tolist(), names, payloads, strict=False)
+    return list(map(tuple.__new__, repeat(Hit), fields))  # as Hit(*fields), in half the time
 
 
 def _cosines(target: _Target, query: Indices, row: Indices) -> Floats:
