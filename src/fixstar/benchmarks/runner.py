@@ -200,6 +200,7 @@ def _rows_of(
 
 _PAIRS = ("first", "second", "same")
 _SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
+_BLENDED = 1 << 33  # numbers in the queries by two models of all pairs: beyond it they take longer than training
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
 
@@ -353,8 +354,9 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     if run.benchmark.pairs is not None:
         for name in [name for name in protocols if name.startswith("verification")]:
             protocols[name]["over_draws"] = searched.over_draws(features, name, run.benchmark.pairs)
-    same_width = len({version.width for version in features}) == 1
-    if same_width and not any(version.adapt for version in features):  # a moved gallery has no queries of its own
+    one_width = len({version.width for version in features}) == 1
+    moved = any(version.adapt for version in features)  # such a gallery has no queries of its own
+    if one_width and not moved and math.comb(len(features), 2) * features[0].queries.size <= _BLENDED:
         searches = [name for name in protocols if name in ("template", "image")]
         for name, matrix in searched.two_models(features, searches, found_on).items():
             protocols[f"{name}, two models"] = measured(matrix)
