@@ -300,11 +300,12 @@ def steps_of(size: Size) -> list[str]:
 
 def opened(file: Path) -> Row:
     """What a process pays that opens a gallery and searches it; with its index if there is a saved one."""
-    before, start = resident(), time.perf_counter()
+    before, start, used = resident(), time.perf_counter(), time.process_time()
     with open_gallery(file) as gallery:
         queries = make_vectors(BATCH, gallery.space("v1").width, seed=3)
         gallery.search("v1", queries[:1], k=K)
         row: Row = {"seconds": round(time.perf_counter() - start, 2), "memory_mb": resident() - before}
+        row["cpu_seconds"] = round(time.process_time() - used, 2)
         row["exact_ms"] = milliseconds(lambda n: gallery.search("v1", queries[n][None], k=K))
         if gallery.indexes():
             gallery.search("v1", queries[:1], k=K, exact=False)
