@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,13 @@ def test_conditions_and_values_are_counted() -> None:
         payload_test({f"f{i}": 1 for i in range(101)})
     with pytest.raises(GalleryError, match="up to 10,000 values, got 10,001"):
         payload_test({"n": {"in": [list(range(10_000)), 1]}})
+
+
+def test_waiting_for_a_server_is_not_the_filters_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "_SECONDS", 0.3)
+    passes = payload_test({"n": 1})
+    time.sleep(0.4)
+    assert all(passes({"n": 1}) for _ in range(1000))
 
 
 def test_a_filter_has_a_deadline_and_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
