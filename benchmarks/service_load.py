@@ -9,10 +9,16 @@ backfill and rollback in a thread, and once with nothing else. Any answer but 20
     python benchmarks/service_load.py --out benchmarks/results/service_load_cpu.json     32 clients, 60 s, resnet18
     python benchmarks/service_load.py --backbone tiny                                    next to nothing but overhead
     python benchmarks/service_load.py --overhead --out benchmarks/results/service_overhead_cpu.json
+    python benchmarks/service_load.py --services 1 4 --backbone tiny --seconds 30
 
 ``--overhead`` measures CPU time per query, with one thread and the smallest model: the service with its decoding
-processes, asked by one client and by eight, beside decoding, encoding and searching in one process, an image at a time.
-It takes about a minute; the file is written after each part.
+processes, asked by one client and by eight, beside ``encoder.encode`` and a search in one process, an image at a time.
+Many short rounds take turns, so that other load on the machine hits both alike. It takes about two minutes. The event
+loop has HTTP, the form, JSON and the checks. With what the decoding processes use beyond decoding, that is what HTTP
+adds to a query. The rest is the model and the search, which a direct call has too.
+
+``--services`` compares numbers of services over one workspace, each with one thread, its gallery in PostgreSQL, and no
+jobs meanwhile. Beside them, one process encodes the same images one at a time and searches the same gallery.
 
 Clients and server share the cores of one machine; the direct calls have them to themselves.
 """
@@ -20,6 +26,7 @@ Clients and server share the cores of one machine; the direct calls have them to
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
 import multiprocessing
@@ -34,9 +41,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,9 +53,11 @@ import httpx
 import numpy as np
 import torch
 from PIL import Image
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fixstar.durable import replace_json
 from fixstar.geometry import unit
+from fixstar.images.reading import read_pixels
 from fixstar.models import Encoder
 from fixstar.workspace import BackfillOptions, CatalogueItem, Workspace
 from fixstar.workspace.items import ensure_version
@@ -77,9 +87,9 @@ def pictures(count: int, seed: int = 0) -> list[bytes]:
     return files
 
 
-def make(path: Path, backbone: str, count: int) -> None:
+def make(path: Path, backbone: str, count: int, gallery: str | None = None) -> None:
     """A workspace with two untrained versions, ``count`` random vectors of the second, and some images of the first."""
-    space = Workspace.create(path, device="cpu")
+    space = Workspace.create(path, gallery, device="cpu")
     torch.manual_seed(0)
     encoder = Encoder.create(backbone, classes=["a", "b"], capacity=1000)
     for number in (1, 2):
@@ -103,15 +113,15 @@ def index(space: Workspace, name: str, seed: int) -> None:
     space.index([CatalogueItem(f"{name}-{i}", space.path / str(one["image"]), one) for i, one in enumerate(kept)])
 
 
-def direct(path: Path, seconds: float, meanwhile: bool = False) -> float:
-    """Queries a second without the service: batches encoded and searched, one after the other."""
+def direct(path: Path, seconds: float, meanwhile: bool = False, size: int = BATCH) -> float:
+    """Queries per second without the service: batches encoded and searched, one after the other."""
     files, done = pictures(IMAGES), 0
     with Workspace(path, device="cpu") as space:
 
         def batch(start: int) -> None:
             version = space.deployed()
             encoder = space.serving.encoder(version)
-            vectors = encoder.encode([files[i % IMAGES] for i in range(start, start + BATCH)], form="short")
+            vectors = encoder.encode([files[i % IMAGES] for i in range(start, start + size)], form="short")
             space.gallery.search(version, vectors, k=K)
 
         def work() -> None:
@@ -128,15 +138,15 @@ def direct(path: Path, seconds: float, meanwhile: bool = False) -> float:
             thread.start()
         while (took := time.perf_counter() - began) < seconds or thread.is_alive():
             batch(done)
-            done += BATCH
+            done += size
     return done / took
 
 
 @contextmanager
-def serving(path: Path) -> Iterator[tuple[str, int]]:
+def serving(path: Path, *words: str) -> Iterator[tuple[str, int]]:
     """The service in a process of its own: its address and the process's number."""
     command = [sys.executable, "-m", "fixstar", "serve", "-w", str(path), "--device", "cpu", "--port", "0"]
-    process = subprocess.Popen([*command, "--rate", "100000000"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--rate", "100000000", *words], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -257,39 +267,40 @@ class Jobs:
         self.post("rollback", "/v1/rollback")
 
 
-def load(address: str, count: int, processes: int, seconds: float) -> tuple[list[Asked], Jobs, tuple[float, float]]:
-    """Everything that was asked in the time measured, and what went on meanwhile."""
+def load(
+    addresses: Sequence[str], count: int, processes: int, work: Callable[[], None]
+) -> tuple[list[Asked], tuple[float, float]]:
+    """Everything that was asked while ``work`` ran, of services that share the clients, and when that was."""
     context = multiprocessing.get_context("spawn")
-    stop, results, jobs = context.Event(), context.Queue(), Jobs(address)
+    stop, results = context.Event(), context.Queue()
+    processes = max(processes, len(addresses))
     share = [count // processes + (i < count % processes) for i in range(processes)]
     workers = [
-        context.Process(target=clients, args=(address, one, 1000 * i, stop, results)) for i, one in enumerate(share)
+        context.Process(target=clients, args=(addresses[i % len(addresses)], one, 1000 * i, stop, results))
+        for i, one in enumerate(share)
     ]
     for worker in workers:
         worker.start()
-    while _count(address) < count:
+    while sum(map(_count, addresses)) < count:
         time.sleep(0.1)
     time.sleep(WARMING)
-    begin, failed = time.monotonic(), list[BaseException]()
+    begin = time.monotonic()
+    try:
+        work()
+    finally:
+        end = time.monotonic()
+        stop.set()
+        asked = [one for _ in workers for one in results.get()]
+        for worker in workers:
+            worker.join()
+    return [one for one in asked if begin <= one.began + one.seconds <= end], (begin, end)
 
-    def work() -> None:
-        try:
-            jobs.run(seconds / 6)
-        except BaseException as error:
-            failed.append(error)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    time.sleep(seconds)
-    thread.join()  # the load goes on until the last job is done
-    end = time.monotonic()
-    stop.set()
-    asked = [one for _ in workers for one in results.get()]
-    for worker in workers:
-        worker.join()
-    if failed:
-        raise failed[0]
-    return [one for one in asked if begin <= one.began + one.seconds <= end], jobs, (begin, end)
+def with_jobs(jobs: Jobs, seconds: float) -> None:
+    """Jobs, and as many seconds as they leave."""
+    begin = time.monotonic()
+    jobs.run(seconds / 6)
+    time.sleep(max(0.0, begin + seconds - time.monotonic()))
 
 
 def _count(address: str) -> float:
@@ -301,8 +312,6 @@ def _count(address: str) -> float:
 def summary(asked: list[Asked], jobs: Jobs, span: tuple[float, float]) -> dict[str, Any]:
     """Counts, latencies and throughput, in all and apart for the time with and without jobs."""
     begin, end = span
-    times = 1000 * np.array([one.seconds for one in asked])
-    p50, p95, p99 = np.percentile(times, [50, 95, 99]).round(1).tolist()
     ended = np.array([one.began + one.seconds for one in asked])
     busy, with_jobs = 0.0, np.zeros(len(ended), bool)
     for first, last in jobs.spans:
@@ -310,17 +319,26 @@ def summary(asked: list[Asked], jobs: Jobs, span: tuple[float, float]) -> dict[s
         with_jobs |= (ended >= first) & (ended < last)
     quiet = (~with_jobs).sum() / (end - begin - busy)
     return {
-        "seconds": round(end - begin, 1),
+        **latencies(asked, end - begin),
+        "per_second_without_jobs": round(float(quiet), 1),
+        "per_second_with_jobs": round(float(with_jobs.sum() / busy), 1),
+        "events": jobs.log,
+    }
+
+
+def latencies(asked: list[Asked], seconds: float) -> dict[str, Any]:
+    """Counts, latencies and throughput."""
+    times = 1000 * np.array([one.seconds for one in asked])
+    p50, p95, p99 = np.percentile(times, [50, 95, 99]).round(1).tolist()
+    return {
+        "seconds": round(seconds, 1),
         "requests": len(asked),
         "statuses": {str(status): count for status, count in Counter(one.status for one in asked).items()},
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
         "most_ms": round(float(times.max()), 1),
-        "per_second": round(len(asked) / (end - begin), 1),
-        "per_second_without_jobs": round(float(quiet), 1),
-        "per_second_with_jobs": round(float(with_jobs.sum() / busy), 1),
-        "events": jobs.log,
+        "per_second": round(len(asked) / seconds, 1),
     }
 
 
@@ -330,7 +348,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     shutil.copytree(path, copy)
     alone = direct(path, options.seconds / 4)
     with serving(path) as (address, _):
-        served = summary(*load(address, options.clients, options.processes, options.seconds))
+        jobs = Jobs(address)
+        work = partial(with_jobs, jobs, options.seconds)
+        asked, span = load([address], options.clients, options.processes, work)
+        served = summary(asked, jobs, span)
         batch = _mean(address, "fixstar_query_batch_size")
     beside = direct(copy, options.seconds, meanwhile=True)
     return {
@@ -348,57 +369,110 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def cpu_seconds(process: int) -> float:
-    """CPU time of a process and of its children."""
-    ticks = 0
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            cells = place.read_text().rpartition(")")[2].split()
-            if process in (int(place.parent.name), int(cells[1])):
-                ticks += int(cells[11]) + int(cells[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def replicas(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One number of services after the other, and a direct call, over the same workspace."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+    path = folder / "shop"
+    make(path, options.backbone, options.vectors, str(importlib.import_module("postgres_server").fresh_url()))
+    rows: dict[str, Any] = {}
+    for count in options.services:
+        with ExitStack() as running:
+            addresses = [running.enter_context(serving(path, "--shared"))[0] for _ in range(count)]
+            pause = partial(time.sleep, options.seconds)
+            asked, (begin, end) = load(addresses, options.clients, options.processes, pause)
+        rows[f"{count}_services"] = latencies(asked, end - begin)
+    return {
+        "backbone": options.backbone,
+        "vectors": options.vectors,
+        "clients": options.clients,
+        "direct_per_second": round(direct(path, options.seconds / 2, size=1), 1),
+        **rows,
+    }
 
 
-def overhead(path: Path, vectors: int, queries: int = 2 * IMAGES) -> Iterator[dict[str, Any]]:
-    """Milliseconds of CPU per query: without the service, and with it. What is known so far, after each part."""
+def cpu_seconds(process: int) -> np.ndarray[Any, Any]:
+    """CPU time of a service so far: its event loop (the first thread), its other threads, its decoding processes."""
+    own = {place.parent.name: _used(place) for place in Path(f"/proc/{process}/task").glob("[0-9]*/stat")}
+    loop = own[str(process)].seconds
+    decoding = [one.seconds for one in map(_used, Path("/proc").glob("[0-9]*/stat")) if one.parent == process]
+    return np.array([loop, sum(one.seconds for one in own.values()) - loop, sum(decoding)])
+
+
+class Used(NamedTuple):
+    """The parent of a process or thread, and its CPU time."""
+
+    parent: int
+    seconds: float
+
+
+def _used(place: Path) -> Used:
+    try:
+        cells = place.read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return Used(0, 0.0)
+    return Used(int(cells[1]), (int(cells[11]) + int(cells[12])) / os.sysconf("SC_CLK_TCK"))
+
+
+def overhead(path: Path, vectors: int, rounds: int = 24, queries: int = 128) -> dict[str, Any]:
+    """Milliseconds of CPU per query, without the service and with it: medians over rounds that take turns."""
     os.environ["OMP_NUM_THREADS"] = "1"  # of the service: waiting threads use a core too
     torch.set_num_threads(1)
     make(path, "tiny", vectors)
     files = pictures(IMAGES)
-    with Workspace(path, device="cpu") as space:
+    measured: dict[str, list[float]] = {}
+    with Workspace(path, device="cpu") as space, serving(path) as (address, process):
         version = space.deployed()
         encoder = space.serving.encoder(version)
-        for _ in range(2):  # the first round warms up
-            began = time.process_time()
-            for data in files:
-                space.gallery.search(version, encoder.encode([data], form="short"), k=K)
-            direct_ms = 1e3 * (time.process_time() - began) / IMAGES
-    row: dict[str, Any] = {"vectors": vectors, "queries": queries, "direct_ms": round(direct_ms, 2)}
-    yield row
-    with serving(path) as (address, process):
+        pixels = [read_pixels(data, encoder.preprocessing) for data in files]
+        encoded = [encoder.encode(one[None], form="short") for one in pixels]
+        direct: dict[str, Callable[[int], object]] = {
+            "direct": lambda i: space.gallery.search(version, encoder.encode([files[i]], form="short"), k=K),
+            "decode": lambda i: read_pixels(files[i], encoder.preprocessing),
+            "encode": lambda i: encoder.encode(pixels[i][None], form="short"),
+            "search": lambda i: space.gallery.search(version, encoded[i], k=K),
+        }
         host, port = address.removeprefix("http://").split(":")
         requests = [request(f"{host}:{port}", data) for data in files]
 
-        def client(number: int, count: int) -> None:
+        def client(first: int, count: int) -> None:
             with socket.create_connection((host, int(port)), timeout=60) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for i in range(number, number + count):
+                for i in range(first, first + count):
                     connection.sendall(requests[i % IMAGES])
                     if (status := answered(connection)) != 200:
                         raise RuntimeError(f"a search was answered with {status}")
 
-        def milliseconds(count: int) -> float:
+        def served(first: int, count: int) -> np.ndarray[Any, Any]:
             began = cpu_seconds(process)
             with ThreadPoolExecutor(count) as pool:
-                for done in [pool.submit(client, 31 * i, queries // count) for i in range(count)]:
+                share = queries // count
+                for done in [pool.submit(client, first + share * i, share) for i in range(count)]:
                     done.result()
-            return 1e3 * (cpu_seconds(process) - began) / queries
+            spent: np.ndarray[Any, Any] = 1e3 * (cpu_seconds(process) - began) / queries
+            return spent
 
-        milliseconds(8)  # the decoding processes start
-        for count in (1, 8):
-            row[f"{count}_clients_ms"] = round(milliseconds(count), 2)
-            row[f"{count}_clients_overhead_ms"] = round(row[f"{count}_clients_ms"] - row["direct_ms"], 2)
-            yield row
+        for number in range(rounds + 1):
+            row, first = dict[str, float](), number * queries
+            for name, work in direct.items():
+                began = time.process_time()
+                for i in range(first, first + queries):
+                    work(i % IMAGES)
+                row[name] = 1e3 * (time.process_time() - began) / queries
+            for count in (1, 8):
+                loop, threads, decoding = served(first, count)
+                row[f"{count}_clients_event_loop"] = loop
+                row[f"{count}_clients_embedding_and_search"] = threads
+                row[f"{count}_clients_decoding"] = decoding
+                row[f"{count}_clients"] = loop + threads + decoding
+                row[f"{count}_clients_overhead"] = loop + threads + decoding - row["direct"]
+                row[f"{count}_clients_http_form_json_checks"] = loop + decoding - row["decode"]
+            if number:  # the first round warms up
+                for name, value in row.items():
+                    measured.setdefault(name, []).append(value)
+    medians = {f"{name}_ms": round(float(np.median(values)), 2) for name, values in measured.items()}
+    return {"vectors": vectors, "rounds": rounds, "queries_per_round": queries, **medians}
 
 
 def _mean(address: str, name: str) -> float:
@@ -417,21 +491,20 @@ def main() -> None:
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--overhead", action="store_true", help="CPU time per query instead")
+    parser.add_argument("--services", type=int, nargs="+", help="numbers of services to compare instead")
     options = parser.parse_args()
-    if options.overhead:
-        with tempfile.TemporaryDirectory() as folder:
-            for row in overhead(Path(folder) / "shop", 2000):
-                print(row, flush=True)
-                if options.out:
-                    replace_json(options.out, {"machine": platform.machine(), "cores": os.cpu_count(), **row})
-        return
     with tempfile.TemporaryDirectory() as folder:
-        row = measure(options, Path(folder))
+        if options.overhead:
+            row = overhead(Path(folder) / "shop", 2000)
+        else:
+            row = (replicas if options.services else measure)(options, Path(folder))
     print(json.dumps(row, indent=2))
     if options.out:
-        replace_json(options.out, {"machine": platform.machine(), "cores": os.cpu_count(), **row})
-    if set(row["statuses"]) != {"200"}:
-        sys.exit(f"not every search was answered with 200: {row['statuses']}")
+        about = {"machine": platform.machine(), "cores": os.cpu_count(), "http": AutoHTTPProtocol.__name__}
+        replace_json(options.out, about | row)
+    statuses = [one["statuses"] for one in (row, *row.values()) if isinstance(one, dict) and "statuses" in one]
+    if any(set(one) != {"200"} for one in statuses):
+        sys.exit(f"not every search was answered with 200: {statuses}")
 
 
 if __name__ == "__main__":

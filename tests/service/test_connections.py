@@ -91,6 +91,14 @@ def test_half_the_headers_do_not_keep_a_connection_open(service: Running, first:
     assert time.monotonic() - began > HEADERS / 2
 
 
+def test_headers_that_do_not_end_are_refused(service: Running) -> None:
+    start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: "
+    with service.open() as connection:
+        connection.sendall(start + b"a" * ((1 << 16) + 1 - len(start)))  # not a byte more: those would reset the answer
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
+        wait_until_closed(connection)
+
+
 def test_a_body_may_take_longer_than_the_headers(service: Running) -> None:
     request = httpx.Request("PUT", "http://localhost/v1/item?id=slow", files={"image": picture()})
     body = request.read()

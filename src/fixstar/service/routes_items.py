@@ -151,10 +151,10 @@ async def search(http: Request) -> Response:
 
     With a ``version`` that one alone embeds the query, deployed or not: see what it would find.
     """
-    began = time.perf_counter()
     await known_parameters(http)
     await may_read(http)
     address, form = await _asked(http)
+    began = time.perf_counter()
     context: Context = http.app.state.context
     exact = address.exact if address.exact is not None else form.exact
     where = parse_filter(address.where if address.where is not None else form.where)

@@ -37,6 +37,7 @@ _FINISH = 30  # seconds that requests under way have to finish
 _GRACE = 60  # seconds after which the process ends in any case: then jobs have had their time too
 _MAX_CONNECTIONS = 10_000  # however many files may be open
 _MIN_CONNECTIONS = 8
+_MAX_HEAD = 1 << 16  # bytes of a request before its body
 _QUEUE = 2048  # connections that wait in the system to be accepted
 _OTHER_FILES = 64  # open anyway: libraries, the log, the listener, locks
 _ACCEPT = "socket.accept()"  # how asyncio's message about a failed accept begins
@@ -215,13 +216,14 @@ def accepted_at_once(connections: int) -> int:
 
 
 def _guarded_protocol(most: int, header_seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol with two limits: open connections, and the time until the headers are complete."""
+    """uvicorn's HTTP protocol with limits: open connections, and the time and bytes until the headers are complete."""
     throttle = LogThrottle(_log)
 
     class Guarded(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         """One connection."""
 
         _deadline: asyncio.TimerHandle | None = None
+        _head: int | None = None  # bytes of headers that are not complete, for httptools: h11 has the same limit itself
 
         def connection_made(self, transport: Any) -> None:
             """Accept it. If too many are open, it replaces the one that has been silent longest, if any is."""
@@ -245,6 +247,20 @@ def _guarded_protocol(most: int, header_seconds: float) -> type[asyncio.Protocol
                 self._stop_waiting()
             else:
                 self._wait()
+            if self._head is not None:
+                self._head += len(data)
+                if self._head > _MAX_HEAD:
+                    self.send_400_response(f"The headers are longer than {_MAX_HEAD} bytes.")
+
+        def on_message_begin(self) -> None:
+            """httptools sees the first byte of a request."""
+            self._head = 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            """httptools has all headers."""
+            self._head = None
+            super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget it."""
