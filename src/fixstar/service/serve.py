@@ -215,15 +215,38 @@ def accepted_at_once(connections: int) -> int:
     return max(_MIN_CONNECTIONS, min(256, connections // 8))
 
 
+class _LimitedHeaders(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """uvicorn's HTTP protocol with a limit on the length of headers: httptools has none, h11 has the same."""
+
+    _head: int | None = None  # bytes of headers that are not complete; None beside them, and always with h11
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on, and count those of headers."""
+        super().data_received(data)
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > _MAX_HEAD:
+                self.send_400_response(f"The headers are longer than {_MAX_HEAD} bytes.")
+
+    def on_message_begin(self) -> None:
+        """httptools sees the first byte of a request."""
+        self._head = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """httptools has all headers."""
+        self._head = None
+        super().on_headers_complete()
+
+
 def _guarded_protocol(most: int, header_seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol with limits: open connections, and the time and bytes until the headers are complete."""
+    """uvicorn's HTTP protocol with two more limits: open connections, and the time until the headers are complete."""
     throttle = LogThrottle(_log)
 
-    class Guarded(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    class Guarded(_LimitedHeaders):
         """One connection."""
 
         _deadline: asyncio.TimerHandle | None = None
-        _head: int | None = None  # bytes of headers that are not complete, for httptools: h11 has the same limit itself
 
         def connection_made(self, transport: Any) -> None:
             """Accept it. If too many are open, it replaces the one that has been silent longest, if any is."""
@@ -247,20 +270,6 @@ def _guarded_protocol(most: int, header_seconds: float) -> type[asyncio.Protocol
                 self._stop_waiting()
             else:
                 self._wait()
-            if self._head is not None:
-                self._head += len(data)
-                if self._head > _MAX_HEAD:
-                    self.send_400_response(f"The headers are longer than {_MAX_HEAD} bytes.")
-
-        def on_message_begin(self) -> None:
-            """httptools sees the first byte of a request."""
-            self._head = 0
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            """httptools has all headers."""
-            self._head = None
-            super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget it."""
