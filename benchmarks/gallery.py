@@ -178,13 +178,18 @@ def approximate(options: argparse.Namespace, folder: Path) -> Figures:
     vectors = make_vectors(options.approximate, options.width, seed=2)
     queries = make_vectors(BATCHES * options.batch, options.width, seed=3)
     batches = [queries[i : i + options.batch] for i in range(0, len(queries), options.batch)]
+    file = folder / "bare.faiss"
+    if file.exists():
+        with SqliteGallery(folder / "one.db", index_above=1 << 60) as gallery:
+            gallery.indexes()
+            return beside_bare(gallery, vectors, batches, bare_hnsw(vectors, file)[0], options.rounds)
     insert(folder / "one.db", vectors, 1, options.insert)[0].close()
     with SqliteGallery(folder / "one.db", index_above=len(vectors) - 1) as gallery:
         gallery.search("v1", queries[:1])
         report: Figures = {"exact_search_ms": summary(search_times(gallery, queries, options.singles))}
         report |= while_building(gallery, queries)
         report["index_ratio"] = round(saved_size(folder) / vectors.nbytes, 3)
-        bare, report["faiss_build_seconds"] = bare_hnsw(vectors)
+        bare, report["faiss_build_seconds"] = bare_hnsw(vectors, file)
         report |= beside_bare(gallery, vectors, batches, bare, options.rounds)
         queries = batches[0]
         report["filtered"] = {str(share): filtered(gallery, queries, share, options) for share in (10, 5, 1)}
@@ -223,32 +228,33 @@ def beside_bare(
             time.sleep(PAUSE)  # the threads of the last batch wait for another one, and use a core
             for breadth in SWEEP:
                 for name in sorted(searches, reverse=turn % 2 == 0):
-                    start = time.perf_counter()
                     for some in asked:
+                        start, cpu = time.perf_counter(), time.process_time()
                         searches[name](some, breadth)
-                    spent = 1e6 * (time.perf_counter() - start) / sum(map(len, asked))
-                    times.setdefault((name, breadth, kind), []).append(spent)
+                        spent = {"us": time.perf_counter() - start, "cpu_us": time.process_time() - cpu}
+                        for clock, value in spent.items():
+                            times.setdefault((name, breadth, f"{kind}_{clock}"), []).append(1e6 * value / len(some))
     for (name, breadth, kind), measured in times.items():
-        sweep[name][SWEEP.index(breadth)][f"{kind}_us"] = round(float(np.median(measured)), 1)
+        sweep[name][SWEEP.index(breadth)][kind] = round(float(np.median(measured)), 1)
     hnsw.BREADTH = usual
-    return {"microseconds_per_query": sweep, "rate_at_equal_recall": at_equal_recall(sweep)}
+    return {"sweep": sweep, "faiss_over_fixstar_at_equal_recall": at_equal_recall(sweep)}
 
 
 def at_equal_recall(sweep: dict[str, list[Figures]]) -> Figures:
-    """Queries per second as a multiple of the bare engine's; times are interpolated between breadths.
+    """The bare engine's time, wall clock and CPU, as a multiple of fixstar's; interpolated between breadths.
 
-    >>> own = [{"recall": 0.90, "single_us": 50, "batch_us": 20}, {"recall": 1.0, "single_us": 100, "batch_us": 40}]
-    >>> bare = [{"recall": 0.94, "single_us": 60, "batch_us": 30}, {"recall": 0.97, "single_us": 75, "batch_us": 38}]
+    >>> own = [{"recall": 0.90, "single_us": 50}, {"recall": 1.0, "single_us": 100}]
+    >>> bare = [{"recall": 0.94, "single_us": 60}, {"recall": 0.97, "single_us": 75}]
     >>> at_equal_recall({"fixstar": own, "faiss_hnsw": bare})
-    {'0.95': {'single': 0.87, 'batch': 1.09}, '0.97': {'single': 0.88, 'batch': 1.12}}
+    {'0.95': {'single_us': 0.87}, '0.97': {'single_us': 0.88}}
     """
     found: Figures = {}
     for wanted in RECALLS:
         if all(points[0]["recall"] <= wanted <= points[-1]["recall"] for points in sweep.values()):
             found[str(wanted)] = {}
-            for kind in ("single", "batch"):
+            for kind in sweep["fixstar"][0].keys() - {"breadth", "recall"}:
                 own, bare = (
-                    np.interp(wanted, [one["recall"] for one in points], [one[f"{kind}_us"] for one in points])
+                    np.interp(wanted, [one["recall"] for one in points], [one[kind] for one in points])
                     for points in (sweep["fixstar"], sweep["faiss_hnsw"])
                 )
                 found[str(wanted)][kind] = round(float(bare / own), 2)
@@ -292,18 +298,24 @@ def saved_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.index/*.hnsw"))
 
 
-def bare_hnsw(vectors: Array) -> tuple[Callable[[Array, int], Any], float]:
+def bare_hnsw(vectors: Array, file: Path) -> tuple[Callable[[Array, int], Any], float]:
+    """The bare engine's search, and the seconds it took to build; kept in a file."""
     faiss = importlib.import_module("faiss")
-    index = faiss.IndexHNSWFlat(vectors.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = BREADTH_BUILDING
     start = time.perf_counter()
-    index.add(vectors)
+    if file.exists():
+        index = faiss.read_index(str(file))
+    else:
+        index = faiss.IndexHNSWFlat(vectors.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = BREADTH_BUILDING
+        index.add(vectors)
+    seconds = round(time.perf_counter() - start, 1)
+    faiss.write_index(index, str(file))
 
     def search(queries: Array, breadth: int) -> Any:
         index.hnsw.efSearch = breadth
         return index.search(queries, K)[1]
 
-    return search, round(time.perf_counter() - start, 1)
+    return search, seconds
 
 
 def filtered(gallery: SqliteGallery, queries: Array, shops: int, options: argparse.Namespace) -> Figures:
@@ -369,15 +381,17 @@ def main() -> None:
     parser.add_argument("--insert", type=int, default=2000, help="vectors of one upsert")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--approximate", type=int, metavar="COUNT", help="measure approximate search only")
+    parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
         report = {
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
             "load_average_before": round(os.getloadavg()[0], 1),
             "vectors": [options.approximate or options.vectors, options.width],
             "rounds": options.rounds,
-            **(approximate if options.approximate else measure)(options, Path(folder)),
+            **(approximate if options.approximate else measure)(options, folder),
         }
     report["peak_GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     for name, value in report.items():

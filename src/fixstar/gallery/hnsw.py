@@ -35,13 +35,11 @@ import threading
 import time
 import warnings
 import weakref
-from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import neg
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -189,8 +187,7 @@ class HnswIndex:
         score, nodes = self.graph.search(codes, breadth, params=_parameters(breadth))
         if nodes[0, k - 1] < 0:
             return None
-        scores: list[float] = score[0].tolist()  # nearest first
-        count = bisect(scores, rounding - scores[k - 1], key=neg)
+        count = np.count_nonzero(score >= score[0, k - 1] - rounding)  # nearest first
         row: Indices = whole[1].take(nodes[0, :count])
         return row
 

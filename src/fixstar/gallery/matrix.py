@@ -505,8 +505,7 @@ def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
 def _hits(located: list[tuple[Segment, int]], cosine: Floats, names: Iterable[str]) -> list[Hit]:
     ids = [segment.ids[place] for segment, place in located]
     payloads = all_parsed([segment.texts[place] for segment, place in located])
-    fields = zip(ids, cosine.tolist(), names, payloads, strict=False)
-    return list(map(tuple.__new__, repeat(Hit), fields))  # as Hit(*fields), in half the time
+    return list(map(Hit, ids, cosine.tolist(), names, payloads))
 
 
 def _cosines(target: _Target, query: Indices, row: Indices) -> Floats:
