@@ -83,7 +83,7 @@ def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[...
 
     def visit(address: str, hash_: str = "", **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(120_000)  # a busy machine takes its time
         contexts.append(context)
         page = context.new_page()
         opened.append(Watched(page, address))

@@ -178,13 +178,13 @@ def test_a_backfill_says_what_it_replaces_and_costs_and_asks(upgraded: str, visi
     page.screenshot(path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-asks.png")
     assert told(upgraded, "status")["vectors"]["v2"] == 14  # nothing happened so far
     press(page, "Replace 41 vectors")
-    page.wait_for_selector("#backfill progress", timeout=30_000)
+    page.wait_for_selector("#backfill progress")
     assert page.evaluate("document.activeElement.id") == "backfill"  # the focus does not fall off the page
     page.locator("#roll-back").click()
     assert "The backfill that is under way ends" in words(page)
     press(page, "Roll back to v1")
     until(page, "document.querySelector('#announce').textContent.includes('The backfill ends.')")
-    page.wait_for_selector("#jobs .chip.cancelled", timeout=30_000)
+    page.wait_for_selector("#jobs .chip.cancelled")
     until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: cancelled.')")
     said = page.locator("#announce p").all_text_contents()  # neither is cut off by the other, whichever came first
     assert any(one.startswith("Rolled back to v1.") and one.endswith("The backfill ends.") for one in said)

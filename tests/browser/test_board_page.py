@@ -223,7 +223,7 @@ def test_a_check_runs_as_a_job_and_its_outcome_appears(own: str, visit: Visit) -
     bottom = page.locator("#jobbar").evaluate("bar => window.innerHeight - bar.getBoundingClientRect().bottom")
     assert bottom == 0  # it stays in view
     page.goto(f"{own}/#versions")
-    page.wait_for_selector("#jobs .chip.done", timeout=60_000)
+    page.wait_for_selector("#jobs .chip.done")
     until(page, "document.querySelector('#announce').textContent.includes('The check job ended: done.')")
     assert page.locator(".notice", has_text="The check job ended").is_visible()
     while page.locator(".notice").count():
@@ -243,13 +243,13 @@ def test_a_backfill_shows_its_progress_and_its_end(own: str, visit: Visit) -> No
     page.fill("#rate", "24")
     page.locator("button", has_text="Start backfill").click()
     page.locator("#confirm button", has_text="Replace").click()
-    page.wait_for_selector("#backfill progress", timeout=30_000)
+    page.wait_for_selector("#backfill progress")
     assert page.locator("#budget").count() == 0  # one at a time
     until(
         page, "/^[1-9][0-9]* of 96$/.test(document.querySelector('#backfill .progress span')?.textContent)", seconds=60
     )
     page.screenshot(path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-under-way.png", full_page=True)
-    page.wait_for_selector("#jobs .chip.done", timeout=60_000)
+    page.wait_for_selector("#jobs .chip.done")
     until(page, "document.querySelector('#overview').textContent.includes('96 (100 %)')")
     assert page.locator("#overview .legend .badge").all_text_contents() == ["v2"]
     until(page, "document.querySelector('#backfill').textContent.includes('nothing to re-embed')")
@@ -268,9 +268,9 @@ def test_a_backfill_can_be_cancelled(own: str, visit: Visit) -> None:
     page.fill("#rate", "2")
     page.locator("button", has_text="Start backfill").click()
     page.locator("#confirm button", has_text="Replace").click()
-    page.wait_for_selector("#backfill progress", timeout=30_000)
+    page.wait_for_selector("#backfill progress")
     page.locator("#backfill button", has_text="Cancel").click()
-    page.wait_for_selector("#jobs .chip.cancelled", timeout=60_000)
+    page.wait_for_selector("#jobs .chip.cancelled")
 
 
 def test_a_service_with_keys_asks_for_one_and_shows_what_the_role_may(shop: Path, tmp_path: Path, visit: Visit) -> None:

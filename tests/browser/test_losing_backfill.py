@@ -59,7 +59,7 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     assert "Where held-out images predict a loss, nothing is replaced." in says
     assert "anyway" not in says
     page.locator("#confirm button", has_text="Replace 10 vectors").click()
-    problem = page.wait_for_selector("#backfill .problem", timeout=30_000).inner_text()
+    problem = page.wait_for_selector("#backfill .problem").inner_text()
     assert "Predicted to lower the accuracy" in problem
     assert "of 128 queries, and the old vectors" in problem
     until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: failed.')")
