@@ -100,7 +100,7 @@ def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Floats:
             scores[place] = _score(pieces[place], query)
 
     for _ in range(threads - 1):
-        start_new_thread(work, ())
+        start_new_thread(work, ())  # threading.Thread.start would wait until the thread runs
     work()
     done = [_score(pieces[place], query) if one is None else one for place, one in enumerate(scores)]
     return np.concatenate(done) if done else np.empty(0, np.float32)
