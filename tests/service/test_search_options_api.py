@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,30 @@ def test_hits_below_a_score_are_left_out(http: TestClient, space: Workspace) -> 
     assert http.post("/v1/search?min_score=2", files={"image": picture(3)}).status_code == 422
     with pytest.raises(GalleryError, match="from -1 to 1"):
         space.search([picture(3)], min_score=float("nan"))
+
+
+def test_fields_that_no_item_has_are_named_where_nothing_was_found(http: TestClient, space: Workspace) -> None:
+    """A field of a few items is known, and one that must be absent is not missed."""
+    http.patch("/v1/item?id=hat/1.png", json={"payload": {"price": 5}})
+    vector = space.gallery.get(["hat/0.png"])["hat/0.png"].vector.tolist()
+
+    def unknown(where: dict[str, Any]) -> set[tuple[str, ...]]:
+        text, image = {"where": json.dumps(where)}, {"image": picture(3)}
+        answers = [
+            http.post("/v1/search", params=text, files=image),
+            http.post("/v1/search", params={**text, "version": "v1"}, files=image),
+            http.post("/v1/search/vector", json={"vector": vector, "where": where}),
+            http.post("/v1/search/examples", json={"positive": {"ids": ["hat/0.png"]}, "where": where}),
+            http.get("/v1/item/similar", params={"id": "hat/0.png", **text}),
+        ]
+        batch = http.post("/v1/search/batch", params=text, files={"images": picture(3)}).json()
+        return {tuple(one["unknown_fields"]) for one in [*batch, *(answer.json() for answer in answers)]}
+
+    assert unknown({"lable": "hat", "label": "hat", "colour": {"ne": "red"}}) == {("lable", "colour")}
+    assert unknown({"label": "cat"}) == {()}
+    assert unknown({"price": {"gt": 5}}) == {()}
+    assert unknown({"price": 6, "sold": {"exists": False}}) == {()}
+    assert unknown({"sold": {"exists": False}}) == {()}
 
 
 def test_stored_examples_make_one_query(http: TestClient, space: Workspace) -> None:

@@ -254,7 +254,7 @@ def search(
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
     from fixstar.gallery import SearchRequest
-    from fixstar.workspace.items import count_items
+    from fixstar.workspace.items import unknown_fields
 
     request = SearchRequest(k, parse_where(where), exact=not approximate, calibrate=not raw)
     with fixstar.Workspace(workspace, device) as space:
@@ -268,8 +268,7 @@ def search(
 
             draw_result(space.serving, names, answer, like is not None, sheet)
         trained = answer.version in space.versions()
-        asked = () if any(answer.hits) else request.where or ()
-        unknown = [field for field in asked if not count_items(space.gallery, {field: {"exists": True}}).total]
+        unknown = [] if any(answer.hits) else unknown_fields(space.gallery, request.where or {})
     if as_json:
         rows = [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)]
         told = {"version": answer.version, "calibrated": answer.calibrated, "blend": dict(answer.blend)}

@@ -60,7 +60,7 @@ from fixstar.service.schemas import (
     problem_responses,
 )
 from fixstar.workspace import CatalogueItem, Examples
-from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, count_items, index_items
+from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, count_items, index_items, unknown_fields
 
 router = APIRouter(prefix="/v1", route_class=FormRoute)
 
@@ -163,13 +163,13 @@ async def search(http: Request) -> Response:
     request = SearchRequest(k, where, exact is not False, min_score=least)
     data, version = await read_upload(form.image, context.settings), address.version
     if version is None:
-        return _as_json(_search_response(await context.batcher.search(data, request), began))
+        return _as_json(await _answered(context, request, await context.batcher.search(data, request), began))
     space = context.workspace
     if version not in (known := await run_in_threadpool(space.versions)):
         raise Problem("unknown-version", f"no version {version!r}", f"there are: {', '.join(known) or 'none'}")
     vectors = (await context.batcher.embed(data, (version,)))[version]
     found = await run_in_threadpool(space.serving.search_vectors, version, vectors[None], request)
-    return _as_json(_search_response(found, began))
+    return _as_json(await _answered(context, request, found, began))
 
 
 router.add_api_route(
@@ -198,7 +198,7 @@ async def search_batch(context: Shared, images: Images, request: Options) -> lis
         raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
     data = [await read_upload(image, context.settings) for image in images]
     found = numbered("image", await context.batcher.search_together(data, request))
-    return [_search_response(one, began) for one in found]
+    return [await _answered(context, request, one, began) for one in found]
 
 
 @router.post("/search/examples", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
@@ -212,7 +212,7 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
     negative = await _examples(context, "negative", query.negative)
     search, decode = context.workspace.search_examples, context.intake.processes.pixels
     found = await run_in_threadpool(search, positive, negative, request, decode)
-    return _search_response(found, began)
+    return await _answered(context, request, found, began)
 
 
 async def _examples(context: Context, side: str, given: ExampleList) -> Examples:
@@ -245,7 +245,8 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
         raise Problem("wrong-vector", "all its numbers are 0", "send one with a number that is not 0")
     request = _request(context, query)
     row = unit(vector[None] / largest)  # scaled first: squares of very large or small numbers overflow
-    return _search_response(space.serving.search_vectors(version, row.astype(np.float32), request), began)
+    found = space.serving.search_vectors(version, row.astype(np.float32), request)
+    return _search_response(context, request, found, began)
 
 
 @router.get("/item/similar", tags=["search"], dependencies=READ, responses=problem_responses(404))
@@ -253,7 +254,7 @@ def similar(context: Shared, item_id: ItemId, request: Options) -> SearchRespons
     """The items nearest to a stored one, itself left out."""
     began = time.perf_counter()
     _find_item(context, item_id)
-    return _search_response(context.workspace.like(item_id, request), began)
+    return _search_response(context, request, context.workspace.like(item_id, request), began)
 
 
 def _request(context: Context, query: SearchQuery) -> SearchRequest:
@@ -269,7 +270,15 @@ def _count(context: Context, k: int) -> int:
     return k
 
 
-def _search_response(found: SearchResult, began: float) -> SearchResponse:
+async def _answered(context: Context, request: SearchRequest, found: SearchResult, began: float) -> SearchResponse:
+    """The response; made by a thread where the filter is compared with the items once more."""
+    if found.hits[0] or not request.where:
+        return _search_response(context, request, found, began)
+    return await run_in_threadpool(_search_response, context, request, found, began)
+
+
+def _search_response(context: Context, request: SearchRequest, found: SearchResult, began: float) -> SearchResponse:
+    unknown = () if found.hits[0] else unknown_fields(context.workspace.gallery, request.where or {})
     return SearchResponse(
         version=found.version,
         hits=tuple(
@@ -284,6 +293,7 @@ def _search_response(found: SearchResult, began: float) -> SearchResponse:
         left_out=found.left_out,
         blend=dict(found.blend),
         thresholds=dict(found.thresholds),
+        unknown_fields=tuple(unknown),
         milliseconds=round(1000 * (time.perf_counter() - began), 3),
     )
 

@@ -89,7 +89,8 @@ class SearchResponse(_Response):
     gallery holds the query's class. ``left_out`` are versions whose vectors this query cannot be compared with.
     ``blend`` says whose vectors were searched with queries by two models: alpha by version. ``thresholds`` are scores
     by version, measured by the check: of the queries with a match 5 % have a best hit below. If even the first hit is
-    ``unlikely``, the query is probably not in the catalogue. Empty where nothing was measured.
+    ``unlikely``, the query is probably not in the catalogue. Empty where nothing was measured. If nothing was
+    found, ``unknown_fields`` are the fields of ``where`` that no item has, such as a misspelt one.
     """
 
     version: str
@@ -98,6 +99,7 @@ class SearchResponse(_Response):
     left_out: tuple[str, ...] = ()
     blend: dict[str, float] = {}
     thresholds: dict[str, float] = {}
+    unknown_fields: tuple[str, ...] = ()
     milliseconds: float
 
 

@@ -30,7 +30,7 @@ from fixstar.data.image_set import ImageSet
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
 from fixstar.gallery import Gallery
-from fixstar.gallery.filters import Payload, Where, payload_test
+from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.store import Item, Vectors
 from fixstar.gallery.transfer import made_or_same
 from fixstar.images import ImageSource, Pixels, Preprocessing
@@ -40,6 +40,7 @@ from fixstar.progress import Advance
 Decode = Callable[[ImageSource, Preprocessing], Pixels]
 IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
 
+_FIELDS = 5  # of a filter that found nothing, looked for among the items
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
 
 
@@ -442,3 +443,21 @@ def count_items(
         else:
             last = None
     return Counted(count, tuple(seen.most_common()), looked_at, last)
+
+
+def unknown_fields(gallery: Gallery, where: Where) -> list[str]:
+    """The fields of a filter that no item has: why nothing passes it. Asks for the first few, as each costs a search.
+
+    A field that only some items have is known, and one that must be absent is not asked for.
+    """
+    wanted = dict.fromkeys(field for field, *condition in conditions(where) if condition != ["exists", False])
+    return [field for field in islice(wanted, _FIELDS) if not _has_field(gallery, field)]
+
+
+def _has_field(gallery: Gallery, field: str) -> bool:
+    """By any query: the filter decides. Galleries remember what passes it, or ask their server's index."""
+    present: Where = {field: {"exists": True}}
+    return any(
+        gallery.search(space.name, np.eye(1, space.width), k=1, where=present, versions=[space.name])[0]
+        for space in gallery.versions()
+    )
