@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from PIL import Image, ImageFile
 
 from fixstar.errors import ImageError
 from fixstar.images import read_pixels
+from fixstar.images.reading import content
 
 
 @pytest.mark.filterwarnings("ignore:Truncated File Read")
@@ -66,6 +69,15 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     assert reason(tmp_path) == "a folder, not an image"
     assert reason("/dev/null") == "not a regular file"
     assert "embedded null byte" in reason("a\0b.jpg")
+
+
+def test_a_pipe_is_never_opened(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.jpg"
+    os.mkfifo(pipe)
+    threading.Thread(target=lambda: pipe.open("wb").close(), daemon=True).start()  # so that this fails, not hangs
+    with pytest.raises(OSError, match="not a regular file"):
+        content(pipe)
+    assert reason(pipe) == "not a regular file"
 
 
 def test_errors_carry_the_name(tmp_path: Path) -> None:

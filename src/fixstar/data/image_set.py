@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead, read_pixels
+from fixstar.images.reading import content
 from fixstar.progress import Advance, silent
 
 _SHOWN = 10  # unreadable images that an error lists by name
@@ -155,7 +156,7 @@ def _file_bytes(paths: tuple[Path, ...], read: bool) -> Iterator[bytes]:
     root = os.path.commonpath([path.parent for path in absolute]) if absolute else ""
     for path in absolute:
         try:
-            seen: int | str = hashlib.sha256(path.read_bytes()).hexdigest() if read else path.stat().st_size
+            seen: int | str = hashlib.sha256(content(path)).hexdigest() if read else path.stat().st_size
         except OSError:
             seen = "absent"  # reading it raises, with its name, or leaves it out
         yield f"\n{path.relative_to(root).as_posix()} {seen}".encode(errors="surrogateescape")

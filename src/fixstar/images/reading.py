@@ -196,6 +196,15 @@ def _check_file(path: Path) -> None:
         raise _UnreadableError("empty (0 bytes)")
 
 
+def content(source: Path | npt.NDArray[np.uint8]) -> bytes:
+    """The bytes of a file, or of pixels; what a digest of an image is made of. ``OSError`` without a regular file."""
+    if isinstance(source, np.ndarray):
+        return np.ascontiguousarray(source).tobytes()
+    if not source.is_file():
+        raise OSError(f"{source} is not a regular file")  # opening a pipe would block
+    return source.read_bytes()
+
+
 def _require_few_pixels(image: Image.Image, most: int) -> None:
     width, height = image.size
     if not 0 < width * height <= most:

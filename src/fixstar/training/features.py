@@ -29,6 +29,7 @@ from fixstar.data.pixels import ResidentFeatures
 from fixstar.durable import read_arrays, write_arrays
 from fixstar.errors import ImageError, InputError, ModelError
 from fixstar.images import decode_ahead
+from fixstar.images.reading import content
 from fixstar.models import Encoder
 from fixstar.progress import progress_bar
 from fixstar.training.checkpoint import weights_digest
@@ -146,12 +147,11 @@ def _name(images: Any, row: int) -> str:
 
 def _digests(images: Any) -> list[bytes]:
     def digest(row: int) -> bytes:
-        source = images[row]
         try:
-            content = source.read_bytes() if isinstance(source, Path) else np.ascontiguousarray(source).tobytes()
+            seen = content(images[row])
         except OSError:
             return f"row {row}".encode()  # never stored: decoding says what is wrong
-        return hashlib.blake2b(content, digest_size=_DIGEST).digest()
+        return hashlib.blake2b(seen, digest_size=_DIGEST).digest()
 
     with ThreadPoolExecutor(4) as threads:
         return list(threads.map(digest, range(len(images))))

@@ -27,6 +27,7 @@ from fixstar.data.replay import ReplayMemory
 from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
 from fixstar.errors import ImageError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead
+from fixstar.images.reading import content
 from fixstar.workspace.registry import Registry
 
 SHARE = "hold_out"  # of a card's ``about``
@@ -73,10 +74,10 @@ def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
 def _draw(source: Path | NDArray[np.uint8]) -> float:
     """A number from 0 to 1 that an image's content decides. An unreadable file is not held out."""
     try:
-        content = source.read_bytes() if isinstance(source, Path) else np.ascontiguousarray(source).tobytes()
+        seen = content(source)
     except OSError:
         return 1.0
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
+    return int.from_bytes(hashlib.blake2b(seen, digest_size=8).digest(), "big") / 2**64
 
 
 def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: Preprocessing) -> None:
