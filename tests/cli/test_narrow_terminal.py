@@ -11,6 +11,7 @@ from shops import indexed_shop
 from typed import typed
 
 from fixstar.benchmarks import catalogue
+from fixstar.cli.output import print_table
 from fixstar.methods import METHODS
 
 
@@ -45,3 +46,10 @@ def test_lists_name_everything(shop: Path) -> None:
     assert set(catalogue()) <= set(listed)
     assert set(METHODS) <= set(shown("methods", columns=80).split())
     assert json.loads(shown("status", "-w", shop, "--json", columns=80))["versions"] == ["v1", "v2", "v3"]
+
+
+def test_a_name_takes_one_line_and_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("item", "label"), [("new\nline/1.jpg", ("\x1b[31mred\x07", "green"))])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].split() == [r"new\nline/1.jpg", r"\x1b[31mred\x07"]

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 import fixstar
 from fixstar.cli.next_steps import next_lines, typed_workspace
-from fixstar.cli.output import wrapped
+from fixstar.cli.output import visible, wrapped
 from fixstar.errors import FixstarError, InputError
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
@@ -205,9 +205,9 @@ def _print_error(message: str) -> None:
 
 def _print_to_terminal(message: str) -> None:
     """On standard error; wrapped if somebody looks at it, as it is in a log."""
-    if sys.stderr.isatty():
-        message = "\n".join(wrapped(line, indent="    ") for line in message.splitlines())
-    print(message, file=sys.stderr)
+    looked_at = sys.stderr.isatty()
+    for line in map(visible, message.split("\n")):
+        print(wrapped(line, indent="    ") if looked_at else line, file=sys.stderr)
 
 
 def _interrupted(*_: object) -> NoReturn:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 Cell = str | tuple[str, str]  # text, or text and its rich style
 STYLES = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}  # of verdicts
 _GAP = 2  # spaces between columns
+
+
+def visible(text: str) -> str:
+    r"""A name on one line: control characters as escapes. A file may be called anything, also a terminal's command.
+
+    >>> print(visible("new\nline\x1b[31m"))
+    new\nline\x1b[31m
+    """
+    return "".join(repr(char)[1:-1] if category(char) == "Cc" else char for char in text)
 
 
 def print_json(content: Any) -> None:
@@ -103,4 +113,5 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], right: Col
 def _text(cell: Cell) -> Text:
     from rich.text import Text
 
-    return Text(cell) if isinstance(cell, str) else Text(*cell)
+    text, *style = (cell,) if isinstance(cell, str) else cell
+    return Text(visible(text), *style)

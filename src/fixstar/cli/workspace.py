@@ -17,7 +17,7 @@ import fixstar
 from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, verb
 from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, wrapped
+from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, visible, wrapped
 from fixstar.cli.rollout import print_blend
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.progress import progress_bar
@@ -203,7 +203,7 @@ def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractCo
 
 def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_json: bool) -> None:
     for image in done.bad:
-        print(f"left out {image.name}: {image.reason}", file=sys.stderr)
+        print(f"left out {visible(image.name)}: {image.reason}", file=sys.stderr)
     if as_json:
         bad = [{"id": image.name, "reason": image.reason} for image in done.bad]
         counts = {name: getattr(done, name) for name in ("added", "changed", "replaced", "unchanged")}
@@ -333,6 +333,7 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
 def _print_hits(names: list[str], answer: SearchResult) -> None:
     heads = ("", "relative score" if answer.calibrated else "cosine", "item", "label", "version")
     for name, hits in zip(names, answer.hits, strict=True):
+        name = visible(name)
         print(f"{name} (query by {answer.version})" if hits else f"{name}: nothing found")
         rows = [
             (str(place), rounded(hit.score, 3), hit.id, str(hit.payload.get("label", "")), hit.version)
