@@ -256,6 +256,15 @@ def test_who_owns_which_slot(path: Path, tmp_path: Path) -> None:
     assert (none.code, none.out) == (1, "")
 
 
+def test_a_deployed_version_is_dropped_after_a_rollback(path: Path) -> None:
+    typed("deploy", "v3", "--force", "a trial", "-w", path)
+    refused = typed("drop", "v3", "-w", path)
+    assert refused.code == 1
+    assert f"fixstar rollback -w {path}" in refused.err
+    assert typed("rollback", "-w", path).code == 0
+    assert typed("drop", "v3", "-w", path).code == 0
+
+
 def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     refusals: tuple[tuple[list[str], str], ...] = (
         (["v1"], "the gallery holds 24 vectors of v1"),

@@ -12,7 +12,7 @@ from documents import rewrite
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.models import Encoder
 from fixstar.models.encoder import canary_vectors
@@ -118,6 +118,20 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
 def test_models_that_cannot_embed_are_refused(mode: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         Encoder.wrap(net(mode), PREPARED, source=f"{__name__}:Net", arguments={"mode": mode})
+
+
+def test_one_mean_for_a_model_of_colours_is_explained(exported: Path) -> None:
+    grey = Preprocessing(size=PREPARED.size, channels=1, mean=(0.5,), std=(0.5,))
+    for model in (exported, f"{__name__}:Net"):
+        with pytest.raises(FixstarError, match="A mean of one number means grey images"):
+            Encoder.wrap(model, grey)
+
+
+def test_whatever_an_import_raises_is_an_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unmatched.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match=r"cannot be imported \(operator torchvision.*install both from one index"):
+        Encoder.wrap("unmatched:Net", PREPARED)
 
 
 def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None:

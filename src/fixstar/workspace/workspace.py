@@ -225,6 +225,9 @@ class Workspace:
         deployed, reasons, steps = self.deployed(), list[str](), list[NextStep]()
         if name == deployed:
             reasons.append("it is deployed. It can go once two others have been deployed after it")
+            if not for_upgrades and (previous := self.rollout.previous()):
+                reasons[-1] += f", or after a rollback to {previous}"
+                steps.append(NextStep("rollback", {}, f"deploys {previous} again"))
         elif name == self.rollout.previous():
             reasons.append(
                 f"a rollback from {deployed} leads to it. It can go once a version newer than {deployed} is deployed"

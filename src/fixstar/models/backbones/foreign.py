@@ -160,20 +160,30 @@ class ModuleBackbone(_Foreign):
         except Exception as error:  # the user's code may raise anything
             raise ModelError(
                 f"the model cannot run on images {tuple(images.shape)}: {type(error).__name__}: {error}"
+                f"{_channels_of(self.preprocessing)}"
             ) from error
         if not isinstance(features, Tensor):
             raise ModelError(f"the model returns a {type(features).__name__}; it must return a tensor [images, width]")
         return features.flatten(1) if features.ndim == 4 and features.shape[2:] == (1, 1) else features
 
 
+def mismatch(error: Exception) -> str:
+    """What to do where torchvision and torch do not fit together, which their error does not say; else nothing."""
+    if "torchvision::" not in str(error):
+        return ""
+    return (
+        f". The installed torchvision was built for another torch than {torch.__version__}: install both from one index"
+    )
+
+
 def _imported(source: str, arguments: Mapping[str, Any]) -> nn.Module:
     module, _, name = source.partition(":")
     try:
         make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # importing runs code that may raise anything
         raise ModelError(
-            f"{source!r} cannot be imported ({error}); it must be importable wherever it is used"
-        ) from None
+            f"{source!r} cannot be imported ({error}); it must be importable wherever it is used{mismatch(error)}"
+        ) from error
     try:
         made = make(**arguments)
     except Exception as error:  # the user's code may raise anything
@@ -275,6 +285,11 @@ def _chosen_output(session: Any, output: str | None, title: str) -> str:
     raise InputError(f"{title} has {len(names)} outputs{asked}. Name the one that is the feature: {listed}")
 
 
+def _channels_of(p: Preprocessing) -> str:
+    """A hint at one number in the place of three: a model of grey images is rare."""
+    return ". A mean of one number means grey images" if p.channels == 1 else ""
+
+
 def _check_input(session: Any, p: Preprocessing, title: str) -> None:
     inputs = session.get_inputs()
     seen = ", ".join(f"{one.name} {one.shape} {one.type}" for one in inputs)
@@ -283,7 +298,9 @@ def _check_input(session: Any, p: Preprocessing, title: str) -> None:
     shape = inputs[0].shape
     wanted = (*p.size, p.channels) if _channels_last(shape, p) else (p.channels, *p.size)
     if any(isinstance(have, int) and have != want for have, want in zip(shape[1:], wanted, strict=True)):
-        raise InputError(f"{title} takes {seen}; the preprocessing makes images of {p.channels} x {p.size}")
+        raise InputError(
+            f"{title} takes {seen}; the preprocessing makes images of {p.channels} x {p.size}{_channels_of(p)}"
+        )
 
 
 def _channels_last(shape: list[Any], p: Preprocessing) -> bool:

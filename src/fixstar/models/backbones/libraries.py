@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fixstar.errors import FixstarError, InputError, MissingExtraError, ModelError, UnknownNameError
 from fixstar.images import Preprocessing
 from fixstar.images.preprocessing import Fit
+from fixstar.models.backbones.foreign import mismatch
 from fixstar.models.backbones.hf import processor_inputs
 
 OPEN_CLIP, SENTENCE_TRANSFORMERS = "open_clip:", "st:"
@@ -43,7 +44,7 @@ def library_model(name: str) -> LibraryModel:
     except FixstarError:
         raise
     except Exception as error:  # each library raises its own
-        raise ModelError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{name} cannot be loaded: {type(error).__name__}: {error}{mismatch(error)}") from error
 
 
 def _imported(module: str, extra: str, name: str) -> Any:
