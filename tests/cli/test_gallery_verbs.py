@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import shutil
 import sqlite3
 from contextlib import closing
@@ -410,13 +412,38 @@ class TestGallery:
         typed("gallery", "export", "v1", tmp_path / "v1.npz", "-w", full)
         refused = typed("gallery", "import", tmp_path / "v1.npz", "--as", "old-system", "-w", full)
         assert refused.code == 1
-        assert "9 of v1" in refused.err
-        assert "--take-over" in refused.err
+        listed = re.search(r"hold 9 ids of these \(9 of v1\): (.*) and 4 more\. An item", refused.err)
+        assert listed is not None
+        named = [name.strip("'") for name in listed[1].split(", ")]
+        assert len(named) == 5
+        assert set(named) <= set(ids(full))
         assert [row["items"] for row in typed("gallery", "stats", "-w", full, "--json").json["versions"]] == [9]
         taken = typed("gallery", "import", tmp_path / "v1.npz", "--as", "old-system", "-w", full, "--take-over")
         assert taken.code == 0
         rows = typed("gallery", "stats", "-w", full, "--json").json["versions"]
         assert {row["version"]: row["items"] for row in rows} == {"v1": 0, "old-system": 9}
+
+    def test_a_refused_import_suggests_commands_that_keep_the_options(self, full: Path, tmp_path: Path) -> None:
+        parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        file, taken = tmp_path / "clip.parquet", ids(full)
+        parquet.write_table(arrow.table({"sku": taken[:1], "vector": [[1.0, 0.0]], "image": ["a.png"]}), file)
+        given = ["--gallery", str(full / "gallery.db"), "--id-column", "sku", "--trust-images"]
+        refused = typed("gallery", "import", file, "--as", "clip", *given)
+        assert refused.code == 1
+        assert f"hold 1 id of these (1 of v1): {taken[0]!r}. An item" in refused.err
+        for option in (["--prefix", "PREFIX"], ["--take-over"]):  # both work as they are printed
+            (line,) = (line for line in refused.err.splitlines() if option[0] in line)
+            program, *words = shlex.split(line.removeprefix("Next: ").partition("   (")[0])
+            assert program == "fixstar"
+            assert set(given) | set(option) <= set(words)
+            assert typed(*words, "--json").json == {"version": "clip", "items": 1}
+        assert sorted(ids(full)) == sorted([*taken, f"PREFIX{taken[0]}"])
+        with open_gallery(full / "gallery.db") as gallery:
+            assert [item.payload for item in gallery.iterate("clip")] == [{"image": "a.png"}] * 2
+        column = typed("gallery", "import", file, "--as", "clip", *given[:2], "--vector-column", "vector")
+        assert (
+            f"import {file} --gallery {given[1]} --vector-column vector --id-column ID_COLUMN --as clip" in column.err
+        )
 
     def test_rows_without_ids_of_two_files_do_not_meet(self, full: Path, tmp_path: Path) -> None:
         for name in ("one", "two"):

@@ -8,6 +8,8 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -231,6 +233,7 @@ def import_vectors(
         str | None,
         typer.Option(help="The column with the vectors, or the name of a named vector.", show_default="vector"),
     ] = None,
+    prefix: Annotated[str, typer.Option(help="Put this before every id.")] = "",
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Replace the vectors of items that other versions hold.")
     ] = False,
@@ -254,14 +257,38 @@ def import_vectors(
     from fixstar.gallery.transfer import open_vectors
     from fixstar.workspace.items import IMAGE, STAMP
 
-    with _opened(workspace, gallery) as store:
+    typed = {
+        "gallery": gallery and without_secret(gallery),
+        "id_column": id_column,
+        "vector_column": vector_column,
+        "prefix": prefix or None,
+        "take_over": take_over,
+        "trust_images": trust_images,
+    }
+    with _keeping(without_secret(file), name, typed), _opened(workspace, gallery) as store:
         vectors = open_vectors(file, id_column, vector_column)
         if gallery is None:
             _require_own(workspace, name, without_secret(file), vectors.origin)
         with progress_bar("importing", len(vectors.ids), "items", show=not as_json) as advance:
             without = () if trust_images else (IMAGE, STAMP)
-            count = import_version(store, name, vectors, advance, take_over=take_over, without=without)
+            count = import_version(store, name, vectors, advance, take_over=take_over, without=without, prefix=prefix)
     print_result(as_json, {"version": name, "items": count}, f"{plural(count, 'item')} stored as version {name}")
+
+
+@contextmanager
+def _keeping(file: str, name: str, typed: Mapping[str, str | bool | None]) -> Iterator[None]:
+    """Let the imports that an error suggests keep the address and the options that were typed."""
+    given = {option: value for option, value in typed.items() if value is not None}
+    try:
+        yield
+    except FixstarError as error:
+        error.next_steps = tuple(
+            replace(step, arguments={**given, **step.arguments, "file": file, "name": name})
+            if step.action == "import-vectors"
+            else step
+            for step in error.next_steps
+        )
+        raise
 
 
 def _origin(workspace: Path, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep
+from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep, plural
 from fixstar.gallery.addresses import without_secret
 from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant_collection
 from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts, unit_rows
@@ -20,6 +21,7 @@ from fixstar.gallery.vector_files import ParquetFile, VectorFile, VectorSource, 
 from fixstar.progress import Advance, silent
 
 BATCH = 1024
+_NAMED = 5  # ids that a message names
 _PARQUET, _FAISS = ".parquet", (".faiss", ".index")
 _PARAMETERS = ("table", "collection", "id", "vector")  # of an address, besides the server's own
 _TINY = 1e-150  # the squares of what is smaller are too small to tell a length by
@@ -66,23 +68,24 @@ def import_version(
     vector_column: str | None = None,
     take_over: bool = False,
     without: Collection[str] = (),
+    prefix: str = "",
 ) -> int:
     """Store vectors, by their address (``open_vectors``) or of a ``VectorSource``, as a version; returns their number.
 
     Everything is checked before anything is stored. An existing version must have the same width, so an interrupted
     import can be repeated. An item has one vector: ids that other versions hold are refused, unless ``take_over`` moves
-    them to this one. ``without`` are payload fields that are left out.
+    them to this one. ``prefix`` goes before every id. ``without`` are payload fields that are left out.
     """
     opened = open_vectors(source, id_column, vector_column) if isinstance(source, (str, Path)) else source
-    checked_ids(opened.ids)
+    named = checked_ids([prefix + name for name in checked_ids(opened.ids)])
     _check(opened)
     if not take_over:
-        _refuse_held(gallery, version, opened)
+        _refuse_held(gallery, version, named, opened.name)
     _make_version(gallery, version, opened.width, opened.projection)
     stored, advance = 0, progress or silent
     for ids, vectors, whole in opened.blocks(BATCH):
         payloads = [{name: value for name, value in one.items() if name not in without} for one in whole]
-        gallery.upsert(version, ids, unit_rows(vectors, _lengths(vectors)), payloads)
+        gallery.upsert(version, [prefix + name for name in ids], unit_rows(vectors, _lengths(vectors)), payloads)
         stored += len(ids)
         advance(len(ids))
     with suppress(GalleryUnavailableError):  # likewise
@@ -163,21 +166,24 @@ def _lengths(vectors: NDArray[Any]) -> NDArray[np.float64]:
     return lengths
 
 
-def _refuse_held(gallery: Gallery, version: str, source: VectorSource) -> None:
+def _refuse_held(gallery: Gallery, version: str, ids: list[str], source: str) -> None:
     """Refuse ids of other versions' items: those items would lose their vectors."""
-    held: dict[str, int] = {}
-    example = ""
-    for start in range(0, len(source.ids), BATCH):
-        for item in gallery.get(source.ids[start : start + BATCH]).values():
-            if item.version != version:
-                held[item.version] = held.get(item.version, 0) + 1
-                example = example or item.id
+    held, first = Counter[str](), list[str]()
+    for start in range(0, len(ids), BATCH):
+        others = [item for item in gallery.get(ids[start : start + BATCH]).values() if item.version != version]
+        held.update(item.version for item in others)
+        first += [repr(item.id) for item in others[: _NAMED - len(first)]]
     if held:
+        more = f" and {held.total() - _NAMED:,} more" if held.total() > _NAMED else ""
         counted = ", ".join(f"{count:,} of {name}" for name, count in held.items())
         raise GalleryError(
-            f"{source.name}: the gallery already has items of these ids ({counted}; {example!r} is one), and an item "
-            "has one vector; nothing was stored. Use other ids, or replace their vectors with take_over",
-            NextStep("import-vectors", {"file": source.name, "name": version, "take_over": True}),
+            f"{source}: nothing was stored, because other versions hold {plural(held.total(), 'id')} of these "
+            f"({counted}): {', '.join(first)}{more}. An item has one vector: put a prefix before these ids to keep "
+            "both, or replace the stored vectors with take_over",
+            NextStep("import-vectors", {"file": source, "name": version, "prefix": ...}, "keep both, with other ids"),
+            NextStep(
+                "import-vectors", {"file": source, "name": version, "take_over": True}, "replace the stored vectors"
+            ),
         )
 
 
