@@ -29,7 +29,7 @@ def content(rows: Rows) -> Content:
         row = rows.find(numbers)
         np.testing.assert_array_equal(rows.vectors(row), some)
         np.testing.assert_array_equal(rows.numbers(row), numbers)
-        held = zip([(s.ids[i], s.texts[i]) for s, i in rows.locate(row)], map(tuple, some.tolist()), strict=True)
+        held = zip(zip(*rows.labels(row), strict=True), map(tuple, some.tolist()), strict=True)
         found |= {number: (*texts, vector) for number, (texts, vector) in zip(numbers.tolist(), held, strict=True)}
     return found
 

@@ -81,7 +81,7 @@ class Codes:
 
     Many features share a large mean; removing it changes no ranking. The few components beyond eight times the usual
     size are clipped, so that one odd vector does not cost all others their precision. Each query has its own scale,
-    which changes no ranking either.
+    which changes no ranking either. Queries are rounded here because FAISS drops what stands behind the point.
     """
 
     mean: Floats
@@ -185,10 +185,9 @@ class HnswIndex:
         codes, rounding = self.codes.of_one_query(query)
         breadth = max(BREADTH, k + _SPARE)
         score, nodes = self.graph.search(codes, breadth, params=_parameters(breadth))
-        if nodes[0, k - 1] < 0:
+        if nodes.item(k - 1) < 0:
             return None
-        count = np.count_nonzero(score >= score[0, k - 1] - rounding)  # nearest first
-        row: Indices = whole[1].take(nodes[0, :count])
+        row: Indices = whole[1].take(nodes[score >= score.item(k - 1) - rounding])  # nearest first
         return row
 
     def _all_of(self, rows: Rows) -> tuple[weakref.ref[Rows], Indices] | None:
@@ -316,7 +315,7 @@ def _recall(index: HnswIndex, rows: Rows, keep_going: Callable[[], bool]) -> flo
 
 
 def _nearest(rows: Rows, query: Floats, pairs: tuple[Indices, Indices]) -> set[int]:
-    row = pairs[1]
+    row = np.sort(pairs[1])
     cosine = exact_cosines(rows.vectors(row), query.astype(np.float64), pairs[0])
     return set(row[first_of_each(pairs[0], cosine, rows.numbers(row), _NEAREST)].tolist())
 

@@ -42,7 +42,8 @@ _FILTERS_KEPT = 16
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
-Strings = Sequence[str] | NDArray[np.object_]
+Objects = NDArray[np.object_]
+Strings = Sequence[str] | Objects
 
 
 def _space(shape: tuple[int, int], folder: Path | None) -> Floats:
@@ -143,10 +144,14 @@ def _find(parts: Sequence[Part], numbers: Numbers) -> Indices:
     return row
 
 
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 _JSON = json.JSONDecoder()
 _FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper,
 _FEW_OF_ONE = 50  # and for one query, whose threads gather by themselves, below a fiftieth
-_ONE_BY_ONE = 128  # up to this many rows are gathered faster one by one than segment by segment
+_FEW_ROWS = 128  # up to so many candidates of one query take the short way
 
 
 class Rows:
@@ -166,24 +171,32 @@ class Rows:
     def __len__(self) -> int:
         return self._live
 
+    def pieces(self, row: Indices) -> list[tuple[Segment, Indices]]:
+        """Ascending rows by segment: their places there. At least one piece, which may be empty."""
+        if len(self._segments) == 1:
+            return [(self._segments[0], row)]
+        ends = row.searchsorted(self._starts[1:]).tolist()
+        each = zip(self._segments, self._starts.tolist(), pairwise([0, *ends, len(row)]), strict=True)
+        pieces = [(segment, row[first:last] - start) for segment, start, (first, last) in each if first < last]
+        return pieces or [(self._segments[0], row)]
+
     def vectors(self, row: Indices) -> Floats:
-        """[n, width] of n rows."""
-        out = np.empty((len(row), self.width), np.float32)
-        self._gather(row, [segment.vectors for segment in self._segments], out)
+        """[n, width] of n ascending rows."""
+        out, end = np.empty((len(row), self.width), np.float32), 0
+        for segment, places in self.pieces(row):
+            start, end = end, end + len(places)
+            segment.vectors.take(places, axis=0, out=out[start:end], mode="clip")  # other modes fill a copy of out
         return out
 
     def numbers(self, row: Indices) -> Numbers:
-        """[n]: the sequence numbers of rows."""
-        out = np.empty(len(row), np.int64)
-        self._gather(row, [segment.numbers for segment in self._segments], out)
-        return out
+        """[n]: the sequence numbers of ascending rows."""
+        return _joined([segment.numbers.take(places) for segment, places in self.pieces(row)])
 
-    def locate(self, row: Indices) -> list[tuple[Segment, int]]:
-        """The segment of each row, and its place there."""
-        if len(self._segments) == 1:
-            return [(self._segments[0], place) for place in row.tolist()]
-        places, local = self._places(row)
-        return [(self._segments[place], one) for place, one in zip(places.tolist(), local.tolist(), strict=True)]
+    def labels(self, row: Indices) -> tuple[Objects, Objects]:
+        """[n], [n]: the ids of ascending rows, and their payloads as JSON."""
+        pieces = self.pieces(row)
+        ids = [segment.ids.take(places) for segment, places in pieces]
+        return _joined(ids), _joined([segment.texts.take(places) for segment, places in pieces])
 
     def find(self, numbers: Numbers) -> Indices:
         """[n]: the row of each number, removed ones included; -1 where there is none."""
@@ -248,25 +261,6 @@ class Rows:
         for part in self.parts:
             mask[part.start : part.start + part.size] = True if part.gone is None else ~part.gone[: part.size]
         return mask
-
-    def _places(self, row: Indices) -> tuple[Indices, Indices]:
-        """[n], [n]: the segment of each row, and its place there."""
-        places = self._starts.searchsorted(row, "right") - 1
-        return places, row - self._starts[places]
-
-    def _gather(self, row: Indices, sources: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
-        """Fill ``out`` [n, ...] with what segments hold of n rows."""
-        if len(sources) == 1:
-            sources[0].take(row, axis=0, out=out, mode="clip")  # the other modes fill a copy of out first
-            return
-        places, local = self._places(row)
-        if len(row) <= _ONE_BY_ONE:
-            for i, (place, one) in enumerate(zip(places.tolist(), local.tolist(), strict=True)):
-                out[i] = sources[place][one]
-            return
-        for place in np.unique(places).tolist():
-            here = np.flatnonzero(places == place)
-            out[here] = sources[place][local[here]]
 
 
 def parsed(text: str) -> Payload:
@@ -477,35 +471,37 @@ class ExactSearch:
 def _nearest(live: list[_Target], queries: int, k: int) -> list[list[Hit]]:
     """The k best of all versions for each query."""
     found = []
-    for place, target in enumerate(live):
+    for target in live:
         query, row = target.candidates(k)
-        if len(live) == queries == 1 and len(row) <= _ONE_BY_ONE:
+        if len(live) == queries == 1 and len(row) <= _FEW_ROWS:
             return [_nearest_of_few(target, row, k)]
+        if len(target.rows.parts) > 1:  # they are read segment by segment
+            order = row.argsort()
+            query, row = query[order], row[order]
         number = target.rows.numbers(row) if len(live) > 1 else row  # rows of one version are in this order
-        found.append((query, _cosines(target, query, row), number, row, np.full(len(row), place)))
+        found.append((query, _cosines(target, query, row), number, *target.rows.labels(row)))
     if not found:
         return [[] for _ in range(queries)]
-    query, cosine, number, row, place_of = (np.concatenate([part[i] for part in found]) for i in range(5))
+    versions = np.repeat(np.array([target.name for target in live], np.object_), [len(part[0]) for part in found])
+    query, cosine, number, ids, texts = (_joined(list(part)) for part in zip(*found, strict=True))
     best = first_of_each(query, cosine, number, k)
-    owner, row = place_of[best], row[best]
-    each = [iter(target.rows.locate(row[owner == place])) for place, target in enumerate(live)]
-    located = [next(each[place]) for place in owner.tolist()]
-    hits = _hits(located, cosine[best], [live[place].name for place in owner.tolist()])
+    hits = _hits(ids[best], cosine[best], versions[best].tolist(), texts[best])
     ends = np.searchsorted(query[best], np.arange(queries + 1)).tolist()
     return [hits[start:end] for start, end in pairwise(ends)]
 
 
 def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
     """The same for one query and few candidates, in few steps: after an index search little is left in the cache."""
+    row.sort()
     cosine = paired_cosines(target.rows.vectors(row), target.queries)
-    best = np.lexsort((row, -cosine))[:k]
-    return _hits(target.rows.locate(row[best]), cosine[best], repeat(target.name))
+    best = (-cosine).argsort(kind="stable")[:k]
+    ids, texts = target.rows.labels(row)
+    return _hits(ids[best], cosine[best], repeat(target.name), texts[best])
 
 
-def _hits(located: list[tuple[Segment, int]], cosine: Floats, names: Iterable[str]) -> list[Hit]:
-    ids = [segment.ids[place] for segment, place in located]
-    payloads = all_parsed([segment.texts[place] for segment, place in located])
-    return list(map(Hit, ids, cosine.tolist(), names, payloads))
+def _hits(ids: Objects, cosine: Floats, versions: Iterable[str], texts: Objects) -> list[Hit]:
+    columns = zip(ids.tolist(), cosine.tolist(), versions, all_parsed(texts.tolist()))  # noqa: B905  one may repeat
+    return list(map(tuple.__new__, repeat(Hit), columns))  # as Hit(...), in half the time
 
 
 def _cosines(target: _Target, query: Indices, row: Indices) -> Floats:

@@ -115,8 +115,7 @@ class MemoryGallery(Gallery):
         version, number = self._places[name]
         rows = self._open().rows[version]
         row = rows.find(np.array([number]))
-        segment, place = rows.locate(row)[0]
-        return Item(name, version, rows.vectors(row)[0], parsed(segment.texts[place]))
+        return Item(name, version, rows.vectors(row)[0], parsed(rows.labels(row)[1][0]))
 
     def _without(self, names: Sequence[str]) -> dict[str, Draft]:
         """The versions that hold these items, without them."""
