@@ -21,6 +21,17 @@ def test_in_a_pipe_there_is_a_line_now_and_then_and_one_at_the_end(
     ]
 
 
+def test_what_an_earlier_run_did_is_counted_but_no_sign_of_speed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("fixstar.progress.time.monotonic", lambda: clock[-1])
+    with progress_bar("training v2", 1000, "images", done=700) as advance:
+        clock.append(10.0)
+        advance(100)
+    assert "training v2: 800 of 1,000 images, 10 images/s, 0:00:20 left" in capsys.readouterr().err
+
+
 def test_an_error_leaves_behind_how_far_it_got(capsys: pytest.CaptureFixture[str]) -> None:
     def stopped() -> None:
         with progress_bar("embedding", 10, "items") as advance:

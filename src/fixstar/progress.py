@@ -38,16 +38,19 @@ def silent(count: int = 1, note: str | None = None) -> None:
 
 
 @contextmanager
-def progress_bar(description: str, total: int, unit: str = "it", show: bool = True) -> Iterator[Advance]:
-    """A bar with rate and time left, or a line now and then in a pipe; yields the function that moves it on."""
+def progress_bar(description: str, total: int, unit: str = "it", show: bool = True, done: int = 0) -> Iterator[Advance]:
+    """A bar with rate and time left, or a line now and then in a pipe; yields the function that moves it on.
+
+    ``done`` was done before, by a run that is resumed: it says nothing about the rate.
+    """
     if (listener := _listener.get()) is not None:
-        yield _reporting(listener, description, total)
+        yield _reporting(listener, description, total, done)
         return
     if not show:
         yield silent
         return
     if not sys.stderr.isatty():
-        with _progress_lines(description, total, unit) as tell:
+        with _progress_lines(description, total, unit, done) as tell:
             yield tell
         return
     from rich.console import Console
@@ -62,7 +65,7 @@ def progress_bar(description: str, total: int, unit: str = "it", show: bool = Tr
         TextColumn("{task.fields[note]}"),
     ]
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
-        task = progress.add_task(description, total=total, rate="", note="")
+        task = progress.add_task(description, total=total, completed=done, rate="", note="")
 
         def advance(count: int = 1, note: str | None = None) -> None:
             speed = progress.tasks[task].speed
@@ -72,8 +75,8 @@ def progress_bar(description: str, total: int, unit: str = "it", show: bool = Tr
         yield advance
 
 
-def _reporting(listener: Listener, description: str, total: int) -> Advance:
-    done, noted = 0, ""
+def _reporting(listener: Listener, description: str, total: int, done: int) -> Advance:
+    noted = ""
 
     def advance(count: int = 1, note: str | None = None) -> None:
         nonlocal done, noted
@@ -84,13 +87,13 @@ def _reporting(listener: Listener, description: str, total: int) -> Advance:
 
 
 @contextmanager
-def _progress_lines(description: str, total: int, unit: str) -> Iterator[Advance]:
-    done, noted, started = 0, "", time.monotonic()
+def _progress_lines(description: str, total: int, unit: str, done: int) -> Iterator[Advance]:
+    noted, started, before = "", time.monotonic(), done
     told = started
 
     def say() -> None:
         seconds = time.monotonic() - started
-        rate = done / seconds if seconds else 0.0
+        rate = (done - before) / seconds if seconds else 0.0
         left = f", {timedelta(seconds=round((total - done) / rate))} left" if rate and done < total else ""
         speed = f", {rate:,.{0 if rate >= 10 else 2}f} {unit}/s" if rate else ""
         print(f"{description}: {done:,} of {total:,} {unit}{speed}{left}{noted and '  ' + noted}", file=sys.stderr)

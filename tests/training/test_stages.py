@@ -183,8 +183,8 @@ def test_the_bar_ends_full_whatever_was_done_before(tmp_path: Path, monkeypatch:
     bars: list[list[int]] = []
 
     @contextlib.contextmanager
-    def bar(_: str, total: int, *__: Any, **___: Any) -> Iterator[Advance]:
-        bars.append([total])
+    def bar(_: str, total: int, *__: Any, done: int, **___: Any) -> Iterator[Advance]:
+        bars.append([total, done])
 
         def advance(count: int = 1, note: str | None = None) -> None:  # noqa: ARG001
             bars[-1].append(count)

@@ -56,15 +56,15 @@ def train(run: Training) -> list[EpochLog]:
     of_encoder = [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder]
     selected = of_encoder[-1]  # the stage whose epochs model selection chooses from
     _require_same_start(run, parts, log)
+    done, total = (sum(part.images(epoch) for part in parts) for epoch in (len(log), parts[-1].after))
     device, shown = run.encoder.device, run.progress and world().is_rank_zero
     with (
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # for streams and kernels
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        progress_bar(run.title, sum(part.images for part in parts), "images", show=shown) as advance,
+        progress_bar(run.title, total, "images", show=shown, done=done) as advance,
     ):
         for part in parts:
             if len(log) > part.after:  # the checkpoint is of a later stage
-                advance(part.images)
                 continue
             if len(log) == part.first and part.stage.begin is not None:
                 part.stage.begin()
@@ -92,7 +92,6 @@ def _run_part(
     optimiser = create_optimiser(run, part)
     if part.first < len(log):
         resumed.restore_optimiser(optimiser)
-        advance((len(log) - part.first) * part.batches.per_epoch * part.batches.batch_size)
     steps: Steps | None = None
     saved = time.monotonic()
     for epoch in range(len(log), part.after):

@@ -96,10 +96,10 @@ class Part(NamedTuple):
         count = self.batches.per_epoch
         return [self.recipe.rate(epoch - self.first + step / count) for step in range(count)]
 
-    @property
-    def images(self) -> int:
-        """The number of images trained on."""
-        return self.steps * self.batches.batch_size
+    def images(self, epoch: int) -> int:
+        """The number of images trained on before an epoch of the run."""
+        epochs = min(max(epoch - self.first, 0), self.recipe.epochs)
+        return epochs * self.batches.per_epoch * self.batches.batch_size
 
 
 def parts_of(run: Training) -> Iterator[Part]:
