@@ -356,6 +356,11 @@ def test_an_item_is_shown_large_beside_the_query_and_can_be_deleted(
         until(page, "document.querySelector('#item [role=status]').textContent !== ''")
         page.keyboard.press("Escape")
         page.locator("li:has(.hit) .details").first.click(force=True)  # the same by mouse
+        page.set_viewport_size({"width": 390, "height": 844})  # the buttons stack
+        buttons = item.locator(".buttons button").all()
+        heights = [button.bounding_box()["y"] for button in buttons]
+        assert heights == sorted(set(heights))
+        assert [button.inner_text() for button in buttons][-2:] == ["Close", "Delete …"]
         item.locator("button", has_text="Delete").click()
         page.locator("#confirm button", has_text="Delete").click()
         until(page, "id => !document.querySelector(`.hit[data-id='${id}']`) && document.querySelector('.hit')", name)

@@ -27,11 +27,11 @@ export function openItem(item, { asked, scale, like, removed, example = null }) 
     el(
       "div",
       { class: "buttons" },
-      may("write") && el("button", { type: "button", class: "danger", on: { click: () => remove(item.id, leave(removed)) } }, "Delete …"),
       example && el("button", { type: "button", on: { click: leave(() => example("negative", item)) } }, "Not like this"),
       example && el("button", { type: "button", on: { click: leave(() => example("positive", item)) } }, "Also like this"),
       el("button", { type: "button", on: { click: leave(() => like(item.id)) } }, "More like this"),
       el("button", { type: "button", class: "primary", autofocus: true, on: { click: () => dialog.close() } }, "Close"),
+      may("write") && el("button", { type: "button", class: "danger", on: { click: () => remove(item.id, leave(removed)) } }, "Delete …"),
     ),
   );
   dialog.showModal();
