@@ -19,6 +19,7 @@ from fixstar.cli.rollout import operator_name, shown_shares
 from fixstar.evaluation import BackfillCurve
 from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.planning import PredictedCurve
+from fixstar.workspace.files import create_mark
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +274,19 @@ def test_a_forgotten_workspace_is_asked_for(tmp_path: Path, monkeypatch: pytest.
     assert refused.code == 1
     assert "the current directory is not a workspace; name yours, or make one" in refused.err
     assert "Next: fixstar init WORKSPACE" in refused.err
+
+
+def test_a_misspelt_workspace_is_taken_for_the_one_beside_it(tmp_path: Path) -> None:
+    for name in ("shop", "photos"):
+        create_mark(tmp_path / name, None)
+    (tmp_path / "shpoo").mkdir()  # closer, and not a workspace
+    refused = typed("status", "-w", tmp_path / "shpo")
+    assert refused.code == 1
+    assert refused.err.splitlines() == [
+        f"fixstar: {tmp_path}/shpo is not a workspace; did you mean {tmp_path}/shop?",
+        f"Next: the same command with --workspace {tmp_path}/shop",
+        f"      fixstar init {tmp_path}/shpo   (a new one)",
+    ]
+    refused = typed("status", "-w", tmp_path / "elsewhere")
+    assert "did you mean" not in refused.err
+    assert f"Next: fixstar init {tmp_path}/elsewhere\n" in refused.err

@@ -12,6 +12,7 @@ checks/, state/              what the gate found, what is deployed, what jobs ar
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from fixstar.durable import document, is_vacant, make_directory, read_document, replace_json
@@ -54,10 +55,16 @@ def read_mark(path: Path) -> dict[str, str]:
     """What workspace.json says, checked."""
     mark = path / "workspace.json"
     if not mark.is_file():
-        here = path == Path()  # most likely the workspace was not named
+        if path == Path():  # most likely the workspace was not named
+            raise InputError(
+                "the current directory is not a workspace; name yours, or make one", NextStep("init", {"path": ...})
+            )
+        beside = [found.parent.name for found in path.parent.glob("*/workspace.json")]
+        close = [str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=1)]
         raise InputError(
-            f"{'the current directory' if here else path} is not a workspace{'; name yours, or make one' * here}",
-            NextStep("init", {"path": ... if here else str(path)}),
+            f"{path} is not a workspace" + "".join(f"; did you mean {meant}?" for meant in close),
+            *(NextStep("repeat", {"workspace": meant}) for meant in close),
+            NextStep("init", {"path": str(path)}, "a new one" if close else ""),
         )
     content = read_document(mark, "workspace")
     if not isinstance(content.get("gallery", ""), str):
