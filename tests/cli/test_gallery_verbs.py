@@ -65,7 +65,7 @@ class TestIndex:
         assert f"fixstar search IMAGE -w {empty}" in first.out
         Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(photos / "bag" / "0.png")
         changed = typed("index", photos, "-w", empty, "--json")
-        counts = {"added": 1, "changed": 1, "replaced": 0, "unchanged": 8, "deleted": 0, "items": 9}
+        counts = {"added": 1, "changed": 1, "replaced": 0, "unchanged": 8, "updated": 0, "deleted": 0, "items": 9}
         assert changed.json == {"version": "v1", **counts, "bad": []}
         assert typed("index", photos, "-w", empty, "--again", "--json").json["added"] == 9
         assert len(ids(empty)) == 9
@@ -118,8 +118,10 @@ class TestIndex:
         assert "9 new, 1 unreadable" in done.out
         assert "left out bags/gone.png: no such file" in done.err
         assert "The top folder is taken as the label" in done.err
+        again = typed("index", more, "-w", empty, "--label", "parent")
+        assert "9 unchanged (labels or fields of 6 updated)" in again.out
         again = typed("index", more, "-w", empty, "--label", "parent", "--json")
-        assert (again.json["unchanged"], again.err.count("warning")) == (9, 0)
+        assert (again.json["unchanged"], again.json["updated"], again.err.count("warning")) == (9, 0, 0)
         with Workspace(empty) as space:
             assert {item.payload["label"] for item in space.gallery.iterate()} == {"bags", "hats", "shoes"}
 

@@ -36,7 +36,7 @@ def told(*names: str, **fields: Any) -> list[CatalogueItem]:
 
 def test_fields_that_changed_are_stored_without_embedding(gallery: Gallery) -> None:
     done = index_items(gallery, "v1", never, told("a", "b", "c", sizes=(1, 2)))
-    assert (done.added, done.unchanged) == (0, 3)
+    assert (done.added, done.unchanged, done.updated) == (0, 3, 3)
     assert gallery.get(["b"])["b"].payload == {**SEEN, "sizes": [1, 2]}
 
 

@@ -206,14 +206,14 @@ def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_
         print(f"left out {visible(image.name)}: {image.reason}", file=sys.stderr)
     if as_json:
         bad = [{"id": image.name, "reason": image.reason} for image in done.bad]
-        counts = {name: getattr(done, name) for name in ("added", "changed", "replaced", "unchanged")}
+        counts = {name: getattr(done, name) for name in ("added", "changed", "replaced", "unchanged", "updated")}
         print_json({"version": done.version, **counts, "deleted": deleted, "items": total, "bad": bad})
         return
     counts = {
         "new": done.added - done.changed - done.replaced,
         "changed": done.changed,
         "replaced": done.replaced,
-        "unchanged": done.unchanged,
+        "unchanged" + f" (labels or fields of {done.updated:,} updated)" * bool(done.updated): done.unchanged,
         "unreadable": len(done.bad),
         "deleted": deleted,
     }

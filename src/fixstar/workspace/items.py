@@ -278,7 +278,10 @@ Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as G
 
 @dataclass(frozen=True)
 class Indexed:
-    """Items embedded, unchanged, unreadable; embedded ones ``changed`` their content or ``replaced`` an image."""
+    """Items embedded, unchanged, unreadable; embedded ones ``changed`` their content or ``replaced`` an image.
+
+    Unchanged are image and vector; ``updated`` ones of these got another payload, such as another label.
+    """
 
     version: str
     added: int
@@ -286,6 +289,7 @@ class Indexed:
     bad: tuple[ImageError, ...]
     changed: int = 0
     replaced: int = 0
+    updated: int = 0
 
 
 def index_items(
@@ -301,19 +305,22 @@ def index_items(
 
     ``store`` writes in the place of ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
     """
-    unchanged, counts = 0, Counter[str]()
+    unchanged, updated, counts = 0, 0, Counter[str]()
     bad: list[ImageError] = []
     waiting: list[tuple[list[CatalogueItem], dict[str, Item]]] = []
 
     def batches() -> Iterator[list[object]]:
-        nonlocal unchanged
+        nonlocal unchanged, updated
         source = iter(items)
         while came := list({item.id: item for item in islice(source, BATCH)}.values()):  # the last of every id
             batch = [item for item in came if _is_unicode(item.id)]
             shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
             bad.extend(ImageError(name, "its name is not valid UTF-8; rename it") for name in shown)
             known = gallery.get([item.id for item in batch])
-            fresh = batch if again else _new_images(gallery, known, batch)
+            same = [] if again else [item for item in batch if _same_image(known.get(item.id), item)]
+            updated += _store_fields(gallery, known, same)
+            kept = {item.id for item in same}
+            fresh = [item for item in batch if item.id not in kept]
             unchanged += len(batch) - len(fresh)
             if progress is not None:
                 progress(len(came) - len(fresh))
@@ -332,7 +339,7 @@ def index_items(
         bad += [ImageError(batch[image.index].id, image.reason, image.index) for image in unread]
         if progress is not None:
             progress(len(batch))
-    return Indexed(version, counts.total(), unchanged, tuple(bad), counts["changed"], counts["replaced"])
+    return Indexed(version, counts.total(), unchanged, tuple(bad), counts["changed"], counts["replaced"], updated)
 
 
 def _before(stored: Item | None, item: CatalogueItem) -> Literal["new", "changed", "replaced"]:
@@ -368,17 +375,10 @@ def _is_unicode(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _new_images(gallery: Gallery, known: dict[str, Item], batch: list[CatalogueItem]) -> list[CatalogueItem]:
-    """Items that the gallery lacks, or has with another image. Other fields that differ are stored."""
-    same = [item for item in batch if item.payload.get(STAMP) is not None and _same_image(known.get(item.id), item)]
-    _store_fields(gallery, known, same)
-    kept = {item.id for item in same}
-    return [item for item in batch if item.id not in kept]
-
-
-def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[CatalogueItem]) -> None:
-    """Give stored items their new fields. What others delete meanwhile stays deleted."""
+def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[CatalogueItem]) -> int:
+    """Give stored items their new fields, and count them. What others delete meanwhile stays deleted."""
     items = [item for item in items if dict(known[item.id].payload) != dict(item.payload)]
+    count = len(items)
     while items:
         done: set[str] = set()
         for version in {known[item.id].version for item in items}:
@@ -388,10 +388,13 @@ def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[Catalogu
             done.update(gallery.replace_vectors(version, stored, vectors, [item.payload for item in changed]))
         known = gallery.get([item.id for item in items if item.id not in done])  # embedded again meanwhile: try again
         items = [item for item in items if item.id in known]
+    return count
 
 
 def _same_image(stored: Item | None, item: CatalogueItem) -> bool:
-    return stored is not None and all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
+    if stored is None or item.payload.get(STAMP) is None:
+        return False
+    return all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
 
 
 # --- what is stored
