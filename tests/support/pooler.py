@@ -88,6 +88,7 @@ def pooler(socket: str, sessions: int = 3) -> Iterator[tuple[int, list[int]]]:
                         asked = asyncio.create_task(_message(reader))
                     await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
                 idle.put_nowait(number)
+                over.result()  # raises if the server ended the session
         writer.close()
 
     server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
