@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fixstar.durable import document, exclusive, open_document, read_document, replace_file, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError
@@ -178,6 +179,8 @@ class PlanFiles:
 
 
 BATCH = 64
+_WRITE = 4096  # items written at once, less in small plans: items far apart share few pages of a database
+_WAIT = 2.0  # seconds that vectors wait to be written, at most
 _NAP = 0.1  # seconds between two looks at ``stop`` while waiting
 
 Stop = Callable[[], bool]
@@ -253,6 +256,8 @@ class BackfillRun:
     def __post_init__(self) -> None:
         self._pace, self._stopped = Pace(self.rate), None  # type: Pace, str | None
         self._counts, self._waiting = Counter[str](), deque[_Batch]()
+        self._ready: list[tuple[_Batch, Embedded | None]] = []  # to be written together
+        self._most, self._written = max(BATCH, min(_WRITE, len(self.plan.ids) // 32)), time.monotonic()
 
     def run(self, embedder: Embedder) -> Backfilled:
         """Embed and store what is left, or stop early."""
@@ -276,15 +281,18 @@ class BackfillRun:
         )
 
     def _work(self, embedder: Embedder) -> None:
-        for answer in embedder(self._batches()):
+        try:
+            for answer in embedder(self._batches()):
+                self._pass_empty()
+                self._ready.append((self._waiting.popleft(), answer))
+                late = time.monotonic() - self._written > _WAIT
+                if late or sum(len(batch.items) for batch, _ in self._ready) >= self._most:
+                    self._write()
+                if self._stopped is not None and self.deployed() != self.plan.target:
+                    return
             self._pass_empty()
-            batch = self._waiting.popleft()
-            if self.deployed() != self.plan.target:
-                self._stopped = self._reason()
-                return
-            self._store(batch.items, answer)
-            self._arrive(batch)
-        self._pass_empty()
+        finally:  # what was embedded before a failure or an interrupt is kept
+            self._write()
 
     def _batches(self) -> Iterator[Sequence[ImageSource]]:
         ids, end = iter(self.plan.ids[self._position :]), self._position
@@ -317,23 +325,34 @@ class BackfillRun:
         there = [(item, path) for item in old if (path := found[item.id]) is not None]
         return [item for item, _ in there], [path for _, path in there]
 
-    def _store(self, items: list[Item], answer: Embedded) -> None:
-        self.files.keep(self.plan, [KeptItem(items[bad.index].id, bad.reason) for bad in answer.bad])
-        good = np.flatnonzero(~np.isnan(answer.vectors).any(axis=1)).tolist()
-        chosen = [items[row] for row in good]
-        done = set(self.gallery.replace_vectors(self.plan.target, chosen, answer.vectors[good]) if chosen else [])
-        others = [item.id for item in chosen if item.id not in done]
+    def _write(self) -> None:
+        """Store what is ready, unless another version is deployed by now."""
+        ready, self._ready, self._written = self._ready, [], time.monotonic()
+        if not ready:
+            return
+        if self.deployed() != self.plan.target:
+            self._stopped = self._reason()
+            return
+        items: list[Item] = []
+        vectors: list[NDArray[np.float32]] = []
+        for batch, answer in ready:
+            if answer is not None:
+                self.files.keep(self.plan, [KeptItem(batch.items[bad.index].id, bad.reason) for bad in answer.bad])
+                good = np.flatnonzero(~np.isnan(answer.vectors).any(axis=1))
+                items += [batch.items[row] for row in good.tolist()]
+                vectors.append(answer.vectors[good])
+        done = set(self.gallery.replace_vectors(self.plan.target, items, np.concatenate(vectors)) if items else [])
+        others = [item.id for item in items if item.id not in done]
         there = self.gallery.get(others) if others else {}
         self._counts["done"] += len(done)
         self._counts["rewritten"] += len(there)
         self._counts["deleted"] += len(others) - len(there)
-
-    def _arrive(self, batch: _Batch) -> None:
-        self.files.move(self.plan, batch.end, self._before + self._counts)
-        self.progress(batch.end - self._position)
-        self._position = batch.end
+        end = ready[-1][0].end
+        self.files.move(self.plan, end, self._before + self._counts)
+        self.progress(end - self._position)
+        self._position = end
 
     def _pass_empty(self) -> None:
         """Batches without anything to embed have no result to wait for."""
         while self._waiting and not self._waiting[0].items:
-            self._arrive(self._waiting.popleft())
+            self._ready.append((self._waiting.popleft(), None))
