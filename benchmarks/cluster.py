@@ -13,13 +13,16 @@ import argparse
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +60,21 @@ def indexed(path: Path, images: Path, workers: int) -> float:
     return seconds
 
 
-def processes(pattern: str) -> list[int]:
-    """Processes of this machine by their command line."""
-    return [int(word) for word in subprocess.run(["pgrep", "-f", pattern], capture_output=True).stdout.split()]
+def processes(pattern: str, parents: Collection[int] | None = None) -> list[int]:
+    """Processes of this machine by their command line, and by the processes that began them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if re.search(pattern, command) and (parents is None or parent in parents):
+                found.append(int(entry.name))
+    return found
+
+
+def session_of(driver: int) -> list[int]:
+    """Ray's own processes of a driver: it names its session by the process that began it."""
+    return processes(f"session_[^ ]*_{driver}[/ ]")
 
 
 def counted(path: Path) -> dict[str, int]:
@@ -76,7 +91,7 @@ def with_a_worker_killed(path: Path, total: int, workers: int) -> dict[str, Any]
         nonlocal done
         done += count
         if done > total // 2 and not killed:
-            killed.append(processes("ray::_Worker")[0])
+            killed.append(processes("ray::_Worker", session_of(os.getpid()))[0])
             os.kill(killed[0], signal.SIGKILL)
 
     with Workspace(path, device="cpu") as space:
@@ -94,7 +109,7 @@ def with_the_head_killed(path: Path, total: int) -> dict[str, Any]:
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     while counted(path)["v2"] < total // 4 and first.poll() is None:
         time.sleep(0.1)
-    killed = processes(f"session_[^ ]*_{first.pid}[/ ]")  # Ray names its session by the process that began it
+    killed = session_of(first.pid)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     told, _ = first.communicate(timeout=3600)
@@ -108,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--workers", default="1,2,4", help="separated by commas")
+    parser.add_argument("--rates", action="store_true", help="kill nothing")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     counts = [int(word) for word in options.workers.split(",")]
@@ -124,6 +140,7 @@ def main() -> None:
         images, killed, head = (Path(place) / name for name in ("images", "killed", "head"))
         with ProcessPoolExecutor() as pool:
             list(pool.map(make_folder, [images / f"{n:04}" for n in range(total // PER_FOLDER)]))
+        print(f"made {total} images", flush=True)
         ray.init(num_cpus=max(counts), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         for workers in counts:
             path = Path(place) / f"w{workers}"
@@ -138,6 +155,8 @@ def main() -> None:
                 backfilled = time.perf_counter() - began
             row = {"workers": workers, "index": round(total / seconds), "backfill": round(total / backfilled)}
             note("rows", row | {"stored": counted(path)})
+        if options.rates:
+            return
         note("worker_killed", with_a_worker_killed(killed, total, counts[-1]))
         ray.shutdown()
         note("head_killed", with_the_head_killed(head, total))

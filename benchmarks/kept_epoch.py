@@ -75,12 +75,16 @@ def judged(searched: Searched, chosen: list[NDArray[np.float32]], pairs: tuple[i
     return {name: searched.over_draws(versions, name, pairs) for name in PROTOCOLS}
 
 
-def by_rule(followed: Followed, pairs: tuple[int, int]) -> dict[str, Any]:
-    """The last epoch, the best on held-out images, and the best compatible one (eq. 11; by the same pairs: a bound)."""
+def by_rule(followed: Followed, pairs: tuple[int, int], method: str) -> dict[str, Any]:
+    """The last epoch, the best on held-out images, and the best compatible one (eq. 11; by the same pairs: a bound).
+
+    BCT's later versions were held to the one that was kept: for it the other rules mean nothing.
+    """
     searched, epochs = followed.searched, followed.versions
     last = [len(one) - 1 for one in epochs]
     best = [int(np.argmax([accuracy for accuracy, _ in one])) for one in epochs]
-    rules = {"last": last, "best": best, "compatible": compatible(followed)}
+    rules = {"last": last, "best": best}
+    rules = {followed.keep: rules[followed.keep]} if method == "bct" else rules | {"compatible": compatible(followed)}
     return {
         name: {
             "epochs": [number + 1 for number in numbers],
@@ -150,9 +154,7 @@ def main() -> None:
     version.train = followed.train  # type: ignore[attr-defined]
     for _ in run_scenario(run.stream(words.data), run.create(), run.settings(words.device), scenario="retraining"):
         pass
-    rules = by_rule(followed, pairs)
-    if words.method == "bct":  # later versions were held to the one that was kept: the other rules mean nothing
-        rules = {words.keep: rules[words.keep]}
+    rules = by_rule(followed, pairs, words.method)
     found = {"run": run.name, "keep": words.keep, "rules": rules, "epochs": curve(followed)}
     replace_json(words.out, found | {"seconds": round(time.monotonic() - began)})
     for rule, row in rules.items():
