@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -16,8 +17,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fixstar.cli import app
+from fixstar.data import ImageSet
 from fixstar.errors import FixstarError
 from fixstar.models import Encoder
+from fixstar.workspace import Workspace
 from fixstar.workspace.held_out import held_out_images
 
 TINY = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 2 --epochs 1")
@@ -94,6 +97,30 @@ def test_named_images_are_those_of_all_later_checks_and_must_not_change(space: P
         fixstar("check", "v2", "-w", space, "--name", "held-out", "--data", folder)
     again = answer("v2", "-w", space, "--data", folder, "--name", "autumn", "--no-report", code=3)
     assert again["data"]["images"] == 119
+
+
+def test_a_workspace_that_cannot_be_written_is_refused_before_the_work(
+    space: Path, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.access  # the superuser may write in any folder, so permissions cannot show it
+
+    def access(path: Path, mode: int) -> bool:
+        return real(path, mode) and not (mode & os.W_OK and Path(path).is_relative_to(space))
+
+    def embed(*_: object, **__: object) -> None:
+        raise AssertionError("images were read")
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(Workspace, "features", embed)
+    monkeypatch.setattr(ImageSet, "fingerprint", embed)
+    for words, folder in (([], "checks"), (["--data", str(shop / "more"), "--name", "autumn"], "held-out")):
+        with pytest.raises(FixstarError, match=rf"space/{folder} cannot be written"):
+            fixstar("check", "v2", "-w", space, *words)
+    assert "never checked" in fixstar("check", "v2", "--history", "-w", space)
+    told = fixstar("doctor", "-w", space)  # not a problem: it can be searched
+    assert f"note: {space} cannot be written: it can be searched, not changed" in told
+    assert told.endswith("no problems\n")
+    assert json.loads(fixstar("doctor", "-w", space, "--json"))["workspace"]["writable"] is False
 
 
 def test_a_search_lists_what_is_probably_not_in_the_catalogue(space: Path, shop: Path) -> None:

@@ -85,6 +85,7 @@ def devices() -> list[str]:
 
 def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
     """A workspace's state, what is wrong with it, and what to do. Reads everything and changes nothing."""
+    from fixstar.workspace.files import is_writable
     from fixstar.workspace.verify import verify_workspace
 
     about: dict[str, Any] = {"path": str(path)}
@@ -92,7 +93,7 @@ def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
         with fixstar.Workspace(path, "cpu") as space:
             state = space.status()
             about |= {"deployed": state.deployed, "versions": state.versions, "vectors": sum(state.vectors.values())}
-            about["free_bytes"] = shutil.disk_usage(path).free
+            about |= {"free_bytes": shutil.disk_usage(path).free, "writable": is_writable(path)}
     except FixstarError as error:
         return about, [str(error)], list(error.next_steps)
     return about, list(verify_workspace(path)), [] if state.versions else [NextStep("train", {"data": ...})]
@@ -119,4 +120,6 @@ def _lines(found: dict[str, Any]) -> list[str]:
             f"{about['deployed'] or 'none'} deployed, "
             f"{plural(about['vectors'], 'vector')}, {about['free_bytes'] / 1e9:.1f} GB free"
         )
+        if not about["writable"]:
+            lines.append(f"note: {about['path']} cannot be written: it can be searched, not changed")
     return lines + ([f"PROBLEM: {problem}" for problem in found["problems"]] or ["no problems"])

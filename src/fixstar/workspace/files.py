@@ -13,10 +13,11 @@ checks/, state/              what the gate found, what is deployed, what jobs ar
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 from fixstar.durable import document, is_vacant, make_directory, read_document, replace_json
-from fixstar.errors import GalleryUnavailableError, InputError, ModelError, NextStep
+from fixstar.errors import FixstarError, GalleryUnavailableError, InputError, ModelError, NextStep
 from fixstar.gallery import Gallery, open_gallery
 from fixstar.gallery.addresses import has_secret, without_secret
 
@@ -70,6 +71,21 @@ def read_mark(path: Path) -> dict[str, str]:
     if not isinstance(content.get("gallery", ""), str):
         raise ModelError(f"{mark} is damaged: it does not say where the gallery is; restore it from a copy")
     return content
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or the folder itself if it is missing. Searching does without."""
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    return os.access(there, os.W_OK)
+
+
+def require_writable(folder: Path, kept: str) -> None:
+    """Refuse a folder that cannot be written before any work is done for what is to be ``kept`` there."""
+    if not is_writable(folder):
+        raise FixstarError(
+            f"{folder} cannot be written (read-only disk, or no permission), and {kept} are kept there. Make it "
+            "writable, or use a copy of the workspace; searching works as it is"
+        )
 
 
 def set_gallery(path: Path, url: str) -> None:

@@ -52,6 +52,7 @@ from fixstar.workspace.checks import (
     save_check,
     save_flips,
 )
+from fixstar.workspace.files import require_writable
 from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.registry import Registry
 
@@ -139,6 +140,7 @@ def check_version(
     queries are tried through ``adapters``.
     """
     rules = rules or GateRules()
+    require_writable(registry.path / "checks", "checks")
     known, card = registry.names(), registry.card(registry.checked(version))
     preprocessing = Preprocessing.from_json(card["preprocessing"])
     older = [name for name in known if name in searched and name != version]

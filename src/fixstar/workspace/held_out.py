@@ -28,6 +28,7 @@ from fixstar.durable import document, read_arrays, read_document, replace_json, 
 from fixstar.errors import ImageError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.images.reading import content
+from fixstar.workspace.files import require_writable
 from fixstar.workspace.registry import Registry
 
 SHARE = "hold_out"  # of a card's ``about``
@@ -176,6 +177,7 @@ def pin_images(
     workspace: Path, name: str, path: Path | None = None, split: str = "train", label: str | None = None
 ) -> None:
     """Use the images of a name for all later checks; with a ``path`` the name stands for the images there."""
+    require_writable(workspace / "held-out", "names of images")
     known = _named(workspace)
     if path is not None:
         if name == HELD_OUT or not name.isprintable() or not 0 < len(name.strip()) <= 64:
