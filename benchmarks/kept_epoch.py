@@ -113,12 +113,18 @@ def self_and_cross(searched: Searched, old: NDArray[np.float32], new: NDArray[np
 
 
 def curve(followed: Followed) -> list[dict[str, Any]]:
-    """Over the epochs of each later version: the share classified, self-test, and cross-test on the last v1."""
+    """Over the epochs of each later version: the share classified, self-test, and cross-test on the last v1.
+
+    None where most features are 0, as in BCT's first epochs.
+    """
     searched, first = followed.searched, followed.versions[0]
     rows = [{"version": 1, "classified": [accuracy for accuracy, _ in first]}]
     rows[0]["self"] = [self_and_cross(searched, features, features)[0] for _, features in first]
     for number, one in enumerate(followed.versions[1:], start=2):
-        cells = [self_and_cross(searched, first[-1][1], features) for _, features in one]
+        cells = [
+            self_and_cross(searched, first[-1][1], features) if features.any(axis=1).all() else (None, None)
+            for _, features in one
+        ]
         row = {"version": number, "classified": [accuracy for accuracy, _ in one]}
         rows.append(row | {"self": [cell[0] for cell in cells], "on v1": [cell[1] for cell in cells]})
     return rows
@@ -155,8 +161,9 @@ def main() -> None:
     for _ in run_scenario(run.stream(words.data), run.create(), run.settings(words.device), scenario="retraining"):
         pass
     rules = by_rule(followed, pairs, words.method)
-    found = {"run": run.name, "keep": words.keep, "rules": rules, "epochs": curve(followed)}
-    replace_json(words.out, found | {"seconds": round(time.monotonic() - began)})
+    found = {"run": run.name, "keep": words.keep, "rules": rules, "seconds": round(time.monotonic() - began)}
+    replace_json(words.out, found)
+    replace_json(words.out, found | {"epochs": curve(followed)})
     for rule, row in rules.items():
         for name in PROTOCOLS:
             low, high = row[name]["AC_interval"]
