@@ -87,6 +87,15 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--features", "old=old.npz", "--features", "new=new.npz", "--labels", "labels.npz"]
 
 
+def test_an_open_set_search_leaves_every_second_class_out_of_the_gallery(shop: Path, tmp_path: Path) -> None:
+    words = ("-w", shop / "space", "--protocol", "TPIR@FPIR=0.5", "--split-file", tmp_path / "split.npz")
+    assert [len(row) for row in answer(shop / "held-out", *words)["matrix"]] == [1, 2]
+    rows = np.load(tmp_path / "split.npz")
+    labels = np.arange(40) // 8
+    assert len(np.unique(labels[rows["gallery"]])) == 3
+    assert len(np.unique(labels[rows["queries"]])) == 5
+
+
 def test_features_of_another_system_in_both_layouts(files: list[str]) -> None:
     found = answer(*files)
     expected = cross_test(features(), QUERY_LABELS, GALLERY_LABELS, "image")

@@ -13,7 +13,7 @@ import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, key_value, verb
 from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say
+from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say, visible
 from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
@@ -445,7 +445,7 @@ def _changed_method(space: Workspace, start: str | None, name: str | None, optio
 
 def _announced(images: ImageSet) -> ImageSet:
     """The images, after printing what was found: the class names show if the folder is one level too high."""
-    names = ", ".join(images.classes[:5]) + (", ..." if len(images.classes) > 5 else "")
+    names = ", ".join(map(visible, images.classes[:5])) + (", ..." if len(images.classes) > 5 else "")
     print(f"{plural(len(images), 'image')} of {plural(len(images.classes), 'class')}: {names}", file=sys.stderr)
     return images
 

@@ -145,7 +145,7 @@ def trial_of_images(
         both = [replace(version, gallery=version.queries) for version in made]
         facts = {"Images": counted(images.labels), "Pairs drawn": how}
         return Trial(both, images.labels, images.labels, classes, facts, pairs)
-    split, how = _kept_split(images.labels, split_file, seed)
+    split, how = _kept_split(images.labels, split_file, seed, protocol.startswith("TPIR"))
     queries, gallery = images.take(split.queries), images.take(split.gallery)
     facts = {"Gallery": counted(gallery.labels), "Split": how}
     shown = Thumbnails(_by_row(queries), _by_row(gallery))
@@ -172,13 +172,20 @@ def counted(labels: Labels) -> str:
     return f"{plural(len(labels), 'image')} of {plural(len(np.unique(labels)), 'class')}"
 
 
-def _kept_split(labels: Labels, path: Path | None, seed: int) -> tuple[Split, str]:
-    """The split in a file, or a new one, which is saved there; and its origin as text."""
+def _kept_split(labels: Labels, path: Path | None, seed: int, open_set: bool) -> tuple[Split, str]:
+    """The split in a file, or a new one, which is saved there; and its origin as text.
+
+    An open-set search asks for classes that the gallery lacks, too: half of them are only among the queries.
+    """
     if path is None or not path.exists():
-        split = gallery_query_split(labels, seed=_checked_seed(seed))
+        split, classes = gallery_query_split(labels, seed=_checked_seed(seed)), "each class"
+        if open_set:
+            enrolled = np.random.default_rng(seed).permutation(np.unique(labels))[::2]
+            split = Split(split.gallery[np.isin(labels[split.gallery], enrolled)], split.queries)
+            classes = "every second class"
         if path is not None:
             split.save(path)
-        return split, f"half of each class is the gallery, seed {seed}"
+        return split, f"half of {classes} is the gallery, seed {seed}"
     split = Split.load(path)
     _check_rows(path, np.concatenate([split.gallery, split.queries]), len(labels))
     if left := len(labels) - len(split.gallery) - len(split.queries):
