@@ -150,7 +150,7 @@ class HnswIndex:
         self._lock = threading.Lock()
         self._places: tuple[int, Indices] | None = None  # the layout, and the rows of the nodes in it
         self._chosen: tuple[int, Mask | None, _Choice] | None = None
-        self._whole: tuple[weakref.ref[Rows], Indices] | None = None  # rows that are exactly those of the graph
+        self._whole: tuple[weakref.ref[Rows], Indices, int] | None = None  # rows with all nodes; the first new one
 
     def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Mask | None) -> tuple[Indices, Indices]:
         """Pairs (query, row) that include most of the k nearest of each query [N, width]."""
@@ -173,7 +173,7 @@ class HnswIndex:
         return pairs // rows.end, pairs % rows.end
 
     def _likely(self, rows: Rows, query: Floats, k: int) -> Indices | None:
-        """The rows of ``candidates`` for one query [1, width]; None if rows changed since the graph was built.
+        """The rows of ``candidates`` for one query [1, width]; None if rows were removed since the graph was built.
 
         In few steps: a graph search leaves little else in the processor's cache, so each step is expensive.
         """
@@ -188,12 +188,11 @@ class HnswIndex:
         if nodes.item(k - 1) < 0:
             return None
         row: Indices = whole[1].take(nodes[score >= score.item(k - 1) - rounding])  # nearest first
-        return row
+        return row if whole[2] == rows.end else np.concatenate([row, rows.candidates(query, k, None, whole[2])[1]])
 
-    def _all_of(self, rows: Rows) -> tuple[weakref.ref[Rows], Indices] | None:
+    def _all_of(self, rows: Rows) -> tuple[weakref.ref[Rows], Indices, int] | None:
         place, choice = self._look(rows, rows.allowed(None))
-        is_whole = choice.mask is None and rows.after(self.last) == rows.end
-        return (weakref.ref(rows), place) if is_whole else None
+        return (weakref.ref(rows), place, rows.after(self.last)) if choice.mask is None else None
 
     def lag(self, rows: Rows) -> tuple[int, int]:
         """How many rows were added since, and how many in the index were removed."""
