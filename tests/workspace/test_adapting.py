@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -248,6 +249,12 @@ def test_class_means_where_no_image_is_left(space: Workspace, photos: list[Catal
     with pytest.raises(InputError, match="0 items by v1 do"):
         space.adapt(OLD, TURN, progress=False)
     space.index([CatalogueItem(f"new/{item.id}", item.image, item.payload) for item in photos[::2]])
+    with (
+        patch("fixstar.workspace.adapters.use._LEAST_CLASSES", CLASSES + 1),
+        pytest.raises(InputError, match=f"share only {CLASSES} classes") as refused,
+    ):
+        space.adapt(OLD, TURN, progress=False)
+    assert [step.action for step in refused.value.next_steps] == ["adapt"]
     done = space.adapt(OLD, TURN, progress=False)
     assert done.check is not None
     assert (done.pairs, done.in_use, done.check.outcome) == (CLASSES, False, "missing evidence")

@@ -575,5 +575,9 @@ def fitting_kinds(kinds: Sequence[str], pairs: Pairs) -> tuple[list[str], dict[s
     """The kinds that have enough pairs, and why others do not; an error without any."""
     left_out = {kind: short for kind in kinds if (short := lacking_pairs(kind, pairs))}
     if len(left_out) == len(kinds):
-        raise InputError(f"no adapter can be fitted on {plural(len(pairs.X), 'pair')}: {'; '.join(left_out.values())}")
+        least = ", ".join(f"{kind} {ADAPTERS[kind].least}" for kind in kinds)
+        raise InputError(
+            f"no adapter can be fitted on {plural(len(pairs.X), 'pair')}; needed are, by kind: {least}. "
+            "Embed more images with both models"
+        )
     return [kind for kind in kinds if kind not in left_out], left_out

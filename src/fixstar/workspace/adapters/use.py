@@ -43,6 +43,7 @@ Labels = NDArray[np.integer[Any]]
 
 _BATCH = 1024  # stored vectors at a time
 _EMBED_BATCH = 256
+_LEAST_CLASSES = 10  # whose means are paired: four fifths of them are what the simplest kind needs
 _ENOUGH_CLASSES = 20  # to choose a kind by searching for classes that were not fitted
 _SAME = 1e-6  # below 1: the cosine of two equal vectors, up to rounding
 _ROUNDING = 0.01  # of a unit vector: how far a full feature, even in half precision, may lie outside its version's span
@@ -149,6 +150,13 @@ def _fit(
     pairs: PairedVectors, version: str, queries_by: str, options: AdaptOptions
 ) -> tuple[tuple[Ranked, ...], VectorAdapter]:
     """The adapter, with the comparison that its kind was chosen by."""
+    if pairs.weights is not None and len(pairs.new) < _LEAST_CLASSES:
+        raise InputError(
+            f"no image of {version}'s items can be found, so class means would be paired. But {version} and "
+            f"{queries_by} share only {plural(len(pairs.new), 'class')} of at least {_LEAST_CLASSES}. Pass pairs, "
+            f"or store paths of images in {version}'s payloads (field image)",
+            NextStep("adapt", {"version": version, "queries_by": queries_by, "pairs": ...}),
+        )
     (X, source), (Y, target) = (pairs.new, queries_by), (pairs.old, version)
     if options.applied == "stored":
         (X, source), (Y, target) = (Y, target), (X, source)
