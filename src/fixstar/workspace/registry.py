@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 Card = Callable[[str], dict[str, Any]]  # a version's card by its name
 
 _WAIT = 10.0  # seconds for another process that retires a version
-TRAIN = NextStep("train", {"data": ...}, "train the first version")
+FIRST = (
+    NextStep("train", {"data": ...}, "train the first version"),
+    NextStep("add", {"model": ...}, "or add a model that you have"),
+)
 
 
 class Registry:
@@ -41,7 +44,7 @@ class Registry:
     def newest(self) -> str:
         """The newest version."""
         if not (names := self.names()):
-            raise InputError(f"{self.path} has no version yet", TRAIN)
+            raise InputError(f"{self.path} has no version yet", *FIRST)
         return names[-1]
 
     def next_number(self) -> int:
@@ -70,7 +73,7 @@ class Registry:
             return name
         if self._tombstone(name).is_file():
             raise ModelError(f"{name} was retired: its weights are gone. There are: {', '.join(known)}")
-        raise UnknownNameError("version", name, known, "", *([] if known else [TRAIN]))
+        raise UnknownNameError("version", name, known, "", *(() if known else FIRST))
 
     def directory(self, name: str) -> Path:
         """Where a version's weights and card are."""
