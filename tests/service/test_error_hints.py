@@ -17,6 +17,7 @@ from fixstar.service.problems import Problem, problem_response
 from fixstar.workspace import Workspace, catalogue
 
 JSON = {"content-type": "application/json"}
+URLENCODED = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +66,27 @@ ERRORS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("PUT", "/v1/item?id=a", {"files": {"image": b"x"}, "data": {"payload": '{"image": 1}'}}, 422, "another name"),
     ("PUT", "/v1/item?id=a", {"files": {"image": b"text"}}, 415, "JPEG"),
     ("PUT", "/v1/item?id=a", {"files": {"image": b""}}, 415, "JPEG"),
-    ("PUT", "/v1/item?id=a", {"json": {"image": "x"}}, 422, "multipart/form-data"),
+    ("PUT", "/v1/item?id=a", {"json": {"image": "x"}}, 422, "curl -F image=@FILE"),
+    ("PUT", "/v1/item?id=a", {"files": {"image": b"x"}, "data": {"payload": "red"}}, 422, '{"label": "shoes"}'),
+    ("POST", "/v1/search", {}, 422, "multipart/form-data with a file in the field image"),
+    ("POST", "/v1/search/batch", {"content": picture()}, 422, "curl -F images=@FILE"),
     ("POST", "/v1/search", {"files": {"image": picture()[:-40]}}, 422, "save it again"),
-    ("POST", "/v1/items", {"files": {"images": picture()}, "data": {"ids": "a"}}, 422, "JSON"),
+    (
+        "POST",
+        "/v1/items",
+        {"files": {"images": picture()}, "data": {"ids": "a"}},
+        422,
+        'JSON: send such as ["shoes/17"]',
+    ),
     ("POST", "/v1/items", {"files": {"images": picture()}, "data": {"ids": "{}"}}, 422, '["shoes/17"]'),
     ("POST", "/v1/items", {"files": {"images": picture()}, "data": {"ids": "[1]"}}, 422, '["shoes/17"]'),
     ("POST", "/v1/items", {"files": {"images": picture()}, "data": {"payloads": "[1]"}}, 422, '{"label"'),
     ("POST", "/v1/search/vector", {"json": {"vector": [1.0] * 8}}, 422, 'form="short"'),
     ("POST", "/v1/search/vector", {"json": {"vector": [0.0] * 7}}, 422, "not 0"),
     ("POST", "/v1/search/vector", {"json": {"vector": [1.0], "version": "v9"}}, 404, "version"),
-    ("POST", "/v1/search/vector", {"json": {"vectors": [1.0]}}, 422, "/v1/docs"),
+    ("POST", "/v1/search/vector", {"json": {"vectors": [1.0]}}, 422, "did you mean vector?"),
+    ("POST", "/v1/deploy", {"json": {"versoin": "v2"}}, 422, "version, force, deployed, blend; did you mean version?"),
+    ("POST", "/v1/search/examples", {"json": {"positive": {"idz": []}}}, 422, "/v1/docs"),
     ("POST", "/v1/search/vector", {"content": b'{"vector": [', "headers": JSON}, 422, "JSON"),
     ("POST", "/v1/items/delete", {"content": b"[" * 50 + b"]" * 50, "headers": JSON}, 422, "flat"),
     ("POST", "/v1/backfill", {"json": {"budget": "half"}}, 422, '"budget": "10%"'),
@@ -88,7 +100,8 @@ ERRORS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("POST", "/v1/rollback", {}, 409, "/v1/deploy"),
     ("GET", "/v1/versions/v3/check", {}, 404, "/v1/versions/v3/check"),
     ("GET", "/v1/jobs/none", {}, 404, "/v1/jobs"),
-    ("GET", "/v1/nothing", {}, 404, "/v1/docs"),
+    ("GET", "/v1/nothing", {}, 404, "see /v1/docs"),
+    ("GET", "/v1/itms", {}, 404, "did you mean /v1/items? All are listed at /v1/docs"),
     ("PATCH", "/v1/deploy", {}, 405, "/v1/docs"),
 ]
 
@@ -115,8 +128,7 @@ def test_every_kind_of_expected_error_has_a_hint(kind: type[FixstarError]) -> No
 
 
 def test_a_form_where_json_is_asked_for_names_the_header(http: TestClient) -> None:
-    headers = {"content-type": "application/x-www-form-urlencoded"}
-    form: dict[str, Any] = {"content": b'{"version": "v2"}', "headers": headers}
+    form: dict[str, Any] = {"content": b'{"version": "v2"}', "headers": {"content-type": URLENCODED}}
     told(http.post("/v1/deploy", **form), 422, "content-type: application/json")  # as curl -d sends it
     told(http.post("/v1/rollback", **form), 422, "content-type: application/json")
 
@@ -178,7 +190,6 @@ SEARCH_FORM, ITEMS_FORM = "this takes: image, k, where, exact, min_score", "this
         ("POST", "/v1/search", {"files": IMAGE, "data": {"kk": "3"}}, f"{SEARCH_FORM}; did you mean k?"),
         ("POST", "/v1/search", {"files": IMAGE | IMAGES}, f"{SEARCH_FORM}; did you mean image?"),
         ("POST", "/v1/search", {"files": {"picture": picture()}}, SEARCH_FORM),
-        ("POST", "/v1/search", {"data": {"exactly": "1"}}, "multipart/form-data, as curl -F"),  # sent urlencoded
         (
             "PUT",
             "/v1/item?id=new",
@@ -198,6 +209,56 @@ def test_unknown_form_fields_are_refused_and_nothing_is_stored(
     assert body["detail"].startswith("there is no form field '")
     assert space.gallery.count() == before
     assert not http.get("/v1/jobs").json()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "seen"),
+    [
+        (
+            "POST",
+            "/v1/search",
+            {"data": {"k": "1"}},
+            f"the content type is {URLENCODED}, not multipart/form-data",
+        ),
+        ("POST", "/v1/search", {}, "the request has no content type"),
+        ("POST", "/v1/search", {"files": {"image": (None, "a.png")}}, "body.image: it must be a file, and is text"),
+        (
+            "POST",
+            "/v1/search/batch",
+            {"files": {"images": (None, "a.png")}},
+            "body.images.0: it must be a file, and is text",
+        ),
+        ("GET", "/v1/items?limit=0", {}, 'query.limit: Input should be greater than or equal to 1; got "0"'),
+        (
+            "POST",
+            "/v1/deploy",
+            {"json": {"version": "v2", "force": True}},
+            "body.force: Input should be a valid string; got true",
+        ),
+        ("POST", "/v1/search/vector", {"json": {"vector": "a" * 61}}, "body.vector: Input should be a valid list"),
+        ("POST", "/v1/search/examples", {"json": {"positive": []}}, "body.positive: it must be a JSON object"),
+        (
+            "POST",
+            "/v1/deploy",
+            {"json": {"versoin": "v2"}},
+            "body.version: Field required; body.versoin: there is no such field",
+        ),
+        ("GET", "/v1/items?limit=1&limit=2", {}, "the query parameter 'limit' came 2 times"),
+        ("POST", "/v1/search", {"files": [("image", picture())] * 3}, "the form field 'image' came 3 times"),
+    ],
+)
+def test_the_detail_says_what_came(
+    http: TestClient, method: str, path: str, content: dict[str, Any], seen: str
+) -> None:
+    detail = told(http.request(method, path, **content), 422, "")["detail"]
+    assert detail == seen
+
+
+def test_several_images_of_a_list_and_an_id_list_sent_as_fields(http: TestClient, space: Workspace) -> None:
+    assert len(http.post("/v1/search/batch", files=[("images", picture())] * 2).json()) == 2
+    before = space.gallery.count()
+    told(http.post("/v1/items", files=[("images", picture())] * 2, data={"ids": ["a", "b"]}), 422, "JSON list")
+    assert space.gallery.count() == before
 
 
 def test_the_document_says_that_forms_take_no_other_fields(http: TestClient) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import errno
+import json
 import logging
 import mimetypes
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from html import escape
 from typing import Any
@@ -29,7 +31,15 @@ from fixstar.service.context import READ, Context, Reader, Shared
 from fixstar.service.intake import Intake
 from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys
-from fixstar.service.limits import Admission, BodyLimit, SecurityHeaders, WellFormed, known_parameters, operation
+from fixstar.service.limits import (
+    Admission,
+    BodyLimit,
+    SecurityHeaders,
+    WellFormed,
+    known_hint,
+    known_parameters,
+    operation,
+)
 from fixstar.service.monitoring import CONTENT_TYPE, Metrics, RequestMonitor
 from fixstar.service.problems import PROBLEMS, Problem, is_disk_full, problem_response
 from fixstar.service.schemas import Health, NothingAdded, ProblemBody, Ready, Status, StatusCaller, problem_responses
@@ -174,15 +184,28 @@ def _add_problem_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5]]
-        seen = "; ".join(wrong).replace(": Value error, ", ": ")  # which pydantic puts before our messages
+        seen = "; ".join(map(_validation_detail, error.errors()[:5]))
         return problem_response(Problem("invalid-request", seen, _validation_hint(request, error)))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, OSError):  # no room for the files of a form
             return problem_response(_disk_problem(error.__cause__))
-        return problem_response(_framework_problem(request.method, request.url.path, error))
+        return problem_response(_framework_problem(request, error))
+
+
+_SAID = {"extra_forbidden": "there is no such field", "model_attributes_type": "it must be a JSON object"}
+_NO_FILE = "Expected UploadFile"  # how FastAPI begins to say it
+
+
+def _validation_detail(one: Mapping[str, Any]) -> str:
+    """What one field is, what it should be, and what came, if that is short."""
+    said, came = _SAID.get(one["type"], one["msg"]), one.get("input")
+    if said.startswith("Value error, "):  # which pydantic puts before messages that are not its own
+        said = "it must be a file, and is text" if _NO_FILE in said else said.removeprefix("Value error, ")
+    elif isinstance(came, str | int | float) and len(str(came)) <= 60 and one["type"] not in _SAID:
+        said = f"{said}; got {json.dumps(came, ensure_ascii=False)}"
+    return f"{'.'.join(map(str, one['loc']))}: {said}"
 
 
 def _validation_hint(request: Request, error: RequestValidationError) -> str:
@@ -193,9 +216,13 @@ def _validation_hint(request: Request, error: RequestValidationError) -> str:
         return "send JSON with the header content-type: application/json (curl: -H 'content-type: application/json')"
     if ("body",) in places:
         return "send a JSON object; see /v1/docs for its fields"
-    takes_form = "multipart/form-data" in operation(request).get("requestBody", {}).get("content", {})
-    if any(place[0] == "body" for place in places) and takes_form and "multipart" not in kind:
-        return "send multipart/form-data, as curl -F does; see /v1/docs"
+    taken = operation(request).get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    for one in error.errors():
+        if _NO_FILE in one["msg"]:
+            return f"send it as a file, as curl -F {one['loc'][1]}=@FILE does, with the @"
+        if one["type"] == "extra_forbidden" and len(one["loc"]) == 2:  # deeper ones are fields of a part
+            fields = _resolved(request.app.openapi(), taken).get("properties", {})
+            return known_hint("in the body", str(one["loc"][1]), fields)
     if ("body", "budget") in places:
         return 'send such as {"budget": "10%"}'
     return "see /v1/docs for what this takes, /v1/openapi.json for its limits"
@@ -210,10 +237,13 @@ def _disk_problem(error: OSError) -> Problem:
     raise error
 
 
-def _framework_problem(method: str, path: str, error: HTTPException) -> Problem:
+def _framework_problem(request: Request, error: HTTPException) -> Problem:
+    method, path = request.method, request.url.path
     status, seen, headers = error.status_code, str(error.detail), error.headers
     if status == 404:
-        return Problem("not-found", f"no operation has the path {path!r:.200}", headers=headers)
+        close = difflib.get_close_matches(path[:200], request.app.openapi()["paths"], n=1, cutoff=0.75)
+        hint = f"did you mean {close[0]}? All are listed at /v1/docs" if close else ""
+        return Problem("not-found", f"no operation has the path {path!r:.200}", hint, headers=headers)
     if status == 405:
         allowed = (headers or {}).get("Allow") or (headers or {}).get("allow") or "other methods"
         return Problem("wrong-method", f"{method:.20} {path!r:.200}: this address takes {allowed}", headers=headers)

@@ -117,7 +117,7 @@ class Intake:
         kind = image_kind(data)
         if kind is None:
             seen = f"its first bytes are not those of a {FORMATS} file"
-            raise Problem("unknown-format", seen if data else "the file is empty")
+            raise Problem("unknown-format", seen if data else "the file is empty", f"send {FORMATS}")
         return kind
 
     async def _in_turn(self, work: Callable[[], Awaitable[Result]]) -> Result:

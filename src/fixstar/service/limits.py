@@ -18,7 +18,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -26,7 +26,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, ImmutableMultiDict, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fixstar.durable import make_directory
@@ -430,13 +430,12 @@ def _check_body(body: bytes) -> None:
         raise Problem("invalid-request", seen, "see /v1/docs for its fields")
 
 
-def parse_json(name: str, text: str | bytes) -> Any:
+def parse_json(name: str, text: str | bytes, hint: str = "let a JSON library write it") -> Any:
     """A JSON document in a form field, a query parameter or a body, if every store can hold what it says."""
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
     except (ValueError, RecursionError) as error:
-        hint = _FILTERS if name == "where" else "let a JSON library write it, with numbers below 1.8e308"
         raise Problem("invalid-request", f"{name} is not valid JSON: {error}", f"it must be JSON: {hint}") from error
     if _depth(value) > _MAX_DEPTH:
         raise Problem("invalid-request", f"{name} is nested deeper than {_MAX_DEPTH} levels", "send it flatter")
@@ -465,7 +464,7 @@ def parse_filter(text: str | None) -> Where | None:
     """A filter written as JSON, checked before anything waits for it."""
     if text is None or not text.strip():
         return None
-    where: Where = parse_json("where", text)
+    where: Where = parse_json("where", text, _FILTERS)
     check_filter(where)
     return where
 
@@ -488,14 +487,20 @@ def check_filter(where: Where) -> None:
 async def known_parameters(request: Request) -> None:
     """A dependency of every operation under /v1: refuses query parameters and form fields that it does not document.
 
-    A misspelt one would change nothing, and nobody would notice. Fields of a JSON body are refused by their schema.
+    A misspelt one would change nothing, and nobody would notice; nor that only the last counts of one that came twice.
+    Fields of a JSON body are refused by their schema.
     """
     if not request.url.path.startswith("/v1/"):  # probes may add what they like
         return
     if request.query_params:
-        known = [one["name"] for one in operation(request).get("parameters", ()) if one["in"] == "query"]
+        known = {one["name"]: one["schema"] for one in operation(request).get("parameters", ()) if one["in"] == "query"}
         _refuse_unknown("query parameter", "in the address", request.query_params, known)
     if fields := _form_fields(request):
+        kind, file = request.headers.get("content-type", ""), next(iter(fields))
+        if not kind.lower().startswith(_FORM):
+            hint = f"send {_FORM} with a file in the field {file}, as curl -F {file}=@FILE does; see /v1/docs"
+            seen = f"the content type is {kind:.80}, not {_FORM}" if kind else "the request has no content type"
+            raise Problem("invalid-request", seen, hint)
         place = f"in the form ({_FORM}, as curl -F sends it)"
         _refuse_unknown("form field", place, await request.form(), fields)  # FastAPI has read it, and keeps it
 
@@ -507,18 +512,36 @@ def operation(request: Request) -> dict[str, Any]:
     return found
 
 
-def _form_fields(request: Request) -> list[str]:
-    """The fields of the form that the operation takes; none where it takes no form."""
+def _form_fields(request: Request) -> dict[str, Any]:
+    """The fields of the form that the operation takes, with their schemas; none where it takes no form."""
     schema = operation(request).get("requestBody", {}).get("content", {}).get(_FORM, {}).get("schema", {})
     if "$ref" in schema:
         schema = request.app.openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    return list(schema.get("properties", ()))
+    fields: dict[str, Any] = schema.get("properties", {})
+    return fields
 
 
-def _refuse_unknown(kind: str, place: str, given: Iterable[str], known: list[str]) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
-        guess = f"did you mean {close[0]}?" if close else "see /v1/docs"
-        hint = f"{place} this takes: {', '.join(known) or 'none'}; {guess}"
-        raise Problem("invalid-request", f"there is no {kind} {unknown[0]!r:.80}", hint)
+def _refuse_unknown(
+    kind: str, place: str, given: ImmutableMultiDict[str, Any], known: Mapping[str, dict[str, Any]]
+) -> None:
+    if unknown := [name for name in given if name not in known]:
+        raise Problem("invalid-request", f"there is no {kind} {unknown[0]!r:.80}", known_hint(place, unknown[0], known))
+    if len(given.multi_items()) == len(given):
+        return
+    for name in given:
+        if (times := len(given.getlist(name))) > 1 and known[name].get("type") != "array":
+            about = known[name].get("description")
+            hint = f"send it once; /v1/docs says of it: {about}" if about else "send it once; see /v1/docs"
+            raise Problem("invalid-request", f"the {kind} {name!r} came {times} times", hint)
+
+
+def known_hint(place: str, unknown: str, known: Iterable[str]) -> str:
+    """What there is in the place of an unknown name, and which one was probably meant.
+
+    >>> known_hint("in the body", "confidense", ["confidence", "seed"])
+    'in the body this takes: confidence, seed; did you mean confidence?'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+    guess = f"did you mean {close[0]}?" if close else "see /v1/docs"
+    return f"{place} this takes: {', '.join(known) or 'none'}; {guess}"

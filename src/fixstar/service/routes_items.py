@@ -19,7 +19,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, plural
 from fixstar.gallery import Gallery, SearchRequest, SearchResult
 from fixstar.gallery import Item as StoredItem
 from fixstar.gallery.filters import Payload, Where, payload_test
@@ -69,6 +69,7 @@ SCANNED = 5000  # items that a filter is compared with for one page, at most
 _REPEATED = 30  # items of one label in a row, after which a sample goes to the next folder
 _MAX_ID = 1024
 _MAX_FILE_NAME = 255
+_PAYLOAD = 'send such as {"label": "shoes"}'
 _EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
 
 ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=_MAX_ID, description="The item's id.")]
@@ -237,7 +238,7 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
         raise Problem("unknown-version", seen, "use one of those, or send no version: the deployed one")
     vector = np.asarray(query.vector, np.float64)
     if len(vector) != spaces[version].width:
-        seen = f"{len(vector)} numbers; vectors of {version} have {spaces[version].width}"
+        seen = f"{plural(len(vector), 'number')}; vectors of {version} have {spaces[version].width}"
         hint = f'send the short form, which galleries store: encoder.encode(images, form="short") of {version}'
         raise Problem("wrong-vector", seen, hint)
     largest = float(np.abs(vector).max())
@@ -519,7 +520,7 @@ async def put_item(
     """Store one item, replacing the one that had this id."""
 
     def plan() -> list[_Upload]:
-        content = {} if payload is None else parse_json("payload", payload)
+        content = {} if payload is None else parse_json("payload", payload, _PAYLOAD)
         return _plan_uploads([image], [content], [item_id], 1)
 
     stored = await _add_images(context, await run_in_threadpool(plan))
@@ -563,7 +564,7 @@ def _plan_list(images: list[UploadFile], payloads: str | None, ids: str | None, 
 def _parsed_list(name: str, text: str | None) -> list[Any] | None:
     if text is None:
         return None
-    content = parse_json(name, text)
+    content = parse_json(name, text, f"send such as {_EXAMPLES[name]}")
     if not isinstance(content, list):
         raise _invalid(f"{name} must be a JSON list, one entry per image; got {text:.80}", f"send {_EXAMPLES[name]}")
     return content
@@ -578,7 +579,7 @@ def _plan_uploads(
         raise _invalid(seen, "send several requests, or /v1/items/async")
     for name, given in (("payloads", payloads), ("ids", ids)):
         if given is not None and len(given) != len(images):
-            seen = f"{len(given)} {name} for {len(images)} images; one per image is needed"
+            seen = f"{plural(len(given), name[:-1])} for {plural(len(images), 'image')}; one per image is needed"
             raise _invalid(seen, f"send as many as images, in their order, such as {_EXAMPLES[name]}")
     names = [uuid.uuid4().hex for _ in images] if ids is None else _checked_ids(ids)
     contents = [{} for _ in images] if payloads is None else [_checked_payload(content) for content in payloads]
@@ -597,7 +598,7 @@ def _checked_ids(ids: Sequence[Any]) -> list[str]:
 
 def _checked_payload(payload: Any) -> dict[str, Any]:
     if not isinstance(payload, dict):
-        raise _invalid(f"a payload is a JSON object, got {payload!r:.80}", 'send such as {"label": "shoes"}')
+        raise _invalid(f"a payload is a JSON object, got {payload!r:.80}", _PAYLOAD)
     if reserved := set(HIDDEN_FIELDS) & payload.keys():
         seen = f"the payload field {min(reserved)!r} is reserved: the service stores there where the image is"
         raise _invalid(seen, "give the field another name")
