@@ -115,7 +115,7 @@ def self_and_cross(searched: Searched, old: NDArray[np.float32], new: NDArray[np
 def curve(followed: Followed) -> list[dict[str, Any]]:
     """Over the epochs of each later version: the share classified, self-test, and cross-test on the last v1.
 
-    None where most features are 0, as in BCT's first epochs.
+    None where some features are 0, as in one epoch of BCT.
     """
     searched, first = followed.searched, followed.versions[0]
     rows = [{"version": 1, "classified": [accuracy for accuracy, _ in first]}]

@@ -257,7 +257,8 @@ class BackfillRun:
         self._pace, self._stopped = Pace(self.rate), None  # type: Pace, str | None
         self._counts, self._waiting = Counter[str](), deque[_Batch]()
         self._ready: list[tuple[_Batch, Embedded | None]] = []  # to be written together
-        self._most, self._written = max(BATCH, min(_WRITE, len(self.plan.ids) // 32)), time.monotonic()
+        self._most = max(self._pace.batch, min(_WRITE, len(self.plan.ids) // 32))
+        self._written = time.monotonic()
 
     def run(self, embedder: Embedder) -> Backfilled:
         """Embed and store what is left, or stop early."""
