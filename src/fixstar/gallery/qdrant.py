@@ -89,6 +89,7 @@ _LONG = 100  # longer terms are stored as their hash
 _WHOLE = 1 << 53  # below, every integer is a float
 _NEVER = ""  # a term that no point has, for "in" of an empty list
 _PAGE = 256  # points with vectors in one answer
+_MOVED = 64  # items given new vectors at a time
 _WRITTEN = 1 << 18  # components in one request
 _ROWS = 1000  # points in one request
 _SPARE = 8  # requested beyond k: for ties, and for an item that is moving
@@ -620,10 +621,15 @@ class QdrantGallery(Gallery):
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
     ) -> list[str]:
-        """Without transactions: a write by others between the two steps is undone."""
-        same, names, texts = replaceable(items, self._get([item.id for item in items]), payloads)
-        self._upsert(version, names, rows[same], texts)
-        return names
+        """Without transactions: a write by others between the two steps is undone. So few items are moved at a time."""
+        moved: list[str] = []
+        for start in range(0, len(items), _MOVED):
+            part = slice(start, start + _MOVED)
+            known = self._get([item.id for item in items[part]])
+            same, names, texts = replaceable(items[part], known, None if payloads is None else payloads[part])
+            self._upsert(version, names, rows[part][same], texts)
+            moved += names
+        return moved
 
     def _write(
         self,
