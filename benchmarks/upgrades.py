@@ -10,8 +10,9 @@ It then searches classes that neither version has seen, by nearest image and by 
             check on the searched images, half of them to choose and half to judge, shows to lose nothing
 
 The seed draws the classes, the images and the initial weights; all methods get the same draws. Cases marked "confirm"
-are set aside: tune on the others, and look at these once at the end. Intervals are bootstraps over the seeds, which
-are a little too narrow for five of them.
+are set aside: tune on the others, and look at these once at the end. Every run on them is noted in
+``benchmarks/looks.json``, and a case that was run with another setting of the same method is named before it is run
+again. Intervals are bootstraps over the seeds, which are a little too narrow for five of them.
 
     python benchmarks/upgrades.py --data DATA                                 the tuning cases, 5 seeds
     python benchmarks/upgrades.py --data DATA --cases photos-30+30 --method fd --option on=all --capacity 10000
@@ -47,6 +48,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fixstar.benchmarks.ledger import Look, default_path, known_looks, note, warning
 from fixstar.cli.versions import train
 from fixstar.data import Augmentation, ImageSet, concatenate, from_arrays
 from fixstar.data.formats import cifar100, image_folder, omniglot_folder
@@ -195,6 +197,18 @@ class Way:
         return f"{self.method}{options} K={self.capacity}{epochs}"
 
 
+def setting_of(way: Way, case: Case) -> Record:
+    """How a case is trained, as the ledger of looks notes it: with all options, also those that were not given."""
+    changed = {"longer": way.longer} if way.longer != 1 else {}
+    return {
+        "method": way.method,
+        "options": dict(create_method(way.method, **way.options).options),
+        "capacity": way.capacity,
+        "epochs": way.epochs or case.epochs,
+        **changed,
+    }
+
+
 def default_of(option: str) -> Any:
     """What ``fixstar train`` takes where an option is not given."""
     return inspect.signature(train).parameters[option].default
@@ -270,6 +284,33 @@ def run(name: str, case: Case, seed: int, way: Way, data: Path, device: str) -> 
     accuracies = measure(old, new, images.queries.labels, images.gallery.labels, facts["alpha"]["labelled"])
     about = {"case": name, "seed": seed, "way": str(way), "device": device, "queries": len(images.queries)}
     return {**about, **accuracies, **facts, "definition": case.described()}
+
+
+def set_aside(name: str) -> str:
+    """What the ledger calls a case that is set aside."""
+    return f"case {name}"
+
+
+def look_at(result: Record, setting: Record, file: Path) -> Look:
+    """A finished run of a set-aside case, as the ledger notes it."""
+    headline = ("v1", "v2/v1", "v2")
+    figures: Record = {protocol: {kind: result[protocol][kind] for kind in headline} for protocol in PROTOCOLS}
+    return Look(
+        set=set_aside(result["case"]),
+        benchmark="upgrades",
+        seed=result["seed"],
+        setting=setting,
+        result={**figures, "gate": result["gate"]},
+        file=file.name,
+    )
+
+
+def warn_of_looks(names: Sequence[str], way: Way, ledger: Path) -> None:
+    """Print which of the cases are set aside, but were run before with another setting of this method."""
+    entries = known_looks(ledger)
+    for name in names:
+        if CASES[name].confirm and (sentence := warning(entries, set_aside(name), setting_of(way, CASES[name]))):
+            print(sentence, flush=True)
 
 
 def chosen_cases(words: Sequence[str], data: Path | None, device: str) -> list[str]:
@@ -411,6 +452,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--longer", type=float, default=1.0, help="times as many epochs for v2")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--picture", type=Path, help="draw the accuracies of every case")
+    parser.add_argument("--ledger", type=Path, default=default_path(), help="notes runs of set-aside cases")
     given = parser.parse_args(words)
     way = Way(given.method, given.capacity, parse_options(given.option), given.epochs, given.longer)
     create_method(way.method, **way.options)  # an unknown name fails here, not in every run
@@ -426,6 +468,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def is_done(key: str) -> bool:
         return key in runs and runs[key]["definition"] == plan[key][1].described()
 
+    warn_of_looks(list(dict.fromkeys(plan[key][0] for key in plan if not is_done(key))), way, given.ledger)
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # for the processes that are started here
     failed = 0
     with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
@@ -437,6 +480,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(f"failed: {started[ended]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 continue
             result = runs[started[ended]] = ended.result()
+            if CASES[result["case"]].confirm:
+                setting = setting_of(way, CASES[result["case"]])
+                note(given.ledger, [look_at(result, setting, given.out)])
             replace_json(given.out, content)
             found = "  ".join(f"{kind} {100 * result['image'][kind]:.1f}" for kind in KINDS[:4])
             print(f"{result['case']} {result['seed']}: {found}  {result['gate']['labelled']}", flush=True)

@@ -26,6 +26,10 @@ from fixstar.training import Recipe, Settings
 
 Kind = Literal["lifelong", "retraining", "replacing"]
 Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
+# Class orders, by training set, that settings are not chosen on. Orders 4 to 6 are used up (polaris was run on them,
+# changed, and run again), 7 to 9 were looked at by an independent reader, 10 to 12 are fresh. A run on any of them is
+# noted in benchmarks/looks.json.
+SET_ASIDE_ORDERS = {"cifar100": range(4, 13)}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 

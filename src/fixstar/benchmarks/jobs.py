@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fixstar.benchmarks.ledger import default_path, look_at, note, set_aside
 from fixstar.benchmarks.plan import Run
 from fixstar.benchmarks.result import RunResult
 from fixstar.benchmarks.runner import Progress, run_benchmark
@@ -26,11 +27,12 @@ _POLL = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the images are, where unfinished runs live, where results go."""
+    """Where the images are, where unfinished runs live, where results go, where looks at set-aside orders are noted."""
 
     data: Path
     work: Path
     results: Path
+    ledger: Path = field(default_factory=default_path)
 
     def result(self, run: Run) -> Path:
         """The file of a finished run."""
@@ -82,7 +84,10 @@ def complete(run: Run, folders: Folders, device: str = "auto", progress: bool = 
     """The result of a run, from its file if it is done; else it is run, or resumed, and written."""
     path = folders.result(run)
     if not path.exists():
-        run_benchmark(run, folders.data, folders.work, device, progress).save(path)
+        result = run_benchmark(run, folders.data, folders.work, device, progress)
+        if set_aside(run):
+            note(folders.ledger, [look_at(run, result, path)])
+        result.save(path)
     return RunResult.load(path)
 
 

@@ -157,6 +157,12 @@ def run(
     ] = None,
     work: Annotated[Path, typer.Option(help="Folder for unfinished runs.")] = Path("bench-work"),
     results: Annotated[Path, typer.Option(help="Folder for results: one JSON file per run.")] = RESULTS,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that notes runs on class orders that are set aside.", show_default="benchmarks/looks.json"
+        ),
+    ] = None,
     device: Device = "auto",
     mps: Annotated[bool, typer.Option(help="Share a GPU by NVIDIA's multi-process service if available.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be run and what is done.")] = False,
@@ -165,6 +171,7 @@ def run(
     """Run a benchmark. Finished runs are skipped; the same command resumes after an interruption."""
     from fixstar.benchmarks import benchmark
     from fixstar.benchmarks.jobs import Folders
+    from fixstar.benchmarks.ledger import default_path, warnings_of
     from fixstar.benchmarks.plan import plan
 
     entry = benchmark(name)
@@ -178,7 +185,9 @@ def run(
         options=dict(key_value(text, "--option", "lam=0.25") for text in option or []),
         changes=dict(key_value(text, "--setting", "length=0.1") for text in setting or []),
     )
-    folders = Folders(data, work, results)
+    folders = Folders(data, work, results, ledger or default_path())
+    for sentence in warnings_of([one for one in runs if not folders.result(one).exists()], folders.ledger):
+        say(sentence)
     if dry_run:
         _print_plan(runs, folders, as_json)
         return
@@ -240,6 +249,7 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
     words += [word for key, value in one.changes.items() for word in ("--setting", f"{key}={value}")]
     words += [word for key, value in one.options.items() for word in ("--option", f"{key}={json.dumps(value)}")]
     words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
+    words += ["--ledger", str(folders.ledger)]
     verb = [sys.executable, "-m", "fixstar", "bench", "run", one.benchmark.name, "--method", one.method]
     return [*verb, *words, "--jobs", "1", "--device", device]
 
