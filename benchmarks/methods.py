@@ -127,6 +127,15 @@ def table(results: list[dict[str, Any]], protocol: str) -> str:
     return "\n".join(lines)
 
 
+def tables(results: list[dict[str, Any]], epochs: int = 15, orders: int = 2) -> str:
+    """The tables of both protocols, as they stand in the docs."""
+    shown = [result for result in results if result["epochs"] == epochs]
+    return "\n\n".join(
+        f"Nearest {name}, {epochs} epochs, mean over {orders} class orders:\n\n{table(shown, protocol)}"
+        for protocol, name in (("template", "class template"), ("image", "image"))
+    )
+
+
 def write_docs(page: Path, text: str) -> None:
     """Put the tables between the page's two marks."""
     before, rest = page.read_text().split(MARKS[0])
@@ -171,11 +180,7 @@ def main() -> None:
             results.append(ended.result())
             replace_json(options.out, results)
             advance(1, results[-1]["method"])
-    shown = [result for result in results if result["epochs"] == options.epochs]
-    text = "\n\n".join(
-        f"Nearest {name}, {options.epochs} epochs, mean over {options.orders} class orders:\n\n{table(shown, protocol)}"
-        for protocol, name in (("template", "class template"), ("image", "image"))
-    )
+    text = tables(results, options.epochs, options.orders)
     print(text)
     if options.docs:
         write_docs(options.docs, text)

@@ -1,0 +1,704 @@
+"""Where printed figures come from: those of the README and of the appendix's tables, computed again from their files.
+
+A claim is a piece of a page with {} in place of each figure, and the values in that order:
+
+    Claim("README.md", "a training step takes {} ms", [value("training_step_h200.json", "ms", "ours")])
+
+A value must equal the printed figure, rounded to as many digits as are printed. A figure that no file here has is a
+``Quote`` with its source. In the README and in the tables of methods.md and benchmarks.md a figure without a claim or a
+quote is an error (``tests/test_figures.py``).
+
+    python benchmarks/figures.py        prints what does not hold
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from claims import README, ROOT, Claim, Quote, problems, uncovered
+from upgrades import CASES, OUTCOMES, spread
+
+import methods
+from fixstar.benchmarks import benchmark, published
+from fixstar.benchmarks.comparison import compare, read_results
+from fixstar.benchmarks.tables import markdown
+from fixstar.cli.bench import _commands
+
+RESULTS = ROOT / "benchmarks" / "results"
+METHODS = "docs/appendix/methods.md"
+BENCHMARKS = "docs/appendix/benchmarks.md"
+COMPLETE = (README, METHODS, BENCHMARKS)  # pages in whose tables no figure may be without a claim or a quote
+
+# Files
+
+
+@cache
+def content(file: str) -> Any:
+    """A file of results."""
+    return json.loads((RESULTS / file).read_text(encoding="utf-8"))
+
+
+def value(file: str, *keys: str | int) -> float:
+    """One number of a file."""
+    found = content(file)
+    for key in keys:
+        found = found[key]
+    return float(found)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of a benchmark, each with AC as a fraction and the other metrics in percent, by protocol."""
+
+    runs: Sequence[dict[str, dict[str, Any]]]
+
+    def each(self, protocol: str, *metrics: str) -> list[float]:
+        """All runs' first metric, then all runs' second one."""
+        return [run[protocol][metric] for metric in metrics for run in self.runs]
+
+    def mean(self, protocol: str, *metrics: str) -> list[float]:
+        """The mean of each metric over the runs."""
+        return [float(np.mean(self.each(protocol, metric))) for metric in metrics]
+
+    def cells(self, protocol: str, *cells: str) -> list[float]:
+        """Cells of the only run's matrix in percent: "21" is C[2, 1]."""
+        (run,) = self.runs
+        return [100 * run[protocol]["matrix"][int(cell[0]) - 1][int(cell[1]) - 1] for cell in cells]
+
+    def __add__(self, others: Runs) -> Runs:
+        return Runs([*self.runs, *others.runs])
+
+
+def bench(name: str, orders: Iterable[int] = (1,), end: str = "seed0") -> Runs:
+    """The runs whose files are called NAME__orderN__END."""
+    runs = [content(f"{name}__order{order}__{end}.json")["protocols"] for order in orders]
+    percent = ("AA", "ACA")
+    return Runs(
+        [
+            {
+                protocol: {key: 100 * one if key in percent else one for key, one in found.items()}
+                for protocol, found in run.items()
+            }
+            for run in runs
+        ]
+    )
+
+
+def polaris(tasks: int, orders: Iterable[int], special: str = "") -> Runs:
+    """Runs of Polaris on CIFAR-100 in so many tasks."""
+    return bench(f"cifar100-10_{tasks}__polaris__{special}K=10000", orders, "seed0__e40")
+
+
+def rates(orders: Iterable[int], **options: object) -> Runs:
+    """Runs of Polaris on all 7 tasks that are in polaris_rates.json."""
+    wanted = {"hold": 20.0, "rate": 0.3, "fade": 0.0, **options}
+    whole = [run for run in content("polaris_rates.json")["runs"] if run["versions"] == 7]
+    mine = [run for run in whole if all(run["options"][key] == one for key, one in wanted.items())]
+    by_order = {run["class_order"]: run for run in mine}
+    return Runs([by_order[order] for order in orders])
+
+
+@dataclass(frozen=True)
+class Upgrades:
+    """Runs of ordinary upgrades; means are over cases, as the script prints them."""
+
+    runs: Sequence[dict[str, Any]]
+
+    def spread(self, kind: str, protocol: str = "image") -> dict[str, Any]:
+        """Mean and interval of a kind of query, or of a difference."""
+        names = [name for name in CASES if any(run["case"] == name for run in self.runs)]
+        cases = [sorted((run for run in self.runs if run["case"] == name), key=_seed) for name in names]
+        return spread([[run[protocol][kind] for run in case] for case in cases])
+
+    def levels(self, protocol: str = "image") -> list[float]:
+        """v1, v2 on v1's vectors and v2, in percent."""
+        return [100 * self.spread(kind, protocol)["mean"] for kind in ("v1", "v2/v1", "v2")]
+
+    def gain(self, protocol: str = "image", kind: str = "v2/v1 - v1") -> list[float]:
+        """A difference with both ends of its interval, in points."""
+        found = self.spread(kind, protocol)
+        return [100 * found["mean"], *(100 * end for end in found["interval"])]
+
+    def gate(self, evidence: str) -> list[float]:
+        """How many passed, were undecided, and were refused."""
+        counts = Counter(run["gate"][evidence] for run in self.runs)
+        return [counts[outcome] for outcome in OUTCOMES]
+
+    def row(self) -> list[float]:
+        """Gains by both protocols, and the gate with both kinds of evidence."""
+        return [*self.gain("image"), *self.gain("template"), *self.gate("labelled"), *self.gate("held out")]
+
+
+def _seed(run: dict[str, Any]) -> int:
+    return int(run["seed"])
+
+
+def upgrades(*files: str, cases: Collection[str] = tuple(CASES)) -> Upgrades:
+    """The runs of some files, of all cases or of those that are named."""
+    runs = [run for file in files for run in content(f"upgrades_{file}.json")["runs"].values()]
+    return Upgrades([run for run in runs if run["case"] in cases])
+
+
+def printed(name: str, method: str, *metrics: str) -> list[float]:
+    """What the first table of a paper has for a benchmark; AC as a fraction, the others in percent."""
+    row = next(row for row in published(benchmark=name, method=method) if row.pair is None)
+    found = []
+    for metric in metrics:
+        figure = row.values[metric]
+        assert figure is not None
+        found.append(figure.fraction if metric in ("AC", "BC", "FC") else 100 * figure.fraction)
+    return found
+
+
+ALL = ("AC", "AA", "ACA")
+
+
+# The README
+
+
+def readme() -> Iterator[Claim | Quote]:
+    """Every figure under "What was measured"."""
+    row = " | {} | {} [{}, {}] | {} [{}, {}] | {}, {}, {} | {}, {}, {} |"
+    groups = {
+        "| d-Simplex-HOC, K = 1,000, five cases": upgrades("hoc"),
+        "| Polaris (the default, K = 10,000), nine cases it was tuned on": upgrades("polaris"),
+        "| Polaris, five cases set aside": upgrades("polaris_confirm"),
+    }
+    for label, group in groups.items():
+        yield Claim(README, label + row, [len(group.runs), *group.row()])
+
+    own = {
+        "| 7 | experience replay, no thought of compatibility": bench("cifar100-10_7__er", (1, 2, 3)),
+        "| 7 | d-Simplex-HOC here (lambda 0.17, K = 3000)": bench("cifar100-10_7__hoc__lam=0.17__K=3000", (1, 2, 3)),
+        "| 7 | Polaris, the default (K = 10,000)": polaris(7, range(1, 7)),
+    }
+    for tasks in (16, 31):
+        own[f"| {tasks} | experience replay"] = bench(f"cifar100-10_{tasks}__er", (1, 2, 3))
+        own[f"| {tasks} | d-Simplex-HOC here, at the paper's setting"] = bench(f"cifar100-10_{tasks}__hoc", (1, 2, 3))
+        own[f"| {tasks} | Polaris, the default"] = polaris(tasks, range(1, 7))
+    for label, runs in own.items():
+        figures = [*runs.mean("template", *ALL), *runs.mean("image", *ALL)]
+        yield Claim(README, label + " | {}" * 7 + " |", [len(runs.runs), *figures])
+    for tasks in (7, 16, 31):
+        label = f"| {tasks} | d-Simplex-HOC as printed |"
+        yield Claim(README, label + " | {} | {} | {} | | | |", printed(f"cifar100-10/{tasks}", "hoc", *ALL))
+
+    best = max(
+        printed("cifar100-10/7", method, "AA")[0] for method in ("er", "fan", "bct-er", "lce-er", "cvs", "fd", "hoc")
+    )
+    yield Claim(README, "The best printed AA with 7 tasks is {}.", [best])
+    yield Claim(README, "(AC {}, {} and {} with 7 tasks)", rates((4, 5, 6)).each("template", "AC"))
+    yield Quote(
+        README,
+        "AC 0.95 1.00 0.95, AA 52.9 51.7 45.6, ACA 50.3 51.5 43.2, in the mean 0.97, 50.1 and 48.3.",
+        "measured by an independent reader on class orders 7, 8 and 9; no file here",
+    )
+    yield Claim(README, "a training step takes {} ms", [value("training_step_h200.json", "ms", "ours")])
+    yield Quote(README, "takes 55 s on one H200", "docs/appendix/performance.md; not kept as a file")
+    yield Quote(README, "13 to 19 times less", "docs/appendix/performance.md; the 13 were not kept as a file")
+    servers = ("gallery_cpu.json", "gallery_loaded_cpu.json", "gallery_arm_cpu.json")
+    singles = [value(file, "single_qps", "fixstar") / value(file, "single_qps", "faiss") for file in servers]
+    batches = [value(file, "batch_qps", "fixstar") / value(file, "batch_qps", "faiss") for file in servers]
+    yield Claim(
+        README,
+        "single queries are {} times as fast on an idle x86 server, {} on a loaded one and {} on ARM, "
+        "batches of 128 are {}, {} and {} times as fast.",
+        [*singles, *batches],
+    )
+    yield Quote(README, "measured 9.3 for batches", "measured by an independent reader; no file here")
+
+
+# Methods, measured
+
+
+def methods_page() -> Iterator[Claim | Quote]:
+    """The hand-written tables, and the prose that sums them up."""
+    row = " | {} | {} | {} | {} | {} [{}, {}] | {} [{}, {}] | {}, {}, {} | {}, {}, {} |"
+    large = ("photos-resnet32", "photos-resnet20")
+    small = [name for name in CASES if name not in large]
+    tuning = "five tuning cases"
+    groups = {
+        "| the default, seven tuning cases, five seeds each": upgrades("polaris", cases=small),
+        "| the default, `photos-resnet32`, `photos-resnet20`": upgrades("polaris", cases=large),
+        "| the default, five set-aside cases": upgrades("polaris_confirm"),
+        "| the default, all fourteen cases": upgrades("polaris", "polaris_confirm"),
+        f"| `hoc`, K = 1,000, {tuning}": upgrades("hoc"),
+        f"| `polaris hold=20 rate=1 fade=0`, {tuning}": upgrades("polaris_rate1"),
+        f"| `polaris hold=20`, {tuning}": upgrades("polaris_hold20"),
+        "| `polaris hold=20`, three set-aside cases, a first look": upgrades("polaris_confirm_hold20"),
+    }
+    for label, group in groups.items():
+        yield Claim(METHODS, label + row, [len(group.runs), *group.levels(), *group.row()])
+    cases = {
+        "characters-both": "",
+        "photos-20+40": "",
+        "faces-more": "",
+        "birds-resnet18": " (bird photos at 64 pixels, ResNet-18)",
+    }
+    for name, about in cases.items():
+        gain = upgrades("polaris_confirm", cases=[name]).gain()
+        yield Claim(METHODS, f"`{name}`{about} {{}} [{{}}, {{}}],", gain)
+    yield Claim(
+        METHODS,
+        "`photos-20+40` is under v1, by 0.4 points [{}, {}]",
+        upgrades("polaris_confirm", cases=["photos-20+40"]).gain("template")[1:],
+    )
+    yield Claim(
+        METHODS,
+        "{} [{}, {}] on the tuning cases, {} [{}, {}] on the set-aside ones.",
+        [*upgrades("polaris").gain(kind="auto - v1"), *upgrades("polaris_confirm").gain(kind="auto - v1")],
+    )
+    yield from _seven_tasks()
+    yield from _more_tasks()
+    yield from _parts()
+    for capacity in (100, 1000, 3000, 10_000, 30_000):
+        keys = ("share", "rows kept", "angles kept", "held")
+        figures = [value("capacity.json", str(capacity), key) for key in keys]
+        yield Claim(METHODS, f"| {capacity:,} | {{}} | {{}} | {{}} | {{}} |", figures)
+    for method in ("polaris", "hoc"):
+        least, large_one, largest = (
+            value("training_step_capacities_gpu.json", "ms", method, capacity)
+            for capacity in ("100", "10000", "100000")
+        )
+        figures = [least, large_one, large_one / least, largest, largest / least]
+        yield Claim(METHODS, f"| `{method}` | {{}} | {{}} ({{}}x) | {{}} ({{}}x) |", figures)
+
+
+def _seven_tasks() -> Iterator[Claim | Quote]:
+    first, second = (1, 2, 3), (4, 5, 6)
+    default, later = polaris(7, first), polaris(7, second)
+    hold20 = rates((1,), fade=0.5) + polaris(7, (2,), "hold=20__") + rates((3,), fade=0.5)
+    rows = {
+        "`hoc`, lambda 0.17, K = 3,000, 70 epochs | 1 2 3": bench("cifar100-10_7__hoc__lam=0.17__K=3000", first),
+        "`hold=20 rate=1 fade=0` (full steps in upgrades) | 1 2 3": polaris(7, first, "rate=1__fade=0__"),
+        "`hold=20 fade=0` | 1 2 3": rates(first),
+        "`hold=20 fade=0`, the earlier look | 4 5 6": rates(second),
+        "`fade=0` | 3": rates((3,), hold=40.0),
+        "`hold=20 fade=0`, rate 0.6 * new / all classes | 1 3": rates((1, 3), rate="0.6 * new classes / all classes"),
+        "`hold=20` | 1 2 3": hold20,
+        "`hold=20 fade=1` | 1 2 3": polaris(7, first, "fade=1__hold=20__"),
+        "`fade=1` | 1 2 3": polaris(7, first, "fade=1__"),
+        "the default (`hold=40 rate=0.3 fade=0.5`) | 1 2 3": default,
+        "the default, the second look | 4 5 6": later,
+    }
+    for label, runs in rows.items():
+        yield Claim(METHODS, _orders_row(label, len(runs.runs)), _by_order(runs, ""))
+    for orders, runs in (("1 2 3", default), ("4 5 6", later)):
+        label = f"the default, two models per query | {orders}"
+        yield Claim(METHODS, _orders_row(label, 3), _by_order(runs, ", two models"))
+    six = default + later
+    yield Claim(METHODS, "Over six orders the default has AC {}, AA {}, ACA {}.", six.mean("template", *ALL))
+    yield Claim(
+        METHODS,
+        "orders 1 to 3 it has {} / {} / {}, over 4 to 6 {} / {} / {}.",
+        [*default.mean("template", *ALL), *later.mean("template", *ALL)],
+    )
+    by_image = [figure for runs in (default, later, six) for figure in runs.mean("image", *ALL)]
+    yield Claim(METHODS, "it has {} / {} / {} and {} / {} / {} ({} / {} / {} over all six)", by_image)
+
+
+def _orders_row(label: str, orders: int) -> str:
+    each = " ".join(["{}"] * orders)
+    return f"| {label} | {each} | {each} | {each} | {each}, {each} |"
+
+
+def _by_order(runs: Runs, kind: str) -> list[float]:
+    return [*runs.each(f"template{kind}", *ALL), *runs.each(f"image{kind}", "AC", "AA")]
+
+
+def _more_tasks() -> Iterator[Claim | Quote]:
+    first, second = (1, 2, 3), (4, 5, 6)
+
+    def figures(tasks: int, orders: Iterable[int]) -> list[float]:
+        runs = polaris(tasks, orders)
+        return [*runs.each("template", "AC"), *runs.mean("template", *ALL)]
+
+    def pairs(metric: str, protocol: str, *groups: tuple[int, ...]) -> list[float]:
+        return [polaris(tasks, orders).mean(protocol, metric)[0] for orders in groups for tasks in (16, 31)]
+
+    yield Claim(
+        METHODS,
+        "orders 1 to 3, 16 tasks AC {} {} {} (mean {}), AA {}, ACA {}; 31 tasks AC {} {} {} ({}), AA {}, ACA {}.",
+        [*figures(16, first), *figures(31, first)],
+    )
+    yield Claim(
+        METHODS,
+        "either: 16 tasks AC {} {} {} ({}), AA {}, ACA {}; 31 tasks AC {} {} {} ({}), AA {}, ACA {}.",
+        [*figures(16, second), *figures(31, second)],
+    )
+    yield Claim(
+        METHODS,
+        "With two models per query AC is {} and {} ({} and {} in orders 4 to 6).",
+        pairs("AC", "template, two models", first, second),
+    )
+    yield Claim(
+        METHODS,
+        "By nearest image AC is {} with 16 tasks and {} with 31 ({} and {} in orders 4 to 6), "
+        "AA {} and {} ({} and {}), ACA {} and {} ({} and {})",
+        [figure for metric in ALL for figure in pairs(metric, "image", first, second)],
+    )
+    hoc = [bench(f"cifar100-10_{tasks}__hoc", first) for tasks in (16, 31)]
+    by_template, by_image = (
+        [runs.mean(protocol, metric)[0] for metric in ALL for runs in hoc] for protocol in ("template", "image")
+    )
+    in_print = [printed(f"cifar100-10/{tasks}", "hoc", metric)[0] for metric in ALL for tasks in (16, 31)]
+    yield Claim(
+        METHODS,
+        "`hoc` with the published settings has AC {} and {}, AA {} and {}, ACA {} and {} by template, "
+        "AC {} and {}, AA {} and {}, ACA {} and {} by nearest image. "
+        "Print has AC {} and {}, AA {} and {}, ACA {} and {}.",
+        [*by_template, *by_image, *in_print],
+    )
+
+
+def _parts() -> Iterator[Claim | Quote]:
+    rows = {
+        "hold 5": "a_h5",
+        "hold 20": "a_h20",
+        "HOC's contrast 5, no hold": "c_h0_n5",
+        "hold 5, HOC's contrast 1": "a_h5_nce1",
+        "hold 20, search contrast 2": "c_h20_s2",
+        "hold 40, search contrast 2": "d_h40_s2_2",
+        "hold 40, search contrast 2 without new-new negatives": "d_h40_s1_2",
+        "hold 40, search contrast 4": "d_h40_s2_4",
+        "hold 80, search contrast 4": "d_h80_s2_4",
+        "hold 20, HOC's contrast 1, first model held too": "c_h20_n1_both",
+        "hold 20, HOC's contrast 1, without rotated classes": "c_h20_n1_norot",
+        "K = 30,000 (hold 40, search contrast 2)": "d_h40_s2_2_K30",
+    }
+    for label, key in rows.items():
+        found = content("polaris_parts.json")[key]["summary"]
+        template = [found["template"][name] for name in ("AC", "AA", "margin")]
+        yield Claim(METHODS, f"| {label} | {{}} | {{}} | {{}} | {{}} |", [*template, found["image"]["margin"]])
+    yield Quote(METHODS, "| hold 5, search contrast 1 | 1.00 | 52.4 | +0.9 | -0.1 |", "a run whose file was not kept")
+
+
+# The papers' experiments
+
+
+def benchmarks_page() -> Iterator[Claim | Quote]:
+    """The hand-written tables; the sections of single benchmarks are compared whole."""
+    yield from _replaced()
+    simulated = content("verification_folds_cpu.json")["simulated"]
+    yield Claim(BENCHMARKS, "| balanced folds" + " | {}" * 6 + " |", [one["balanced"] for one in simulated])
+    drawn = [figure for one in simulated for figure in (one["as drawn"], one["deviation"])]
+    yield Claim(BENCHMARKS, "| folds as drawn" + " | {} ± {}" * 6 + " |", drawn)
+    yield from _kept_epochs()
+    yield from _one_run_each()
+
+
+def _replaced() -> Iterator[Claim | Quote]:
+    for method in ("er", "fd", "hoc"):
+        label = f"| 7 tasks: {method.upper()}"
+        usual = bench(f"cifar100r-10_7__{method}").mean("template", "AC", "AA")
+        more = bench(f"cifar100r-10_7_pretraining=tinyimagenet__{method}").mean("template", "AC", "AA")
+        figures = [*printed("cifar100r-10/7", method, "AC", "AA"), *usual, *more]
+        yield Claim(BENCHMARKS, label + " | {}, {} | {}, {} | {}, {} |", figures)
+        label = f"| 31 tasks: {method.upper()} | {'<' * (method == 'er')}"
+        usual = bench(f"cifar100r-10_31__{method}", end="seed0__e30").mean("template", "AC", "AA")
+        figures = [*printed("cifar100r-10/31", method, "AC", "AA"), *usual]
+        yield Claim(BENCHMARKS, label + "{}, {} | {}, {} (30 of 70 epochs) | |", figures)
+
+
+def _kept_epochs() -> Iterator[Claim | Quote]:
+    """The whole table at once: most of its rows have no name of their own."""
+    runs = {run["run"].split("__order")[0]: run["rules"] for run in content("kept_epoch_h200.json")["runs"]}
+    stem = "cifar100-10-upgrades_"
+    best, chosen = "| | best on held-out images", "| | best compatible"
+    rows = (
+        ("| 1, cores | last", "1__cores", "last", "1.00"),
+        (best, "1__cores", "best", ""),
+        (chosen, "1__cores", "compatible", ""),
+        ("| 1, cores, fresh weights | last", "1__cores__initialisation=fresh", "last", ""),
+        (best, "1__cores__initialisation=fresh", "best", ""),
+        (chosen, "1__cores__initialisation=fresh", "compatible", ""),
+        ("| 1, bct | last", "1__bct", "last", "1.00"),
+        ("| 2, cores | last", "2__cores", "last", ".67"),
+        (best, "2__cores", "best", ""),
+        (f"{chosen} (none is)", "2__cores", "compatible", ""),
+        ("| 2, cores, fresh weights | last", "2__cores__initialisation=fresh", "last", ""),
+        (best, "2__cores__initialisation=fresh", "best", ""),
+        (chosen, "2__cores__initialisation=fresh", "compatible", ""),
+    )
+    lines, values = [], []
+    for label, run, rule, in_print in rows:
+        found = runs[stem + run][rule]
+        for kind in ("verification", "verification-published"):
+            values += [found[kind]["AC"], *found[kind]["AC_interval"]]
+        matrix = found["verification-published"]["mean"]
+        values += [100 * matrix[0][0], *(100 * cell for row in matrix[1:] for cell in row)]
+        cells = "{}, {}, {}" if len(matrix) == 2 else "{}, {}, {}; {}, {}, {}"
+        lines.append(f"{label} | {{}} [{{}}, {{}}] | {{}} [{{}}, {{}}] | {in_print} | {cells} |")
+    yield Claim(BENCHMARKS, " ".join(lines), values)
+
+
+def _one_run_each() -> Iterator[Claim | Quote]:
+    """One claim per group of rows that begin with the same benchmark. Figures in brackets are printed."""
+    for tasks in (2, 3, 5, 10):
+        name = f"cifar100-10-verification/{tasks}"
+        runs = bench(f"cifar100-10-verification_{tasks}__fd")
+        start = f"| `{name}` | fd | 70 | {{}} ({'1.00' if tasks == 2 else '{}'}) | {{}} | "
+        ours = runs.mean("verification", "AC", "AA", "BC", "FC")
+        if tasks == 2:
+            end, more = "C21 {} (67), C22 {} (66), BC {} (.017) |", [*runs.cells("verification", "21", "22"), ours[2]]
+            yield Claim(BENCHMARKS, start + end, [ours[0], ours[1], *more])
+            continue
+        theirs = printed(name, "fd", "AC", "BC", "FC")
+        pairs = [ours[2], theirs[1], ours[3], theirs[2]]
+        yield Claim(BENCHMARKS, start + "BC {} ({}), FC {} ({}) |", [ours[0], theirs[0], ours[1], *pairs])
+    yield from _retrained_once()
+    yield from _lifelong_once()
+
+
+def _retrained_once() -> Iterator[Claim | Quote]:
+    own, folds = "verification", "verification-published"
+    one = [bench(f"cifar100-10-upgrades_1__{name}", (0,)) for name in ("cores", "cores__length=0.1", "bct")]
+    yield Claim(
+        BENCHMARKS,
+        "| `cifar100-10-upgrades/1`, own order | cores | 100 | {} (1.00) | {} | C21 {}, as published {} (61) | "
+        "| the same, prototypes of length 0.1 | cores | 100 | {} (1.00) | {} | C21 {}, as published {} (61) | "
+        "| the same | bct | 100 | {} (1.00) | {} | C21 {}, as published {} (60) |",
+        [x for runs in one for x in (*runs.mean(own, "AC", "AA"), *runs.cells(own, "21"), *runs.cells(folds, "21"))],
+    )
+    two = [bench(f"cifar100-10-upgrades_2__{name}", (0,)) for name in ("cores", "bct")]
+    yield Claim(
+        BENCHMARKS,
+        "| `cifar100-10-upgrades/2`, own order | cores | 100 | {} (.67) | {} | as published AC {}, "
+        "C21 {} (61), C31 {} (60) | "
+        "| the same | bct | 100 | {} (.33) | {} | as published AC {}, C21 {} (59), C31 {} (58) |",
+        [
+            x
+            for runs in two
+            for x in (*runs.mean(own, "AC", "AA"), *runs.mean(folds, "AC"), *runs.cells(folds, "21", "31"))
+        ],
+    )
+    nine = bench("cifar100-10-upgrades_9__cores", (0,), "seed0__e30")
+    yield Claim(
+        BENCHMARKS,
+        "| `cifar100-10-upgrades/9`, own order | cores | 30 of 100 | {} (.51 ± .10) | {} | as published AC {}, AA {} |",
+        [*nine.mean(own, "AC", "AA"), *nine.mean(folds, "AC", "AA")],
+    )
+
+
+def _lifelong_once() -> Iterator[Claim | Quote]:
+    replaced = {name: bench(f"cifar100r-10_7__{name}") for name in ("er", "fd", "hoc")}
+    theirs = {name: printed("cifar100r-10/7", name, "AC", "AA") for name in replaced}
+
+    def beside(name: str) -> list[float]:
+        (ac, aa), (printed_ac, printed_aa) = replaced[name].mean("template", "AC", "AA"), theirs[name]
+        return [ac, printed_ac, aa, printed_aa]
+
+    two = "template, two models"
+    yield Claim(
+        BENCHMARKS,
+        "| `cifar100r-10/7` | er | 70 | {} ({}) | {} ({}) | by nearest image {} | "
+        "| the same | fd | 70 | {} ({}) | {} ({}) | two models AC {}, AA {} | "
+        "| the same | hoc | 70 | {} ({}) | {} ({}) | two models AC {}, AA {} |",
+        [
+            *beside("er"),
+            *replaced["er"].mean("image", "AA"),
+            *beside("fd"),
+            *replaced["fd"].mean(two, "AC", "AA"),
+            *beside("hoc"),
+            *replaced["hoc"].mean(two, "AC", "AA"),
+        ],
+    )
+    tiny = [bench(f"tinyimagenet180-20_7__{name}", end="seed0__e30") for name in ("er", "fd", "hoc")]
+    row = "30 of 90 | {} | {} | by nearest image {}, {}; two models {}, {} |"
+    yield Claim(
+        BENCHMARKS,
+        f"| `tinyimagenet180-20/7` (ours) | er | {row} | the same | fd | {row} | the same | hoc | {row}",
+        [x for runs in tiny for protocol in ("template", "image", two) for x in runs.mean(protocol, "AC", "AA")],
+    )
+    birds = {name: bench(f"cub180-20_7__{name}", end="seed0__e30") for name in ("er", "fd", "hoc")}
+    row = "30 of 150 | {} ({}) | {} ({}) | ACA {} ({}) |"
+    pairs = {
+        name: zip(runs.mean("template", *ALL), printed("cub180-20/7", name, *ALL), strict=True)
+        for name, runs in birds.items()
+    }
+    yield Claim(
+        BENCHMARKS,
+        f"| `cub180-20/7` | er | {row} | the same | fd | {row} | the same | hoc | {row}",
+        [figure for name in birds for pair in pairs[name] for figure in pair],
+    )
+
+
+# Other pages
+
+
+def other_pages() -> Iterator[Claim | Quote]:
+    """Single sentences that sum up what other pages show in tables."""
+    limits = "docs/explanation/limits.md"
+    alternatives = "docs/explanation/alternatives.md"
+    performance = "docs/appendix/performance.md"
+    default = upgrades("polaris", "polaris_confirm")
+    hoc = upgrades("hoc")
+    labelled, held_out = default.gate("labelled"), default.gate("held out")
+    yield Claim(limits, "Of {} upgrades with the default method none was refused.", [len(default.runs)])
+    yield Claim(limits, "{} passed and {} needed more evidence;", labelled[:2])
+    yield Claim(limits, "the images that training held out, {} passed", held_out[:1])
+    shares = {
+        protocol: [polaris(tasks, range(1, 7)).mean(protocol, "AC")[0] for tasks in (7, 16, 31)]
+        for protocol in ("image", "template")
+    }
+    yield Claim(
+        limits,
+        "falls from {} with 7 tasks to {} with 16 and {} with 31 (six class orders each), "
+        "by class template from {} to {} and {}.",
+        [*shares["image"], *shares["template"]],
+    )
+    blended = [polaris(tasks, range(1, 7)).mean("image, two models", "AC")[0] for tasks in (7, 16, 31)]
+    yield Claim(limits, "Queries by two models hold it at {} and more", [min(blended)])
+    (_, image, whole), (_, template, whole_template) = default.levels(), default.levels("template")
+    gains = [default.gain()[0], whole - image, default.gain("template")[0], whole_template - template]
+    yield Claim(
+        alternatives,
+        "In {} ordinary upgrades v2 on v1's untouched vectors found {} points more than v1 did by nearest image, and "
+        "v2 with everything re-embedded another {}; by class template {} and another {}",
+        [len(default.runs), *gains],
+    )
+    yield Claim(
+        alternatives,
+        "{} upgrades lost {} and {} points. With 2,000 labelled queries the gate refused all of them; with held-out "
+        "images alone it refused {} and left {} undecided.",
+        [len(hoc.runs), -hoc.gain()[0], -hoc.gain("template")[0], *reversed(hoc.gate("held out")[1:])],
+    )
+    worked = content("worked_upgrade_seeds.json")["runs"]
+    gained = 100 * np.array([run["v2 on v1"] - run["v1"] for run in worked])
+    yield Claim(
+        "docs/appendix/omniglot-upgrade.md",
+        "With seeds 0 to 9 the gain is {} points on average (deviation {}, the least {})",
+        [gained.mean(), gained.std(ddof=1), gained.min()],
+    )
+    seeds = content("demo_seeds.json")["runs"]
+    means = [100 * float(np.mean([run[key] for run in seeds])) for key in ("v1", "v2 on v1", "v2")]
+    gained = 100 * np.array([run["v2 on v1"] - run["v1"] for run in seeds])
+    yield Claim(alternatives, "finds {} % among v1's vectors and {} % with everything re-embedded", means[1:])
+    yield Claim(
+        performance,
+        "v1 {} %, v2 on v1's vectors {} %, v2 {} % on average; the gain on v1's vectors is {} points "
+        "(deviation {}, the least {}).",
+        [*means, gained.mean(), gained.std(ddof=1), gained.min()],
+    )
+    yield Claim(performance, "For v2 on v1's vectors, seed 0: {} % with one thread", [100 * seeds[0]["v2 on v1"]])
+    compatible = [100 * cell for row in content("demo_arm_cpu.json")["matrices"]["compatible"] for cell in row]
+    independent = [100 * cell for row in content("demo_arm_cpu.json")["matrices"]["independent"] for cell in row]
+    yield Claim(
+        performance,
+        "and {} % on two ARM cores, where v1 has {} % and v2 {} % (`demo_arm_cpu.json`; trained independently {}, {} "
+        "and {} %)",
+        [compatible[1], compatible[0], compatible[2], *independent],
+    )
+    key = "{}_clients_http_form_json_checks_ms"
+    before, busy = "service_overhead_before_cpu.json", "service_overhead_busy_cpu.json"
+    saved = [100 * (1 - value(busy, key.format(n)) / value(before, key.format(n))) for n in (1, 8)]
+    yield Claim("CHANGELOG.md", "costs the service {} to {} % less CPU time around the encoder", saved)
+
+
+def advice() -> Iterator[Claim | Quote]:
+    """What ``fixstar methods --have`` says of the methods, and the page about it."""
+    source, page = "src/fixstar/methods/advice.py", "docs/reference/methods.md"
+    default, hoc = upgrades("polaris", "polaris_confirm"), upgrades("hoc")
+    gains = [default.gain()[0], default.gain("template")[0]]
+    yield Claim(source, "in {} ordinary upgrades its queries found {} points more", [len(default.runs), gains[0]])
+    yield Claim(source, "image, {} by class template, with a few images", gains[1:])
+    yield Claim(
+        page,
+        "| `polaris` | {} ordinary upgrades: {} points on old vectors by nearest image, {} by class template, "
+        "where `hoc` loses {} and {}",
+        [len(default.runs), *gains, -hoc.gain()[0], -hoc.gain("template")[0]],
+    )
+    text = "on Omniglot bic was compatible in {} of the pairs by class template, {} by nearest image"
+    yield Claim(source, text, omniglot("bic", "AC"))
+    yield Claim(source, "on Omniglot lwf was compatible in {} of the pairs", omniglot("lwf", "AC")[:1])
+    yield Claim(page, "| `lwf` | Omniglot: compatible in {} of the pairs by both protocols", omniglot("lwf", "AC")[:1])
+    yield Claim(page, "| `bic` | Omniglot: {} by class template, {} by nearest image;", omniglot("bic", "AC"))
+    yield Claim(source, '"it was compatible in {} to {} of the pairs of CIFAR-100 (means', _bct())
+    yield Claim(page, "| `bct` | CIFAR-100 with 1 to 9 upgrades: {} to {} of the pairs", _bct())
+    cores = [*_cores(), *omniglot("cores", "AC")[:1]]
+    yield Claim(source, "was compatible in {} to {} of the pairs of CIFAR-100 and in {} of Omniglot's", cores)
+    yield Claim(page, "same prototypes: {} to {} of the pairs of CIFAR-100, {} of Omniglot's", cores)
+    replayed = bench("cifar100-10_7__bct-er", (1, 2, 3)).mean("template", "AC") + omniglot("bct-er", "AC")[:1]
+    yield Claim(source, '"it was compatible in {} of the pairs of CIFAR-100 in 7 tasks and in {} of', replayed)
+    yield Claim(
+        page, "| `bct-er` | {} of the pairs of CIFAR-100 in 7 tasks, {} of Omniglot's by class template", replayed
+    )
+    lost = [-100 * gain for gain in omniglot("bct-vectors", "BC")]
+    yield Claim(source, "on Omniglot it found {} points less by class template and {} by nearest image", lost)
+    yield Claim(page, "| `bct-vectors` | Omniglot: {} points lost by class template, {} by nearest image |", lost)
+
+
+def omniglot(method: str, metric: str) -> list[float]:
+    """The mean over class orders, by template and by nearest image."""
+    runs = [run["protocols"] for run in content("methods_omniglot.json") if run["method"] == method]
+    return [float(np.mean([run[protocol][metric] for run in runs])) for protocol in ("template", "image")]
+
+
+def _bct() -> list[float]:
+    """The lowest and the highest AC of BCT in balanced folds, each a mean over 50 draws of the pairs (and seeds)."""
+    kept = next(run for run in content("kept_epoch_h200.json")["runs"] if "_1__bct" in run["run"])
+    one = kept["rules"]["last"]["verification"]["AC"]
+    two = [content(f"{_UPGRADES}_2_backbone=resnet20__bct__order0__seed{seed}.json") for seed in range(3)]
+    four = content(f"{_UPGRADES}_4__bct__order0__seed0.json")
+    nine = content(f"{_UPGRADES}_9__bct__learning_rate=0.03__order0__seed0__e30.json")
+    over_draws = [run["protocols"]["verification"]["over_draws"]["AC"] for run in (*two, four, nine)]
+    shares = [one, float(np.mean(over_draws[:3])), *over_draws[3:]]
+    return [min(shares), max(shares)]
+
+
+def _cores() -> list[float]:
+    """The lowest and the highest AC of all runs of CoReS with the last epoch, in both kinds of folds."""
+    files = sorted(RESULTS.glob(f"{_UPGRADES}_*__cores__*.json"))
+    found = [run["AC"] for file in files for run in content(file.name)["protocols"].values()]
+    return [min(found), max(found)]
+
+
+_UPGRADES = "cifar100-10-upgrades"
+
+
+def claims() -> list[Claim | Quote]:
+    """All of them."""
+    return [*readme(), *methods_page(), *benchmarks_page(), *other_pages(), *advice()]
+
+
+# Tables that a program writes
+
+
+def generated() -> dict[str, tuple[str, str]]:
+    """What programs wrote into the pages, by place: what is there, and what they would write now."""
+    page = (ROOT / BENCHMARKS).read_text(encoding="utf-8")
+    found = {}
+    for name in re.findall(r"<!-- (?!end of )(\S+/\S+) -->", page):
+        section = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+        entry = benchmark(name)
+        comparison = compare(entry, read_results(entry, RESULTS))
+        without_pictures = re.sub(r"(?m)^!\[.*\n*", "", section)
+        found[name] = (without_pictures.strip(), markdown(comparison, _commands(comparison)).strip())
+    page = (ROOT / METHODS).read_text(encoding="utf-8")
+    start, end = methods.MARKS
+    table = page.partition(start)[2].partition(end)[0]
+    found["all methods on Omniglot"] = (table.strip(), methods.tables(content("methods_omniglot.json")))
+    return found
+
+
+def main() -> int:
+    """Print what does not hold; the number of problems."""
+    everything = claims()
+    found = [problem for claim in everything for problem in problems(claim)]
+    found += [f"{place}: not what its program writes" for place, (there, now) in generated().items() if there != now]
+    found += [f"without a claim: {figure}" for page in COMPLETE for figure in uncovered(page, everything)]
+    figures = sum(len(claim.values) for claim in everything if isinstance(claim, Claim))
+    print("\n".join(found) if found else f"{figures} figures are what their files say")
+    return len(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main() > 0)
