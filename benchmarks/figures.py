@@ -237,6 +237,12 @@ def methods_page() -> Iterator[Claim | Quote]:
     }
     for label, group in groups.items():
         yield Claim(METHODS, label + row, [len(group.runs), *group.levels(), *group.row()])
+    asked = {name: case.searched * (case.gallery + case.queries) // 2 for name, case in CASES.items()}
+    yield Claim(
+        METHODS,
+        "{} of photos and drawings, {} of birds, {} in `characters-both` and `faces-more`, {} in `faces-70+70`)",
+        [asked[name] for name in ("photos-30+30", "birds-60+60", "faces-more", "faces-70+70")],
+    )
     cases = {
         "characters-both": "",
         "photos-20+40": "",
@@ -567,8 +573,8 @@ def other_pages() -> Iterator[Claim | Quote]:
     )
     yield Claim(
         alternatives,
-        "{} upgrades lost {} and {} points. With 2,000 labelled queries the gate refused all of them; with held-out "
-        "images alone it refused {} and left {} undecided.",
+        "{} upgrades lost {} and {} points. With 900 to 2,000 labelled queries the gate refused all of them; with "
+        "held-out images alone it refused {} and left {} undecided.",
         [len(hoc.runs), -hoc.gain()[0], -hoc.gain("template")[0], *reversed(hoc.gate("held out")[1:])],
     )
     worked = content("worked_upgrade_seeds.json")["runs"]
