@@ -38,7 +38,7 @@ from fixstar.methods.retrained import (
     l2_regularised,
     learning_without_forgetting,
 )
-from fixstar.methods.simplex import polaris, simplex_fd, simplex_hoc, simplex_upper_bound
+from fixstar.methods.simplex import polaris, simplex_fd, simplex_hoc, simplex_upper_bound, vega
 
 __all__ = [
     "METHODS",
@@ -78,6 +78,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lwf": learning_without_forgetting,
     "podnet": podnet,
     "polaris": polaris,
+    "vega": vega,
 }
 
 

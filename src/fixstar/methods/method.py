@@ -63,6 +63,7 @@ class Upgrade:
     held_out: ImageSet | None = None  # balanced, never trained on
     old_vectors: OldVectors | None = None
     seed: int = 0  # of what a method draws for itself
+    first: FrozenEncoder | None = None  # the first version, from the third on, for methods that need it
 
     @property
     def old_outputs(self) -> int:

@@ -6,12 +6,12 @@ import math
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.losses import SameClass, feature_distillation, info_nce, info_nce_of, search_contrast
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, require
-from fixstar.models import Encoder
+from fixstar.models import Encoder, FrozenEncoder, Outputs
 
 WIDE = 8192  # features wider than this are compared through the m x m product of the projections
 
@@ -145,9 +145,7 @@ def polaris(
         slots = rotated_slots(upgrade.encoder) if rotated else None
 
         def terms(step: Step) -> Terms:
-            targets = step.targets
-            if slots is not None and step.turns is not None:
-                targets = slots[targets, step.turns]
+            targets = _turned_targets(step, slots)
             found = {"ce": step.new.cross_entropy(targets)}
             if step.old is None:
                 return found
@@ -176,6 +174,73 @@ def polaris(
         rotated=rotated,
         first=True,
     )
+
+
+def vega(head: float = 2.0, contrast: float = 0.3, rho: float = 5.0, rotated: bool = True) -> Method:
+    """Vega, our own: the new model is free. What older models stored is translated, not held in place.
+
+    CE + ``head`` (1 - cos(W h, old feature)) + ``contrast`` search contrast of the same two, over the whole batch:
+
+    - Nothing holds the new feature where the old one was. So it becomes what the images can make of it.
+    - W is a linear head beside the classifier. It asks in the old model's space, and keeps in the network what the old
+      vectors can answer. It is dropped after training: a translation is fitted to the finished model.
+    - From the third version on, a second head does the same for the first version.
+    - Images come twice, the second time ``rotated``, as for Polaris.
+    """
+    options = {"head": head, "contrast": contrast, "rho": rho, "rotated": rotated}
+    rule = "head >= 0, contrast >= 0 and rho > 0"
+    require("vega", options, rule, head >= 0 and contrast >= 0 and rho > 0)
+
+    def begin(upgrade: Upgrade) -> Objective:
+        slots = rotated_slots(upgrade.encoder) if rotated else None
+        pasts = {"old": upgrade.teacher, "first": upgrade.first}
+        heads = nn.ModuleDict({name: _head(upgrade.encoder, past) for name, past in pasts.items() if past is not None})
+        heads.to(upgrade.encoder.device)
+
+        def terms(step: Step) -> Terms:
+            targets = _turned_targets(step, slots)
+            found = {"ce": step.new.cross_entropy(targets)}
+            for name, past in (("old", step.old), ("first", step.first)):
+                if past is None:
+                    continue
+                asked = Outputs(heads[name](step.new.h), past.classifier, past.projection)
+                across = asked.cosines(past)
+                found[f"head to {name}"] = head * (1 - across.diagonal()).mean()
+                if contrast:
+                    found[f"contrast to {name}"] = contrast * search_contrast(
+                        across, asked.cosines(asked), targets, rho
+                    )
+            return found
+
+        return Objective(terms, module=heads if len(heads) else None)
+
+    return Method(
+        "vega",
+        "train freely against the fixed simplex; what older models stored is translated",
+        "ours",
+        begin=begin,
+        needs=frozenset({"old model", "replay"}),
+        options=options,
+        views=2 if rotated else 1,
+        rotated=rotated,
+        first=True,
+    )
+
+
+def _head(encoder: Encoder, past: FrozenEncoder) -> nn.Linear:
+    """From the new model's backbone feature to the past one's; where both are as wide it starts as the identity."""
+    inputs, outputs = encoder.backbone.feature_dim, past.backbone_dim
+    head = nn.Linear(inputs, outputs, bias=False)
+    if inputs == outputs:
+        nn.init.eye_(head.weight)
+    return head
+
+
+def _turned_targets(step: Step, slots: Tensor | None) -> Tensor:
+    """The slots [B] of a batch; rotated images are classes of their own."""
+    if slots is None or step.turns is None:
+        return step.targets
+    return slots[step.targets, step.turns]
 
 
 def rotated_slots(encoder: Encoder) -> Tensor:

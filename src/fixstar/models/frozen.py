@@ -154,6 +154,11 @@ class FrozenEncoder:
         """d, the width of the past model's features."""
         return self._encoder.feature_dim
 
+    @property
+    def backbone_dim(self) -> int:
+        """m, the width of the past model's backbone feature."""
+        return self._encoder.backbone.feature_dim
+
     def encode(self, images: Any, form: Form = "full") -> np.ndarray[Any, np.dtype[np.float32]]:
         """The features of many images, as ``Encoder.encode``; arrays of another size are resized whole."""
         if self._made is not None:

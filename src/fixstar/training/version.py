@@ -7,7 +7,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,6 +135,7 @@ def train_version(
     )
     batches, readable = plan.batches(encoder, held, progress, features)
     upgrade = plan.upgrade(encoder, teacher, held._replace(images=readable), features)
+    upgrade = replace(upgrade, first=first)
     fingerprint = plan.fingerprint()
     run = Training(
         encoder=encoder,

@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fixstar.evaluation.verdicts import GateRules
     from fixstar.workspace.adapters.use import Adapted, AdaptOptions
     from fixstar.workspace.backfill.planning import BackfillOptions
     from fixstar.workspace.backfill.run import Backfilled
     from fixstar.workspace.checks import Check
     from fixstar.workspace.deployment import Move
-    from fixstar.workspace.gate import GateRules
     from fixstar.workspace.items import CatalogueItem, ImageStore, Indexed, catalogue, labelled_items
     from fixstar.workspace.search import Examples
     from fixstar.workspace.training import UpgradeOptions

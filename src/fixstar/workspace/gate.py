@@ -21,19 +21,26 @@ now, and nothing is left to chance.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import FixstarError, InputError, NextStep, plural
+from fixstar.errors import FixstarError, NextStep, plural
 from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
 from fixstar.evaluation.search import searcher
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
+from fixstar.evaluation.verdicts import (
+    GateRules,
+    halves,
+    in_points,
+    judged_difference,
+    missing_evidence,
+    needed_queries,
+)
 from fixstar.geometry import blended
 from fixstar.images import Preprocessing
 from fixstar.wording import percent, points
@@ -73,37 +80,8 @@ LISTED = 20  # lost queries listed per cell, and as many won ones
 LISTED_CLASSES = 10  # those that lose most, and those that win most
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
 _VISIBLE = 0.005  # a drop that deserves a warning
-_SMALL_TOLERANCE = 0.05  # the largest tolerance worth suggesting
-_POINT = 0.01
 PROPOSED_MAP = "ridge"
 LEAST_PROPOSING = 50  # queries; fewer say nothing about a proposal
-
-
-@dataclass(frozen=True)
-class GateRules:
-    """The confidence of the verdict, and how much of the old self-test may be lost: fractions.
-
-    ``blend`` is an alpha for queries by two models that all queries judge; by default half of them choose one.
-    """
-
-    confidence: float = 0.95
-    tolerance: float = 0.0
-    seed: int = 0
-    blend: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise InputError(f"confidence is a fraction between 0 and 1, such as 0.95; got {self.confidence:g}")
-        if not 0 <= self.tolerance < 1:
-            raise InputError(f"tolerance is a fraction from 0 to 1, such as 0.01 for a point; got {self.tolerance:g}")
-        if self.seed < 0:
-            raise InputError(f"seed is a number from 0 on, got {self.seed}")
-        if self.blend is not None and not 0 <= self.blend <= 1:
-            raise InputError(f"blend is a share from 0 (old queries) to 1 (new queries); got {self.blend:g}")
-
-    def shared(self, cells: int) -> float:
-        """The confidence of each of several intervals that are to hold together (Bonferroni)."""
-        return 1 - (1 - self.confidence) / max(cells, 1)
 
 
 class _Finding(NamedTuple):
@@ -282,32 +260,6 @@ def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> 
     )
 
 
-def judged_difference(after: Hits, before: Hits, confidence: float, rules: GateRules) -> Difference:
-    """The difference between two searches of the same queries [N], its interval, and the verdict by the tolerance.
-
-    If few queries differ, the interval is at least that of the flips alone (Clopper and Pearson, 1934).
-    """
-    measured = paired_bootstrap(after, before, confidence=confidence, seed=rules.seed)
-    low, high = measured.low, measured.high
-    if measured.differing < least_differing(confidence):
-        lost, won = (int(np.count_nonzero(one & ~other)) for one, other in ((before, after), (after, before)))
-        low = min(low, -_highest_rate(lost, len(before), confidence))
-        high = max(high, _highest_rate(won, len(before), confidence))
-    if low > -rules.tolerance:
-        return replace(measured, low=low, high=high, verdict="compatible")
-    return replace(measured, low=low, high=high, verdict="incompatible" if high <= -rules.tolerance else "not decided")
-
-
-def _highest_rate(seen: int, of: int, confidence: float) -> float:
-    """The highest rate at which an event is seen this rarely in a share (1 - confidence) / 2 of all cases."""
-    low, high = seen / of, 1.0
-    for _ in range(60):
-        rate = (low + high) / 2
-        this_rarely = math.fsum(math.comb(of, i) * rate**i * (1 - rate) ** (of - i) for i in range(seen + 1))
-        low, high = (rate, high) if this_rarely > (1 - confidence) / 2 else (low, rate)
-    return high
-
-
 # --- queries by two models
 
 
@@ -322,14 +274,14 @@ def _blends(
     *older, newest = trial.versions
     labels = trial.query_labels
     choosing, judging = halves(labels, rules.seed)
-    if rules.blend is not None:
+    if rules.weight is not None:
         judging = np.arange(len(labels))
     asked = []
     for old in (*apart, *older):
         own = old.queries_in(old)
         adapter = adapters.get(old.name)
         by_new = adapter(newest.queries) if adapter else newest.queries_in(old) if old in older else None
-        find, tried = searcher("image", old.gallery, trial.gallery_labels), rules.blend
+        find, tried = searcher("image", old.gallery, trial.gallery_labels), rules.weight
         if by_new is None or not len(judging):
             tried = 0.0
         elif tried is None:
@@ -344,7 +296,7 @@ def _blends(
     for blend, difference in judged:
         if difference is not None and blend.verdict == "not decided":
             needed = needed_queries(difference, blend.queries, confidence, rules.tolerance)
-            images = 0 if needed is None else needed * 2 * (1 if rules.blend is not None else 2)
+            images = 0 if needed is None else needed * 2 * (1 if rules.weight is not None else 2)
             note = f"about {images:,} labelled images would decide on queries blended with {blend.version}'s"
             steps += [NextStep("check", {"version": newest.name, "data": ...}, note)] if images else []
     names = {one.name for one in apart}
@@ -368,13 +320,6 @@ class _Asked(NamedTuple):
     def at(self, alpha: float) -> Floats:
         """The blended queries [N, s]."""
         return self.own if self.by_new is None else blended(self.own, self.by_new, alpha)
-
-
-def halves(labels: Labels, seed: int) -> tuple[Indices, Indices]:
-    """Rows of queries, half of each class each; the second has one less where the number is odd."""
-    shuffled = np.random.default_rng(seed).permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    return np.sort(by_class[::2]), np.sort(by_class[1::2])
 
 
 def _blend(
@@ -410,102 +355,12 @@ def _blend_step(version: str, blends: Sequence[Blend]) -> NextStep:
     return NextStep("deploy", {"version": version, "blend": "auto"}, "; ".join(parts))
 
 
-# --- how much evidence would decide
-
-
-def least_differing(confidence: float) -> int:
-    """The fewest differing queries that are evidence if all agree: n coins agree with probability 2^(1-n)."""
-    return math.ceil(1 - math.log2(1 - confidence) - 1e-9)
-
-
-def needed_queries(found: Difference, queries: int, confidence: float, tolerance: float = 0.0) -> int | None:
-    """About how many queries would decide if the difference stays what it is, rounded up to two digits.
-
-    An interval narrows with the square root of the queries: n (half width / distance from -tolerance)^2; if almost none
-    differ, with the queries themselves. None if no number would do.
-
-    >>> needed_queries(Difference(0.02, -0.02, 0.06, "not decided", 30), 200, 0.95)
-    800
-    """
-    distance = found.mean + tolerance
-    half = found.mean - found.low if distance > 0 else found.high - found.mean
-    if not distance or (not found.differing and not tolerance):
-        return None
-    least = least_differing(confidence)
-    if found.differing >= least:
-        needed = queries * (half / distance) ** 2
-    elif tolerance:
-        needed = queries * half / abs(distance)
-    else:
-        needed = queries * least / found.differing
-    unit = int(10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1))
-    return max(queries + 1, math.ceil(round(needed / unit, 9)) * unit)
-
-
-def achievable_tolerance(
-    found: Difference, queries: int, confidence: float, tolerance: float = 0.0
-) -> tuple[float, int | None] | None:
-    """The least tolerance in whole points that these queries show to be kept, if small, and None.
-
-    Otherwise one point, or twice the present tolerance, and the queries it takes. None if that would be refused.
-
-    >>> achievable_tolerance(Difference(-0.001, -0.013, 0.011, "not decided", 411), 3290, 0.95)
-    (0.02, None)
-    >>> achievable_tolerance(Difference(0.0, -0.214, 0.214, "not decided", 6), 28, 0.95)
-    (0.01, 13000)
-    """
-    least = (math.floor(round(-found.low / _POINT, 9)) + 1) * _POINT
-    if least <= _SMALL_TOLERANCE:
-        return round(least, 2), None
-    wanted = 2 * tolerance or _POINT
-    if found.mean + wanted <= 0 or wanted >= 1:
-        return None
-    return wanted, needed_queries(found, queries, confidence, wanted)
-
-
-def missing_evidence(
-    judged: Difference, queries: int, confidence: float, tolerance: float, more: NextStep, unit: str
-) -> tuple[list[str], list[NextStep]]:
-    """What would decide an undecided cell, in sentences and as steps; two of ``unit`` make one query."""
-    needed = needed_queries(judged, queries, confidence, tolerance)
-    if needed is None:
-        seen = "balance exactly" if judged.differing else "do not occur"
-        told = [f"Among {plural(queries, 'query')} gains and losses {seen}: more of the same would not show a gain"]
-        steps = []
-    else:
-        told = [
-            f"If it stays like this, about {needed:,} queries would decide; there were {queries:,}. Half of each class "
-            f"is the gallery, so that takes about {2 * needed:,} {unit}"
-        ]
-        steps = [replace(more, note=f"about {2 * needed:,} {unit}")]
-    achievable = achievable_tolerance(judged, queries, confidence, tolerance)
-    if achievable is None or (needed is not None and tolerance):
-        return told, steps
-    allowed, queries_for_it = achievable
-    loss = f"If a loss of less than {_in_points(allowed)} points is acceptable"
-    arguments = {name: value for name, value in more.arguments.items() if value is not ... or queries_for_it}
-    if queries_for_it is None:
-        told.append(f"{loss}, these queries show that")
-        note = f"accept a loss of less than {_in_points(allowed)} points"
-    else:
-        told.append(
-            f"{loss}, about {queries_for_it:,} queries ({2 * queries_for_it:,} {unit}) would show that; these "
-            f"{queries:,} leave a loss of {_in_points(-judged.low)} points possible"
-        )
-        note = f"about {2 * queries_for_it:,} {unit}, a loss of less than {_in_points(allowed)} points accepted"
-    return told, [*steps, NextStep(more.action, {**arguments, "tolerance": allowed}, note)]
-
-
 # --- what the gate says
-
-
-def _in_points(fraction: float) -> str:
-    return percent(fraction)[:-2]
 
 
 def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int, tolerance: float) -> str:
     """The evidence of one cell."""
-    limit = "above it" if not tolerance else f"less than {_in_points(tolerance)} points below it"
+    limit = "above it" if not tolerance else f"less than {in_points(tolerance)} points below it"
     verdict = {
         "compatible": f"this is {limit}",
         "incompatible": f"this is not {limit}",
@@ -626,7 +481,7 @@ def _report(judged: Judged, rules: GateRules) -> Report:
     """The report of an evaluation, with the gate's intervals and its verdict."""
     check, trial, tested, curves = judged
     each, newest = rules.shared(len(check.cells)), len(tested.names) - 1
-    below = f"less than {_in_points(check.tolerance)} points below" if check.tolerance else "strictly above"
+    below = f"less than {in_points(check.tolerance)} points below" if check.tolerance else "strictly above"
     facts = {
         **trial.facts,
         "Gate": f"{check.outcome}: {'; '.join(check.reasons)}",

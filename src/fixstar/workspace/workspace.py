@@ -13,6 +13,7 @@ from fixstar.data.image_set import ImageSet
 from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.evaluation.features import version_features
+from fixstar.evaluation.verdicts import GateRules
 from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
 from fixstar.gallery.filters import Where
@@ -29,7 +30,7 @@ from fixstar.workspace.backfill.run import Backfilled
 from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
-from fixstar.workspace.gate import GateRules, check_version
+from fixstar.workspace.gate import check_version
 from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
     CatalogueItem,

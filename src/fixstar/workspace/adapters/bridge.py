@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import DataError, InputError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import Difference, gallery_query_split, nearest, paired_bootstrap
 from fixstar.evaluation.search import searcher
+from fixstar.evaluation.verdicts import GateRules, halves, judged_difference, needed_queries
 from fixstar.gallery.transfer import BATCH, open_vectors
 from fixstar.gallery.vector_files import VectorSource
 from fixstar.geometry import slerp
@@ -42,7 +43,7 @@ from fixstar.workspace.adapters.portable import Bridge
 from fixstar.workspace.adapters.unpaired import pseudo_pairs
 from fixstar.workspace.adapters.use import PairedVectors, known_label, unit_rows
 from fixstar.workspace.checks import Outcome
-from fixstar.workspace.gate import ALPHAS, GateRules, halves, judged_difference, needed_queries
+from fixstar.workspace.gate import ALPHAS
 from fixstar.workspace.items import LABEL, catalogue
 
 Floats = NDArray[np.floating[Any]]

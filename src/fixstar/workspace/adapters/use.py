@@ -27,6 +27,7 @@ from fixstar.errors import (
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, gallery_query_split, nearest
 from fixstar.evaluation.search import searcher
 from fixstar.evaluation.trial import Trial
+from fixstar.evaluation.verdicts import GateRules, missing_evidence
 from fixstar.gallery import Gallery, Item
 from fixstar.gallery.transfer import made_or_same
 from fixstar.geometry import short_basis, unit
@@ -35,7 +36,7 @@ from fixstar.workspace.adapters.fitting import ADAPTERS, Ranked, best_adapter, f
 from fixstar.workspace.adapters.maps import APPLIED, Applied, VectorAdapter
 from fixstar.workspace.checks import Check, save_check
 from fixstar.workspace.deployment import checked_reason
-from fixstar.workspace.gate import OUTCOMES, GateRules, cell_sentence, evaluate_cell, missing_evidence
+from fixstar.workspace.gate import OUTCOMES, cell_sentence, evaluate_cell
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
 from fixstar.workspace.search import Serving
 

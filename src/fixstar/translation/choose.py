@@ -1,0 +1,135 @@
+"""Choosing a translation by evidence: which maps, and which weight w, by what searches find and not by cosines.
+
+One part of the queries chooses, another judges (``evaluation.verdicts``). A change from what is usual must be worth
+more than its own error: with few queries the best of many settings is best by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.evaluation import VersionFeatures
+from fixstar.geometry import unit
+from fixstar.translation.translation import USUAL, Models, Translation
+
+Floats = NDArray[np.floating[Any]]
+Vectors = NDArray[np.float32]
+Labels = NDArray[np.integer[Any]]
+Indices = NDArray[np.int64]
+Measure = Callable[[Floats, Indices], NDArray[Any]]
+"""Scores [n, M] of the queries in some rows [n] among all stored items -> how right each answer is, [n]."""
+
+WEIGHTS = (USUAL, 0.5, 0.7, 0.4, 0.8, 0.3, 0.9, 0.2, 1.0, 0.1, 0.0)
+"""The weights that are tried; of equal ones the first is taken."""
+_BLOCK = 512  # queries at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The same items by both versions, as queries and as gallery, and how right the answers are."""
+
+    old: VersionFeatures
+    new: VersionFeatures
+    measure: Measure
+
+    def outcomes(self, way: Translation) -> NDArray[Any]:
+        """How right the answers are to queries of ``new`` among ``old``'s vectors, [N]."""
+        rows = np.arange(len(self.new.queries))
+        models: Models = "one" if way.two is None else "two"
+        return self.by_weight(way, models, [way.weight], rows)[way.weight]
+
+    def by_weight(
+        self, way: Translation, models: Models, weights: Sequence[float], rows: Indices
+    ) -> dict[float, NDArray[Any]]:
+        """The same for some queries and for several weights: each cosine is computed once."""
+        asking = replace(way, one=0.0, two=None) if models == "one" else replace(way, two=0.0)
+        new = _unit(self.new.queries[rows])
+        carried = self.new.queries_in(self.old)[rows] if way.shared else None
+        asked = asking.asks(new, carried, _unit(self.old.queries[rows]))
+        stored = _unit(self.old.gallery)
+        ahead = stored if way.forward is None else way.forward(stored)
+        found: dict[float, list[NDArray[Any]]] = {weight: [] for weight in weights}
+        for start in range(0, len(rows), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            back = asked[part] @ stored.T
+            forward = back if way.forward is None else new[part] @ ahead.T
+            for weight in weights:
+                scores = weight * forward + (1 - weight) * back
+                found[weight].append(self.measure(scores, rows[part]))
+        return {weight: np.concatenate(parts) for weight, parts in found.items()}
+
+    def reembedded(self) -> NDArray[Any]:
+        """How right the answers are if everything is embedded again with ``new``, [N]."""
+        return self._own(self.new)
+
+    def before(self) -> NDArray[Any]:
+        """How right ``old``'s own queries are on its own vectors, [N]."""
+        return self._own(self.old)
+
+    def _own(self, version: VersionFeatures) -> NDArray[Any]:
+        queries = _unit(version.queries)
+        stored = _unit(version.gallery)
+        rows = np.arange(len(queries))
+        parts = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
+        return np.concatenate([self.measure(queries[part] @ stored.T, part) for part in parts])
+
+
+def by_class(query_labels: Labels, gallery_labels: Labels) -> Measure:
+    """Whether the best item is of the query's class; of equal scores the first item counts."""
+
+    def measure(scores: Floats, rows: Indices) -> NDArray[np.bool_]:
+        right: NDArray[np.bool_] = gallery_labels[scores.argmax(axis=1)] == query_labels[rows]
+        return right
+
+    return measure
+
+
+def choose(ways: Sequence[Translation], evidence: Evidence, rows: Indices, two: bool) -> Translation:
+    """The best maps and weights by the queries in ``rows``; with ``two``, the source's own query may ask too.
+
+    The first of the ways at the usual weight stays, unless another gains more than one standard error over it.
+    """
+    models: Models = "two" if two else "one"
+    best, weight = _best(ways, evidence, rows, models)
+    if models == "one":
+        return replace(best, one=weight, two=None)
+    alone = None
+    if best.shared or best.backward is not None:
+        _, alone = _best([best], evidence, rows, "one")
+    return replace(best, one=alone, two=weight)
+
+
+def _best(ways: Sequence[Translation], evidence: Evidence, rows: Indices, models: Models) -> tuple[Translation, float]:
+    usual: NDArray[Any] | None = None
+    best = ways[0]
+    best_weight = 0.0 if best.forward is None else USUAL
+    best_gain = 0.0
+    for way in ways:
+        weights = (0.0,) if way.forward is None else WEIGHTS
+        for weight, outcomes in evidence.by_weight(way, models, weights, rows).items():
+            if usual is None:
+                usual = outcomes
+            gain = _gain(outcomes, usual)
+            if gain > best_gain:
+                best = way
+                best_weight = weight
+                best_gain = gain
+    return best, best_weight
+
+
+def _gain(outcomes: NDArray[Any], usual: NDArray[Any]) -> float:
+    """The mean gain over the usual setting; 0 if it is not larger than its standard error."""
+    differences = outcomes.astype(np.float64) - usual.astype(np.float64)
+    mean = float(differences.mean())
+    error = float(differences.std()) / max(1, len(differences)) ** 0.5
+    return mean if mean > error else 0.0
+
+
+def _unit(vectors: Floats) -> Vectors:
+    rows: Vectors = unit(np.asarray(vectors, np.float32))
+    return rows

@@ -1,0 +1,49 @@
+"""The score of a translation over many queries and stored vectors, for evaluation; a gallery has its own way.
+
+    w cos(q, F(z)) + (1 - w) cos(b, z) = [w q, (1 - w) b] . [F(z), z]
+
+So a translated search is a plain one over longer vectors. F(z) and z have unit length, so all long stored vectors are
+equally long, and their cosines rank as their dot products do. Stored vectors are divided by sqrt(2), so that they have
+unit length too, and queries multiplied by it, so that dot products are the scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.evaluation import VersionFeatures
+from fixstar.geometry import unit
+from fixstar.translation.translation import Translation
+
+Floats = NDArray[np.floating[Any]]
+Vectors = NDArray[np.float32]
+
+
+def translated(way: Translation, old: VersionFeatures, new: VersionFeatures) -> VersionFeatures:
+    """``old``'s gallery as queries of ``new`` see it: long vectors whose dot products are the scores.
+
+    >>> one = VersionFeatures("v1", np.eye(2), np.eye(2))
+    >>> two = VersionFeatures("v2", np.eye(2)[::-1], np.eye(2)[::-1])
+    >>> seen = translated(Translation.by_old_queries("v1", "v2"), one, two)
+    >>> (seen.queries @ seen.gallery.T).round(3).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    new_queries = _unit(new.queries)
+    carried = new.queries_in(old).astype(np.float32) if way.shared else None
+    asked = way.asks(new_queries, carried, _unit(old.queries))
+    stored = _unit(old.gallery)
+    weight = way.weight
+    if not weight:
+        return VersionFeatures(old.name, asked, stored)
+    assert way.forward is not None
+    queries = np.hstack([weight * new_queries, (1 - weight) * asked]) * np.sqrt(2, dtype=np.float32)
+    gallery = np.hstack([way.forward(stored), stored]) / np.sqrt(2, dtype=np.float32)
+    return VersionFeatures(old.name, queries.astype(np.float32), gallery.astype(np.float32))
+
+
+def _unit(vectors: Floats) -> Vectors:
+    rows: Vectors = unit(np.asarray(vectors, np.float32))
+    return rows

@@ -1,0 +1,187 @@
+"""A translation: how queries of one version search the vectors that another one stored.
+
+With z a stored vector of the source version and x a query:
+
+    score(x, z) = w cos(q(x), F(z)) + (1 - w) cos(b(x), z)
+
+F carries z forward into the target's space, where the target's own query q asks. b asks in the source's own space. It
+is the source's own query while its model is kept (two models per query), or the target's query mapped back (one model
+per query). Nothing stored changes: F(z) is derived, and the source's index finds the candidates by b.
+
+Versions that share one space need no maps: the target's query is carried there as it is (``geometry.carry``), with w 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import InputError, ModelError
+from fixstar.translation.maps import Map
+
+Floats = NDArray[np.floating[Any]]
+Vectors = NDArray[np.float32]
+Models = Literal["one", "two"]
+"""How many models embed a query: the target alone, or the source too."""
+USUAL = 0.6
+"""w where nothing was measured: 0.5 to 0.8 all do (docs/appendix/translation.md)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """From the stored vectors of ``source`` to queries of ``target``.
+
+    ``one`` is w with one model per query, ``two`` with the source's own query; None where that way is not possible or
+    was not chosen. ``shared`` says that both versions share a space. ``about`` is JSON on the fit.
+    """
+
+    source: str
+    target: str
+    forward: Map | None = None
+    backward: Map | None = None
+    one: float | None = None
+    two: float | None = None
+    shared: bool = False
+    uncertainty: Uncertainty | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, weight in (("one", self.one), ("two", self.two)):
+            if weight is None:
+                continue
+            if not 0 <= weight <= 1:
+                raise ModelError(f"the weight of a translation lies between 0 and 1; {name} is {weight!r}")
+            if weight > 0 and self.forward is None:
+                raise ModelError(f"a translation without a forward map has weight 0; {name} is {weight!r}")
+        if self.one is not None and not self.shared and self.backward is None:
+            raise ModelError("one model per query needs a map back, or a space that both versions share")
+        if self.one is None and self.two is None:
+            raise ModelError("a translation asks with one model per query or with two; this one with neither")
+        there, back = self.forward, self.backward
+        if there is not None and back is not None and there.widths != back.widths[::-1]:
+            raise ModelError(
+                f"the maps of a translation lead there and back; these have the widths {there.widths} and {back.widths}"
+            )
+
+    @classmethod
+    def between_shared(cls, source: str, target: str) -> Translation:
+        """Of two versions that share a space: the query asks there as it is."""
+        return cls(source, target, one=0.0, shared=True)
+
+    @classmethod
+    def by_old_queries(cls, source: str, target: str) -> Translation:
+        """The source's own queries search its vectors: what it finds now, and nothing else."""
+        return cls(source, target, two=0.0)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The versions that must embed a query."""
+        return (self.target,) if self.two is None else (self.target, self.source)
+
+    @property
+    def weight(self) -> float:
+        """w as it is deployed: with two models if both ask, else with one."""
+        return self._weight("one" if self.two is None else "two")
+
+    def _weight(self, models: Models) -> float:
+        found = self.one if models == "one" else self.two
+        if found is None:
+            raise InputError(
+                f"queries of {self.target} cannot search vectors of {self.source} with {models} model"
+                f"{'' if models == 'one' else 's'} per query"
+            )
+        return found
+
+    def with_one_model(self) -> Translation:
+        """The same, asked with one model per query."""
+        return replace(self, one=self._weight("one"), two=None)
+
+    @property
+    def reversed(self) -> Translation:
+        """How queries of the source search what the target stored: the same two maps, each used the other way.
+
+        w weighs the comparison in the target's space, which is then the one where the vectors lie.
+        """
+        if self.forward is None or self.backward is None:
+            make = Translation.between_shared if self.shared else Translation.by_old_queries
+            return make(self.target, self.source)
+        return replace(
+            self,
+            source=self.target,
+            target=self.source,
+            forward=self.backward,
+            backward=self.forward,
+            one=None if self.one is None else 1 - self.one,
+            two=None if self.two is None else 1 - self.two,
+            uncertainty=None,
+        )
+
+    def then(self, after: Translation) -> Translation:
+        """From this one's source to the other's target, through the version between them, with one model per query."""
+        if self.target != after.source:
+            raise InputError(f"a translation to {self.target} is not followed by one from {after.source}")
+        about = {"through": self.target}
+        shared = self.shared and after.shared
+        forward = _after(self.forward, after.forward)
+        backward = _after(after.backward, self.backward)
+        if shared and forward is None:
+            return Translation.between_shared(self.source, after.target)
+        if forward is None or not (shared or backward is not None):
+            raise InputError(
+                f"vectors of {self.source} cannot be carried to {after.target} through {self.target}: a map is missing"
+            )
+        weights = [weight for weight in (self.one, after.one) if weight is not None]
+        one = float(np.mean(weights)) if weights else USUAL
+        return Translation(
+            self.source, after.target, forward=forward, backward=backward, one=one, shared=shared, about=about
+        )
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of the forward map: what was derived by an equal one can be used again."""
+        digest = hashlib.sha256()
+        if self.forward is not None:
+            for name, array in self.forward.named_arrays():
+                digest.update(f"{name} {array.shape}".encode())
+                digest.update(array.tobytes())
+        return digest.hexdigest()[:32]
+
+    def asks(self, new: Vectors, carried: Vectors | None, old: Vectors | None) -> Vectors:
+        """b(x) [N, source width]: the source's own queries, or the target's, carried or mapped there."""
+        if self.two is not None:
+            if old is None:
+                raise InputError(f"this translation needs queries by {self.source} too")
+            return old
+        if self.shared:
+            if carried is None:
+                raise InputError(f"queries of {self.target} must be carried to {self.source}'s space first")
+            return carried
+        assert self.backward is not None
+        return self.backward(new)
+
+
+def _after(first: Map | None, second: Map | None) -> Map | None:
+    """Two maps in a row; None if one is missing."""
+    return None if first is None or second is None else first.then(second)
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """How far F(z) is expected to be from the vector that the target would make, 1 - cos, linear in z.
+
+    It was regressed on pairs that F was not fitted on. Vectors that F gets wrong gain most from being embedded again.
+    """
+
+    slope: Vectors
+    offset: float
+
+    def __call__(self, vectors: Floats) -> NDArray[np.float64]:
+        """[N] of stored vectors [N, width], at least 0."""
+        expected = np.asarray(vectors, np.float64) @ self.slope.astype(np.float64) + self.offset
+        return np.maximum(expected, 0.0)
