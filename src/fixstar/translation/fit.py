@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError, UnknownNameError, plural
 from fixstar.translation.maps import Layer, Map
+from fixstar.translation.translation import USUAL, Translation, Uncertainty
 
 Floats = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
@@ -37,7 +38,7 @@ _EPOCHS = 200
 _RATE = 2e-3
 _PATIENCE = 15  # epochs without a gain on the pairs that are only judged by
 _BATCH = 512  # pairs per step
-_WORK = 10**11  # multiplications of a training on a CPU, at most: seconds
+_WORK = 3 * 10**10  # multiplications of a training on a CPU, at most: seconds
 _CONTRAST_EPOCHS = 30
 _CONTRAST_RATE = 1e-3
 _CONTRAST = 0.3  # weight of the contrast beside 1 - cos
@@ -447,3 +448,67 @@ def lacking_pairs(kind: str, pairs: int) -> str:
         f"a {kind} map needs at least {plural(KINDS[kind].least, 'pair')}, got {pairs}; embed more items with both "
         f"models{instead}"
     )
+
+
+# --- both maps of a translation
+
+PAIRS_PER_COMPONENT = 10  # of both spaces together: a residual map of fewer pairs finds less than a linear one
+
+
+def fit_translations(
+    pairs: Pairs, source: str, target: str, *, shared: bool = False, old_model: bool = True, device: str = "cpu"
+) -> list[Translation]:
+    """Translations from X, vectors of ``source``, to Y, those of ``target``: the preferred one first.
+
+    They differ in the kind of their forward map. Versions that share a space need no map back. ``old_model`` says that
+    queries by ``source`` can be had too.
+    """
+    least = KINDS["ridge"].least
+    if len(pairs) < least:
+        raise InputError(
+            f"a translation from {source} to {target} is fitted on {least} pairs or more, got {len(pairs)}; embed more "
+            "items with both models"
+        )
+    enough = PAIRS_PER_COMPONENT * (pairs.X.shape[1] + pairs.Y.shape[1])
+    kinds = ["ridge"] if len(pairs) < enough else ["residual", "ridge"]
+    backward = None
+    if not shared:
+        back = "contrast" if len(pairs) >= KINDS["contrast"].least else "ridge"
+        options = {"device": device} if back == "contrast" else {}
+        backward = fit_map(back, pairs.reversed, **options).map
+    uncertainty = fit_uncertainty(pairs)
+    found = []
+    for kind in kinds:
+        options = {"device": device} if kind == "residual" else {}
+        fitted = fit_map(kind, pairs, **options)
+        about = {"kind": kind, "pairs": len(pairs), **fitted.chosen}
+        found.append(
+            Translation(
+                source,
+                target,
+                forward=fitted.map,
+                backward=backward,
+                one=USUAL,
+                two=USUAL if old_model else None,
+                shared=shared,
+                uncertainty=uncertainty,
+                about=about,
+            )
+        )
+    return found
+
+
+def fit_uncertainty(pairs: Pairs) -> Uncertainty | None:
+    """How far a ridge is off on pairs it was not fitted on, regressed on the vector; None with too few pairs."""
+    least = KINDS["ridge"].least
+    if len(pairs) < 10 * least:
+        return None
+    shown, judged = pairs.inner
+    if min(len(shown), len(judged)) < least:
+        return None
+    mapped = _fit_ridge(shown).map(judged.X)
+    off = 1 - np.einsum("ij,ij->i", mapped, judged.Y, dtype=np.float64)
+    found = Pairs(judged.X, off[:, None], judged.weights).spectrum
+    slope = found.ridge(gcv_penalty(found))
+    offset = float((found.y - found.x @ slope)[0])
+    return Uncertainty(slope[:, 0].astype(np.float32), offset)
