@@ -125,7 +125,8 @@ class Method:
     ``scenario`` is that of its paper: "lifelong" continues from the last weights with new and replayed images,
     "retraining" starts from ``initialisation`` on all images so far. ``first_vectors`` asks for the vectors that
     remembered images had when their class was learnt, ``views`` for that many crops of each image, the second
-    ``rotated``, ``hold_out`` for a share of each class that is not trained on.
+    ``rotated``, ``hold_out`` for a share of each class that is not trained on. A method with its ``own_space`` holds
+    nothing where older versions had it: what they stored is translated.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Method:
     first_vectors: bool = False
     hold_out: float = 0.0
     extra_passes: float = 0.0
+    own_space: bool = False
 
     @property
     def cost(self) -> float:

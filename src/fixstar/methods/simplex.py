@@ -224,6 +224,7 @@ def vega(head: float = 2.0, contrast: float = 0.3, rho: float = 5.0, rotated: bo
         views=2 if rotated else 1,
         rotated=rotated,
         first=True,
+        own_space=True,
     )
 
 

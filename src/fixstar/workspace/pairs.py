@@ -7,8 +7,10 @@ of labelled vectors are paired.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +24,13 @@ from fixstar.errors import DataError, InputError, NextStep, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split, nearest
 from fixstar.gallery import Gallery, Item
 from fixstar.geometry import short_basis, unit
-from fixstar.models import Encoder
+from fixstar.models import Encoder, FrozenEncoder
 from fixstar.progress import progress_bar
 from fixstar.translation import Evidence, Pairs, Translation, by_class, translated
 from fixstar.translation.calibrate import standardised
-from fixstar.translation.fit import as_labels
+from fixstar.translation.fit import as_labels, fit_translations
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
-from fixstar.workspace.translations import SCALE, TARGET_SCALE
+from fixstar.workspace.translations import SCALE, TARGET_SCALE, home_of, sharing_space
 
 if TYPE_CHECKING:
     from fixstar.workspace.search import Serving
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 Vectors = NDArray[np.float32]
 
 SAMPLE = 8000  # items by both models, at most
+HELD_OUT = 0.4  # of the items of a version without a model: they judge and are never fitted
 VIEWS = 3  # augmented views of each training image beside the image itself
 LEAST_CLASSES = 10  # whose means are paired
 _EMBED_BATCH = 256
@@ -146,34 +149,31 @@ def from_images(
         shown += [augmented(pixels, augmentation, rng) for _ in range(VIEWS)]
     names = [loaded.classes[label] for label in loaded.labels.tolist()]
     parts = []
+    first = FrozenEncoder(old)
+    second = FrozenEncoder(new)
     with progress_bar("embedding with both models", len(shown) * len(pixels), "images", show=progress) as advance:
         for view in shown:
-            made = [embed_pixels(encoder, view) for encoder in (old, new)]
-            parts.append(Sample(made[0], made[1], names))
+            parts.append(Sample(first.encode(view, form="short"), second.encode(view, form="short"), names))
             advance(len(view))
     found = together(parts)
     kept = np.flatnonzero(np.isfinite(found.old).all(axis=1) & np.isfinite(found.new).all(axis=1))
     return replace(found.take(kept), origin=origin)
 
 
-def embed_pixels(encoder: Encoder, pixels: NDArray[np.uint8]) -> Vectors:
-    """Short unit vectors of pixels [N, H, W, C], brought to the encoder's own size."""
-    from fixstar.models import FrozenEncoder
-
-    return FrozenEncoder(encoder).encode(pixels, form="short")
-
-
 def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.random.Generator) -> NDArray[np.uint8]:
     """One view of each image [N, H, W, C]: a random crop of the padded image, flipped or not, as in training."""
     count, height, width, _ = pixels.shape
     pad = augmentation.crop_padding
-    padded = np.pad(pixels, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    tops = rng.integers(0, 2 * pad + 1, count)
-    lefts = rng.integers(0, 2 * pad + 1, count)
-    flipped = rng.random(count) < 0.5
-    out = np.empty_like(pixels)
+    edges = ((0, 0), (pad, pad), (pad, pad), (0, 0))
+    padded: NDArray[Any] = np.pad(pixels, edges, constant_values=augmentation.fill)
+    tops: list[int] = rng.integers(0, 2 * pad + 1, count).tolist()
+    lefts: list[int] = rng.integers(0, 2 * pad + 1, count).tolist()
+    flipped: list[bool] = (rng.random(count) < 0.5).tolist()
+    out = np.empty(pixels.shape, np.uint8)
     for row in range(count):
-        view = padded[row, tops[row] : tops[row] + height, lefts[row] : lefts[row] + width]
+        top = tops[row]
+        left = lefts[row]
+        view = padded[row, top : top + height, left : left + width]
         out[row] = view[:, ::-1] if augmentation.flip and flipped[row] else view
     return out
 
@@ -186,16 +186,23 @@ def from_gallery(
     source: str,
     target: str,
     *,
+    judging: bool | None = None,
     most: int = SAMPLE,
     seed: int = 0,
-    labelled: bool = False,
     progress: bool = False,
 ) -> tuple[Sample, int]:
-    """Random items of a version whose images are here, as ``target`` embeds them, and how many there are."""
+    """Random items of a version whose images are here, as ``target`` embeds them, and how many there are.
+
+    ``judging`` takes the labelled ones among those that judge, or all that are fitted; None takes all of both.
+    """
     find = ImageStore(serving.path).find
 
     def wanted(item: Item) -> bool:
-        return (not labelled or label_of(item) is not None) and find(item) is not None
+        if judging is not None and judges(item.id) != judging:
+            return False
+        if judging and label_of(item) is None:
+            return False
+        return find(item) is not None
 
     items, of = _draw(serving.gallery, source, wanted, most, seed)
     embedder = LocalEmbedder(serving.encoder(target))
@@ -209,6 +216,12 @@ def from_gallery(
     labels = [label_of(item) for item in items]
     found = Sample(old, np.concatenate(made), labels, origin=f"{plural(len(items), 'item')} of the gallery")
     return found.take(np.flatnonzero(~np.isnan(found.new).any(axis=1))), of
+
+
+def judges(item: str) -> bool:
+    """Whether an item is one of those that judge translations and are never fitted; its id decides, for ever."""
+    drawn = int.from_bytes(hashlib.blake2b(item.encode(), digest_size=8).digest(), "big") / 2**64
+    return drawn < HELD_OUT
 
 
 def by_class_means(serving: Serving, source: str, target: str, *, most: int = SAMPLE, seed: int = 0) -> Sample:
@@ -341,3 +354,166 @@ def with_scales(way: Translation, old: VersionFeatures, new: VersionFeatures) ->
         TARGET_SCALE: list(standardised(own)),
     }
     return replace(way, about=about)
+
+
+# --- what a check fits and judges with
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """A version whose vectors the candidate would search.
+
+    ``ways`` are the translations to choose among, the usual one first. Without its model here, ``sample`` are labelled
+    items of the gallery by both versions, which were not fitted. ``lacking`` says why something is missing, and
+    ``next_steps`` what can be done about it.
+    """
+
+    name: str
+    ways: tuple[Translation, ...] = ()
+    has_model: bool = True
+    sample: Sample | None = None
+    lacking: str = ""
+    next_steps: tuple[NextStep, ...] = ()
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the candidate's own queries reach these vectors at all."""
+        return any(way.shared or way.forward is not None for way in self.ways)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is anything to choose."""
+        return len(self.ways) > 1 or any(way.forward is not None for way in self.ways)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What translations are fitted on beside what a workspace finds by itself.
+
+    ``images`` are embedded by both models; labels are not needed. ``pairs`` is FILE.npz with vectors by both models.
+    ``refit`` fits again where a translation was fitted before.
+    """
+
+    images: ImageSet | None = None
+    pairs: Path | None = None
+    sample: int = SAMPLE
+    seed: int = 0
+    refit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sample < 20:
+            raise InputError(f"a sample is 20 items or more, got {self.sample}")
+
+    @property
+    def asks(self) -> bool:
+        """Whether something was given to fit on."""
+        return self.refit or self.images is not None or self.pairs is not None
+
+
+def fit(
+    serving: Serving, source: str, target: str, options: FitOptions | None = None, progress: bool = False
+) -> list[Translation]:
+    """Fit translations from one version to another on all pairs that can be had, and keep them."""
+    options = options or FitOptions()
+    samples = list(_samples(serving, source, target, options, progress))
+    if not samples:
+        samples = [by_class_means(serving, source, target, most=options.sample, seed=options.seed)]
+    return keep_fitted(serving, together(samples), source, target, options.seed)
+
+
+def _samples(serving: Serving, source: str, target: str, options: FitOptions, progress: bool) -> Iterator[Sample]:
+    """Pairs from a file, from images for both models, and from items of the gallery; only those with items."""
+    has_model = source in serving.registry.names()
+    if options.pairs is not None:
+        yield from_file(options.pairs, serving.gallery, source, target)
+    if options.images is not None:
+        if not has_model:
+            raise InputError(
+                f"the model of {source} is not here, so it cannot embed images; pass vectors by both models instead",
+                NextStep("check", {"version": target, "pairs": ...}, "FILE.npz with arrays old and new"),
+            )
+        yield from_images(
+            serving.encoder(source),
+            serving.encoder(target),
+            options.images,
+            origin=f"{plural(min(len(options.images), options.sample), 'image')} of {options.images.name}",
+            most=options.sample,
+            seed=options.seed,
+            progress=progress,
+        )
+    judging = None if has_model else False
+    drawn, _ = from_gallery(
+        serving, source, target, judging=judging, most=options.sample, seed=options.seed, progress=progress
+    )
+    if len(drawn):
+        yield drawn
+
+
+def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed: int = 0) -> list[Translation]:
+    """Fit translations on a sample, and keep them in the workspace; the preferred one first."""
+    spaces = serving.gallery.versions()
+    shared = source in sharing_space(serving.registry, target, spaces)
+    pairs = sample.pairs(seed)
+    device = "cuda" if serving.device.startswith("cuda") else "cpu"
+    has_model = source in serving.registry.names()
+    found = fit_translations(pairs, source, target, shared=shared, old_model=has_model, device=device)
+    token = uuid.uuid4().hex[:12]
+    old = VersionFeatures(source, sample.old, sample.old, serving.gallery.projection(source))
+    new = VersionFeatures(target, sample.new, sample.new, serving.gallery.projection(target))
+    kept = []
+    for way in found:
+        scaled = with_scales(way, old, new)
+        whole = replace(scaled, about={**scaled.about, "fit": token, "fitted_on": sample.origin})
+        serving.translations.keep(whole)
+        kept.append(whole)
+    return kept
+
+
+def searched_versions(
+    serving: Serving, version: str, options: FitOptions | None = None, progress: bool = False
+) -> list[Searched]:
+    """The versions whose vectors a version would search, with the ways to do so; those that are missing are fitted."""
+    options = options or FitOptions()
+    serving.encoder(version)  # makes room for its vectors
+    known = {*serving.registry.names(), *serving.registry.retired()}
+    homes = {name: home_of(name, known) or name for name in serving.live()}
+    shared = sharing_space(serving.registry, version, serving.gallery.versions())
+    found = []
+    for name in dict.fromkeys(homes.values()):
+        if name == version:
+            continue
+        held = any(one in shared for one, home in homes.items() if home == name)
+        found.append(_searched(serving, name, version, options, held, progress))
+    return found
+
+
+def _searched(
+    serving: Serving, source: str, version: str, options: FitOptions, shared: bool, progress: bool
+) -> Searched:
+    has_model = source in serving.registry.names()
+    if has_model:
+        serving.encoder(source)  # makes room for its vectors
+    ways = serving.translations.fitted(source, version)
+    lacking = ""
+    steps: tuple[NextStep, ...] = ()
+    if options.asks or (not ways and not shared):
+        try:
+            ways = fit(serving, source, version, options, progress)
+        except InputError as error:
+            if options.asks:
+                raise
+            lacking = str(error)
+            steps = error.next_steps
+    usual: list[Translation] = []
+    if shared:
+        usual = [Translation.between_shared(source, version)]
+    elif not ways and has_model:
+        usual = [Translation.by_old_queries(source, version)]
+    sample = None
+    if not has_model and ways:
+        drawn, _ = from_gallery(
+            serving, source, version, judging=True, most=options.sample, seed=options.seed, progress=progress
+        )
+        judging = drawn.searchable()
+        sample = judging if len(judging) else None
+    return Searched(source, (*usual, *ways), has_model=has_model, sample=sample, lacking=lacking, next_steps=steps)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fixstar.durable import exclusive, file_stamp
-from fixstar.errors import InputError, ModelError
+from fixstar.errors import InputError
 from fixstar.gallery import Gallery, VersionSpace
 from fixstar.translation import Calibration, Translation, load_translation, save_translation
 from fixstar.workspace.checks import LastChecks
@@ -37,6 +36,7 @@ from fixstar.workspace.registry import Card, Registry, lineage
 FOLDER = "translations"
 OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with
 OWN_SPACE = "own_space"  # of a card's ``about``: trained freely, so its parent's space is not its own
+CHOSEN = "chosen"  # of a translation's ``about``: by a check, from those that were fitted
 SCALE = "scale"  # of a translation's ``about``: slope and offset that standardise its scores
 TARGET_SCALE = "target_scale"  # those of the target's queries among its own vectors
 
@@ -73,7 +73,10 @@ class Translations:
     # --- the question
 
     def of(self, version: str) -> Mapping[str, Translation]:
-        """How queries of a version search the vectors of each gallery version, itself included; some may be missing."""
+        """How queries of a version search the vectors of each gallery version, itself included; some may be missing.
+
+        The source of a translation is the version whose space the vectors lie in: v1 for those called NAME@v1.
+        """
         spaces = tuple(self._gallery.versions())
         move = self._rollout.current_move()
         check = self._checks.of(version)
@@ -97,7 +100,7 @@ class Translations:
             home = home_of(space.name, homes) or space.name
             way = self._answer(home, version, named, shared=space.name in shared)
             if way is not None:
-                found[space.name] = replace(way, source=space.name) if way.source != space.name else way
+                found[space.name] = way
         return found
 
     def _answer(self, source: str, version: str, named: Mapping[str, str], shared: bool) -> Translation | None:
@@ -193,10 +196,11 @@ class Translations:
         """The ways that the newest fit from one version to another found, the preferred one first."""
         files = sorted(self._files(source, target), key=_number, reverse=True)
         ways = [self.load(file.name) for file in files]
-        if not ways:
+        fitted = [way for way in ways if not way.about.get(CHOSEN)]
+        if not fitted:
             return []
-        newest = ways[0].about.get("fit")
-        return [way for way in ways if way.about.get("fit") == newest][::-1]
+        newest = fitted[0].about.get("fit")
+        return [way for way in fitted if way.about.get("fit") == newest][::-1]
 
     def keep(self, way: Translation) -> str:
         """Keep a translation; the name of its file."""
@@ -316,10 +320,3 @@ def _simplex_widths(card: Mapping[str, Any]) -> tuple[int, ...]:
 def _agrees(card: Card, version: str, width: int) -> bool:
     """Whether a version, or one before it, was trained to agree with stored vectors of a width."""
     return any(card(name)["about"].get(OLD_WIDTH) == width for name in lineage(card, version))
-
-
-def require_translation(ways: Mapping[str, Translation], source: str, version: str) -> Translation:
-    """The way to a version's vectors, or an error."""
-    if source not in ways:
-        raise ModelError(f"nothing connects vectors of {source} with queries of {version}")
-    return ways[source]
