@@ -19,7 +19,6 @@ from fixstar.service.keys import Caller
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.routes_items import item_fields
 from fixstar.service.schemas import (
-    AdaptRequest,
     BackfillRequest,
     BackfillState,
     Check,
@@ -342,10 +341,9 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     space = context.workspace
     _existing(space, wanted.version)
     space.rollout.require_deployed(wanted.deployed)
-    if wanted.version == space.deployed() and wanted.blend == "off" and not space.rollout.current_move().blend:
+    if wanted.version == space.deployed() and wanted.queries == "checked":
         raise Problem("already-deployed", f"{wanted.version} answers queries")
-    blend = None if wanted.blend == "off" else wanted.blend
-    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, blend)
+    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, wanted.queries)
     _record(context, move)
     return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
 
@@ -403,7 +401,7 @@ def _previous(space: Workspace) -> str:
 
 def _record(context: Context, move: SavedMove) -> None:
     left = context.workspace.rollout.left_by(move)
-    more = f", blend {dict(move.blend)}" if move.blend else ""
+    more = f", translations {dict(move.translations)}" if move.translations else ""
     more += f", forced: {move.reason!r}" if move.reason else ""
     AuditLog(context.settings.gallery).info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, more)
 
@@ -418,22 +416,7 @@ def _ended_by(job: work.Job | None, version: str) -> str | None:
     return None if job is None or job.parameters["target"] == version else job.id
 
 
-# --- adapters, backfill and history
-
-
-@router.post("/adapt", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
-def start_adapter(context: Shared, caller: Admin, wanted: AdaptRequest) -> Job:
-    """Fit an adapter that lets a version's queries search other vectors, in a job. It is used if it passes the gate.
-
-    Images of the stored items are embedded for it, or class means compared where there are none. Nothing stored
-    changes. For pairs from a file, or to convert stored vectors, the operator uses ``fixstar adapt``.
-    """
-    space = context.workspace
-    queries_by = space.registry.checked(wanted.queries_by or space.deployed())
-    if not space.gallery.count().get(wanted.version):
-        raise Problem("unknown-version", f"the gallery has no vectors of {wanted.version!r}", "see GET /v1/status")
-    parameters = {**wanted.model_dump(), "queries_by": queries_by}
-    return Job.model_validate(context.jobs.submit("adapt", parameters, caller.name))
+# --- backfill and history
 
 
 @router.post("/backfill", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))

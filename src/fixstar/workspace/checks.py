@@ -333,6 +333,22 @@ def require_one_model(check: Check, version: str) -> None:
         )
 
 
+def gain_sentence(version: str, cell: CheckedCell) -> str:
+    """Three numbers on one scale: now, at once after deploying, after embedding everything again."""
+    if cell.reembedded is None:
+        return ""
+    told = (
+        f"Now {percent(cell.self_test)}; at once {percent(cell.cross_test)}; with everything embedded again "
+        f"{percent(cell.reembedded)}"
+    )
+    share = cell.share_at_once
+    if share is None:
+        return f"{told}. {version} is no better than {cell.version} here: keep {cell.version}"
+    if share <= 0:
+        return told
+    return f"{told}: {min(share, 9.99):.0%} of the whole gain is had at once"
+
+
 def listed_flips(check: Check) -> list[tuple[CheckedCell, Literal["lost", "won"], FlippedAnswer]]:
     """The flips that a check lists, in the order of their pictures: those lost on each gallery, then those won."""
     kinds: tuple[Literal["lost"], Literal["won"]] = ("lost", "won")

@@ -458,22 +458,6 @@ def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int
     )
 
 
-def gain_sentence(version: str, cell: CheckedCell) -> str:
-    """Three numbers on one scale: now, at once after deploying, after embedding everything again."""
-    if cell.reembedded is None:
-        return ""
-    told = (
-        f"Now {percent(cell.self_test)}; at once {percent(cell.cross_test)}; with everything embedded again "
-        f"{percent(cell.reembedded)}"
-    )
-    share = cell.share_at_once
-    if share is None:
-        return f"{told}. {version} is no better than {cell.version} here: keep {cell.version}"
-    if share <= 0:
-        return told
-    return f"{told}: {min(share, 9.99):.0%} of the whole gain is had at once"
-
-
 def _cell_finding(
     version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules, one: Searched | None = None
 ) -> Finding:

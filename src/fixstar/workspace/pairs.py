@@ -147,7 +147,8 @@ def from_images(
     if augmentation is not None:
         rng = np.random.default_rng(seed)
         shown += [augmented(pixels, augmentation, rng) for _ in range(VIEWS)]
-    names = [loaded.classes[label] for label in loaded.labels.tolist()]
+    known = len(loaded.classes) > 1
+    names = [loaded.classes[label] if known else None for label in loaded.labels.tolist()]
     parts = []
     first = FrozenEncoder(old)
     second = FrozenEncoder(new)
@@ -176,6 +177,18 @@ def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.ran
         view = padded[row, top : top + height, left : left + width]
         out[row] = view[:, ::-1] if augmentation.flip and flipped[row] else view
     return out
+
+
+def unlabelled_images(path: Path) -> ImageSet:
+    """All images below a folder, whatever its subfolders mean: only their pixels count."""
+    from fixstar.data.formats import list_images
+
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder; give a folder of images for both models to embed")
+    images, _ = list_images(path)
+    if not images:
+        raise DataError(f"{path} holds no images")
+    return ImageSet(tuple(images), np.zeros(len(images), np.int64), ("unlabelled",), path.name)
 
 
 # --- from items of the gallery

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError, plural
@@ -60,6 +60,15 @@ if TYPE_CHECKING:  # training code is loaded only to train
 
 Queries = Literal["checked", "one", "old"]
 """Who asks the vectors of older versions: the models that a check chose, the new version alone, or their own models."""
+
+
+def checked_queries(text: str) -> Queries:
+    """One of the ways to ask older vectors, or an error that names them."""
+    for known in get_args(Queries):
+        if text == known:
+            found: Queries = known
+            return found
+    raise UnknownNameError("way to ask older vectors", text, get_args(Queries))
 
 
 @dataclass(frozen=True)
