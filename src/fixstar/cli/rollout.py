@@ -323,8 +323,8 @@ def backfill(
     order: Annotated[
         str,
         typer.Option(
-            help="What comes first: auto (best on labelled images), gain, classes, certain, uncertain, queried, oldest, "
-            "random."
+            help="What comes first: auto (best on labelled images), gain, classes, certain, uncertain, queried, "
+            "oldest, random."
         ),
     ] = "auto",
     rate: Annotated[float | None, typer.Option(help="Maximum number of items per second.")] = None,

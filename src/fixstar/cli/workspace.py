@@ -245,9 +245,9 @@ def search(
     """Show the nearest items, the version that made their vectors, and their score.
 
     The score is a cosine, or the weighted sum of two where old vectors are translated. If the gallery holds vectors of
-    several versions and the check has calibrated them, it is a relative score, which makes them comparable: at 0.5 the query's class and another are equally likely, if the gallery
-    holds the query's class at all. If 95 % of the queries with a match have a better hit, as the check measured, the
-    query is probably not in the catalogue.
+    several versions and the check has calibrated them, it is a relative score, which makes them comparable: at 0.5 the
+    query's class and another are equally likely, if the gallery holds the query's class at all. If 95 % of the queries
+    with a match have a better hit, as the check measured, the query is probably not in the catalogue.
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")

@@ -1,7 +1,7 @@
 """Embeddings in the form that OpenAI's clients speak: images as base64 in, unit vectors out.
 
-``model`` is a version, or ``v2->v1``: v2's query as it asks in v1's space, carried or mapped there, with one model. Where
-a translation is deployed, a search adds the score in v2's own space, which needs the stored vectors.
+``model`` is a version, or ``v2->v1``: v2's query as it asks in v1's space, carried or mapped there, with one model.
+Where a translation is deployed, a search adds the score in v2's own space, which needs the stored vectors.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from fixstar.service.schemas import (
     DriftPoint,
     Flip,
     FlipImage,
+    Gain,
     Job,
     MatrixCell,
     Move,
@@ -122,11 +123,23 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int], deploye
         "trained": trained,
         "deployed": name == deployed,
         "check": None if found is None else found.outcome,
+        "gain": _gain(found),
         "vectors": counts.get(name, 0),
         "unreached": space.unreachable_vectors(name),
         "retired": name in space.registry.retired(),
         "fixstar": card.get("fixstar"),
     }
+
+
+def _gain(found: SavedCheck | None) -> Gain | None:
+    """What a check measured among the vectors that gain least, on one scale."""
+    cells = [] if found is None else [cell for cell in found.cells if cell.reembedded is not None]
+    if not cells:
+        return None
+    worst = min(cells, key=lambda cell: cell.difference)
+    return Gain(
+        version=worst.version, now=worst.self_test, at_once=worst.cross_test, reembedded=worst.reembedded or 0.0
+    )
 
 
 def _all(space: Workspace) -> list[str]:

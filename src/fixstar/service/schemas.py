@@ -88,9 +88,10 @@ class SearchResponse(_Response):
     Scores are cosines, or sums of two where old vectors are translated; where ``calibrated``, relative scores: how
     likely query and item are of one class, if the gallery holds the query's class. ``left_out`` are versions whose
     vectors this query cannot be compared with. ``models`` are the versions that embedded the query, the deployed one
-    first. ``thresholds`` are scores by version, measured by the check: of the queries with a match 5 % have a best hit below. If even the first hit is
-    ``unlikely``, the query is probably not in the catalogue. Empty where nothing was measured. If nothing was
-    found, ``unknown_fields`` are the fields of ``where`` that no item has, such as a misspelt one.
+    first. ``thresholds`` are scores by version, measured by the check: of the queries with a match 5 % have a best hit
+    below. If even the first hit is ``unlikely``, the query is probably not in the catalogue. Empty where nothing was
+    measured. If nothing was found, ``unknown_fields`` are the fields of ``where`` that no item has, such as a misspelt
+    one.
     """
 
     version: str
@@ -292,8 +293,8 @@ class OneModel(_Response):
 class CheckedCell(_Response):
     """New queries on the vectors of ``version``: fractions; ``difference`` is cross-test minus self-test.
 
-    ``reembedded`` is what the new version finds if everything is embedded again, and ``share_at_once`` the share of that
-    gain that is had without it. ``models`` embed the queries; ``weight`` is that of the new space in the score.
+    ``reembedded`` is what the new version finds if everything is embedded again, and ``share_at_once`` the share of
+    that gain that is had without it. ``models`` embed the queries; ``weight`` is that of the new space in the score.
     ``classes`` are those that lose most and those that win most, heaviest net loss first.
     """
 
@@ -346,8 +347,20 @@ class Check(_Response):
     when: str
 
 
+class Gain(_Response):
+    """What is found among vectors of ``version`` now, at once after deploying, and with everything embedded again."""
+
+    version: str
+    now: float
+    at_once: float
+    reembedded: float
+
+
 class Version(_Response):
-    """A version: ``vectors`` that it made, ``unreached`` ones that its queries do not find, its last ``check``."""
+    """A version: ``vectors`` that it made, ``unreached`` ones that its queries do not find, its last ``check``.
+
+    ``gain`` is what the check measured among the vectors that gain least.
+    """
 
     name: str
     parent: str | None
@@ -358,6 +371,7 @@ class Version(_Response):
     trained: dict[str, Any]
     deployed: bool
     check: Literal["pass", "refuse", "missing evidence"] | None
+    gain: Gain | None = None
     vectors: int
     unreached: dict[str, int]
     retired: bool
@@ -435,7 +449,8 @@ class CheckRequest(_Request):
     """The confidence of the gate, and how much of the old self-test may be lost: fractions.
 
     ``weight`` is a translation's weight to judge, 0 (old space alone) to 1 (new space alone); by default half of the
-    queries choose. ``refit`` fits translations again, on a ``sample`` of items whose images are here. ``data`` is a name that the operator gave to labelled images, ``held-out`` for those held out at training.
+    queries choose. ``refit`` fits translations again, on a ``sample`` of items whose images are here. ``data`` is a
+    name that the operator gave to labelled images, ``held-out`` for those held out at training.
     """
 
     confidence: float = Field(default=0.95, ge=0.5, le=0.999)

@@ -167,9 +167,9 @@ def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.ran
     pad = augmentation.crop_padding
     edges = ((0, 0), (pad, pad), (pad, pad), (0, 0))
     padded: NDArray[Any] = np.pad(pixels, edges, constant_values=augmentation.fill)
-    tops: list[int] = rng.integers(0, 2 * pad + 1, count).tolist()
-    lefts: list[int] = rng.integers(0, 2 * pad + 1, count).tolist()
-    flipped: list[bool] = (rng.random(count) < 0.5).tolist()
+    tops: list[int] = rng.integers(0, 2 * pad + 1, (count,)).tolist()
+    lefts: list[int] = rng.integers(0, 2 * pad + 1, (count,)).tolist()
+    flipped: list[bool] = (rng.random((count,)) < 0.5).tolist()
     out = np.empty(pixels.shape, np.uint8)
     for row in range(count):
         top = tops[row]
