@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,8 @@ def test_files_are_paired_by_their_ids(tmp_path: Path) -> None:
     np.testing.assert_allclose(mapped[names.index("item 5")], made.backward(new[5:6])[0], atol=1e-6)
     with pytest.raises(UnknownNameError, match="did you mean 'forward'"):
         apply_translation(made, old, new, "forwards")
+    with pytest.raises(InputError, match="has no map backward"):
+        apply_translation(replace(made, backward=None, one=None, two=0.5), old, new, "backward")
     (tmp_path / "labels.csv").write_text("id,label\n" + "".join(f"item {r},{labels[r]}\n" for r in range(1200)))
     named = bridge(tmp_path / "old.npz", tmp_path / "new.npz", labels=tmp_path / "labels.csv", options=QUICK)
     assert named.measured == found.measured
