@@ -223,6 +223,25 @@ def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path: Path) ->
     assert refused > 150
 
 
+@pytest.mark.parametrize("member", ["forward.0.W.npy", "uncertainty.npy", "card.json", "forward.onnx"])
+def test_a_file_that_was_packed_again_with_other_content_is_refused(member: str, tmp_path: Path) -> None:
+    """An archive without a fault, so that only the checksum says so."""
+    if member.endswith(".onnx"):
+        pytest.importorskip("onnx")
+    path = save_translation(whole(), tmp_path / "way.npz")
+    copy = tmp_path / "copy.npz"
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as packed:
+        assert member in archive.namelist()
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name == member:
+                content = content.replace(b'"two": 0.7', b'"two": 0.8') if name == "card.json" else content[:-1] + b"A"
+                assert content != archive.read(name)
+            packed.writestr(name, content)
+    with pytest.raises(ModelError, match="its checksum does not match its content"):
+        load_translation(copy)
+
+
 def resealed(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
     """A copy whose checksum is right, but whose content is not."""
     from fixstar.translation.file import _checksum
