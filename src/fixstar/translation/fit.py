@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import InputError, UnknownNameError, plural
 from fixstar.translation.maps import Layer, Map
 from fixstar.translation.translation import USUAL, Translation, Uncertainty
+
+if TYPE_CHECKING:
+    import torch
 
 Floats = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
@@ -279,21 +282,13 @@ def _fit_residual(
         )
     shown, judged = pairs.inner
     generator = torch.Generator().manual_seed(pairs.seed)
+    x, y, w = _tensors(shown, device)
+    judged_x, judged_y, judged_w = _tensors(judged, device)
     start = _fit_ridge(shown).map.layers[0]
-
-    def tensor(array: Any) -> torch.Tensor:
-        return torch.tensor(np.asarray(array), dtype=torch.float32, device=device)
-
-    x = tensor(shown.X)
-    y = tensor(shown.Y)
-    w = tensor(shown.weights)
-    judged_x = tensor(judged.X)
-    judged_y = tensor(judged.Y)
-    judged_w = tensor(judged.weights)
     scale = 2**0.5  # x has unit length, so activations are of order 1
     model = {
-        "W": tensor(start.W),
-        "c": tensor(start.c),
+        "W": torch.tensor(start.W, device=device),
+        "c": torch.tensor(start.c, device=device),
         "A": torch.randn(x.shape[1], hidden, generator=generator).to(device) * scale,
         "e": torch.zeros(hidden, device=device),
         "B": torch.zeros(hidden, y.shape[1], device=device),
@@ -315,9 +310,8 @@ def _fit_residual(
     best_epoch = 0
     optimizer = torch.optim.Adam([value.requires_grad_() for value in model.values()], lr=learning_rate)
     work = 3 * len(x) * sum(value.numel() for value in model.values())  # forward, and two products backward
-    affordable = max(3, _WORK // work) if device == "cpu" else epochs
     with torch.enable_grad():
-        for epoch in range(1, min(epochs, affordable) + 1):
+        for epoch in range(1, _affordable(epochs, work, device) + 1):
             order = torch.randperm(len(x), generator=generator).to(device)
             for rows in torch.split(order, _BATCH):
                 loss = (w[rows] * (1 - cosines(x[rows], y[rows]))).mean()
@@ -358,17 +352,14 @@ def _fit_contrast(
     start = _fit_ridge(pairs).map.layers[0]
     labels = np.arange(len(pairs)) if pairs.groups is None else np.unique(pairs.groups, return_inverse=True)[1]
     generator = torch.Generator().manual_seed(pairs.seed)
-    x = torch.tensor(np.asarray(pairs.X), dtype=torch.float32, device=device)
-    y = torch.tensor(np.asarray(pairs.Y), dtype=torch.float32, device=device)
-    w = torch.tensor(pairs.weights, dtype=torch.float32, device=device)
+    x, y, w = _tensors(pairs, device)
     group = torch.tensor(labels, device=device)
     W = torch.tensor(start.W, device=device).requires_grad_()
     c = torch.tensor(start.c, device=device).requires_grad_()
     optimizer = torch.optim.Adam([W, c], lr=learning_rate)
     work = 3 * len(x) * (W.numel() + _BATCH * y.shape[1])
-    affordable = max(3, _WORK // work) if device == "cpu" else epochs
     with torch.enable_grad():
-        for _ in range(min(epochs, affordable)):
+        for _ in range(_affordable(epochs, work, device)):
             order = torch.randperm(len(x), generator=generator).to(device)
             for rows in torch.split(order, _BATCH):
                 cosines = functional.normalize(x[rows] @ W + c) @ y[rows].T
@@ -385,6 +376,21 @@ def _fit_contrast(
                 optimizer.step()
     found_map = Map.linear(W.detach().cpu().numpy(), c.detach().cpu().numpy())
     return Fitted(found_map, {"contrast": contrast})
+
+
+def _tensors(pairs: Pairs, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """X [N, a], Y [N, b] and the weights [N], to train on."""
+    import torch
+
+    x = torch.tensor(np.asarray(pairs.X), dtype=torch.float32, device=device)
+    y = torch.tensor(np.asarray(pairs.Y), dtype=torch.float32, device=device)
+    w = torch.tensor(pairs.weights, dtype=torch.float32, device=device)
+    return x, y, w
+
+
+def _affordable(epochs: int, work: int, device: str) -> int:
+    """So many epochs of ``work`` multiplications each; on a CPU perhaps fewer, but at least 3."""
+    return min(epochs, max(3, _WORK // work)) if device == "cpu" else epochs
 
 
 @dataclass(frozen=True)
