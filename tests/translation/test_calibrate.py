@@ -21,7 +21,6 @@ from fixstar.translation.calibrate import (
     catalogue_thresholds,
     class_folds,
     fit_calibrations,
-    part_of,
     search_curve,
     standardised,
 )
@@ -262,10 +261,10 @@ def test_a_translated_gallery_is_calibrated_by_its_scores() -> None:
 
 def test_parts_of_a_version() -> None:
     version = two_versions(queries=30)[0][0]
-    part = part_of(version, np.array([3, 1]), np.array([0]))
+    part = version.take(np.array([3, 1]), np.array([0]))
     np.testing.assert_array_equal(part.queries, version.queries[[3, 1]])
     assert part.gallery.shape == (1, 21)
-    assert part_of(version, np.array([3])).gallery is version.gallery
+    assert version.take(np.array([3])).gallery is version.gallery
 
 
 def test_without_labels_scores_are_deviations_from_what_unrelated_items_score() -> None:

@@ -122,7 +122,7 @@ def test_a_translated_view_is_backfilled() -> None:
     way = Translation("v1", "v2", bent(4, 6, 1), bent(6, 4, 2), one=0.4)
     truth, labels = np.array([0, 1, 2, 0, 1]), np.array([0, 0, 0, 1, 1, 2, 2, 2])
     seen = translated(way, old, new)
-    curve = backfill_curve(seen, new, truth, labels, [0.0, 1.0], asked=seen.queries)
+    curve = backfill_curve(*translated_pair(way, old, new), truth, labels, [0.0, 1.0])
     assert curve.hits is not None
     assert curve.hits[0, 0].tolist() == PROTOCOLS["image"](seen.queries, truth, seen.gallery, labels).tolist()
     assert curve.hits[0, 1].tolist() == PROTOCOLS["image"](new.queries, truth, new.gallery, labels).tolist()

@@ -256,8 +256,10 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
             NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz"),
         )
     means = paired_by_class(old, old_labels, new, new_labels)
-    origin = f"the means of {plural(len(means.classes), 'class')}: no image of {source}'s items can be found"
-    return Sample(means.X, means.Y, [None] * len(means.classes), means.weights, origin)
+    origin = f"the means of {plural(len(means), 'class')}: no image of {source}'s items can be found"
+    first = np.asarray(means.X, np.float32)
+    second = np.asarray(means.Y, np.float32)
+    return Sample(first, second, [None] * len(means), means.weights, origin)
 
 
 def _draw(
