@@ -15,6 +15,7 @@ from fixstar.errors import InputError
 from fixstar.evaluation import PROTOCOLS, VersionFeatures, backfill_curve
 from fixstar.geometry import unit
 from fixstar.translation import Layer, Map, Translation, translated
+from fixstar.translation.score import translated_pair
 
 Array = NDArray[np.float64]
 
