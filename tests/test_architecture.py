@@ -290,7 +290,7 @@ EXPORTED = {
     ],
     "fixstar.gallery": [
         *("Calibration", "Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "Payload", "PostgresGallery"),
-        *("QdrantGallery", "SearchOptions", "SearchRequest", "SearchResult", "SqliteGallery", "Vectors"),
+        *("SearchOptions", "SearchRequest", "SearchResult", "SqliteGallery", "Vectors"),
         *("VersionSpace", "Where"),
         *("calibrated_search", "copy_gallery", "export_version", "fit_calibration", "import_version"),
         *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),

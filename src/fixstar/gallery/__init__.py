@@ -6,7 +6,6 @@ from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.opening import open_gallery
 from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.qdrant import QdrantGallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import (
     Gallery,
@@ -32,7 +31,6 @@ __all__ = [
     "MemoryGallery",
     "Payload",
     "PostgresGallery",
-    "QdrantGallery",
     "SearchOptions",
     "SearchRequest",
     "SearchResult",
