@@ -271,7 +271,7 @@ def search(
         unknown = [] if any(answer.hits) else unknown_fields(space.gallery, request.where or {})
     if as_json:
         rows = [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)]
-        told = {"version": answer.version, "calibrated": answer.calibrated, "blend": dict(answer.blend)}
+        told = {"version": answer.version, "calibrated": answer.calibrated, "models": list(answer.models)}
         told["thresholds"] = dict(answer.thresholds)
         print_json({**told, "queries": rows, "left_out": list(answer.left_out)})
     else:

@@ -1,6 +1,5 @@
-"""Galleries: vectors of several model versions, searched together by exact cosine. Needs no torch."""
+"""Galleries: vectors of several model versions, searched together by exact scores. Needs no torch."""
 
-from fixstar.gallery.calibration import Calibration, calibrated_search, fit_calibration
 from fixstar.gallery.filters import Payload, Where
 from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
@@ -12,6 +11,7 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
+    Question,
     SearchOptions,
     SearchRequest,
     SearchResult,
@@ -23,7 +23,6 @@ from fixstar.gallery.store import (
 from fixstar.gallery.transfer import copy_gallery, export_version, import_version
 
 __all__ = [
-    "Calibration",
     "Gallery",
     "Hit",
     "IndexState",
@@ -31,6 +30,7 @@ __all__ = [
     "MemoryGallery",
     "Payload",
     "PostgresGallery",
+    "Question",
     "SearchOptions",
     "SearchRequest",
     "SearchResult",
@@ -38,10 +38,8 @@ __all__ = [
     "Vectors",
     "VersionSpace",
     "Where",
-    "calibrated_search",
     "copy_gallery",
     "export_version",
-    "fit_calibration",
     "import_version",
     "measured_recall",
     "open_gallery",

@@ -292,7 +292,7 @@ def _search_response(context: Context, request: SearchRequest, found: SearchResu
         ),
         calibrated=found.calibrated,
         left_out=found.left_out,
-        blend=dict(found.blend),
+        models=found.models,
         thresholds=dict(found.thresholds),
         unknown_fields=tuple(unknown),
         milliseconds=round(1000 * (time.perf_counter() - began), 3),

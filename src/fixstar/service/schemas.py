@@ -87,8 +87,8 @@ class SearchResponse(_Response):
 
     Scores are cosines; where ``calibrated``, relative scores: how likely query and item are of one class, if the
     gallery holds the query's class. ``left_out`` are versions whose vectors this query cannot be compared with.
-    ``blend`` says whose vectors were searched with queries by two models: alpha by version. ``thresholds`` are scores
-    by version, measured by the check: of the queries with a match 5 % have a best hit below. If even the first hit is
+    ``models`` are the versions that embedded the query, the deployed one first. ``thresholds`` are scores by version,
+    measured by the check: of the queries with a match 5 % have a best hit below. If even the first hit is
     ``unlikely``, the query is probably not in the catalogue. Empty where nothing was measured. If nothing was
     found, ``unknown_fields`` are the fields of ``where`` that no item has, such as a misspelt one.
     """
@@ -97,7 +97,7 @@ class SearchResponse(_Response):
     hits: tuple[Hit, ...]
     calibrated: bool = False
     left_out: tuple[str, ...] = ()
-    blend: dict[str, float] = {}
+    models: tuple[str, ...] = ()
     thresholds: dict[str, float] = {}
     unknown_fields: tuple[str, ...] = ()
     milliseconds: float

@@ -1,4 +1,4 @@
-"""Probabilities from cosines: against scikit-learn, and a threshold that means the same in every version."""
+"""Probabilities from scores: against scikit-learn, and a threshold that means the same in every version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from fixstar.errors import InputError
-from fixstar.gallery import Calibration, MemoryGallery, calibrated_search, fit_calibration
+from fixstar.translation import fit_calibration
 
 RNG = np.random.default_rng(0)
 
@@ -64,23 +64,3 @@ def test_another_prior_moves_the_probabilities() -> None:
 def test_pairs_that_cannot_be_fitted(cosines: Any, same: Any, prior: float | None) -> None:
     with pytest.raises(InputError):
         fit_calibration(np.array(cosines), np.array(same), prior)
-
-
-def test_the_most_probable_come_first() -> None:
-    """0.8 in v2 is less than 0.6 in v1, once both are calibrated; and every best item is found with k = 1."""
-    gallery = MemoryGallery()
-    gallery.create_version("v1", 2)
-    gallery.create_version("v2", 2)
-    gallery.upsert("v1", ["a", "low"], np.array([[0.6, 0.8], [-1, 0]]))
-    gallery.upsert("v2", ["b"], np.array([[0.8, 0.6]]))
-    calibrations = {"v1": Calibration(10, -5), "v2": Calibration(10, -8)}
-    query = np.array([[1.0, 0.0]])
-    assert [hit.id for hit in gallery.search("v1", query, k=1)[0]] == ["b"]
-    (hits,) = calibrated_search(gallery, "v1", query, calibrations, k=2)
-    assert [hit.id for hit in hits] == ["a", "b"]
-    assert [hit.score for hit in hits] == pytest.approx([1 / (1 + np.exp(-1)), 0.5], abs=1e-6)
-    assert calibrated_search(gallery, "v1", query, calibrations, k=1)[0] == hits[:1]
-    (only,) = calibrated_search(gallery, "v1", query, {"v2": Calibration(10, -8)})
-    assert [hit.id for hit in only] == ["b"]  # v1 has no calibration: it is not searched
-    with pytest.raises(InputError, match="no version would be searched"):
-        calibrated_search(gallery, "v1", query, {})
