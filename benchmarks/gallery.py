@@ -6,10 +6,14 @@ without ids, payload or versions. faiss takes part if it is installed: pip insta
 
     python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about one minute
     python benchmarks/gallery.py --approximate 100000 --width 384 --batch 64      approximate search only
+    python benchmarks/gallery.py --translated 100000 --width 384 --batch 64       questions with a map only
 
 Approximate search stands beside faiss's HNSW of the same vectors and the same links, used bare: no ids, payload,
 versions, filters or writes. Both are asked with the same breadths (efSearch), in turns, and compared where both find
 the same share of the true nearest. The index is built in the background, while one thread goes on searching.
+
+A question with a map (a residual one with 512 hidden units) stands beside two plain searches, which is what a search by
+two models costs without it: one with the queries of either model. "cold" is before anything that the map made is kept.
 """
 
 from __future__ import annotations
@@ -33,9 +37,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
-from fixstar.gallery import Hit, SqliteGallery, hnsw, measured_recall
+from fixstar.gallery import Hit, Question, SqliteGallery, hnsw, measured_recall
 from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
 from fixstar.geometry import unit
+from fixstar.translation import Layer, Map
 
 Array = NDArray[np.float32]
 Figures = dict[str, Any]
@@ -45,6 +50,7 @@ SINGLES = 16  # of them asked one by one, per turn
 SWEEP = (16, 20, 24, 32, 40, 64, 96)  # breadths
 RECALLS = (0.95, 0.97, 0.98, 0.99, 0.995)
 PAUSE = 0.05  # seconds between searches: a build yields to them, and would hardly advance without a pause
+HIDDEN = 512  # units of the map
 BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
@@ -199,6 +205,68 @@ def approximate(options: argparse.Namespace, folder: Path) -> Figures:
             )
         report["recall_after_writing"] = round(measured_recall(gallery, "v1", queries, k=K), 4)
     return report
+
+
+def residual_map(width: int) -> Map:
+    """A map that keeps most of a vector: a rotation and a small correction."""
+    rng = np.random.default_rng(4)
+    rotation = np.linalg.qr(rng.standard_normal((width, width)))[0].astype(np.float32)
+    first, second = (rng.standard_normal(shape, dtype=np.float32) for shape in ((width, HIDDEN), (HIDDEN, width)))
+    offsets = [np.zeros(size, np.float32) for size in (width, HIDDEN)]
+    return Map((Layer(rotation, offsets[0], first, offsets[1], 0.3 * second / HIDDEN**0.5),))
+
+
+def translated(options: argparse.Namespace, folder: Path) -> Figures:
+    """Questions with a map beside two plain searches, exact and approximate, single and in batches."""
+    width = options.width
+    path = folder / "one.db"
+    if not path.exists():
+        insert(path, make_vectors(options.translated, width, seed=2), 1, options.insert)[0].close()
+    forward = residual_map(width)
+    own = make_vectors(options.batch, width, seed=3)
+    new = unit(forward(own) + 0.3 * make_vectors(options.batch, width, seed=5)).astype(np.float32)
+
+    def part(both: Array) -> Question:
+        return Question("v1", both[:, :width], both[:, width:], forward, "residual", weight=0.6)
+
+    queries = np.hstack([own, new])
+    batches = {"single": [queries[i : i + 1] for i in range(options.singles)], "batch": [queries]}
+    with SqliteGallery(path, index_above=1 << 60) as gallery:
+        if not gallery.indexes():
+            gallery.build_index()
+        gallery.search("v1", own[:1])
+
+        def contestants(exact: bool) -> dict[str, Callable[[Array], Any]]:
+            def two_searches(both: Array) -> None:
+                for some in (both[:, :width], both[:, width:]):
+                    gallery.search("v1", some, k=K, exact=exact)
+
+            return {"two_searches": two_searches, "question": lambda both: gallery.ask([part(both)], k=K, exact=exact)}
+
+        report: Figures = {"cold_approximate": beside(contestants(exact=False), batches, 1)}
+        start = time.perf_counter()
+        gallery.ask([part(queries[:1])], k=K)
+        report["first_exact_seconds"] = round(time.perf_counter() - start, 2)
+        for exact in (True, False):
+            kind = "exact" if exact else "approximate"
+            report[kind] = beside(contestants(exact), batches, options.rounds)
+        true = gallery.ask([part(queries)], k=K)
+        quick = gallery.ask([part(queries)], k=K, exact=False)
+    shared = [
+        len({hit.id for hit in one} & {hit.id for hit in other}) / K for one, other in zip(true, quick, strict=True)
+    ]
+    report["approximate_recall"] = round(float(np.mean(shared)), 4)
+    return report
+
+
+def beside(contestants: dict[str, Callable[[Array], Any]], batches: dict[str, list[Array]], rounds: int) -> Figures:
+    """Milliseconds per query of a question and of two searches, and the ratio: medians over rounds in turns."""
+    found: Figures = {}
+    for kind, asked in batches.items():
+        rate = rates(contestants, asked, rounds)
+        times = {name: round(1000 / value, 3) for name, value in rate.items()}
+        found[kind] = {**times, "ratio": round(rate["two_searches"] / rate["question"], 2)}
+    return found
 
 
 def beside_bare(
@@ -381,17 +449,19 @@ def main() -> None:
     parser.add_argument("--insert", type=int, default=2000, help="vectors of one upsert")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--approximate", type=int, metavar="COUNT", help="measure approximate search only")
+    parser.add_argument("--translated", type=int, metavar="COUNT", help="measure questions with a map only")
     parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
+    wanted = approximate if options.approximate else translated if options.translated else measure
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         report = {
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
             "load_average_before": round(os.getloadavg()[0], 1),
-            "vectors": [options.approximate or options.vectors, options.width],
+            "vectors": [options.approximate or options.translated or options.vectors, options.width],
             "rounds": options.rounds,
-            **(approximate if options.approximate else measure)(options, folder),
+            **wanted(options, folder),
         }
     report["peak_GiB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     for name, value in report.items():

@@ -307,10 +307,10 @@ EXPORTED = {
         *("Terms", "Upgrade", "create_method"),
     ],
     "fixstar.gallery": [
-        *("Calibration", "Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "Payload", "PostgresGallery"),
-        *("QdrantGallery", "SearchOptions", "SearchRequest", "SearchResult", "SqliteGallery", "Vectors"),
+        *("Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "Payload", "PostgresGallery", "Question"),
+        *("SearchOptions", "SearchRequest", "SearchResult", "SqliteGallery", "Vectors"),
         *("VersionSpace", "Where"),
-        *("calibrated_search", "copy_gallery", "export_version", "fit_calibration", "import_version"),
+        *("copy_gallery", "export_version", "import_version"),
         *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),
     ],
     "fixstar.translation": [

@@ -31,7 +31,6 @@ from fixstar.errors import InputError
 
 __all__ = [
     "blended",
-    "bridge",
     "carry",
     "short_basis",
     "short_factors",
@@ -131,27 +130,11 @@ def short_form(h: Array, P: Array) -> Array:
     """The short unit vectors u = R h / |R h|, [..., min(d, m)], of features h [..., m] under P [d, m].
 
     Within one version the cosine of two short forms is the cosine of the full features P h. Across versions, pass the
-    query through ``bridge`` first.
+    query through ``carry`` first.
     """
     _, R = short_factors(P)
     factor: Any = R
     return unit(h @ factor.T)
-
-
-def bridge(P_old: Array, P_new: Array) -> Array:
-    """B = Q_old^T Q_new, [s_old, s_new]: maps short queries of the new version to the old version's space.
-
-    ``u_old @ (u_new @ B.T).T`` are exactly the cosines of the full features. Versions of different output width share
-    their first components; the shorter one counts as zero in the others.
-
-    >>> P = np.eye(3)
-    >>> bool(np.allclose(bridge(P, P), np.eye(3)))
-    True
-    """
-    old: Any = short_factors(P_old)[0]
-    new: Any = short_factors(P_new)[0]
-    shared = min(old.shape[0], new.shape[0])
-    return old[:shared].T @ new[:shared]
 
 
 def short_basis(P: Array | None) -> Array | None:
@@ -163,10 +146,15 @@ def short_basis(P: Array | None) -> Array | None:
 
 
 def carry(queries: Array, Q_from: Array | None, Q_to: Array | None, width: int) -> Array:
-    """Queries [N, s_from] in another version's space [N, s_to]: ``bridge`` with given factors.
+    """Queries [N, s_from] in another version's space [N, s_to]: u (Q_from^T Q_to).
 
-    Q_from and Q_to come from ``short_basis``; ``width`` is d of the target, whose full features count as zero where
-    the query has no component. Dot products with vectors of the target are the cosines of the full features.
+    Q_from and Q_to come from ``short_basis``; ``width`` is d of the target. Versions of different output width share
+    their first components; the shorter one counts as zero in the others. Dot products with vectors of the target are
+    the cosines of the full features.
+
+    >>> P_old, P_new = np.eye(3)[:, :2], np.eye(3)[:, 1:]  # features in the first two, and in the last two components
+    >>> carry(np.array([[0.6, 0.8]]), short_basis(P_new), short_basis(P_old), 3).tolist()
+    [[0.0, 0.6]]
     """
     old, new, short = Q_to, Q_from, queries  # type: Any, Any, Any
     if new is not None and old is not None:

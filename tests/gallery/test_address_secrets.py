@@ -7,6 +7,7 @@ import pytest
 from fixstar.errors import GalleryError
 from fixstar.gallery import open_gallery
 from fixstar.gallery.addresses import has_secret, without_secret
+from fixstar.gallery.transfer import open_vectors
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_a_secret_is_hidden_wherever_it_stands(address: str, shown: str) -> None
         "postgresql://[::1]:5432/db",
         "postgresql:///db?host=/tmp/x&gallery=password",
         "postgresql://host/db?passfile=/home/me/.pgpass",
-        "qdrant://host:6333?prefix=shop&api_key_env=KEY",
+        "qdrant://host:6333?collection=shop&api_key_env=KEY",
     ],
 )
 def test_addresses_without_one_stay_as_they_are(address: str) -> None:
@@ -49,6 +50,7 @@ def test_addresses_without_one_stay_as_they_are(address: str) -> None:
 
 
 def test_a_wrong_address_of_qdrant_is_told_without_it() -> None:
-    with pytest.raises(GalleryError, match="no option 'password'") as caught:
-        open_gallery("qdrant://host:6333?password=sesame")
-    assert "sesame" not in str(caught.value)
+    for use, told in ((open_vectors, "no option 'password'"), (open_gallery, "cannot be kept in Qdrant")):
+        with pytest.raises(GalleryError, match=told) as caught:
+            use("qdrant://host:6333?collection=photos&password=sesame")
+        assert "sesame" not in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from postgres_server import shared_server
-from qdrant_server import qdrant_client
 from test_gallery_contract import vectors
 
-from fixstar.errors import DataError, FixstarError, InputError
+from fixstar.errors import DataError, FixstarError, GalleryError, GalleryUnavailableError, InputError, MissingExtraError
 from fixstar.gallery import MemoryGallery, foreign, import_version
+from fixstar.gallery.addresses import QdrantAddress, parse_qdrant_address
 from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant_collection
 from fixstar.gallery.transfer import open_vectors
 
@@ -25,7 +27,11 @@ ROWS = vectors(2500, 4) * 7
 
 @pytest.fixture
 def client() -> Any:
-    opened = qdrant_client()
+    """Qdrant's engine in memory, or the server that FIXSTAR_QDRANT_URL names; QDRANT_API_KEY is sent if it is set."""
+    reason = "qdrant-client is not installed: pip install 'fixstar[qdrant]'"
+    make = pytest.importorskip("qdrant_client", reason=reason).QdrantClient
+    url = os.environ.get("FIXSTAR_QDRANT_URL")
+    opened = make(url=url, api_key=os.environ.get("QDRANT_API_KEY")) if url else make(":memory:")
     before = {collection.name for collection in opened.get_collections().collections}
     yield opened
     for collection in opened.get_collections().collections:
@@ -59,10 +65,65 @@ def test_a_qdrant_collection_becomes_a_version(client: QdrantClient) -> None:
 
 
 def test_a_collection_by_its_address(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "connect", lambda *_: client)
+    monkeypatch.setattr(foreign, "_connect", lambda _: client)
     gallery, name = MemoryGallery(), collection(client, named=True)
     assert import_version(gallery, "old", f"qdrant://localhost?collection={name}&vector=b&id=sku&timeout=5") == 2500
     np.testing.assert_allclose(gallery.get(["s0"])["s0"].vector, ROWS[2499] / 7, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("qdrant://secret@host:6333", "key must not be part"),
+        ("qdrant://host:6333?api_key=secret", "key must not be part"),
+        ("qdrant://host:port", "host:6333"),
+        ("qdrant://", "does not name a Qdrant server"),
+        ("qdrant://host/path", "does not name a Qdrant server"),
+        ("qdrant://host?colour=red", "no option 'colour'; known: api_key_env, grpc_port, timeout"),
+        ("qdrant://host?timeout=none", "timeout is a number"),
+        ("qdrant://host?api_key_env=FIXSTAR_NO_SUCH_KEY", "FIXSTAR_NO_SUCH_KEY holds no API key"),
+        ("qdrant://127.0.0.1:1", "127.0.0.1:1 .*is it running"),
+        ("qdrant://127.0.0.1:1?grpc_port=1", "is it running"),
+    ],
+)
+def test_addresses_of_qdrant_that_lead_nowhere(url: str, told: str) -> None:
+    with pytest.raises(GalleryError, match=told) as caught:
+        qdrant_collection(url, "photos")
+    assert "secret" not in str(caught.value)
+
+
+def test_what_an_address_of_qdrant_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QDRANT_API_KEY", raising=False)
+    assert parse_qdrant_address("qdrant://host") == QdrantAddress("http://host:6333")
+    monkeypatch.setenv("QDRANT_API_KEY", "k1")
+    monkeypatch.setenv("OTHER", "k2")
+    url = "qdrant+https://[::1]:7000?api_key_env=OTHER&grpc_port=6334&timeout=5"
+    read = parse_qdrant_address(url)
+    assert read == QdrantAddress("https://[::1]:7000", api_key="k2", grpc_port=6334, timeout=5)
+    assert "k2" not in repr(read)
+    assert parse_qdrant_address("qdrant://host").api_key == "k1"
+
+
+def test_a_server_that_refuses(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+    from qdrant_client.http.exceptions import UnexpectedResponse
+
+    name = collection(client)
+    for status, told in ((403, "QDRANT_API_KEY"), (500, "try again")):
+
+        def refuse(*_: Any, status: int = status, **__: Any) -> None:
+            raise UnexpectedResponse(status, "no", b"no", httpx.Headers())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "scroll", refuse)
+            with pytest.raises(GalleryUnavailableError, match=told):
+                qdrant_collection(client, name)
+
+
+def test_qdrant_needs_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "qdrant_client", None)
+    with pytest.raises(MissingExtraError, match="needs qdrant-client"):
+        qdrant_collection("qdrant://localhost:6333", "photos")
 
 
 def test_one_of_several_vectors_with_ids_from_the_payload(client: QdrantClient) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from postgres_server import postgres_gallery
-from qdrant_server import qdrant_gallery
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace, measured_recall
@@ -22,7 +21,6 @@ GALLERIES: dict[str, Callable[[Path], Gallery]] = {
     "sqlite": lambda folder: SqliteGallery(folder / "gallery.db"),
     "sqlite, mapped": lambda folder: SqliteGallery(folder / "gallery.db", map_vectors=folder),
     "postgres": postgres_gallery,
-    "qdrant": qdrant_gallery,
 }
 
 

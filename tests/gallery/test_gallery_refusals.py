@@ -130,7 +130,11 @@ def test_an_address_picks_the_gallery(tmp_path: Path) -> None:
     ("url", "told"),
     [
         ("postgresql://me@127.0.0.1:1/db", "cannot connect"),
-        ("qdrant://127.0.0.1:1", "is it running"),
+        (
+            "qdrant://127.0.0.1:1",
+            r"cannot be kept in Qdrant; use .* import its vectors .* qdrant://host:6333\?collection=",
+        ),
+        ("qdrant+https://host", "cannot be kept in Qdrant"),
         ("ftp://host", "not a gallery"),
         ("missing/folder/g.db", "does not exist"),
         (".", "is a directory"),

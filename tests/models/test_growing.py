@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures, backfill_curve, cross_test, found_before_after, mixed_gallery_search
 from fixstar.gallery import MemoryGallery
-from fixstar.geometry import bridge, carry, short_basis, short_factors, unit
+from fixstar.geometry import carry, short_basis, short_factors, unit
 from fixstar.models import Encoder, FrozenEncoder, SimplexClassifier, Slots, create_classifier
 from fixstar.models.encoder import Form
 
@@ -270,7 +270,6 @@ def test_old_and_new_short_forms_meet_as_full_vectors_do(widths: tuple[int, int]
     bases = short_basis(P_old), short_basis(P_new)
     np.testing.assert_allclose(carry(u_new, bases[1], bases[0], widths[0]) @ u_old.T, expected, atol=1e-10)
     np.testing.assert_allclose(carry(u_old, bases[0], bases[1], widths[1]) @ u_new.T, expected.T, atol=1e-10)
-    np.testing.assert_allclose((u_new @ bridge(P_old, P_new).T) @ u_old.T, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("capacity", [4, 60, 2000])  # d stays below m = 64, crosses it, is above

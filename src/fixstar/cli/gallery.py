@@ -30,7 +30,6 @@ OWN_NAME = re.compile(r"v[0-9]+")  # what a workspace calls its versions
 _BATCH = 1024
 _NAMED = 20  # unknown ids in a message
 
-QDRANT = "qdrant:// was never run against a server here: test yours first, see the docs."
 GalleryAddress = Annotated[
     str | None,
     typer.Option("--gallery", help="A gallery by its address instead of the workspace's: a file, or a server's URL."),
@@ -324,7 +323,7 @@ def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> N
 
 @verb("fixstar gallery move postgresql://host/db?gallery=shop -w shop", group=gallery_app)
 def move(
-    target: Annotated[str, typer.Argument(help=f"The new place of the gallery: a file, or a server's URL. {QDRANT}")],
+    target: Annotated[str, typer.Argument(help="The new place of the gallery: a file, or a server's URL.")],
     workspace: WorkspacePath = Path(),
     gallery: GalleryAddress = None,
     as_json: AsJson = False,

@@ -1,18 +1,17 @@
-"""Galleries: vectors of several model versions, searched together by exact cosine. Needs no torch."""
+"""Galleries: vectors of several model versions, searched together by exact scores. Needs no torch."""
 
-from fixstar.gallery.calibration import Calibration, calibrated_search, fit_calibration
 from fixstar.gallery.filters import Payload, Where
 from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.opening import open_gallery
 from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.qdrant import QdrantGallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import (
     Gallery,
     Hit,
     IndexState,
     Item,
+    Question,
     SearchOptions,
     SearchRequest,
     SearchResult,
@@ -24,7 +23,6 @@ from fixstar.gallery.store import (
 from fixstar.gallery.transfer import copy_gallery, export_version, import_version
 
 __all__ = [
-    "Calibration",
     "Gallery",
     "Hit",
     "IndexState",
@@ -32,7 +30,7 @@ __all__ = [
     "MemoryGallery",
     "Payload",
     "PostgresGallery",
-    "QdrantGallery",
+    "Question",
     "SearchOptions",
     "SearchRequest",
     "SearchResult",
@@ -40,10 +38,8 @@ __all__ = [
     "Vectors",
     "VersionSpace",
     "Where",
-    "calibrated_search",
     "copy_gallery",
     "export_version",
-    "fit_calibration",
     "import_version",
     "measured_recall",
     "open_gallery",

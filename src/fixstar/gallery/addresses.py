@@ -1,13 +1,12 @@
-"""Addresses of galleries on servers, and the passwords in them.
+"""Addresses on servers, and the passwords in them.
 
 postgresql://user:password@host:port/database?gallery=shop
     ``gallery`` names a schema of the database, "fixstar" by default; everything else is libpq's
-qdrant://host:6333?prefix=shop, or qdrant+https://... for an encrypted connection
-    prefix             of the gallery's collections, "fixstar" by default
+qdrant://host:6333, or qdrant+https://... for an encrypted connection
+    a server whose collections can be read
     api_key_env        the environment variable that holds the key, QDRANT_API_KEY by default; a key is never part of
                        an address, which ends up in logs and shell histories
     grpc_port          use gRPC, which is faster for large batches
-    shards, replicas   of new collections
     timeout            seconds to wait for an answer, 60 by default
 
 What people see never contains a password, nor anything that may be part of one.
@@ -19,7 +18,6 @@ import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fixstar.errors import GalleryError
@@ -30,7 +28,7 @@ _RESERVED = ("pg_", "$user")  # beginnings of schema names
 _SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key")
 _HIDDEN = "***"
 QDRANT_SCHEMES = {"qdrant": "http", "qdrant+https": "https"}
-_NUMBERS = ("grpc_port", "shards", "replicas", "timeout")
+_NUMBERS = ("grpc_port", "timeout")
 _KEY = "QDRANT_API_KEY"
 _NOT_UNDERSTOOD = (
     "the address of the PostgreSQL gallery cannot be parsed; write "
@@ -144,14 +142,25 @@ def _checked_schema(name: str) -> str:
     return name
 
 
-def parse_qdrant_address(url: str) -> tuple[str, dict[str, Any]]:
-    """http(s)://host:port, and the options of ``QdrantGallery``, with the key from the environment.
+@dataclass(frozen=True)
+class QdrantAddress:
+    """http(s)://host:port, the key from the environment, and the other options of an address."""
 
-    >>> parse_qdrant_address("qdrant://localhost?prefix=shop&replicas=2")[0]
-    'http://localhost:6333'
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    grpc_port: int | None = None
+    timeout: int = 60
+
+
+def parse_qdrant_address(url: str) -> QdrantAddress:
+    """Parse a URL; the server is not contacted.
+
+    >>> parse_qdrant_address("qdrant://localhost?timeout=5")
+    QdrantAddress(url='http://localhost:6333', grpc_port=None, timeout=5)
     """
-    parts, shown = urlsplit(url), without_secret(url)
-    form = f"write {parts.scheme}://host:6333?prefix=shop&api_key_env={_KEY}"
+    parts = urlsplit(url)
+    shown = without_secret(url)
+    form = f"write {parts.scheme}://host:6333?api_key_env={_KEY}"
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "@" in parts.netloc or "api_key" in given:
         raise GalleryError(
@@ -163,15 +172,12 @@ def parse_qdrant_address(url: str) -> tuple[str, dict[str, Any]]:
         raise GalleryError(f"{shown}: {error}; {form}") from error
     if not host or parts.path.strip("/"):
         raise GalleryError(f"{shown} does not name a Qdrant server; {form}")
-    known = ("prefix", "api_key_env", *_NUMBERS)
+    known = ("api_key_env", *_NUMBERS)
     if unknown := given.keys() - set(known):
         raise GalleryError(f"{shown}: no option {sorted(unknown)[0]!r}; known: {', '.join(known)}")
-    options: dict[str, Any] = {name: _number(shown, name, given[name]) for name in _NUMBERS if name in given}
-    options["api_key"] = _key(given.get("api_key_env"))
-    if "prefix" in given:
-        options["prefix"] = given["prefix"]
+    numbers = {name: _number(shown, name, given[name]) for name in _NUMBERS if name in given}
     place = f"[{host}]" if ":" in host else host
-    return f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}", options
+    return QdrantAddress(f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}", _key(given.get("api_key_env")), **numbers)
 
 
 def _number(shown: str, name: str, text: str) -> int:

@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fixstar.errors import DataError, InputError, MissingExtraError
-from fixstar.gallery.addresses import parse_postgres_address, parse_qdrant_address
+from fixstar.errors import DataError, GalleryUnavailableError, InputError, MissingExtraError
+from fixstar.gallery.addresses import QdrantAddress, parse_postgres_address, parse_qdrant_address
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.postgres import require_psycopg, without_password
-from fixstar.gallery.qdrant import PAGE, connect, scrolled, translated
 from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import Block, VectorSource
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
+
+PAGE = 1000  # rows read at once, without vectors
 
 
 def qdrant_collection(
@@ -38,10 +40,45 @@ def qdrant_collection(
     ``vector`` names the vector if points have several. Ids are the points' own, or a field of their payload.
     """
     if isinstance(server, str):
-        address, options = parse_qdrant_address(server)
-        client = connect(address, options["api_key"], options.get("grpc_port"), options.get("timeout", 60))
-        return _QdrantCollection(client, address, name, vector, id_field)
+        address = parse_qdrant_address(server)
+        return _QdrantCollection(_connect(address), address.url, name, vector, id_field)
     return _QdrantCollection(server, "the given client", name, vector, id_field)
+
+
+def _connect(address: QdrantAddress) -> QdrantClient:
+    try:
+        from qdrant_client import QdrantClient
+    except ImportError as error:
+        raise MissingExtraError(
+            "qdrant-client", "qdrant", f"a collection on a Qdrant server ({address.url})"
+        ) from error
+    return QdrantClient(
+        url=address.url,
+        api_key=address.api_key,
+        grpc_port=address.grpc_port or 6334,
+        prefer_grpc=address.grpc_port is not None,
+        timeout=address.timeout,
+        check_compatibility=False,  # would contact the server before errors can be explained
+    )
+
+
+@contextmanager
+def _translated(address: str) -> Iterator[None]:
+    """Translate the errors of Qdrant's client."""
+    from qdrant_client.http.exceptions import ApiException
+
+    try:
+        yield
+    except (ApiException, importlib.import_module("grpc").RpcError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        status = getattr(error, "status_code", None)
+        hint = "nothing was changed there; try again"
+        if status is None:
+            hint = "is it running, and does the address name its port?"
+        elif status in (401, 403):
+            hint = "put its API key into the environment variable QDRANT_API_KEY"
+        reason = " ".join(lines)[:300]
+        raise GalleryUnavailableError(f"the Qdrant server at {address} failed ({reason}); {hint}") from error
 
 
 class _QdrantCollection:
@@ -51,7 +88,7 @@ class _QdrantCollection:
     def __init__(self, client: QdrantClient, address: str, name: str, vector: str | None, field: str | None) -> None:
         self.name = f"collection {name!r}"
         self._client, self._address, self._collection, self._vector, self._field = client, address, name, vector, field
-        with translated(address):
+        with _translated(address):
             if not client.collection_exists(name):
                 there = ", ".join(sorted(one.name for one in client.get_collections().collections)) or "none"
                 raise InputError(f"{address} has no collection {name!r}; it has {there}")
@@ -93,8 +130,15 @@ class _QdrantCollection:
         return str(value)
 
     def _pages(self, rows: int, payload: bool | list[str], vectors: bool | list[str] = False) -> Iterator[list[Any]]:
-        with translated(self._address):
-            yield from scrolled(self._client, self._collection, rows, with_payload=payload, with_vectors=vectors)
+        after: Any = None
+        with _translated(self._address):
+            while True:
+                page, after = self._client.scroll(
+                    self._collection, limit=rows, offset=after, with_payload=payload, with_vectors=vectors
+                )
+                yield page
+                if after is None:
+                    return
 
 
 def postgres_table(url: str, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorSource:

@@ -6,6 +6,9 @@ and what it removes is marked in a new mask. So a change costs what it changes, 
 ``ExactSearch`` holds the rows of all versions and replaces them at once: no search sees part of a change.
 
 Every row has a sequence number that is never used again. Numbers grow in the order of writing, and so do rows.
+
+What a question's map makes of stored vectors is derived from them and kept beside them, segment by segment. An exact
+search computes what is missing; an approximate one uses what is there and computes the rest for its candidates alone.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -29,16 +33,31 @@ from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 from fixstar.gallery.ranking import (
     CELLS,
     Block,
-    Bridges,
+    Carrier,
     Indices,
+    as_scores,
     candidates,
-    exact_cosines,
+    exact_products,
     first_of_each,
-    paired_cosines,
+    paired_products,
+    scored,
 )
-from fixstar.gallery.store import Floats, Hit, SearchRequest, Vectors, VersionSpace, checked_vectors, known_version
+from fixstar.gallery.store import (
+    Floats,
+    Forward,
+    Hit,
+    Question,
+    SearchRequest,
+    Vectors,
+    VersionSpace,
+    check_width,
+    checked_vectors,
+    known_version,
+)
 
 _FILTERS_KEPT = 16
+_MAPS_KEPT = 2  # per segment: the one in use, and the one before or after it
+_MAPPED_AT_ONCE = 4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -69,6 +88,15 @@ def _space(shape: tuple[int, int], folder: Path | None) -> Floats:
         ) from error
 
 
+class _Derived:
+    """What one map makes of a segment's vectors: [room, width], computed from the front as far as anybody asked."""
+
+    def __init__(self) -> None:
+        self.vectors: Floats | None = None
+        self.size = 0
+        self.lock = threading.Lock()
+
+
 class Segment:
     """Space for rows, filled from the front. Rows never change.
 
@@ -80,8 +108,11 @@ class Segment:
         self.numbers = np.empty(room, np.int64)
         self.ids = np.empty(room, np.object_)
         self.texts = np.empty(room, np.object_)  # payloads, as JSON
+        self._folder = folder
         self._masks: dict[str, Mask] = {}
         self._lock = threading.Lock()
+        self._derived: dict[tuple[str, int], _Derived] = {}  # by the map's key and width, the last one used last
+        self._choosing = threading.Lock()  # never held while a map computes
 
     def passing(self, key: str, test: Callable[[str], bool], count: int) -> Mask:
         """[count]: which payloads pass a filter. Cached for the next search, which reads only rows written since."""
@@ -96,6 +127,63 @@ class Segment:
                 while len(self._masks) > _FILTERS_KEPT:
                     del self._masks[next(iter(self._masks))]
         return known[:count]
+
+    def mapped(self, forward: Forward, count: int) -> Floats:
+        """[count, b]: the first rows under a map. Kept for the next search, which computes only rows written since."""
+        derived = self._derived_by(forward)
+        if derived.size < count:
+            with derived.lock:  # of this segment and this map: searches by others go on
+                self._compute(derived, forward, count)
+        assert derived.vectors is not None
+        return derived.vectors[:count]
+
+    def mapped_rows(self, forward: Forward, places: Indices) -> Floats:
+        """[n, b]: n ascending rows under a map; those that are not kept are computed and not kept."""
+        derived = self._derived.get((forward.key, forward.width), _NOTHING)
+        known = int(places.searchsorted(derived.size))
+        out = np.empty((len(places), forward.width), np.float32)
+        if derived.vectors is not None:
+            derived.vectors.take(places[:known], axis=0, out=out[:known], mode="clip")
+        if known < len(places):
+            rows, inverse = np.unique(places[known:], return_inverse=True)
+            out[known:] = forward(self.vectors[rows])[inverse]
+        return out
+
+    def inherit(self, sources: Sequence[tuple[Segment, Indices]]) -> None:
+        """Keep what maps made of this segment's first rows, which are these rows of others."""
+        names = [name for name, derived in list(sources[0][0]._derived.items()) if derived.size]
+        for name in names:
+            derived = self._derived[name] = _Derived()
+            derived.vectors = _space((len(self.numbers), name[1]), self._folder)
+            for segment, rows in sources:
+                older = segment._derived.get(name, _NOTHING)
+                known = int(rows.searchsorted(older.size))
+                if older.vectors is not None:
+                    derived.vectors[derived.size : derived.size + known] = older.vectors[rows[:known]]
+                derived.size += known
+                if known < len(rows):
+                    break
+
+    def _derived_by(self, forward: Forward) -> _Derived:
+        """What is kept of a map; the one that was not used for longest makes room."""
+        name = forward.key, forward.width
+        with self._choosing:
+            derived = self._derived.pop(name, None) or _Derived()
+            self._derived[name] = derived
+            while len(self._derived) > _MAPS_KEPT:
+                del self._derived[next(iter(self._derived))]
+        return derived
+
+    def _compute(self, derived: _Derived, forward: Forward, count: int) -> None:
+        if derived.vectors is None:
+            derived.vectors = _space((len(self.numbers), forward.width), self._folder)
+        while derived.size < count:  # a search whose time is over leaves what it has computed
+            end = min(count, derived.size + _MAPPED_AT_ONCE)
+            derived.vectors[derived.size : end] = forward(self.vectors[derived.size : end])
+            derived.size = end
+
+
+_NOTHING = _Derived()
 
 
 class Part(NamedTuple):
@@ -144,6 +232,11 @@ def _find(parts: Sequence[Part], numbers: Numbers) -> Indices:
     return row
 
 
+def _of_part(part: Part, forward: Forward | None) -> Floats:
+    """[size, width]: vectors as they are or under a map, without a copy."""
+    return part.segment.vectors[: part.size] if forward is None else part.segment.mapped(forward, part.size)
+
+
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -152,6 +245,19 @@ _JSON = json.JSONDecoder()
 _FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper,
 _FEW_OF_ONE = 50  # and for one query, whose threads gather by themselves, below a fiftieth
 _FEW_ROWS = 128  # up to so many candidates of one query take the short way
+_FEW_MAPPED = 256  # up to so many rows of a segment are mapped alone: all of them take seconds, once
+
+
+class Side(NamedTuple):
+    """One part of a score: ``weight`` times the products of queries [N, s] with stored vectors, or with mapped ones."""
+
+    queries: NDArray[np.floating[Any]]
+    weight: float = 1.0
+    forward: Forward | None = None
+
+    def weighed(self) -> Floats:
+        """[N, s]: the queries times the weight."""
+        return (self.queries if self.weight == 1 else self.weight * self.queries).astype(np.float32)
 
 
 class Rows:
@@ -180,8 +286,10 @@ class Rows:
         pieces = [(segment, row[first:last] - start) for segment, start, (first, last) in each if first < last]
         return pieces or [(self._segments[0], row)]
 
-    def vectors(self, row: Indices) -> Floats:
-        """[n, width] of n ascending rows."""
+    def vectors(self, row: Indices, forward: Forward | None = None) -> Floats:
+        """[n, width] of n ascending rows, as they are or under a map."""
+        if forward is not None:
+            return _joined([segment.mapped_rows(forward, places) for segment, places in self.pieces(row)])
         out, end = np.empty((len(row), self.width), np.float32), 0
         for segment, places in self.pieces(row):
             start, end = end, end + len(places)
@@ -238,19 +346,35 @@ class Rows:
 
     def candidates(self, queries: Floats, k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k nearest of each query [N, width] among rows from ``first`` on."""
-        few = _FEW_OF_ONE if len(queries) == 1 else _FEW
+        return self.best([Side(queries)], k, allowed, first)
+
+    def best(self, sides: Sequence[Side], k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
+        """Pairs (query, row) that hold the k rows from ``first`` on with the highest sums over all sides."""
+        queries = [side.weighed() for side in sides]
+        few = _FEW_OF_ONE if len(queries[0]) == 1 else _FEW
         if allowed is None or np.count_nonzero(allowed[first:]) * few >= self.end - first:
-            return candidates(self._blocks(allowed, first), queries, k)
+            return candidates(self._blocks(sides, allowed, first), queries, k)
         rows = first + np.flatnonzero(allowed[first:])
-        query, place = candidates([Block(0, self.vectors(rows))], queries, k)
+        self._derive(rows, sides)
+        block = Block(0, tuple(self.vectors(rows, side.forward) for side in sides))
+        query, place = candidates([block], queries, k)
         return query, rows[place]
 
-    def _blocks(self, allowed: Mask | None, first: int) -> Iterator[Block]:
+    def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:
             start = max(part.start, first)
-            vectors = part.segment.vectors[start - part.start : part.size]
-            mask = None if allowed is None else allowed[start : start + len(vectors)]
+            vectors = tuple([_of_part(part, side.forward)[start - part.start :] for side in sides])
+            mask = None if allowed is None else allowed[start : part.start + part.size]
             yield Block(start, vectors, None if mask is None or mask.all() else mask)
+
+    def _derive(self, row: Indices, sides: Sequence[Side]) -> None:
+        """Map segments as a whole, and keep that, where more than a few of their rows are needed."""
+        for side in sides:
+            if side.forward is None:
+                continue
+            for segment, places in self.pieces(row):
+                if len(places) > _FEW_MAPPED:
+                    segment.mapped(side.forward, int(places[-1]) + 1)
 
     @cached_property
     def _kept(self) -> Mask | None:
@@ -378,13 +502,18 @@ class Draft:
         grows = place == len(self._parts) - 1  # the last segment takes new rows
         room = max(live, len(old[-1].segment.numbers) if grows else 1)
         new = Part(0, Segment(room, self._width, self._folder), 0, None)
+        copied: list[tuple[Segment, Indices]] = []
         for part in old:
             kept = np.arange(part.size) if part.gone is None else np.flatnonzero(~part.gone[: part.size])
+            copied.append((part.segment, kept))
             for some in np.split(kept, range(_PAGE, len(kept), _PAGE)):
                 segment = part.segment
                 ids, texts = segment.ids[some], segment.texts[some]
                 new = _filled(new, segment.numbers[some], ids, segment.vectors[some], texts)
         self._parts[first : place + 1] = [new] if live else []
+        if live:
+            with suppress(GalleryUnavailableError):  # no room on the disk: it is computed again
+                new.segment.inherit(copied)
 
 
 _QUERIES = 128  # queries at once: their memory stays small
@@ -398,24 +527,76 @@ class RowIndex(Protocol):
 
 
 class _Target(NamedTuple):
-    """A version to search: its rows, those that may be found, the queries [N, width] in its space, and its index."""
+    """A version to search: its rows, those that may be found, the sides of a score, and its index.
+
+    An index finds candidates by the queries of the first side, which are in the version's own space. ``slope`` and
+    ``offset`` rank the scores among those of other versions.
+    """
 
     name: str
     rows: Rows
     allowed: Mask | None
-    queries: NDArray[np.float64]
+    sides: tuple[Side, ...]
     quick: RowIndex | None
+    slope: float
+    offset: float
+
+    @property
+    def has_map(self) -> bool:
+        """Whether scores need what a map makes of stored vectors."""
+        return len(self.sides) > 1
 
     def candidates(self, k: int) -> tuple[Indices, Indices]:
-        """Pairs (query, row) that include the k nearest, or with an index most of them."""
-        narrow = self.queries.astype(np.float32)
+        """Pairs (query, row) that include the k best, or with an index most of them."""
         if self.quick is None:
-            return self.rows.candidates(narrow, k, self.allowed)
-        return self.quick.candidates(self.rows, narrow, k, self.allowed)
+            return self.rows.best(self._scored_sides(), k, self.allowed)
+        own = self.sides[0].queries.astype(np.float32)
+        return self.quick.candidates(self.rows, own, scored(k) if self.has_map else k, self.allowed)
+
+    def scores(self, query: Indices, row: Indices) -> Floats:
+        """[pairs]: exact scores, some pairs at a time. If there is a map, rows are ascending."""
+        size = 1 + CELLS // self.rows.width
+        scores = np.empty(len(row), np.float32)
+        for start in range(0, len(row), size):
+            part = slice(start, start + size)
+            sums = np.zeros(len(row[part]))
+            for side in self._scored_sides():
+                vectors = self.rows.vectors(row[part], side.forward)
+                sums += side.weight * exact_products(vectors, side.queries, query[part])
+            scores[part] = as_scores(sums)
+        return scores
+
+    def scores_of_few(self, row: Indices) -> Floats:
+        """[n]: exact scores of one query and n ascending rows, in few steps."""
+        if not self.has_map:
+            return as_scores(paired_products(self.rows.vectors(row), self.sides[0].queries))
+        sums = np.zeros(len(row))
+        for side in self._scored_sides():
+            sums += side.weight * paired_products(self.rows.vectors(row, side.forward), side.queries)
+        return as_scores(sums)
+
+    def ranks(self, scores: Floats) -> NDArray[np.floating[Any]]:
+        """[n]: what orders these scores among those of other versions."""
+        if self.slope == 1 and self.offset == 0:
+            return scores
+        return self.slope * scores.astype(np.float64) + self.offset
+
+    def _scored_sides(self) -> Sequence[Side]:
+        """Those that count: with all weight on the map, stored vectors are not read."""
+        return [side for side in self.sides if side.weight] if self.has_map else self.sides
+
+
+class _Asked(NamedTuple):
+    """What a version is asked: the sides of a score for some of the queries, and the rank of scores."""
+
+    version: str
+    sides: Callable[[slice], tuple[Side, ...]]
+    slope: float = 1.0
+    offset: float = 0.0
 
 
 class ExactSearch:
-    """Versions and their rows, searched by exact cosine. One thread at a time may change them.
+    """Versions and their rows, searched by exact scores. One thread at a time may change them.
 
     Vectors are in memory, or in files in a ``folder``.
     """
@@ -423,7 +604,7 @@ class ExactSearch:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
-        self._bridges = Bridges(self.projection)
+        self._carrier = Carrier(self.projection)
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
 
@@ -450,64 +631,96 @@ class ExactSearch:
 
     def search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
         """See ``Gallery.search``."""
-        source, rows = self.space(version), self.rows
-        indexes = {} if request.exact else self.indexes
+        rows = self.rows  # before the versions: one that comes now is empty to this search
+        source = self.space(version)
         names = self._versions if request.versions is None else request.versions
-        known = [self.space(name) for name in dict.fromkeys(names)]
-        targets = [space for space in known if len(rows.get(space.name, ()))]
+        spaces = [self.space(name) for name in dict.fromkeys(names)]
         unit_queries = checked_vectors(queries, source.width, version)
-        allowed = [rows[space.name].allowed(request.where) for space in targets]
+
+        def sides(space: VersionSpace, part: slice) -> tuple[Side, ...]:
+            return (Side(self._carrier.carried(unit_queries[part], source, space)),)
+
+        asked = [_Asked(space.name, partial(sides, space)) for space in spaces]
+        return self._answers(rows, asked, len(unit_queries), request)
+
+    def ask(self, questions: Sequence[Question], request: SearchRequest) -> list[list[Hit]]:
+        """See ``Gallery.ask``."""
+        wanted = None if request.versions is None else {self.space(name).name for name in request.versions}
+        for question in questions:
+            check_width(question, self.space(question.version))
+        asked = [
+            _Asked(one.version, partial(_sides, one), one.slope, one.offset)
+            for one in questions
+            if wanted is None or one.version in wanted
+        ]
+        return self._answers(self.rows, asked, len(questions[0].own), request)
+
+    def _answers(
+        self, rows: Mapping[str, Rows], asked: Sequence[_Asked], queries: int, request: SearchRequest
+    ) -> list[list[Hit]]:
+        """The best of all versions that are asked, for each query."""
+        indexes = {} if request.exact else self.indexes
+        held = [one for one in asked if len(rows.get(one.version, ()))]
+        allowed = [rows[one.version].allowed(request.where) for one in held]
         hits: list[list[Hit]] = []
-        for start in range(0, len(unit_queries), _QUERIES):
-            part = unit_queries[start : start + _QUERIES]
+        for start in range(0, queries, _QUERIES):
+            part = slice(start, min(start + _QUERIES, queries))
             live = [
-                _Target(name, rows[name], mask, self._bridges.carried(part, source, space), indexes.get(name))
-                for (name, _, _), space, mask in zip(targets, targets, allowed, strict=True)
+                _Target(name, rows[name], mask, sides(part), indexes.get(name), slope, offset)
+                for (name, sides, slope, offset), mask in zip(held, allowed, strict=True)
             ]
-            hits += _nearest(live, len(part), int(request.k))
+            hits += _best(live, part.stop - part.start, int(request.k), request.min_score)
         return hits
 
 
-def _nearest(live: list[_Target], queries: int, k: int) -> list[list[Hit]]:
-    """The k best of all versions for each query."""
+def _sides(question: Question, part: slice) -> tuple[Side, ...]:
+    """The sides of a question's score for some of its queries."""
+    own = Side(question.own[part].astype(np.float64), 1 - question.weight)
+    if question.map is None or question.new is None:
+        return (own,)
+    return own, Side(question.new[part].astype(np.float64), question.weight, question.map)
+
+
+def _best(live: list[_Target], queries: int, k: int, least: float | None) -> list[list[Hit]]:
+    """The k best of all versions for each query, of those with at least the score ``least``."""
     found = []
     for target in live:
         query, row = target.candidates(k)
         if len(live) == queries == 1 and len(row) <= _FEW_ROWS:
-            return [_nearest_of_few(target, row, k)]
-        if len(target.rows.parts) > 1:  # they are read segment by segment
+            return [_best_of_few(target, row, k, least)]
+        if len(target.rows.parts) > 1 or target.has_map:  # they are read segment by segment
             order = row.argsort()
             query, row = query[order], row[order]
+        score = target.scores(query, row)
+        if least is not None:
+            reached = score.astype(np.float64) >= least
+            query, row, score = query[reached], row[reached], score[reached]
+        if target.has_map and target.quick is not None:  # many candidates were scored for each hit
+            chosen = np.sort(first_of_each(query, score, row, k))
+            query, row, score = query[chosen], row[chosen], score[chosen]
         number = target.rows.numbers(row) if len(live) > 1 else row  # rows of one version are in this order
-        found.append((query, _cosines(target, query, row), number, *target.rows.labels(row)))
+        found.append((query, score, target.ranks(score), number, *target.rows.labels(row)))
     if not found:
         return [[] for _ in range(queries)]
     versions = np.repeat(np.array([target.name for target in live], np.object_), [len(part[0]) for part in found])
-    query, cosine, number, ids, texts = (_joined(list(part)) for part in zip(*found, strict=True))
-    best = first_of_each(query, cosine, number, k)
-    hits = _hits(ids[best], cosine[best], versions[best].tolist(), texts[best])
+    query, score, rank, number, ids, texts = (_joined(list(part)) for part in zip(*found, strict=True))
+    best = first_of_each(query, rank, number, k)
+    hits = _hits(ids[best], score[best], versions[best].tolist(), texts[best])
     ends = np.searchsorted(query[best], np.arange(queries + 1)).tolist()
     return [hits[start:end] for start, end in pairwise(ends)]
 
 
-def _nearest_of_few(target: _Target, row: Indices, k: int) -> list[Hit]:
+def _best_of_few(target: _Target, row: Indices, k: int, least: float | None) -> list[Hit]:
     """The same for one query and few candidates, in few steps: after an index search little is left in the cache."""
     row.sort()
-    cosine = paired_cosines(target.rows.vectors(row), target.queries)
-    best = (-cosine).argsort(kind="stable")[:k]
+    score = target.scores_of_few(row)
+    best = (-score).argsort(kind="stable")[:k]
+    if least is not None:
+        best = best[score[best].astype(np.float64) >= least]
     ids, texts = target.rows.labels(row)
-    return _hits(ids[best], cosine[best], repeat(target.name), texts[best])
+    return _hits(ids[best], score[best], repeat(target.name), texts[best])
 
 
-def _hits(ids: Objects, cosine: Floats, versions: Iterable[str], texts: Objects) -> list[Hit]:
-    columns = zip(ids.tolist(), cosine.tolist(), versions, all_parsed(texts.tolist()))  # noqa: B905  one may repeat
+def _hits(ids: Objects, score: Floats, versions: Iterable[str], texts: Objects) -> list[Hit]:
+    columns = zip(ids.tolist(), score.tolist(), versions, all_parsed(texts.tolist()))  # noqa: B905  one may repeat
     return list(map(tuple.__new__, repeat(Hit), columns))  # as Hit(...), in half the time
-
-
-def _cosines(target: _Target, query: Indices, row: Indices) -> Floats:
-    """[pairs]: exact cosines, some pairs at a time."""
-    size = 1 + CELLS // target.rows.width
-    parts = [slice(start, start + size) for start in range(0, max(1, len(row)), size)]
-    return np.concatenate(
-        [exact_cosines(target.rows.vectors(row[part]), target.queries, query[part]) for part in parts]
-    )

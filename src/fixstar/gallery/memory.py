@@ -16,6 +16,7 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
+    Question,
     SearchRequest,
     Vectors,
     VersionSpace,
@@ -76,6 +77,9 @@ class MemoryGallery(Gallery):
 
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
         return self._open().search(version, queries, request)
+
+    def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
+        return self._open().ask(questions, request)
 
     def _build_index(self, versions: list[str]) -> None:
         """Nothing to do: search is always exact."""

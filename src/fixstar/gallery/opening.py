@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fixstar.errors import GalleryError
-from fixstar.gallery.addresses import QDRANT_SCHEMES, parse_qdrant_address
+from fixstar.errors import GalleryError, NextStep
+from fixstar.gallery.addresses import QDRANT_SCHEMES
 from fixstar.gallery.memory import MemoryGallery
 from fixstar.gallery.postgres import PostgresGallery
-from fixstar.gallery.qdrant import QdrantGallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import Gallery
 
@@ -22,7 +21,6 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
     not in memory.
 
     postgresql://user:password@host:port/database?gallery=NAME is a schema of a PostgreSQL database.
-    qdrant://host:port?prefix=NAME, or qdrant+https://..., is a set of collections on a Qdrant server.
 
     >>> with open_gallery(":memory:") as gallery:
     ...     gallery.create_version("v1", 3)
@@ -36,9 +34,12 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
         return SqliteGallery(url, create=create, read_only=read_only, map_vectors=os.environ.get(MAP_VECTORS) or None)
     if scheme in ("postgresql", "postgres"):
         return PostgresGallery(str(url), create=create, read_only=read_only)
+    kept = 'the path of an SQLite file, ":memory:" or postgresql://...'
     if scheme in QDRANT_SCHEMES:
-        server, options = parse_qdrant_address(str(url))
-        return QdrantGallery(server, create=create, read_only=read_only, **options)
-    raise GalleryError(  # without the rest, which may hold a password
-        f'{scheme}://... is not a gallery; use the path of an SQLite file, ":memory:", postgresql://... or qdrant://...'
-    )
+        source = f"{scheme}://host:6333?collection=NAME"
+        raise GalleryError(
+            f"a gallery cannot be kept in Qdrant; use {kept}. A collection there can be read: import its vectors into "
+            f"a gallery as {source}, or bridge from it to another model",
+            NextStep("import-vectors", {"file": source, "name": ...}, "copies the collection's vectors"),
+        )
+    raise GalleryError(f"{scheme}://... is not a gallery; use {kept}")  # the rest may hold a password

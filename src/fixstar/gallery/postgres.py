@@ -4,8 +4,12 @@ Every call asks the server, so everybody sees at once what anybody wrote. Thread
 connections, which are reopened after the server restarted. One writes at a time, others wait; searches never wait.
 
 The server ranks by its own inner product, in float32, and returns a few more than k rows. Their cosines are computed
-again in float64 (``ranking.exact_cosines``). While the last row may still tie with the k-th, or the filter left too
+again in float64 (``ranking.exact_products``). While the last row may still tie with the k-th, or the filter left too
 few, four times as many are requested; so ties and filters come out as in memory.
+
+A question with a map is different: the server knows only the stored vectors. It finds max(100, 10 k) candidates by the
+question's own queries, and these are scored in full here. So an exact search of this kind misses an item that only the
+map would bring to the front.
 
 gallery     one row: the format, and ``written``, the number of the last item. Writers lock this row first, so one
             writes at a time and numbers grow in the order of writing; readers never wait for it
@@ -28,6 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,17 +44,19 @@ from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableErr
 from fixstar.gallery.addresses import PostgresAddress, parse_postgres_address
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.ranking import Bridges, Candidate, best_hits, exact_cosines
+from fixstar.gallery.ranking import Candidate, Carrier, as_scores, best_hits, exact_products, scored
 from fixstar.gallery.store import (
     Floats,
     Gallery,
     Hit,
     IndexState,
     Item,
+    Question,
     SearchRequest,
     Vectors,
     VersionSpace,
     check_new_version,
+    check_width,
     checked_vectors,
     is_unicode,
     known_version,
@@ -581,29 +588,34 @@ class _Version(NamedTuple):
     space: VersionSpace
 
 
-class _Request(NamedTuple):
-    """What is searched in one version: the queries [N, width] in its space, and the filter."""
+class _Filter(NamedTuple):
+    """A filter: what the server decides of it, and the whole of it."""
 
-    version: _Version
-    queries: NDArray[np.float64]
-    k: int
     narrowing: Narrowing
     test: Callable[[Payload], bool] | None
-    approximate: bool
 
 
-def _nearest(db: Database, request: _Request) -> list[Candidate]:
+class _Asked(NamedTuple):
+    """What the vectors of one version are asked: a question with queries in float64, and how many candidates."""
+
+    version: _Version
+    question: Question
+    k: int
+
+
+def _nearest(db: Database, asked: _Asked, where: _Filter, approximate: bool) -> list[Candidate]:
     """The k nearest of each query among the vectors of one version, and some others."""
     found: list[Candidate] = []
-    limit, approximate = request.k + _MORE, request.approximate
-    pending = list(range(len(request.queries)))
+    limit = asked.k + _MORE
+    pending = list(range(len(asked.question.own)))
     while pending:
         if approximate and limit > _EF_SEARCH:
             db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(min(limit, _EF_MOST)),))
-        block = max(1, min(_QUERIES, _NUMBERS // (limit * request.version.space.width)))
+        block = max(1, min(_QUERIES, _NUMBERS // (limit * asked.version.space.width)))
         incomplete: list[int] = []
         for start in range(0, len(pending), block):
-            for query, here in _ask(db, request, pending[start : start + block], limit, approximate).items():
+            places = pending[start : start + block]
+            for query, here in _fetch(db, asked, where, places, limit, approximate).items():
                 if here is None:
                     incomplete.append(query)
                 else:
@@ -614,32 +626,71 @@ def _nearest(db: Database, request: _Request) -> list[Candidate]:
     return found
 
 
-def _ask(
-    db: Database, request: _Request, places: list[int], limit: int, approximate: bool
+def _fetch(
+    db: Database, asked: _Asked, where: _Filter, places: list[int], limit: int, approximate: bool
 ) -> dict[int, list[Candidate] | None]:
     """The candidates of some queries; None if a vector outside the answer may be among the k nearest."""
-    number, space = request.version
-    text = candidates_query(number, space.width, len(places), limit, request.narrowing.text, approximate)
-    values = [*map(vector_text, request.queries[places].astype(np.float32)), *request.narrowing.values]
+    number, space = asked.version
+    own = asked.question.own
+    text = candidates_query(number, space.width, len(places), limit, where.narrowing.text, approximate)
+    values = [*map(vector_text, own[places].astype(np.float32)), *where.narrowing.values]
     rows = db.execute(text, values, binary=True).fetchall()
     query = np.array([places[row[0]] for row in rows], np.intp)
     vectors = _read_vectors([row[5] for row in rows], space.width)
-    cosines = exact_cosines(vectors, request.queries, query, np.arange(len(rows))).tolist()
+    cosines = as_scores(exact_products(vectors, own, query))
+    scores = cosines
+    if asked.question.map is not None:
+        scores = full_scores(asked.question, vectors, query, np.array([row[1] for row in rows], np.int64))
+    ranks = asked.question.slope * scores.astype(np.float64) + asked.question.offset
     found: dict[int, list[Candidate]] = {place: [] for place in places}
+    near: dict[int, list[float]] = {place: [] for place in places}  # the cosines of those found
     returned, floor = Counter(query.tolist()), dict.fromkeys(places, np.inf)  # the server's lowest score
-    for (place, row, distance, name, payload, _), cosine in zip(rows, cosines, strict=True):
+    columns = zip(rows, cosines.tolist(), scores.tolist(), ranks.tolist(), strict=True)
+    for (place, row, distance, name, payload, _), cosine, score, rank in columns:
         q = places[place]
         floor[q] = min(floor[q], -distance)
-        if request.test is None or request.test(parsed(payload)):
-            found[q].append(Candidate(q, name, space.name, cosine, row, payload))
+        if where.test is None or where.test(parsed(payload)):
+            found[q].append(Candidate(q, name, space.name, score, rank, row, payload))
+            near[q].append(cosine)
     rounding = 4e-6 * max(1.0, space.width**0.5 / 8)  # of a dot product in float32, with a margin
 
     def is_complete(q: int) -> bool:
-        best = sorted((one.score for one in found[q]), reverse=True)[: request.k]
-        enough = len(best) == request.k
+        best = sorted(near[q], reverse=True)[: asked.k]
+        enough = len(best) == asked.k
         return enough if approximate else returned[q] < limit or (enough and floor[q] < best[-1] - rounding)
 
     return {q: here if is_complete(q) else None for q, here in found.items()}
+
+
+def _wide(question: Question) -> Question:
+    """The same with queries in float64."""
+    new = None if question.new is None else question.new.astype(np.float64)
+    return replace(question, own=question.own.astype(np.float64), new=new)
+
+
+def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], number: NDArray[np.int64]) -> Floats:
+    """[pairs]: the scores of stored vectors [pairs, width], each for one of a question's queries.
+
+    ``number`` [pairs] says whose vectors they are: one that several queries found is mapped once.
+    """
+    sums = (1 - question.weight) * exact_products(vectors, question.own, query)
+    if question.map is not None and question.new is not None and len(vectors):
+        _, first, inverse = np.unique(number, return_index=True, return_inverse=True)
+        mapped = question.map(vectors[first])[inverse]
+        sums += question.weight * exact_products(mapped, question.new, query)
+    return as_scores(sums)
+
+
+def _answers(db: Database, asked: Sequence[_Asked], queries: int, request: SearchRequest) -> list[list[Hit]]:
+    """The best of all versions that are asked, for each query, in one snapshot: an item that moves is found once."""
+    where = _Filter(narrowing(request.where), None if request.where is None else payload_test(request.where))
+    indexed = set() if request.exact else {row[0] for row in db.execute(_INDEXES) if row[5]}
+    found: list[Candidate] = []
+    for one in asked:
+        number = one.version.number
+        by_index = number in indexed and not _leaves_few(db, number, where.narrowing)
+        found += _nearest(db, one, where, by_index)
+    return best_hits(found, queries, request, lambda candidate: parsed(candidate.source))
 
 
 def _leaves_few(db: Database, number: int, narrowed: Narrowing) -> bool:
@@ -781,7 +832,7 @@ class PostgresGallery(Gallery):
         self.read_only = read_only
         _prepare(self.address, create, read_only, wait)
         self._pool = Pool(self.address, wait, read_only, connections)
-        self._bridges = Bridges(self.projection)
+        self._carrier = Carrier(self.projection)
         self._known: dict[str, _Version] = {}
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
@@ -839,23 +890,33 @@ class PostgresGallery(Gallery):
             return _items_of(db, names)
 
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
-        asked, narrowed, k = request.versions, narrowing(request.where), int(request.k)
-        test = None if request.where is None else payload_test(request.where)
+        chosen = request.versions
         while True:
             source = self._version(version).space
             unit_queries = checked_vectors(queries, source.width, version)
-            targets = list(self._known.values()) if asked is None else [self._version(n) for n in dict.fromkeys(asked)]
-            carried = [self._bridges.carried(unit_queries, source, target.space) for target in targets]
+            names = list(self._known) if chosen is None else list(dict.fromkeys(chosen))
+            targets = [self._version(name) for name in names]
+            asked = []
+            for target in targets:
+                own = self._carrier.carried(unit_queries, source, target.space)
+                asked.append(_Asked(target, Question(target.space.name, own), int(request.k)))
             with self._pool.transaction(READ) as db:
-                self._known = live = _all_versions(db)
-                if asked is None and len(live) > len(targets):
-                    continue  # a version was added since: its bridge is made while nothing is held on the server
-                indexed = set() if request.exact else {row[0] for row in db.execute(_INDEXES) if row[5]}
-                found: list[Candidate] = []
-                for target, here in zip(targets, carried, strict=True):
-                    by_index = target.number in indexed and not _leaves_few(db, target.number, narrowed)
-                    found += _nearest(db, _Request(target, here, k, narrowed, test, by_index))
-            return best_hits(found, len(unit_queries), k, lambda one: parsed(one.source))
+                self._known = _all_versions(db)
+                if chosen is None and len(self._known) > len(targets):
+                    continue  # a version was added since: its matrix is made while nothing is held on the server
+                return _answers(db, asked, len(unit_queries), request)
+
+    def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
+        wanted = None if request.versions is None else {self._version(name).space.name for name in request.versions}
+        asked = []
+        for question in questions:
+            target = self._version(question.version)
+            check_width(question, target.space)
+            if wanted is None or question.version in wanted:
+                candidates = int(request.k) if question.map is None else scored(int(request.k))
+                asked.append(_Asked(target, _wide(question), candidates))
+        with self._pool.transaction(READ) as db:
+            return _answers(db, asked, len(questions[0].own), request)
 
     def _version(self, name: str) -> _Version:
         """A version as of the last look; versions are read again if this one is missing."""

@@ -1,11 +1,12 @@
-"""Exact cosines: the k highest of each query among many rows, and queries of one version in another one's space.
+"""Exact scores: the k highest of each query among many rows, and queries of one version in another one's space.
 
-A product in float32 finds the candidates: everything within rounding of the k-th best. Their cosines are then computed
-again in float64, each from its own two vectors alone, and rounded to float32. So a result does not depend on the
-size of the batch, on the place of a row or on the number of threads, and equal vectors have equal scores.
+A score is a product of two vectors, a cosine, or a weighted sum of two such products (``store.Question``). Products in
+float32 find the candidates: everything within rounding of the k-th best. Their scores are then computed again in
+float64, each from its own vectors alone, and rounded to float32. So a result does not depend on the size of the
+batch, on the place of a row or on the number of threads, and equal vectors have equal scores.
 
 A query of version t meets the vectors of version k through one small matrix, B = Q_t^T Q_k, made once per pair
-(``geometry.carry``). Versions never change, so bridges are never rebuilt.
+(``geometry.carry``). Versions never change, so it is never made again (``Carrier``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.gallery.filters import Payload
-from fixstar.gallery.store import Floats, Hit, VersionSpace
+from fixstar.gallery.store import Floats, Hit, SearchRequest, VersionSpace
 from fixstar.geometry import carry, short_basis
 
 CELLS = 1 << 22  # cosines at once: 16 MiB
@@ -35,19 +36,36 @@ Indices = NDArray[np.intp]
 
 
 class Block(NamedTuple):
-    """Rows to search: ``vectors`` [n, s], numbered from ``start``; ``allowed`` [n] excludes rows."""
+    """Rows to search, numbered from ``start``: the matrices [n, s] that queries are multiplied with, one or several.
+
+    ``allowed`` [n] excludes rows.
+    """
 
     start: int
-    vectors: Floats
+    vectors: tuple[Floats, ...]
     allowed: NDArray[np.bool_] | None = None
 
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return len(self.vectors[0])
 
-def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indices, Indices]:
-    """Pairs (query, row) that include the k nearest rows of each query [N, s] in all blocks, and few others."""
-    slack = np.float32(1e-6 * max(1.0, queries.shape[1] ** 0.5 / 8))  # float32 rounding of a dot product, with a margin
-    if len(queries) == 1:
-        return _candidates_of_one(list(blocks), queries[0], k, slack)
-    floor = np.full(len(queries), -2, np.float32)  # k rows at least reach it
+    def part(self, some: slice) -> Block:
+        """Some of its rows."""
+        vectors = tuple([matrix[some] for matrix in self.vectors])
+        return Block(self.start + some.start, vectors, None if self.allowed is None else self.allowed[some])
+
+
+def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tuple[Indices, Indices]:
+    """Pairs (query, row) that include the k best rows of each query in all blocks, and few others.
+
+    ``queries`` are matrices [N, s], one for each matrix of a block; a score is the sum of the products with them.
+    """
+    width = sum(one.shape[1] for one in queries)
+    slack = np.float32(1e-6 * max(1.0, width**0.5 / 8))  # float32 rounding of a dot product, with a margin
+    if len(queries[0]) == 1:
+        return _candidates_of_one(list(blocks), [one[0] for one in queries], k, slack)
+    floor = np.full(len(queries[0]), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
     for start, scores in _scores(blocks, queries):
         floor = np.maximum(floor, _kth_at_least(scores, k))
@@ -60,38 +78,43 @@ def candidates(blocks: Iterable[Block], queries: Floats, k: int) -> tuple[Indice
     return query[kept], row[kept]
 
 
-def _candidates_of_one(blocks: Sequence[Block], query: Floats, k: int, slack: np.float32) -> tuple[Indices, Indices]:
-    """The same for one query [s]: all rows are scored before any are chosen."""
+def _candidates_of_one(
+    blocks: Sequence[Block], query: Sequence[Floats], k: int, slack: np.float32
+) -> tuple[Indices, Indices]:
+    """The same for one query, vectors [s]: all rows are scored before any are chosen."""
     scores = _scores_of_one(blocks, query)
     floor = max(np.float32(-2), _kth_at_least(scores[None], k)[0])
     place = np.flatnonzero(scores >= floor - slack)
-    ends = np.cumsum([len(block.vectors) for block in blocks], dtype=np.intp)
-    shifts = np.array([block.start + len(block.vectors) for block in blocks], np.intp) - ends
+    ends = np.cumsum([block.size for block in blocks], dtype=np.intp)
+    shifts = np.array([block.start + block.size for block in blocks], np.intp) - ends
     return np.zeros(len(place), np.intp), place + shifts[np.searchsorted(ends, place, "right")]
 
 
-def _scores(blocks: Iterable[Block], queries: Floats) -> Iterator[tuple[int, Floats]]:
-    """The cosines [N, n] of several queries [N, s] with all rows, in pieces that stay small, and where each starts."""
-    step = max(GROUP, CELLS // max(1, len(queries)) // GROUP * GROUP)
+def _scores(blocks: Iterable[Block], queries: Sequence[Floats]) -> Iterator[tuple[int, Floats]]:
+    """The scores [N, n] of several queries with all rows, in pieces that stay small, and where each starts."""
+    step = max(GROUP, CELLS // max(1, len(queries[0])) // GROUP * GROUP)
     for block in blocks:
-        for first in range(0, len(block.vectors), step):
-            part = slice(first, first + step)
-            scores = queries @ block.vectors[part].T
-            if block.allowed is not None:
-                np.copyto(scores, -np.inf, where=~block.allowed[part])
-            yield block.start + first, scores
+        for first in range(0, block.size, step):
+            piece = block.part(slice(first, first + step))
+            scores = queries[0] @ piece.vectors[0].T
+            for asked, matrix in zip(queries[1:], piece.vectors[1:], strict=True):
+                scores += asked @ matrix.T
+            if piece.allowed is not None:
+                np.copyto(scores, -np.inf, where=~piece.allowed)
+            yield piece.start, scores
 
 
-def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Floats:
-    """The cosines of one query [s] with the rows of all blocks, one block behind the other.
+def _scores_of_one(blocks: Sequence[Block], query: Sequence[Floats]) -> Floats:
+    """The scores of one query, vectors [s], with the rows of all blocks, one block behind the other.
 
     Threads share the rows out piece by piece. The threads of a BLAS would split every block evenly and wait for the
     slowest, which on a busy machine costs more than the product. Here nobody waits: what a thread that has no core took
     and did not finish is done again.
     """
-    numbers = len(query) * sum(len(block.vectors) for block in blocks)
-    threads = min(_THREADS, max(1, numbers // (2 * CHUNK)))
-    pieces = list(_pieces(blocks, max(1, CHUNK // len(query)), threads))
+    width = sum(map(len, query))
+    rows = sum([block.size for block in blocks])
+    threads = min(_THREADS, max(1, width * rows // (2 * CHUNK)))
+    pieces = list(_pieces(blocks, rows, max(1, CHUNK // width), threads))
     waiting: Iterator[int] = iter(range(len(pieces)))
     scores: list[Floats | None] = [None] * len(pieces)
 
@@ -106,30 +129,38 @@ def _scores_of_one(blocks: Sequence[Block], query: Floats) -> Floats:
     return np.concatenate(done) if done else np.empty(0, np.float32)
 
 
-def _pieces(blocks: Sequence[Block], least: int, threads: int) -> Iterator[Block]:
-    """The rows in pieces that get smaller, so that all threads finish at about the same time."""
-    left = sum(len(block.vectors) for block in blocks)
-    for start, vectors, allowed in blocks:
+def _pieces(blocks: Sequence[Block], left: int, least: int, threads: int) -> Iterator[Block]:
+    """All rows, ``left`` of them, in pieces that get smaller, so that all threads finish at about the same time."""
+    for block in blocks:
         first = 0
-        while first < len(vectors):
+        size = block.size
+        while first < size:
             part = slice(first, first + min(_LARGEST * least, max(least, left // (4 * threads))))
-            yield Block(start + first, vectors[part], None if allowed is None else allowed[part])
+            yield block if part.stop - first >= size else block.part(part)
             first, left = part.stop, left - (part.stop - first)
 
 
-def _score(block: Block, query: Floats) -> Floats:
-    """[n]: the cosines of a query; if less than half of the rows are allowed, only those are read."""
-    vectors, allowed = block.vectors, block.allowed
+def _score(block: Block, query: Sequence[Floats]) -> Floats:
+    """[n]: the scores of a query; if less than half of the rows are allowed, only those are read."""
+    allowed = block.allowed
     if allowed is None:
-        return _products(vectors, query)
+        return _products(block.vectors, query)
     if 2 * np.count_nonzero(allowed) >= len(allowed):
-        return np.where(allowed, _products(vectors, query), np.float32(-np.inf))
-    scores, rows = np.full(len(vectors), -np.inf, np.float32), np.flatnonzero(allowed)
-    scores[rows] = _products(vectors.take(rows, axis=0), query)
+        return np.where(allowed, _products(block.vectors, query), np.float32(-np.inf))
+    scores, rows = np.full(block.size, -np.inf, np.float32), np.flatnonzero(allowed)
+    scores[rows] = _products([matrix.take(rows, axis=0) for matrix in block.vectors], query)
     return scores
 
 
-def _products(vectors: Floats, query: Floats) -> Floats:
+def _products(vectors: Sequence[Floats], query: Sequence[Floats]) -> Floats:
+    """[n]: the sum of the products of matrices [n, s] with a vector [s] each."""
+    total = _product(vectors[0], query[0])
+    for matrix, asked in zip(vectors[1:], query[1:], strict=True):
+        total += _product(matrix, asked)
+    return total
+
+
+def _product(vectors: Floats, query: Floats) -> Floats:
     """[n]: the products of vectors [n, s] and a query [s], tile by tile in the calling thread."""
     out, size = np.empty(len(vectors), np.float32), max(1, _TILE // len(query))
     whole = len(vectors) // size * size
@@ -154,36 +185,51 @@ def _at_least(scores: Floats, floor: Floats) -> tuple[Indices, Indices]:
     return query, place
 
 
-def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices, row: Indices | None = None) -> Floats:
-    """[pairs] float32: the cosines of pairs, summed in float64. Without ``row``, ``vectors`` has one row per pair."""
-    out, block = np.empty(len(query), np.float32), 1 + PRODUCTS // vectors.shape[1]
+def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices) -> Floats:
+    """[pairs] float32: the cosines of pairs; ``vectors`` has one row per pair."""
+    return as_scores(exact_products(vectors, queries, query))
+
+
+def exact_products(vectors: Floats, queries: NDArray[np.floating[Any]], query: Indices) -> NDArray[np.float64]:
+    """[pairs]: the products of pairs with queries in float64; ``vectors`` has one row per pair."""
+    out, block = np.empty(len(query)), 1 + PRODUCTS // vectors.shape[1]
     for start in range(0, len(query), block):
         part = slice(start, start + block)
-        some = vectors[part] if row is None else vectors[row[part]]
-        out[part] = paired_cosines(some, queries if len(queries) == 1 else queries[query[part]])
+        out[part] = paired_products(vectors[part], queries if len(queries) == 1 else queries[query[part]])
     return out
 
 
-def paired_cosines(vectors: Floats, queries: NDArray[np.float64]) -> Floats:
-    """[n] float32: the cosines of vectors [n, s] with a query each, or with one [1, s]."""
-    cosines: Floats = np.add.reduce(vectors * queries, axis=1).astype(np.float32)
-    return np.minimum(np.maximum(cosines, -1, out=cosines), 1, out=cosines)  # lengths are 1 only up to rounding
+def paired_products(vectors: Floats, queries: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """[n]: the products of vectors [n, s] with a query each, or with one [1, s]."""
+    products: NDArray[np.float64] = np.add.reduce(vectors * queries, axis=1)
+    return products
 
 
-def first_of_each(query: Indices, score: Floats, number: NDArray[np.int64], k: int) -> Indices:
-    """The k best pairs of each query, best first; among equals the lowest number first.
+def as_scores(products: NDArray[np.float64]) -> Floats:
+    """[n] float32: scores from -1 to 1."""
+    scores: Floats = products.astype(np.float32)
+    return np.minimum(np.maximum(scores, -1, out=scores), 1, out=scores)  # lengths are 1 only up to rounding
+
+
+def first_of_each(query: Indices, rank: NDArray[np.floating[Any]], number: NDArray[np.int64], k: int) -> Indices:
+    """The k pairs of each query with the highest ranks, best first; among equals the lowest number first.
 
     >>> first_of_each(np.array([0, 0, 0]), np.array([0.5, 0.9, 0.9], np.float32), np.array([1, 8, 7]), 2)
     array([2, 1])
     """
-    order = np.lexsort((number, -score, query))
+    order = np.lexsort((number, -rank, query))
     line = query[order]
     place = np.arange(len(order)) - np.searchsorted(line, line)
     return order[place < k]
 
 
-class Bridges:
-    """Bases and bridges of versions, made when first needed. Thread-safe.
+def scored(k: int) -> int:
+    """How many candidates, found by their own vectors, are scored in full for k hits: fewer would cost matches."""
+    return max(100, 10 * k)
+
+
+class Carrier:
+    """Carries queries from one version's space to another's. Its matrices are made when first needed. Thread-safe.
 
     ``projection`` returns P [d, m] of a version, or None if its vectors are full features.
     """
@@ -191,7 +237,7 @@ class Bridges:
     def __init__(self, projection: Callable[[str], NDArray[np.float32] | None]) -> None:
         self._projection = projection
         self._bases: dict[str, NDArray[np.float64] | None] = {}
-        self._bridges: dict[tuple[str, str], NDArray[np.float64]] = {}
+        self._matrices: dict[tuple[str, str], NDArray[np.float64]] = {}
 
     def carried(self, queries: NDArray[np.float32], source: VersionSpace, target: VersionSpace) -> NDArray[np.float64]:
         """Queries [N, source width] as [N, target width]; dot products there are cosines of full features."""
@@ -202,9 +248,9 @@ class Bridges:
         if old is None or new is None:
             return carry(wide, old, new, target.full_width)
         pair = source.name, target.name
-        if pair not in self._bridges:
-            self._bridges[pair] = carry(np.eye(source.width), old, new, target.full_width)
-        return wide @ self._bridges[pair]
+        if pair not in self._matrices:
+            self._matrices[pair] = carry(np.eye(source.width), old, new, target.full_width)
+        return wide @ self._matrices[pair]
 
     def _basis(self, name: str) -> NDArray[np.float64] | None:
         """Q [d, s] of a version."""
@@ -215,26 +261,31 @@ class Bridges:
 
 
 class Candidate(NamedTuple):
-    """An item that a server found for a query. ``number`` grows in the order of writing, ``source`` has the payload."""
+    """An item that a server found for a query.
+
+    ``rank`` orders the scores of several versions. ``number`` grows in the order of writing. ``source`` is the payload.
+    """
 
     query: int
     id: str
     version: str
     score: float
+    rank: float
     number: int
     source: Any
 
 
 def best_hits(
-    found: Iterable[Candidate], queries: int, k: int, payload: Callable[[Candidate], Payload]
+    found: Iterable[Candidate], queries: int, request: SearchRequest, payload: Callable[[Candidate], Payload]
 ) -> list[list[Hit]]:
-    """The k best of each query, equal scores in the order of writing; of an item found twice the last write counts."""
+    """The k best of each query, equal ranks in the order of writing; of an item found twice the last write counts."""
     last: dict[tuple[int, str], Candidate] = {}
     for one in found:
         if (key := (one.query, one.id)) not in last or last[key].number < one.number:
             last[key] = one
     hits: list[list[Hit]] = [[] for _ in range(queries)]
-    for one in sorted(last.values(), key=lambda one: (-one.score, one.number)):
-        if len(hits[one.query]) < k:
+    least = -2.0 if request.min_score is None else request.min_score
+    for one in sorted(last.values(), key=lambda one: (-one.rank, one.number)):
+        if one.score >= least and len(hits[one.query]) < request.k:
             hits[one.query].append(Hit(one.id, one.score, one.version, payload(one)))
     return hits

@@ -44,6 +44,7 @@ from fixstar.gallery.store import (
     Hit,
     IndexState,
     Item,
+    Question,
     SearchRequest,
     Vectors,
     VersionSpace,
@@ -521,10 +522,17 @@ class SqliteGallery(Gallery):
             return _items_of(db, names)
 
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
+        return self._searchable(request).search(version, queries, request)
+
+    def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
+        return self._searchable(request).ask(questions, request)
+
+    def _searchable(self, request: SearchRequest) -> ExactSearch:
+        """Everything that was written before this call; an approximate search starts what its indexes need."""
         self._refresh()
         if not request.exact:
             self._keeper.update_in_background()
-        return self._matrices.exact.search(version, queries, request)
+        return self._matrices.exact
 
     def _build_index(self, versions: list[str]) -> None:
         """Build the HNSW indexes; they are saved beside the file."""

@@ -10,7 +10,7 @@ import json
 import math
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
@@ -80,8 +80,63 @@ class SearchRequest:
         return cls(**options) if request is None else replace(request, **options) if options else request
 
 
+class Forward(NamedTuple):
+    """A map of stored unit vectors to unit vectors of ``width`` components; equal keys mean equal maps."""
+
+    key: str
+    width: int
+    apply: Callable[[Floats], Floats]
+
+    def __call__(self, vectors: Floats) -> Floats:
+        """[n, width]: what it makes of vectors [n, s]."""
+        made = np.asarray(self.apply(vectors))
+        if made.shape != (len(vectors), self.width) or made.dtype.kind != "f":
+            raise GalleryError(
+                f"the forward map {self.key!r} made {made.dtype} {made.shape} of {len(vectors):,} vectors; the new "
+                f"queries need real numbers [{len(vectors)}, {self.width}]"
+            )
+        lengths = np.sqrt(np.einsum("ij,ij->i", made, made, dtype=np.float64))
+        if not (np.abs(lengths - 1) < _LENGTH_TOLERANCE).all():
+            raise GalleryError(
+                f"the forward map {self.key!r} made vectors that are not of length 1; it must divide by it"
+            )
+        return made.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """How queries ask the vectors of one stored version: score = weight new . forward(z) + (1 - weight) own . z.
+
+    version   whose vectors z are asked
+    own       [N, width of that version]: queries in its own space, by which an index finds candidates. They may be
+              shorter than 1 (what a space cannot hold of a query is left out), never longer
+    new       [N, b], unit length: queries in the space that ``forward`` leads to
+    forward   carries stored unit vectors [n, width] to unit vectors [n, b]
+    key       names the map: equal keys mean equal maps. What was derived by one is used again, also by later calls
+    weight    from 0 to 1; with 0, neither ``new`` nor ``forward`` nor ``key`` is needed
+    slope     slope * score + offset ranks the items of several versions together
+    offset
+    """
+
+    version: str
+    own: Vectors
+    new: Vectors | None = None
+    forward: Callable[[Floats], Floats] | None = None
+    key: str = ""
+    weight: float = 0.0
+    slope: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def map(self) -> Forward | None:
+        """What carries stored vectors forward; None if scores do not need it."""
+        if self.weight == 0 or self.new is None or self.forward is None:
+            return None
+        return Forward(self.key, self.new.shape[1], self.forward)
+
+
 class Hit(NamedTuple):
-    """One result: the item, its exact cosine, the version whose vector was found, and the item's payload."""
+    """One result: the item, its exact score, the version whose vector was found, and the item's payload."""
 
     id: str
     score: float
@@ -95,12 +150,12 @@ def reaching(hits: list[list[Hit]], min_score: float | None) -> list[list[Hit]]:
 
 
 class SearchResult(NamedTuple):
-    """The hits of each query, best first, and the version that embedded the queries.
+    """The hits of each query, best first, and the deployed version.
 
-    Scores are cosines; if ``calibrated``, relative scores: the probability that query and item show the same class, if
-    the gallery holds the query's class. ``left_out`` are versions with vectors that these queries cannot reach: no
-    adapter connects their models. ``blend`` says whose vectors were searched with queries by two models: alpha by
-    version, 0 for that version's queries alone. ``thresholds`` are scores by version under which a hit is probably no
+    Scores are those of ``Question``, cosines where the versions share a space; if ``calibrated``, relative scores: the
+    probability that query and item show the same class, if the gallery holds the query's class. ``left_out`` are
+    versions with vectors that were not searched: no translation leads to them. ``models`` are the versions that
+    embedded the queries, the deployed one first. ``thresholds`` are scores by version under which a hit is probably no
     match, as measured by the check; empty if they were not.
     """
 
@@ -108,7 +163,7 @@ class SearchResult(NamedTuple):
     hits: list[list[Hit]]
     left_out: tuple[str, ...] = ()
     calibrated: bool = False
-    blend: Mapping[str, float] = {}
+    models: tuple[str, ...] = ()
     thresholds: Mapping[str, float] = {}
 
     def is_unlikely(self, hit: Hit) -> bool:
@@ -231,8 +286,25 @@ class Gallery(ABC):
 
         ``options`` are those of ``SearchRequest``; they override ``request``.
         """
-        wanted = SearchRequest.of(request, **options)
-        return reaching(self._search(version, queries, wanted), wanted.min_score)
+        return self._search(version, queries, SearchRequest.of(request, **options))
+
+    def ask(
+        self, questions: Sequence[Question], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+    ) -> list[list[Hit]]:
+        """The k best items of each query among the vectors of all questions' versions, best first.
+
+        Items are ranked by slope * score + offset, equal ones in the order in which they were written; the score of a
+        hit is the score itself. One question per version, all with the same N queries. ``versions`` leaves questions
+        out, and ``min_score`` hits. Questions are asked in the given order: an item that moves from one version to a
+        later one meanwhile is found once.
+
+        An exact search scores all items in full. What ``forward`` makes of stored vectors is computed at the first
+        exact search and kept in memory beside them, as much again; for items that are written later, at the next one.
+        An approximate search scores max(100, 10 k) candidates that the index finds by ``own``. It uses what is kept,
+        so an exact search beforehand makes it faster; what is not, it computes for its candidates each time.
+        A gallery on a server has the server find these candidates by ``own`` also when the search is exact.
+        """
+        return self._ask(checked_questions(questions), SearchRequest.of(request, **options))
 
     def build_index(self, version: str | None = None) -> list[IndexState]:
         """Rebuild the approximate index of a version, or of all, and wait; vectors are not touched, searches go on."""
@@ -296,6 +368,9 @@ class Gallery(ABC):
 
     @abstractmethod
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]: ...
+
+    @abstractmethod
+    def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]: ...
 
     @abstractmethod
     def _build_index(self, versions: list[str]) -> None: ...
@@ -416,6 +491,68 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> Floats:
             "image or model"
         )
     return unit_rows(array, lengths)
+
+
+def checked_questions(questions: Sequence[Question]) -> list[Question]:
+    """Questions that can be asked together, with queries of float32 or float64."""
+    if not questions:
+        raise GalleryError("there is no question, so no version would be searched; ask at least one")
+    names = [question.version for question in questions]
+    for name in names:
+        if names.count(name) > 1:
+            raise GalleryError(f"version {name!r} is asked twice; one question per version")
+    checked = [_checked_question(question) for question in questions]
+    counts = {len(question.own) for question in checked}
+    if len(counts) > 1:
+        raise GalleryError(f"all questions ask the same queries; got {sorted(counts)} of them")
+    return checked
+
+
+def _checked_question(question: Question) -> Question:
+    about = f"the question to version {question.version!r}"
+    if not 0 <= question.weight <= 1:
+        raise GalleryError(f"{about} has the weight {question.weight!r}; a weight is from 0 to 1")
+    if not (0 < question.slope < math.inf and abs(question.offset) < math.inf):
+        raise GalleryError(
+            f"{about} has slope {question.slope!r} and offset {question.offset!r}; a slope is above 0, both are finite"
+        )
+    own = _not_longer(question.own, f"own of {about}")
+    if question.weight == 0:
+        return replace(question, own=own)
+    if question.new is None or question.forward is None or not question.key:
+        raise GalleryError(
+            f"{about} has the weight {question.weight:g}, so it needs new queries, a forward map and a key for this map"
+        )
+    new = np.asarray(question.new)
+    if new.ndim != 2 or len(new) != len(own):
+        raise GalleryError(f"{about} has {len(own)} queries, so new is a matrix [{len(own)}, b]; got {new.shape}")
+    return replace(question, own=own, new=checked_vectors(new, new.shape[1], question.version))
+
+
+def _not_longer(vectors: Vectors, what: str) -> NDArray[np.floating[Any]]:
+    """Queries [N, width] of length 1 at most."""
+    array = np.asarray(vectors)
+    if array.dtype.kind not in "fiu" or array.ndim != 2:
+        raise GalleryError(f"{what} is a matrix [queries, width] of real numbers, got {array.dtype} {array.shape}")
+    lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64, casting="same_kind"))
+    if wrong := np.flatnonzero(~(lengths < 1 + _LENGTH_TOLERANCE)).tolist():
+        raise GalleryError(
+            f"{what}: query {wrong[0]} has length {lengths[wrong[0]]:.4g}, 1 is the longest. Divide by the length "
+            "(fixstar.geometry.unit)"
+        )
+    rows = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+    if len(long := np.flatnonzero(lengths > 1 + _ROUNDING)):
+        rows = rows.copy()
+        rows[long] = array[long] / lengths[long, None]
+    return rows
+
+
+def check_width(question: Question, space: VersionSpace) -> None:
+    """Refuse queries of another width than the vectors that they ask."""
+    if question.own.shape[1] != space.width:
+        raise GalleryError(
+            f"version {space.name!r} takes a matrix [queries, {space.width}] of own queries, got {question.own.shape}"
+        )
 
 
 def unit_rows(array: NDArray[Any], lengths: NDArray[np.float64]) -> Floats:

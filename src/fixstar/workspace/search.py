@@ -20,7 +20,7 @@ import numpy as np
 
 from fixstar.errors import GalleryError, InputError
 from fixstar.gallery import Gallery, Hit, Item, SearchOptions, SearchRequest, SearchResult, Vectors
-from fixstar.gallery.ranking import Bridges
+from fixstar.gallery.ranking import Carrier
 from fixstar.gallery.store import Question, reaching
 from fixstar.geometry import unit
 from fixstar.images import ImageSource
@@ -55,7 +55,7 @@ class Serving:
         self.device = device
         self._keep = keep
         self._usage = usage
-        self._carrier = Bridges(gallery.projection)
+        self._carrier = Carrier(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._verified: dict[str, float] = {}  # when each was last seen to be what it was when saved
         self._lock = threading.Lock()
