@@ -47,7 +47,7 @@ from fixstar.evaluation import (
     templates,
 )
 from fixstar.evaluation.compatibility import lower_triangle
-from fixstar.evaluation.features import blended_version, save_arrays
+from fixstar.evaluation.features import save_arrays
 from fixstar.methods import Method, Scenario, create_method
 from fixstar.models import Encoder
 from fixstar.training import (
@@ -146,18 +146,6 @@ class Searched:
         means, _ = templates(version.gallery, self.gallery.labels, self.protocol.media)
         return replace(version, queries=means, gallery=means)
 
-    def two_models(
-        self, versions: Sequence[VersionFeatures], protocols: Sequence[str], device: str | None = None
-    ) -> dict[str, NDArray[np.float64]]:
-        """C[t, k] by protocol, with the queries of t and k blended half and half (slerp) on k's gallery."""
-        matrices = {name: np.full((len(versions), len(versions)), np.nan) for name in protocols}
-        for t, new in enumerate(versions):
-            for k, old in enumerate(versions[: t + 1]):
-                both = new if k == t else blended_version(old, new, 0.5)
-                for name, matrix in matrices.items():
-                    matrix[t, k] = self.matrix([both], name, device)[0, 0]
-        return matrices
-
     def over_draws(
         self, versions: Sequence[VersionFeatures], protocol: str, counts: tuple[int, int], draws: int = 50
     ) -> dict[str, Any]:
@@ -200,7 +188,6 @@ def _rows_of(
 
 _PAIRS = ("first", "second", "same")
 _SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
-_BLENDED = 1 << 33  # numbers in the queries by two models of all pairs: beyond it they take longer than training
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
 
@@ -354,12 +341,6 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     if run.benchmark.pairs is not None:
         for name in [name for name in protocols if name.startswith("verification")]:
             protocols[name]["over_draws"] = searched.over_draws(features, name, run.benchmark.pairs)
-    one_width = len({version.width for version in features}) == 1
-    moved = any(version.adapt for version in features)  # such a gallery has no queries of its own
-    if one_width and not moved and math.comb(len(features), 2) * features[0].queries.size <= _BLENDED:
-        searches = [name for name in protocols if name in ("template", "image")]
-        for name, matrix in searched.two_models(features, searches, found_on).items():
-            protocols[f"{name}, two models"] = measured(matrix)
     if run.benchmark.partial_backfill:
         protocols["rank1"]["backfill"] = searched.backfilled(features[0], features[-1])
     result = _result(run, stream, settings, state, protocols, time.monotonic() - started)

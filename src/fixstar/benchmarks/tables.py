@@ -16,6 +16,7 @@ from fixstar.evaluation.curves import COLOURS, accuracy_curves, metric_curve
 
 _FRACTIONS = {"AC": 2, "BC": 3, "FC": 3}  # digits; the others are percent, as most tables print them
 _NOTHING = "—"
+_SLERPS = "Queries by two models in older runs, the old and the new one's halfway on the great circle (slerp):"
 
 
 def table_of(
@@ -42,9 +43,9 @@ def tables_of(comparison: Comparison) -> Iterator[tuple[str, list[str], list[lis
     rest = [name for name in comparison.columns if name not in main]
     if rest and any(line.runs for line in comparison.lines):
         yield "Also measured, not in the paper's table:", *table_of(comparison, rest)
-    if blended := list(dict.fromkeys(name for line in comparison.lines for name in line.ours if "two models" in name)):
-        title = "Queries by two models, the old and the new one's blended half and half:"
-        yield title, *table_of(comparison, METRICS[:3], blended)
+    measured = dict.fromkeys(name for line in comparison.lines for name in line.ours)
+    if slerps := [name for name in measured if name.endswith(", two models")]:
+        yield _SLERPS, *table_of(comparison, METRICS[:3], slerps)
 
 
 def figure_text(figure: Figure, column: str) -> str:
