@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"methods"},
     {"losses"},
+    {"translation"},
     {"gallery"},
     {"evaluation"},
     {"data"},
@@ -168,7 +169,7 @@ def test_no_forbidden_library_and_no_heavy_one_at_start() -> None:
 
 
 def test_serving_parts_and_the_command_line_start_without_torch() -> None:
-    parts = ["geometry", "polytopes", "evaluation", "gallery", "images", "errors", "cli"]
+    parts = ["geometry", "polytopes", "evaluation", "gallery", "translation", "images", "errors", "cli"]
     code = (
         "import importlib, sys\n"
         f"for part in {parts}:\n"
@@ -178,6 +179,23 @@ def test_serving_parts_and_the_command_line_start_without_torch() -> None:
     )
     started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert started.returncode == 0, started.stderr
+
+
+def test_a_translation_is_read_and_scores_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from fixstar.evaluation import VersionFeatures\n"
+        "from fixstar.translation import Map, Translation, load_translation, save_translation, translated\n"
+        "way = Translation('v1', 'v2', Map.linear(np.eye(3)), Map.linear(np.eye(3)), one=0.6)\n"
+        f"way = load_translation(save_translation(way, {str(tmp_path / 'way.npz')!r}))\n"
+        "one, two = (VersionFeatures(name, np.eye(3), np.eye(3)) for name in ('v1', 'v2'))\n"
+        "seen = translated(way, one, two)\n"
+        "assert np.allclose(seen.queries @ seen.gallery.T, np.eye(3))\n"
+        "import fixstar.translation.bridge\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_workspace_is_made_without_torch(tmp_path: Path) -> None:
@@ -241,7 +259,7 @@ EXPORTED = {
         "__version__",
         "bridge",
         "cross_test",
-        "load_bridge",
+        "load_translation",
         "losses",
         "open_gallery",
         "train",
@@ -294,6 +312,11 @@ EXPORTED = {
         *("VersionSpace", "Where"),
         *("calibrated_search", "copy_gallery", "export_version", "fit_calibration", "import_version"),
         *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),
+    ],
+    "fixstar.translation": [
+        *("KINDS", "Calibration", "Evidence", "Layer", "Map", "Pairs", "Threshold", "Translation", "Uncertainty"),
+        *("by_class", "choose", "fit_calibration", "fit_map", "load_translation", "paired_by_class", "pseudo_pairs"),
+        *("save_translation", "translated"),
     ],
     "fixstar.workspace": [
         *(

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from fixstar.images import Preprocessing
     from fixstar.models import Encoder, SimplexClassifier
     from fixstar.training import train_versions as train
+    from fixstar.translation import load_translation
+    from fixstar.translation.bridge import bridge
     from fixstar.workspace import Workspace
-    from fixstar.workspace.adapters.bridge import bridge
-    from fixstar.workspace.adapters.portable import load_bridge
 
 _HOMES = {  # where a name comes from, and what it is called there
     "Encoder": ("models", "Encoder"),
     "Preprocessing": ("images", "Preprocessing"),
     "SimplexClassifier": ("models", "SimplexClassifier"),
     "Workspace": ("workspace", "Workspace"),
-    "bridge": ("workspace.adapters.bridge", "bridge"),
+    "bridge": ("translation.bridge", "bridge"),
     "cross_test": ("evaluation", "cross_test"),
-    "load_bridge": ("workspace.adapters.portable", "load_bridge"),
+    "load_translation": ("translation", "load_translation"),
     "open_gallery": ("gallery", "open_gallery"),
     "train": ("training", "train_versions"),
 }
@@ -39,7 +39,7 @@ __all__ = [
     "__version__",
     "bridge",
     "cross_test",
-    "load_bridge",
+    "load_translation",
     "losses",
     "open_gallery",
     "train",

@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 
 ACTIONS = frozenset(
     {
-        "adapt",
         "add",
         "backfill",
         "check",
@@ -199,7 +198,7 @@ class DamagedItemError(GalleryError):
 
 
 class GalleryUnavailableError(GalleryError):
-    """The file or the server of a gallery does not do its part: no room, busy, not reachable, damaged."""
+    """The gallery is unavailable: no room, busy, unreachable or damaged."""
 
     type = "gallery-unavailable"
 

@@ -10,7 +10,7 @@ import pytest
 from typed import Typed, typed
 
 from fixstar.geometry import unit
-from fixstar.workspace.adapters.portable import load_bridge
+from fixstar.translation import load_translation
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = rng.standard_normal((30, 12))[labels] + 0.3 * rng.standard_normal((900, 12))
     turn = np.linalg.qr(rng.standard_normal((12, 12)))[0]
     ids, names = np.array([f"item {row}" for row in range(900)]), np.array([f"class {label}" for label in labels])
-    for name, noise in (("poor", 1.2), ("good", 0.1)):
+    for name, noise in (("poor", 2.0), ("good", 0.1)):
         vectors = unit(content + noise * rng.standard_normal(content.shape)) @ (turn if name == "good" else np.eye(12))
         np.savez(folder / f"{name}.npz", vectors=vectors, ids=ids, labels=names)
         np.save(folder / f"{name}.npy", vectors)
@@ -29,38 +29,70 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bridge(*words: str | Path) -> Typed:
-    return typed("bridge", *words, "--kinds", "procrustes, ridge")
+    return typed("bridge", *words, "--kinds", "rotation, ridge")
 
 
 def test_a_better_model_is_written_and_applied(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "bridge.npz"
     done = bridge(files / "poor.npz", files / "good.npz", "--out", out)
     assert done.code == 0
-    assert done.out.startswith("Use it: the best way, ")
-    for word in ("old model", "procrustes, queries", "ridge, blended", "re-embedded", "compatible", "bridge.npz"):
+    assert done.out.startswith("Re-embedding everything would find ")
+    assert "Use it: both sides, " in done.out
+    for word in ("old model", "the one to beat", "stored mapped forward", "query mapped back"):
         assert word in done.out
-    made = load_bridge(out)
-    assert made.card["outcome"] == "pass"
-    assert made.card["candidates"][0]["low"] > 0
+    for word in ("both sides, one model", "both sides, two models", "all re-embedded", "compatible"):
+        assert word in done.out
+    made = load_translation(out)
+    maps = made.about["maps"]
+    for word in (f"Maps: {maps['forward']} forward, {maps['backward']} backward, fitted on 540 pairs", "card.json"):
+        assert word in done.out
+    assert (made.source, made.target) == ("poor", "good")
+    assert made.about["outcome"] == "pass"
+    assert made.about["measured"][made.about["chosen"]]["low"] > 0
     again = bridge(files / "poor.npz", files / "good.npz", "--out", out)
     assert again.code == 1
     assert "never overwritten" in again.err
-    used = typed(
-        *("bridge", files / "poor.npz", files / "good.npz", "--use", out, "--out", tmp_path / "mapped.npz", "--json")
-    )
-    assert used.json["vectors"] == 900
-    with np.load(tmp_path / "mapped.npz") as mapped:
-        assert mapped["vectors"].shape == (900, 12)
+
+
+def test_vectors_of_both_sides_are_mapped(files: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bridge.npz"
+    bridge(files / "poor.npz", files / "good.npz", "--out", out)
+    way = load_translation(out)
+    sides = {"forward": ("poor", "good", way.forward), "backward": ("good", "poor", way.backward)}
+    for side, (mapped, space, part) in sides.items():
+        assert part is not None
+        into = tmp_path / f"{side}.npz"
+        words = ("bridge", files / "poor.npz", files / "good.npz", "--use", out, "--side", side, "--out", into)
+        used = typed(*words, "--json")
+        assert used.json == {"file": str(into), "vectors": 900, "width": 12, "space": space}
+        with np.load(into) as written, np.load(files / f"{mapped}.npz") as given:
+            assert written["ids"].tolist() == given["ids"].tolist()
+            np.testing.assert_allclose(written["vectors"], part(given["vectors"]), atol=1e-6)
+        assert "exists already; choose another name" in typed(*words).err
+    plain = ("bridge", files / "poor.npz", files / "good.npz", "--use", out, "--out", tmp_path / "default.npz")
+    assert typed(*plain).out.startswith("900 vectors in good's space, 12 components: ")
+
+
+def test_one_model_per_query(files: Path) -> None:
+    done = typed("bridge", files / "poor.npz", files / "good.npz", "--kinds", "ridge", "--one-model", "--json")
+    assert done.json["chosen"] == "both sides, one model"
+    assert "both sides, two models" not in done.json["measured"]
 
 
 def test_a_worse_model_is_not_used(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "bridge.npz"
-    done = typed(*("bridge", files / "good.npz", files / "poor.npz", "--kinds", "ridge", "--out", out, "--json"))
+    words = ("bridge", files / "good.npz", files / "poor.npz", "--kinds", "ridge", "--out", out)
+    done = typed(*words, "--json")
     assert done.json["outcome"] != "pass"
     assert done.json["verdict"].startswith("Keep the old model")
     assert done.code == {"refuse": 2, "missing evidence": 3}[done.json["outcome"]]
     assert out.exists() == (done.json["outcome"] != "refuse")
     assert done.json["file"] == (str(out) if out.exists() else None)
+    out.unlink(missing_ok=True)
+    alone = typed(*words, "--one-model")
+    assert alone.code == 2
+    assert "Nothing was written: the old model is better" in alone.out
+    assert not out.exists()
 
 
 def test_without_labels_it_is_unproven(files: Path) -> None:
@@ -68,6 +100,8 @@ def test_without_labels_it_is_unproven(files: Path) -> None:
     assert done.code == 3
     assert done.out.startswith("Unproven: there are no labels.")
     assert "unproven" in done.out
+    assert "neighbours" in done.out
+    assert "Judged by 180 queries among 180 items" in done.out
 
 
 @pytest.mark.parametrize("label", ["npz", "npy"])
@@ -83,6 +117,10 @@ def test_mistakes_are_one_line(files: Path, tmp_path: Path) -> None:
         (["mysql://host/db?table=x", files / "good.npz"], "postgresql:// or qdrant://"),
         ([files / "poor.npz", files / "good.npz", "--out", tmp_path / "bridge.onnx"], "saved as FILE.npz"),
         ([files / "poor.npz", files / "good.npz", "--use", files / "good.npz"], "name the file to write"),
+        (
+            [files / "poor.npz", files / "good.npz", "--use", files / "good.npz", "--out", tmp_path / "mapped.npz"],
+            "it has no card.json",
+        ),
         ([files / "poor.npz", "new.onnx"], "is a model: give images"),
     ]
     for words, told in cases:

@@ -252,9 +252,9 @@ def usual_epochs(benchmark: Benchmark, method: str) -> int:
 
 
 def usually_translated(benchmark: Benchmark, method: str) -> bool:
-    """Whether old vectors are translated if nothing is said: as the catalogue has it, else if the method is free."""
+    """Whether old vectors are translated if nothing is said: as the catalogue has it, else where they must be."""
     choice = method_choice(benchmark, method)
-    wanted = choice.create().free if choice.translate is None else choice.translate
+    wanted = choice.create().own_space if choice.translate is None else choice.translate
     return wanted and searches(benchmark)
 
 

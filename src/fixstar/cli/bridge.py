@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,14 +15,14 @@ from fixstar.errors import InputError, plural
 from fixstar.wording import percent, points
 
 if TYPE_CHECKING:
-    from fixstar.workspace.adapters.bridge import Bridged, Candidate
+    from fixstar.translation.bridge import Bridged, Measured
 
 
 @verb(
-    "fixstar bridge old.npz new.npz --labels labels.csv --out new-to-old.npz",
+    "fixstar bridge old.npz new.npz --labels labels.csv --out old-to-new.npz",
     "fixstar bridge 'postgresql://me@host/db?table=photos&id=sku' new.parquet --out bridge.npz",
     "fixstar bridge old.onnx?size=224 shop/versions/v2 --images photos --out bridge.npz",
-    "fixstar bridge old.npz new.npz --use bridge.npz --out queries.npz",
+    "fixstar bridge old.npz new.npz --use bridge.npz --out mapped.npz",
 )
 def bridge(
     old: Annotated[
@@ -33,7 +33,7 @@ def bridge(
         ),
     ],
     new: Annotated[str, typer.Argument(help="The new model's vectors, or the model; the same kinds.")],
-    out: Annotated[Path | None, typer.Option(help="Write the best bridge to this FILE.npz, unless refused.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the translation to this FILE.npz, unless refused.")] = None,
     images: Annotated[Path | None, typer.Option(help="Images for models to embed: a folder, or a CSV list.")] = None,
     labels: Annotated[
         Path | None,
@@ -42,45 +42,56 @@ def bridge(
     relevant: Annotated[
         Path | None, typer.Option(help="CSV of query and item: what each query should find, instead of labels.")
     ] = None,
-    kinds: Annotated[str | None, typer.Option(help="Adapters to try, comma separated.", show_default="all")] = None,
-    sample: Annotated[int, typer.Option(help="Maximum number of images by both models to use.")] = 8000,
+    one_model: Annotated[
+        bool, typer.Option("--one-model", help="The old model is not kept: only the new one embeds queries.")
+    ] = False,
+    kinds: Annotated[
+        str | None, typer.Option(help="Kinds of maps to try, comma separated.", show_default="all")
+    ] = None,
+    sample: Annotated[int, typer.Option(help="Maximum number of items by both models to use.")] = 8000,
     held_out: Annotated[
-        float, typer.Option(help="Share of labelled images that judge; 1: labelled ones judge, the others are fitted.")
+        float, typer.Option(help="Share of labelled items that judge; 1: labelled ones judge, the others are fitted.")
     ] = 0.4,
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all random splits.")] = 0,
     use: Annotated[
-        Path | None, typer.Option(help="Fit nothing; apply this bridge to the vectors and write them to --out.")
+        Path | None, typer.Option(help="Fit nothing; map vectors with this translation and write them to --out.")
     ] = None,
+    side: Annotated[
+        str,
+        typer.Option(help="With --use: forward maps the old vectors, backward maps the new ones to the old space."),
+    ] = "forward",
     as_json: AsJson = False,
 ) -> None:
     """Find the best way to search an old model's vectors with a new model, or say that the old one should stay.
 
-    Vectors are paired by their ids; files without ids row by row. All kinds of adapters are fitted on the pairs, on
-    queries and on stored vectors, alone and blended with old queries, and judged on held-out labelled images. The file
-    that is written works without fixstar: NumPy, ONNX, and a card. Exit code 0: better. 2: keep the old model.
-    3: unproven.
+    Vectors are paired by their ids; files without ids row by row. A translation is fitted on the pairs: stored vectors
+    are mapped forward, queries are mapped back or embedded by the old model too, and both scores are added. Held-out
+    labelled items judge it against the old model. The file that is written works without fixstar: NumPy, ONNX, and a
+    card. Exit code 0: better. 2: keep the old model. 3: unproven.
     """
-    from fixstar.workspace import GateRules
-    from fixstar.workspace.adapters.bridge import BridgeOptions
-    from fixstar.workspace.adapters.bridge import bridge as find_bridge
-    from fixstar.workspace.adapters.portable import checked_path, save_bridge
+    from fixstar.evaluation.verdicts import GateRules
+    from fixstar.translation.bridge import BridgeOptions
+    from fixstar.translation.bridge import bridge as find_bridge
+    from fixstar.translation.file import checked_path, save_translation
 
     if use is not None:
-        _apply(use, old, new, out, as_json)
+        _apply(use, old, new, side, out, as_json)
         return
     if out is not None:
         checked_path(out)  # before the work
+    chosen: dict[str, Any] = {}
+    if kinds is not None:
+        chosen["kinds"] = tuple(part.strip() for part in kinds.split(","))
     rules = GateRules(confidence, tolerance, seed)
-    chosen = {} if kinds is None else {"kinds": tuple(part.strip() for part in kinds.split(","))}
-    options = BridgeOptions(sample=sample, held_out=held_out, rules=rules, **chosen)
+    options = BridgeOptions(sample=sample, held_out=held_out, one_model=one_model, rules=rules, **chosen)
     found = find_bridge(
         old, new, labels=labels, relevant=relevant, images=images, options=options, progress=not as_json
     )
     written = out if out is not None and found.outcome != "refuse" else None
     if written is not None:
-        save_bridge(found.bridge, written)
+        save_translation(found.translation, written)
     if as_json:
         print_json({**found.to_json(), "file": None if written is None else str(written)})
     else:
@@ -90,67 +101,66 @@ def bridge(
 
 def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> None:
     print_wrapped(found.sentence, indent="")
-    if found.candidates:
+    if found.measured:
         print()
-        measured = "same\nneighbours" if found.evidence == "old neighbours" else "finds"
-        numbers: tuple[str, ...] = ("alpha", measured, "difference", "from", "to", "lost", "won")
-        if found.evidence == "old neighbours":
-            numbers = ("alpha", measured, "from", "to")
-        rows = [_row(one, found) for one in found.candidates]
-        if found.old is not None and found.evidence != "old neighbours":
-            rows.insert(0, ("old model", "", percent(found.old), *[""] * 5, "the one to beat"))
-        if found.reembedded is not None:
-            rows.append((*_row(found.reembedded, found)[:-1], "all re-embedded"))
-        print_table(("way", *numbers, "verdict"), rows, right=numbers)
+        _print_measured(found)
+        maps = [f"{kind} {side}" for side, kind in found.translation.about["maps"].items() if kind is not None]
+        chose = "" if found.chosen is None else "; as many others chose maps and weights"
         print_wrapped(
-            f"Fitted on {found.fitted_on}. Judged by {plural(found.queries, 'query')} among "
-            f"{plural(found.gallery, 'item')}; as many others chose alphas and the order. Intervals are of one way "
-            "each; the verdict is on the first",
+            f"Maps: {', '.join(maps)}, fitted on {found.fitted_on}. Judged by {plural(found.queries, 'query')} among "
+            f"{plural(found.gallery, 'item')}{chose}",
             indent="",
         )
     for kind, reason in found.left_out.items():
         print_wrapped(f"Left out: {kind}. {reason}")
     if written is not None:
-        lines = len(found.bridge.numpy_lines())
         print_wrapped(
-            f"Written: {written}. It works without fixstar: plain arrays for NumPy, bridge.onnx, and card.json with "
-            f"all figures and the {lines} lines of NumPy that apply it",
+            f"Written: {written}. It works without fixstar: plain arrays for NumPy, both maps as ONNX, and card.json "
+            "with all figures and the lines of NumPy that score with it",
             indent="",
         )
     elif out is not None:
         print("Nothing was written: the old model is better")
 
 
-def _row(one: Candidate, found: Bridged) -> tuple[Cell, ...]:
-    name, alpha = one.kind, "" if one.alpha is None else f"{one.alpha:g}"
-    if one.kind != "re-embedded":
-        name = f"{one.kind}, {one.way}"
-    if found.evidence == "old neighbours" or found.old is None:
-        return name, alpha, percent(one.result), percent(one.low), percent(one.high), one.verdict
-    figures = (points(value) for value in (one.result - found.old, one.low, one.high))
-    return (
-        *(name, alpha, percent(one.result), *figures),
-        *(f"{one.lost:,}", f"{one.won:,}"),
-        (one.verdict, STYLES[one.verdict]),
-    )
+def _print_measured(found: Bridged) -> None:
+    if found.evidence == "old neighbours":
+        heads: tuple[str, ...] = ("same\nneighbours", "from", "to", "w")
+    else:
+        heads = ("finds", "difference", "from", "to", "w", "lost", "won")
+    rows = [(name, *_figures(row), (row.verdict, STYLES.get(row.verdict, ""))) for name, row in found.measured.items()]
+    print_table(("search", *heads, "verdict"), rows, right=heads)
 
 
-def _apply(use: Path, old: str, new: str, out: Path | None, as_json: bool) -> None:
+def _figures(row: Measured) -> tuple[Cell, ...]:
+    weight = "" if row.weight is None else f"{row.weight:g}"
+    if row.difference is None:
+        return percent(row.finds), percent(row.low), percent(row.high), weight
+    if row.verdict == "the one to beat":
+        return percent(row.finds), "", "", "", weight, "", ""
+    interval = (points(row.difference), points(row.low), points(row.high))
+    return percent(row.finds), *interval, weight, f"{row.lost:,}", f"{row.won:,}"
+
+
+def _apply(use: Path, old: str, new: str, side: str, out: Path | None, as_json: bool) -> None:
     import numpy as np
 
-    from fixstar.workspace.adapters.bridge import apply_bridge
-    from fixstar.workspace.adapters.portable import load_bridge
+    from fixstar.translation import load_translation
+    from fixstar.translation.bridge import apply_translation
 
     if out is None or out.suffix != ".npz":
         raise InputError("name the file to write: --out FILE.npz")
-    made = load_bridge(use)
-    ids, vectors = apply_bridge(made, old, new)
+    if out.exists():
+        raise InputError(f"{out} exists already; choose another name")
+    way = load_translation(use)
+    ids, vectors = apply_translation(way, old, new, side)
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:
             np.savez(file, vectors=vectors, ids=np.array(ids))
 
     replace_file(out, write)
-    report = {"file": str(out), "vectors": len(ids), "width": vectors.shape[1], "space": made.adapter.target}
-    told = f"{plural(len(ids), 'vector')} in {made.adapter.target}'s space, {vectors.shape[1]} components: {out}"
+    space = way.target if side == "forward" else way.source
+    report = {"file": str(out), "vectors": len(ids), "width": vectors.shape[1], "space": space}
+    told = f"{plural(len(ids), 'vector')} in {space}'s space, {vectors.shape[1]} components: {out}"
     print_result(as_json, report, told)

@@ -22,11 +22,10 @@ class Command(NamedTuple):
 # An argument that is neither positional nor named here is an option of its own name: plan_only is --plan-only.
 COMMANDS: dict[str, Command] = {
     "add": Command("add", ("model",)),
-    "adapt": Command("adapt", ("version",), {"queries_by": "--for"}),
     "backfill": Command("backfill"),
     "check": Command("check", ("version",)),
     "delete-items": Command("gallery delete", ("id",)),
-    "deploy": Command("deploy", ("version",)),
+    "deploy": Command("deploy", ("version",), {}),
     "drop": Command("drop", ("version",)),
     "evaluate": Command("evaluate", ("data",)),
     "grow": Command("grow", ("count",)),
@@ -46,6 +45,8 @@ COMMANDS: dict[str, Command] = {
 }
 PLACEHOLDERS = {
     "force": '"REASON"',
+    "images": "IMAGES",
+    "pairs": "FILE.npz",
     "data": "LABELLED_IMAGES",
     "items": "IMAGES",
     "model": "MODEL",

@@ -1,14 +1,14 @@
-"""fixstar check, deploy, rollback, backfill, adapt: how a version goes into use over vectors of older ones."""
+"""fixstar check, deploy, rollback, backfill: how a version goes into use over vectors of older ones."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,13 +16,16 @@ import fixstar
 from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, verb
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
-from fixstar.errors import InputError, NextStep, plural
+from fixstar.errors import NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.wording import percent, points
+from fixstar.workspace.checks import gain_sentence
 
 if TYPE_CHECKING:
-    from fixstar.workspace import Adapted, Backfilled, Check
+    from fixstar.workspace import Backfilled, Check
     from fixstar.workspace.backfill.planning import PlannedBackfill, PredictedCurve
+    from fixstar.workspace.checks import CheckedCell
+    from fixstar.workspace.workspace import Status
 
 EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
 LOST_SHOWN = 5  # lost queries that are named
@@ -33,6 +36,7 @@ KEPT_SHOWN = 20  # items that keep their old vectors, named
     "fixstar check v2 -w shop",
     "fixstar check -w shop --data photos/held-out --tolerance 0.01",
     "fixstar check -w shop --data photos/autumn --name autumn",
+    "fixstar check v2 -w shop --images photos/unlabelled",
     "fixstar check v3 -w shop --confidence 0.99 --json",
 )
 def check(
@@ -57,10 +61,19 @@ def check(
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
-    blend: Annotated[
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Images without labels for both models to embed: translations are fitted on them too."),
+    ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="FILE.npz with arrays old and new: vectors by both models to fit on.")
+    ] = None,
+    sample: Annotated[int, typer.Option(help="Maximum number of items that a translation is fitted on.")] = 8000,
+    refit: Annotated[bool, typer.Option("--refit", help="Fit translations again.")] = False,
+    weight: Annotated[
         float | None,
         typer.Option(
-            help="Judge queries by two models at this alpha, from 0 (old query) to 1 (new query).",
+            help="Judge translations at this weight, from 0 (the old space alone) to 1 (the new space alone).",
             show_default="half of the queries choose it",
         ),
     ] = None,
@@ -69,21 +82,28 @@ def check(
     history: Annotated[bool, typer.Option("--history", help="List all checks of the version; test nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Test a version's queries on the galleries of all versions that have vectors: pass, or refuse with reasons.
+    """Test a version's queries on the vectors of all other versions: pass, or refuse with reasons.
 
+    Where nothing connects two models yet, a translation between them is fitted first. Half of the queries choose its
+    settings, the others judge. Shows what is found now, at once after deploying, and after embedding everything again.
     Every check is kept; one with less evidence does not replace one with more. Exit code 0: passed. 2: refused.
     3: the evidence does not decide; the output says how much is missing.
     """
     from fixstar.data import open_images
+    from fixstar.workspace import FitOptions, GateRules
+    from fixstar.workspace.pairs import unlabelled_images
 
     if history:
         _print_history(workspace, version, as_json)
         return
-    images = None if data is None or name is not None else open_images(data, split, label)
+    labelled = None if data is None or name is not None else open_images(data, split, label)
+    unlabelled = None if images is None else unlabelled_images(images)
+    fitting = FitOptions(unlabelled, pairs, sample, seed, refit)
+    rules = GateRules(confidence, tolerance, seed, weight)
     with fixstar.Workspace(workspace, device) as space:
         if name is not None:
             space.pin_images(name, data, split, label)
-        found = space.check(version, images, confidence, tolerance, seed, report, not as_json, blend)
+        found = space.check(version, labelled, rules, fitting=fitting, report=report, progress=not as_json)
     if as_json:
         print_json(found.to_json())
     else:
@@ -125,14 +145,15 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
 def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
     """What a check found, and what to do next."""
     _print_cells(found)
-    _print_blends(found)
+    for cell in found.cells:
+        print_wrapped(gain_sentence(found.version, cell), f"{cell.version}: ")
     for reason in found.reasons:
         print_wrapped(reason, "- ")
     for note in found.notes:
         print_wrapped(f"Note: {note}")
     for gallery, one in found.thresholds.items():
         print_wrapped(
-            f"Probably not in the catalogue: hits among {gallery}'s vectors with a cosine below {one.cosine:.3f}. "
+            f"Probably not in the catalogue: hits among {gallery}'s vectors with a score below {one.score:.3f}. "
             f"{percent(one.false_alarms)} of the queries with their class in the gallery have no better hit, and "
             f"{percent(one.detected)} of those without it"
         )
@@ -148,7 +169,7 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
         print(f"PASS: {found.version} may be deployed")
         steps += (NextStep("deploy", {"version": found.version}),) if found.cells else ()
     elif found.outcome == "refuse":
-        print(f"REFUSED: {found.version} would lose what the gallery finds now")
+        print(f"REFUSED: {found.version} finds fewer matches than the current model")
         forced = NextStep("deploy", {"version": found.version, "force": ...}, "deploy anyway, with a reason")
         steps += (NextStep("upgrade", {"data": ...}, "train it differently"), forced)
     else:
@@ -161,75 +182,80 @@ def _print_cells(found: Check) -> None:
     if found.self_test is None:
         return
     numbers = ("its own\nqueries", f"queries\nby {found.version}", "difference", "from", "to", "lost", "won")
-    rows: list[tuple[Cell, ...]] = [
-        (
-            cell.version,
-            *(percent(cell.self_test), percent(cell.cross_test)),
-            *(points(value) for value in (cell.difference, cell.low, cell.high)),
-            *(f"{cell.negative_flips:,}", f"{cell.positive_flips:,}"),
-            (cell.verdict, STYLES[cell.verdict]),
+    rows: list[tuple[Cell, ...]] = []
+    for cell in found.cells:
+        rows.append(
+            (
+                cell.version,
+                percent(cell.self_test),
+                percent(cell.cross_test),
+                points(cell.difference),
+                points(cell.low),
+                points(cell.high),
+                f"{cell.negative_flips:,}",
+                f"{cell.positive_flips:,}",
+                (cell.verdict, STYLES[cell.verdict]),
+            )
         )
-        for cell in found.cells
-    ]
-    own = (found.version, percent(found.self_test), *[""] * 6, "self-test")
-    print_table(("gallery", *numbers, "verdict"), [*rows, own], right=numbers)
+        rows += _one_model_row(cell)
+    own = (found.version, percent(found.self_test), *[""] * 6, "re-embedded")
+    print_table(("vectors of", *numbers, "verdict"), [*rows, own], right=numbers)
+    for cell in found.cells:
+        print_wrapped(asked_by(cell.version, cell.models))
     print_wrapped(
         f"{plural(found.queries, 'query')}, {plural(found.gallery, 'gallery image')} ({found.images}); "
         f"{100 * found.confidence:g} % confidence, differences in points"
     )
 
 
-def _print_blends(found: Check) -> None:
-    """The queries by two models, if the new version's alone do not pass, or search through an adapter."""
-    adapted = {blend.version for blend in found.blends} - set(found.against)
-    if not found.blends or (found.outcome == "pass" and not adapted):
-        return
-    numbers = ("alpha\ntried", "its own\nqueries", "blended", "difference", "from", "to", "alpha\nwith auto")
-    rows = [
-        (
-            *(blend.version, f"{blend.tried:g}", percent(blend.self_test), percent(blend.cross_test)),
-            *(points(value) for value in (blend.difference, blend.low, blend.high)),
-            *(f"{blend.alpha:g}", blend.verdict),
-        )
-        for blend in found.blends
-    ]
-    print_table(("gallery", *numbers, "verdict"), rows, right=numbers)
-    print_wrapped(
-        f"Queries by two models, {found.version}'s blended with the gallery's own; alpha 0 is the old query alone. "
-        f"{plural(found.blends[0].queries, 'query')} judged an alpha that the others chose"
-    )
+def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:
+    """What the new version's queries alone find, where two models were judged."""
+    alone = cell.one_model
+    if alone is None:
+        return []
+    figures = (points(alone.cross_test - cell.self_test), points(alone.low), points(alone.high))
+    return [("  one model", "", percent(alone.cross_test), *figures, "", "", (alone.verdict, STYLES[alone.verdict]))]
+
+
+def asked_by(name: str, models: Sequence[str]) -> str:
+    """Who embeds the queries that search a version's vectors."""
+    if len(models) > 1:
+        return f"{name}'s vectors are asked by {' and '.join(models)}: one more forward pass per query"
+    return f"{name}'s vectors are asked by {models[0]} alone"
 
 
 @verb(
     "fixstar deploy v2 -w shop",
     'fixstar deploy v2 -w shop --force "agreed with search team"',
-    "fixstar deploy v2 --blend auto -w shop",
+    "fixstar deploy v2 --queries one -w shop",
 )
 def deploy(
     version: Annotated[str, typer.Argument(help="The version to deploy.")],
     workspace: WorkspacePath = Path(),
     force: Annotated[str | None, typer.Option(help="Deploy without a passed check, for this reason.")] = None,
-    blend: Annotated[
+    queries: Annotated[
         str,
         typer.Option(
-            help="Blend queries for old vectors with the old model's: auto (what the check shows to lose nothing), an "
-            "alpha from 0 (old query) to 1 (new query), or off. One more forward pass per old model."
+            help="Who asks old vectors: checked (the models that the check chose), one (the new version alone), or old "
+            "(their own models alone, which find what they find now)."
         ),
-    ] = "off",
+    ] = "checked",
     as_json: AsJson = False,
 ) -> None:
     """Let queries and new items use a version. Old vectors stay and are searched; takes a moment at any size."""
+    from fixstar.workspace.workspace import checked_queries
+
     with fixstar.Workspace(workspace, "cpu") as space:
-        move = space.deploy(version, force, by=operator_name(), blend=_parsed_blend(blend))
-        counts, blended = space.gallery.count(), space.status().blend
+        move = space.deploy(version, force, by=operator_name(), queries=checked_queries(queries))
+        state = space.status()
         unreached = space.unreachable_vectors(version)
     if as_json:
-        print_json({**asdict(move), "unreached": unreached})
+        print_json({**asdict(move), "searched_by": state.searched_by, "unreached": unreached})
         return
-    old = sum(count for name, count in counts.items() if name != version and name not in unreached)
+    old = sum(state.vectors[name] for name in state.searched_by if name != version)
     stay = f"{plural(old, 'vector')} of older versions {'stays and is' if old == 1 else 'stay and are'} searched"
-    print_wrapped(f"{version} is deployed. {stay}{'' if blended else ' with its queries'}")
-    print_blend(blended, version)
+    print_wrapped(f"{version} is deployed. {stay}")
+    print_searched_by(state)
     _print_unreached(unreached, version)
     steps = NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")
     print(*next_lines(steps, workspace), sep="\n")
@@ -243,51 +269,38 @@ def rollback(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Return to the version deployed before, at once. No vector is changed."""
+    """Return to the version deployed before, at once. No vector is changed, and all stay searchable."""
     with fixstar.Workspace(workspace, "cpu") as space:
         move = space.rollback(by=operator_name(), to=to)
-        left, unchecked = space.rollout.left_by(move), space.unchecked_vectors(move.version)
-        unreached, blended = space.unreachable_vectors(move.version), space.status().blend
+        left = space.rollout.left_by(move)
+        unchecked = space.unchecked_vectors(move.version)
+        unreached = space.unreachable_vectors(move.version)
+        state = space.status()
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
         return
     print_wrapped(f"{move.version} is deployed again" + (f", {left} no longer" if left != move.version else ""))
-    print_blend(blended, move.version)
+    print_searched_by(state)
     steps = [NextStep("deploy", {"version": left}, f"back to {left}")] if left != move.version else []
     for name, count in unchecked.items():
         print_wrapped(f"{plural(count, 'vector')} made by {name}: searched by {move.version}'s queries too, unchecked")
     if unchecked:
         steps.append(NextStep("check", {"version": move.version}, "how well it finds those vectors"))
     _print_unreached(unreached, move.version)
-    steps += [
-        NextStep("adapt", {"version": name, "queries_by": move.version}, f"search {name}'s vectors too")
-        for name in unreached
-    ]
     for line in next_lines(steps, workspace):
         print(line)
 
 
-def _parsed_blend(text: str) -> float | Literal["auto"] | None:
-    if text in ("auto", "off"):
-        return "auto" if text == "auto" else None
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"blend is auto, off, or a number from 0 to 1; got {text!r}") from None
-
-
-def print_blend(blend: Mapping[str, float], version: str) -> None:
-    """Whose vectors are searched with queries by two models, and what that costs."""
-    for name, alpha in blend.items():
-        how = f"{version}'s and {name}'s queries blended, alpha {alpha:g}" if alpha else f"{name}'s queries alone"
-        print_wrapped(f"vectors of {name} are searched with {how}: one more forward pass per query")
+def print_searched_by(state: Status) -> None:
+    """Whose queries search the vectors of each other version, and what that costs."""
+    for name, models in state.searched_by.items():
+        if name != state.deployed:
+            print_wrapped(asked_by(name, models))
 
 
 def _print_unreached(unreached: Mapping[str, int], version: str) -> None:
     for name, count in sorted(unreached.items()):
-        print_wrapped(
-            f"Not searched: {plural(count, 'vector')} of {name}; there is no adapter for queries of {version}"
-        )
+        print_wrapped(f"Not searched: {plural(count, 'vector')} of {name}; nothing connects them with {version}")
 
 
 def operator_name() -> str:
@@ -310,7 +323,8 @@ def backfill(
     order: Annotated[
         str,
         typer.Option(
-            help="What comes first: auto (best on labelled images), gain, classes, certain, queried, oldest, random."
+            help="What comes first: auto (best on labelled images), gain, classes, certain, uncertain, queried, "
+            "oldest, random."
         ),
     ] = "auto",
     rate: Annotated[float | None, typer.Option(help="Maximum number of items per second.")] = None,
@@ -426,6 +440,9 @@ def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
     if done.measured:
         points = (f"{percent(point.accuracy)} at {point.share:.0%}" for point in done.measured)
         print_wrapped(f"Measured on the gallery: {', '.join(points)}")
+    if done.refitted:
+        names = " and ".join(done.refitted)
+        print_wrapped(f"The translation of {names}'s vectors was fitted again on these items, and finds more")
     if picture is not None:
         print(f"Picture: {picture}")
     if done.stopped:
@@ -451,93 +468,3 @@ def _backfill_json(planned: PlannedBackfill, done: Backfilled | None, picture: P
         },
         "picture": picture and str(picture),
     }
-
-
-@verb(
-    "fixstar adapt old-system -w shop",
-    "fixstar adapt old-system --for v2 --kind slerp -w shop",
-    "fixstar adapt old-system --pairs both.npz --apply stored -w shop",
-)
-def adapt(
-    version: Annotated[str, typer.Argument(help="Whose vectors to make searchable, such as an imported system's.")],
-    workspace: WorkspacePath = Path(),
-    queries_by: Annotated[
-        str | None,
-        typer.Option("--for", help="The version whose queries shall find them.", show_default="the deployed one"),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            help="procrustes, ridge, low-rank, mlp or slerp.", show_default="the one that is best on held-out pairs"
-        ),
-    ] = None,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(
-            help="FILE.npz with old and new, vectors of the same images, and labels if known.",
-            show_default="made from the stored images",
-        ),
-    ] = None,
-    apply: Annotated[
-        str, typer.Option(help="queries: adapt each query. stored: convert the stored vectors.")
-    ] = "queries",
-    sample: Annotated[int, typer.Option(help="Maximum number of items to embed; two fifths are for the gate.")] = 8000,
-    confidence: Confidence = 0.95,
-    tolerance: Tolerance = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sample and its split.")] = 0,
-    force: Annotated[str | None, typer.Option(help="Use it without a passed check, for this reason.")] = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
-) -> None:
-    """Fit an adapter between another model's vectors and a version's queries. It is used if it passes the gate.
-
-    Exit code 0: in use. 2: refused. 3: the evidence does not decide.
-    """
-    from fixstar.workspace import AdaptOptions, GateRules
-
-    rules = GateRules(confidence, tolerance, seed)
-    options = AdaptOptions(queries_by, kind, pairs, apply, force, sample, rules=rules)  # type: ignore[arg-type]
-    with fixstar.Workspace(workspace, device) as space:
-        done = space.adapt(version, options, progress=not as_json)
-    if as_json:
-        print_json(done.to_json())
-    else:
-        typed = {"queries_by": queries_by, "kind": kind, "pairs": pairs}
-        _print_adapted(done, workspace, typed | ({} if apply == "queries" else {"apply": apply}))
-    raise typer.Exit(0 if done.in_use or done.check is None else EXIT_CODES[done.check.outcome])
-
-
-def _print_adapted(done: Adapted, workspace: Path, typed: Mapping[str, object]) -> None:
-    ends = (done.queries_by, done.version) if done.applied == "queries" else (done.version, done.queries_by)
-    print_wrapped(f"{done.kind} adapter from {ends[0]} to {ends[1]}, fitted on {done.fitted_on}")
-    if done.ranked:
-        print_wrapped("On held-out pairs: " + ", ".join(f"{kind} {percent(top1)}" for kind, top1, _ in done.ranked))
-    for reason in done.check.reasons if done.check else ():
-        print_wrapped(reason, "- ")
-    if done.check is not None and done.check.self_test is not None:
-        print_wrapped(
-            f"{plural(done.check.queries, 'query')}, {plural(done.check.gallery, 'gallery item')}; with all items of "
-            f"{done.version} re-embedded: {percent(done.check.self_test)}"
-        )
-        if any(done.check.self_test < cell.self_test for cell in done.check.cells):
-            print_wrapped(
-                f"{done.queries_by} alone finds less than {done.version} does now. If that surprises you: are its "
-                "size, mean and std those that it was trained with?"
-            )
-    if not done.in_use:
-        refused = done.check is not None and done.check.outcome == "refuse"
-        print(f"{'REFUSED' if refused else 'MISSING EVIDENCE'}: nothing was changed")
-        forced = NextStep(
-            "adapt",
-            {"version": done.version, "queries_by": done.queries_by, "force": ...},
-            "use it anyway, with a reason",
-        )
-        steps = () if done.check is None else done.check.next_steps
-        for line in next_lines((*steps, forced), workspace, "adapt", typed):
-            print(line)
-    elif done.into is not None:
-        print(f"{plural(done.moved, 'vector')} of {done.version} converted to {done.into}")
-    else:
-        how = " by force" if done.forced else ""
-        print_wrapped(f"In use{how}: queries of {done.queries_by} search vectors of {done.version} through it")
-        print(f"Next: fixstar search IMAGE -w {workspace}")

@@ -144,12 +144,12 @@ def train(
     ] = False,
     *,
     images: ImageOptions,
-    method: Annotated[str, typer.Option(help="See: fixstar methods")] = "polaris",
+    method: Annotated[str, typer.Option(help="See: fixstar methods")] = "vega",
     option: MethodOption = None,
     capacity: Annotated[
         int | None,
         typer.Option(
-            help="K: maximum number of classes. Rotated classes (polaris) take 8 slots per class.",
+            help="K: maximum number of classes. Rotated classes (vega, polaris) take 8 slots per class.",
             show_default="10,000",
         ),
     ] = None,
@@ -184,7 +184,7 @@ def train(
     from fixstar.training import FROZEN, Settings, paper_recipe
 
     space = fixstar.Workspace(workspace)
-    usual = {"rotated": False} if frozen and method == "polaris" else {}  # each turn would be embedded too
+    usual = {"rotated": False} if frozen and method in ("vega", "polaris") else {}  # each turn would be embedded too
     chosen = create_method(method, **{**usual, **_method_options(option)})
     recipe = FROZEN if frozen else paper_recipe(chosen.scenario)
     own = {"learning_rate": learning_rate, "batch_size": batch_size, "precision": precision}
@@ -412,11 +412,7 @@ def add(
     print(f"{version} added: {model}, vectors of {width} components")
     step = NextStep("index", {"items": ...}, "embed a catalogue")
     if version != "v1":
-        step = NextStep("check", {"version": version, "data": ...})
-        if compatible_with is None:
-            step = NextStep(
-                "adapt", {"version": space.deployed(), "queries_by": version}, "connect it with stored vectors"
-            )
+        step = NextStep("check", {"version": version, "data": ...}, "fits how it searches stored vectors, and judges")
     print("\n".join(next_lines([step], workspace)))
 
 

@@ -18,7 +18,7 @@ from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, verb
 from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, visible, wrapped
-from fixstar.cli.rollout import print_blend
+from fixstar.cli.rollout import print_searched_by
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.wording import percent, points, rounded
@@ -237,17 +237,17 @@ def search(
     like: Annotated[str | None, typer.Option(help="Search with a stored item instead of an image: its id.")] = None,
     where: Annotated[list[str] | None, typer.Option(help="FIELD=VALUE of the payload; may be repeated.")] = None,
     approximate: Annotated[bool, typer.Option(help="Use the index if there is one; may miss a hit.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Merge hits of several versions by cosine, uncalibrated.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Rank hits of several versions by plain scores.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Draw queries and results as one picture (.png).")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Show the nearest items, the version that made their vectors, and their score.
 
-    The score is the cosine. If the gallery holds vectors of several versions and the check has calibrated them, it is a
-    relative score, which makes them comparable: at 0.5 the query's class and another are equally likely, if the gallery
-    holds the query's class at all. If 95 % of the queries with a match have a better hit, as the check measured, the
-    query is probably not in the catalogue.
+    The score is a cosine, or the weighted sum of two where old vectors are translated. If the gallery holds vectors of
+    several versions and the check has calibrated them, it is a relative score, which makes them comparable: at 0.5 the
+    query's class and another are equally likely, if the gallery holds the query's class at all. If 95 % of the queries
+    with a match have a better hit, as the check measured, the query is probably not in the catalogue.
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
@@ -264,14 +264,14 @@ def search(
             names = [str(path) for path in images or ()]
             answer = space.search(list(images or ()), request)
         if sheet is not None:
-            from fixstar.workspace.search import draw_result
+            from fixstar.workspace.contact_sheet import draw_result
 
             draw_result(space.serving, names, answer, like is not None, sheet)
         trained = answer.version in space.versions()
         unknown = [] if any(answer.hits) else unknown_fields(space.gallery, request.where or {})
     if as_json:
         rows = [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)]
-        told = {"version": answer.version, "calibrated": answer.calibrated, "blend": dict(answer.blend)}
+        told = {"version": answer.version, "calibrated": answer.calibrated, "models": list(answer.models)}
         told["thresholds"] = dict(answer.thresholds)
         print_json({**told, "queries": rows, "left_out": list(answer.left_out)})
     else:
@@ -324,17 +324,17 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
     if not trained:
         return f"not searched: vectors of {name}. {version} items are compared only with {version} items"
     return (
-        f"not searched: vectors of {name}, because no adapter connects them with queries of {version}. "
+        f"not searched: vectors of {name}, because nothing connects them with queries of {version}. "
         f"If {version}'s own model made them elsewhere, import them as {name.partition('@')[0]}@{version} instead\n"
-        f"Next: fixstar adapt {name} --for {version} -w {workspace}"
+        f"Next: fixstar check {version} -w {workspace}"
     )
 
 
 def _print_hits(names: list[str], answer: SearchResult) -> None:
-    heads = ("", "relative score" if answer.calibrated else "cosine", "item", "label", "version")
+    heads = ("", "relative score" if answer.calibrated else "score", "item", "label", "version")
     for name, hits in zip(names, answer.hits, strict=True):
         name = visible(name)
-        print(f"{name} (query by {answer.version})" if hits else f"{name}: nothing found")
+        print(f"{name} (query by {' and '.join(answer.models)})" if hits else f"{name}: nothing found")
         rows = [
             (str(place), rounded(hit.score, 3), hit.id, str(hit.payload.get("label", "")), hit.version)
             for place, hit in enumerate(hits, start=1)
@@ -387,10 +387,9 @@ def _print_status(space: Workspace, state: Status) -> None:
         if count and name not in state.versions:
             kind = "retired" if name in state.retired else "imported"
             print(f"{plural(count, 'vector')} of {name} ({kind}: no encoder)")
-    for name, versions in state.adapters.items():
-        if state.vectors.get(name):
-            print(f"vectors of {name} are searched through an adapter by queries of: {', '.join(versions) or 'none'}")
-    print_blend(state.blend, state.deployed or "")
+    print_searched_by(state)
+    for name in state.left_out:
+        print_wrapped(f"vectors of {name} are not searched: nothing connects them with {state.deployed}")
     if state.training:
         print(_unfinished(state.training))
 

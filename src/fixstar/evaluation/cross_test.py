@@ -120,7 +120,7 @@ def cross_test(
         else:
             # The threshold of an open-set search is for all queries: those carried over keep their length.
             open_set = kind == "TPIR@FPIR"
-            queries = query.queries_in(gallery) if open_set else query.carry(query.queries, gallery)
+            queries = query.queries_in(gallery) if open_set else query.searching(gallery)
             if kind in PROTOCOLS:
                 if gallery not in searches:
                     searches[gallery] = searcher(kind, gallery.gallery, labels, device)
@@ -146,7 +146,7 @@ def cross_test_cmc(
 ) -> dict[Cell, dict[int, float]]:
     """Rank-k by image for each cell (t, k), t >= k, and each k of ``ranks``: every gallery is searched once."""
     return {
-        cell: cmc(query.carry(query.queries, gallery), query_labels, gallery.gallery, gallery_labels, ranks)
+        cell: cmc(query.searching(gallery), query_labels, gallery.gallery, gallery_labels, ranks)
         for cell, query, gallery in _cells(versions)
     }
 

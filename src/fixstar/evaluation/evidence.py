@@ -224,7 +224,7 @@ def found_before_after(
         if rows.min() < 0 or rows.max() >= len(version.queries):
             seen = f"{rows.min()} to {rows.max()}"
             raise InputError(f"version {version.name!r} has queries 0 to {len(version.queries) - 1}; got {seen}")
-    chosen = replace(new, queries=new.queries[rows], adapt=None)
+    chosen = replace(new.take(rows), adapt=None)
     stored = stored_galleries([old, new])[0]
     after = nearest(chosen.queries_in(stored), stored.gallery, k)[0]
     return FoundRows(nearest(old.queries[rows], old.gallery, k)[0], after)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,7 +45,8 @@ class VersionFeatures:
     features. ``adapt`` (FAN) maps vectors stored under the predecessor into this version's space. ``parts`` are the
     widths of the simplices that make up the full feature: a version whose first parts are all of another's has grown
     from it. With ``shared_components`` it is compared with versions of another width over the first components that
-    both have, as BCT does.
+    both have, as BCT does. ``asked`` are other queries [N, s] for some galleries, by the name of their version: those
+    of a translation (``fixstar.translation.score``).
     """
 
     name: str
@@ -55,6 +56,7 @@ class VersionFeatures:
     adapt: Callable[[Floats], Floats] | None = None
     parts: tuple[int, ...] = ()
     shared_components: bool = False
+    asked: Mapping[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for side in ("queries", "gallery"):
@@ -83,7 +85,9 @@ class VersionFeatures:
         return geometry.short_basis(self.projection)
 
     def comparable_with(self, other: VersionFeatures) -> bool:
-        """Whether cosines with another version are exact: same width, or one has grown from the other."""
+        """Whether cosines with another version are exact: same width, one grown from the other, or queries for it."""
+        if other.name in self.asked:
+            return True
         shared = min(len(self.parts), len(other.parts))
         return self.width == other.width or (shared > 0 and self.parts[:shared] == other.parts[:shared])
 
@@ -97,7 +101,19 @@ class VersionFeatures:
 
     def queries_in(self, to: VersionFeatures) -> Floats:
         """The unit queries in the space of another version, [N, s]: shorter than 1 where it cannot hold them."""
+        if to.name in self.asked:
+            return self.asked[to.name]
         return self.carry(geometry.unit(np.asarray(self.queries).astype(np.float32, copy=False)), to)
+
+    def searching(self, to: VersionFeatures) -> Floats:
+        """The queries, of any length, that search the gallery of a version, [N, s]."""
+        return self.asked[to.name] if to.name in self.asked else self.carry(self.queries, to)
+
+    def take(self, queries: NDArray[Any], gallery: NDArray[Any] | None = None) -> VersionFeatures:
+        """Some of the queries, and some of the gallery or all of it."""
+        stored = self.gallery if gallery is None else self.gallery[gallery]
+        asked = {name: other[queries] for name, other in self.asked.items()}
+        return replace(self, queries=self.queries[queries], gallery=stored, asked=asked)
 
     def adapted(self, vectors: Floats) -> Floats:
         """Vectors stored under the predecessor, moved into this version's space; unchanged without ``adapt``."""

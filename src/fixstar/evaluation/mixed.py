@@ -112,25 +112,24 @@ def backfill_curve(
     seed: int = 0,
     protocol: str = "image",
     scores: Scores | None = None,
-    asked: Floats | None = None,
 ) -> BackfillCurve:
     """Accuracy while the gallery is re-embedded with the new version, queries by the new one.
 
     ``order`` is a permutation of the gallery's rows; "images", a random one; or "classes", whole classes as in the
-    figure. The curve averages ``orders`` of them. ``asked`` [N, s] are other queries for the old vectors.
+    figure. The curve averages ``orders`` of them.
     """
     shares = _checked_shares(shares)
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
-    if asked is not None and protocol != "image":
-        raise InputError("other queries for the old vectors are for protocol 'image' only; a template mixes versions")
+    if new.asked and protocol != "image":
+        raise InputError("a translated gallery is re-embedded by protocol 'image' only; a template mixes versions")
     truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
     check_images([old, new], truth, labels)
     outcomes = []
     for steps in _steps(order, labels, orders, seed):
         done = np.rint(shares * (steps.max() + 1)).astype(np.int64)  # steps completed at each share
         if protocol == "image":
-            found = _found_along(old, new, steps, np.unique(done), scores, asked)
+            found = _found_along(old, new, steps, np.unique(done), scores)
             outcomes.append([np.equal(labels[found[count]], truth) for count in done.tolist()])
         else:
             mixtures = ((steps < count).astype(np.int64) for count in done)
@@ -146,7 +145,6 @@ def _found_along(
     steps: Indices,
     stops: Indices,
     scores: Scores | None,
-    asked: Floats | None,
 ) -> dict[int, Indices]:
     """The nearest gallery image [N] at each stop, when all rows with ``steps`` below it are new.
 
@@ -154,7 +152,7 @@ def _found_along(
     """
     old = stored_galleries([old, new])[0]
     to_new = new.queries_in(new)
-    to_old = new.queries_in(old) if asked is None else asked
+    to_old = new.queries_in(old)
     place = np.searchsorted(stops, steps, side="right")
     pieces = [np.flatnonzero(place == number) for number in range(len(stops) + 1)]
     by_new = accumulate((_nearest_of_rows(to_new, new, rows, scores) for rows in pieces[:-1]), _better_of)

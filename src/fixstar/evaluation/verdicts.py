@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError, NextStep, plural
-from fixstar.evaluation.evidence import Difference, paired_bootstrap
+from fixstar.evaluation.evidence import Difference, Verdict, paired_bootstrap
 from fixstar.wording import percent
 
 Outcomes = NDArray[Any]  # per query: hits, or shares such as nDCG
@@ -65,7 +65,7 @@ def judged_difference(after: Outcomes, before: Outcomes, confidence: float, rule
         won = int(np.count_nonzero(after > before))
         low = min(low, -_highest_rate(lost, len(before), confidence))
         high = max(high, _highest_rate(won, len(before), confidence))
-    verdict = "not decided"
+    verdict: Verdict = "not decided"
     if low > -rules.tolerance:
         verdict = "compatible"
     elif high <= -rules.tolerance:

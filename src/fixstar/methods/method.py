@@ -129,8 +129,8 @@ class Method:
     ``scenario`` is that of its paper: "lifelong" continues from the last weights with new and replayed images,
     "retraining" starts from ``initialisation`` on all images so far. ``first_vectors`` asks for the vectors that
     remembered images had when their class was learnt, ``views`` for that many crops of each image, the second
-    ``rotated``, ``hold_out`` for a share of each class that is not trained on. A ``free`` method lets each version have
-    a space of its own, even behind a fixed classifier: what older versions stored must be translated.
+    ``rotated``, ``hold_out`` for a share of each class that is not trained on. A method with its ``own_space`` holds
+    nothing where older versions had it: what they stored is translated.
     """
 
     name: str
@@ -151,12 +151,12 @@ class Method:
     first_vectors: bool = False
     hold_out: float = 0.0
     extra_passes: float = 0.0
-    free: bool = False
+    own_space: bool = False
 
     @property
     def shares_space(self) -> bool:
         """Whether all versions have one space, so that a query is compared with older vectors as it is."""
-        return CLASSIFIERS[self.classifier].fixed and not self.free
+        return CLASSIFIERS[self.classifier].fixed and not self.own_space
 
     @property
     def cost(self) -> float:

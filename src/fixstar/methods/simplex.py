@@ -228,7 +228,7 @@ def vega(
         views=2 if rotated else 1,
         rotated=rotated,
         first=has_heads,
-        free=True,
+        own_space=True,
     )
 
 

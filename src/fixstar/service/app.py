@@ -147,7 +147,7 @@ def metrics(context: Shared) -> Response:
 def status(context: Shared, caller: Reader) -> Status:
     """Versions, what is deployed, and which version made the vectors of the gallery."""
     seen = context.workspace.status()
-    own = ("deployed", "previous", "versions", "retired", "vectors", "blend")
+    own = ("deployed", "previous", "versions", "retired", "vectors", "searched_by", "left_out")
     return Status(
         name=context.settings.gallery or context.workspace.path.resolve().name,
         fixstar=__version__,

@@ -311,14 +311,14 @@ class Client:
         return self._ask(list[Check], "GET", f"/v1/versions/{quote(version, safe='')}/checks")
 
     def deploy(
-        self, version: str, force: str | None = None, deployed: str | None = None, blend: float | str = "off"
+        self, version: str, force: str | None = None, deployed: str | None = None, queries: str = "checked"
     ) -> Deployment:
         """Let queries and new items use a version; ``force`` is a reason to do without a passed check.
 
         ``deployed`` is the version that you believe is deployed: where another one is, nothing is moved (409).
-        ``blend`` is "off", "auto", or an alpha: queries for old vectors by two models.
+        ``queries`` says who asks old vectors: "checked", "one" (the new version alone) or "old" (their own models).
         """
-        wanted = {"version": version, "force": force, "deployed": deployed, "blend": blend}
+        wanted = {"version": version, "force": force, "deployed": deployed, "queries": queries}
         return self._ask(Deployment, "POST", "/v1/deploy", json=wanted)
 
     def rollback(self, deployed: str | None = None, to: str | None = None) -> Rollback:
@@ -338,13 +338,6 @@ class Client:
     def snapshot(self) -> Job:
         """Copy the workspace to where the operator wants snapshots, in a job."""
         return self._ask(Job, "POST", "/v1/snapshot")
-
-    def adapt(self, version: str, queries_by: str | None = None, **options: Any) -> Job:
-        """Let a version's queries, by default the deployed one's, search vectors of another model, in a job.
-
-        ``options`` are ``kind``, ``sample``, ``confidence``, ``tolerance``, ``seed`` and ``force``.
-        """
-        return self._ask(Job, "POST", "/v1/adapt", json={"version": version, "queries_by": queries_by, **options})
 
     def train(self, data: str, **settings: Any) -> Job:
         """Train the first version on a folder below the one that the operator chose, in a job.

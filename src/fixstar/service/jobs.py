@@ -1,7 +1,6 @@
-"""Work that continues after the response: indexing, checks, backfills, adapters, training, snapshots.
+"""Work that continues after the response: indexing, checks, backfills, training, snapshots.
 
-Index jobs run one at a time. Beside them runs one heavy job (check, backfill, adapt) at a time, one training and one
-snapshot.
+Index jobs run one at a time. Beside them runs one heavy job (check, backfill) at a time, one training and one snapshot.
 A job is on disk, state/jobs/ID.json, before it is acknowledged, so that what was promised outlives the process. After a
 restart every unfinished job resumes: indexing after the last batch that was stored, a backfill in its plan, a training
 after its last epoch, others from their start.
@@ -59,23 +58,22 @@ from fixstar.models import backbone_names
 from fixstar.progress import reported_to
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.settings import AuditLog, ServiceSettings
-from fixstar.workspace import AdaptOptions, BackfillOptions, CatalogueItem, GateRules, Workspace
-from fixstar.workspace.adapters.use import known_label
+from fixstar.workspace import BackfillOptions, CatalogueItem, FitOptions, GateRules, Workspace
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
-from fixstar.workspace.gate import check_version
+from fixstar.workspace.pairs import known_label
 from fixstar.workspace.snapshot import take_snapshot
 
 if TYPE_CHECKING:
     from fixstar.evaluation import VersionFeatures
     from fixstar.training import Version
 
-Kind = Literal["index", "check", "backfill", "adapt", "train", "upgrade", "snapshot"]
+Kind = Literal["index", "check", "backfill", "train", "upgrade", "snapshot"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LANES: tuple[tuple[Kind, ...], ...] = (
     ("index",),
-    ("check", "backfill", "adapt"),
+    ("check", "backfill"),
     ("train", "upgrade"),
     ("snapshot",),
 )
@@ -93,7 +91,6 @@ _BEGINS = {  # what a job says until it begins, from its parameters
     "index": "embedding with the deployed version",
     "check": "checking {version}",
     "backfill": _REEMBEDDING,
-    "adapt": "fitting an adapter to {version}'s vectors",
     "train": "reading the images",
     "upgrade": "reading the images",
     "snapshot": "copying the workspace",
@@ -403,7 +400,7 @@ def _bad_image(image: ImageError, before: int, batch: Sequence[Mapping[str, Any]
 def _check(space: Workspace, running: RunningJob) -> Result:
     """Check a version against all live vectors, on the images of a name or those held out. The check is kept."""
     wanted = running.job().parameters
-    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"], wanted["blend"])
+    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"], wanted["weight"])
 
     def embed(queries: ImageSet, gallery: ImageSet, names: Sequence[str]) -> list[VersionFeatures]:
         features: list[VersionFeatures] = []
@@ -416,9 +413,10 @@ def _check(space: Workspace, running: RunningJob) -> Result:
                 features += space.features(queries, gallery, [name], space.device, progress=False)
         return features
 
-    version = wanted["version"]
-    searched, adapters = space.versions_to_check(version), space.serving.adapters_of(version)
-    check = check_version(space.registry, version, searched, embed, None, rules, adapters=adapters, data=wanted["data"])
+    fitting = FitOptions(refit=wanted["refit"], sample=wanted["sample"], seed=wanted["seed"])
+    check = space.check(
+        wanted["version"], rules=rules, fitting=fitting, data=wanted["data"], progress=False, embed=embed
+    )
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
     steps = [to_step(step) for step in check.next_steps]
     return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons), "next_steps": steps}
@@ -523,25 +521,6 @@ def _kept_items(items: Sequence[KeptItem]) -> Result:
     return {"kept": [item._asdict() for item in items[:_NAMED]], "kept_count": len(items)}
 
 
-def _adapt(space: Workspace, running: RunningJob) -> Result:
-    """Fit an adapter between a version's queries and other vectors, and use it if it passes the gate."""
-    wanted = running.job().parameters
-    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"])
-    options = AdaptOptions(
-        wanted["queries_by"], wanted["kind"], force=wanted["force"], sample=wanted["sample"], rules=rules
-    )
-    done = space.adapt(wanted["version"], options, progress=False)
-    how = "in use" if done.in_use else "not used"
-    running.note(message=f"{done.kind} adapter from {done.queries_by} to {done.version}: {how}")
-    check = done.check
-    return {
-        **{name: getattr(done, name) for name in ("version", "queries_by", "kind", "fitted_on", "in_use", "forced")},
-        "outcome": check and check.outcome,
-        "reasons": list(check.reasons) if check else [],
-        "next_steps": [to_step(step) for step in check.next_steps] if check else [],
-    }
-
-
 def _snapshot(space: Workspace, running: RunningJob) -> Result:
     """Copy the workspace, but for this job: nobody wants it repeated where the copy is served."""
     job = running.job()
@@ -579,7 +558,7 @@ def planned_training(
     name, options = wanted["method"], wanted["options"]
     if name is None and last is not None:
         name, options = last.name, {**last.options, **options}
-    method = create_method(name or "polaris", **options)
+    method = create_method(name or "vega", **options)
     recipe = paper_recipe(method.scenario) if kind == "train" else space.settings().recipe
     recipe = recipe if wanted["epochs"] is None else recipe.shortened(wanted["epochs"])
     rate, share = wanted["learning_rate"], wanted["hold_out"]
@@ -674,7 +653,6 @@ WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {
     "index": _index,
     "check": _check,
     "backfill": _backfill,
-    "adapt": _adapt,
     "train": _train,
     "upgrade": _train,
     "snapshot": _snapshot,

@@ -123,11 +123,10 @@ _TYPES: dict[str, tuple[int, str, str]] = {
 PROBLEMS = {name: ProblemType(*row) for name, row in _TYPES.items()}
 # action: method, path, fields of the body. Other actions need a shell on the service's machine, or files there
 REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "adapt": ("POST", "/v1/adapt", ("version", "queries_by", "kind", "sample", "tolerance", "force")),
     "backfill": ("POST", "/v1/backfill", ("budget", "order", "rate", "deployed", "anyway")),
-    "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed", "blend")),
+    "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed", "weight", "refit")),
     "delete-items": ("POST", "/v1/items/delete", ("ids",)),
-    "deploy": ("POST", "/v1/deploy", ("version", "force", "deployed", "blend")),
+    "deploy": ("POST", "/v1/deploy", ("version", "force", "deployed", "queries")),
     "rollback": ("POST", "/v1/rollback", ("deployed", "to")),
     "status": ("GET", "/v1/status", ()),
     "train": ("POST", "/v1/train", ("data", "method", "capacity")),

@@ -1,14 +1,13 @@
 """Embeddings in the form that OpenAI's clients speak: images as base64 in, unit vectors out.
 
-``model`` is a version, or ``v2->v1``: what a search by v2 compares v1's vectors with. That is v2's vector in v1's
-space, through an adapter where there is one, and blended with v1's own where v2 is deployed so.
+``model`` is a version, or ``v2->v1``: v2's query as it asks in v1's space, carried or mapped there, with one model.
+Where a translation is deployed, a search adds the score in v2's own space, which needs the stored vectors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,15 +34,10 @@ _Rows = NDArray[np.float32]
 
 
 class _Model(NamedTuple):
-    """Who embeds, whose vectors are to be searched, and alpha where both ask."""
+    """Who embeds, and whose vectors are to be searched."""
 
     version: str
     target: str
-    alpha: float | None = None
-
-    @property
-    def embedding(self) -> tuple[str, ...]:
-        return (self.version,) if self.alpha is None else (self.version, self.target)
 
 
 @router.post("/embeddings", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
@@ -55,16 +49,16 @@ async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResp
         raise Problem("invalid-request", f"{len(texts)} images; up to {most} may come at once", "send several requests")
     model = await run_in_threadpool(_chosen, context.workspace, wanted.model)
     images = await run_in_threadpool(lambda: [image_in(f"input {number}", text) for number, text in enumerate(texts)])
-    asked = (context.batcher.embed(image, model.embedding) for image in images)
+    asked = (context.batcher.embed(image, (model.version,)) for image in images)
     good = numbered("input", await asyncio.gather(*asked, return_exceptions=True))
-    vectors = {name: np.stack([one[name] for one in good]) for name in model.embedding}
+    vectors = np.stack([one[model.version] for one in good])
     rows = await run_in_threadpool(_searching, context.workspace, model, vectors)
     data = [
         Embedding(index=index, embedding=_base64(row) if wanted.encoding_format == "base64" else row.tolist())
         for index, row in enumerate(rows)
     ]
     usage = EmbeddingUsage(prompt_tokens=len(data), total_tokens=len(data))
-    return EmbeddingResponse(data=tuple(data), model=wanted.model, usage=usage, blend=model.alpha)
+    return EmbeddingResponse(data=tuple(data), model=wanted.model, usage=usage)
 
 
 def _chosen(space: Workspace, name: str) -> _Model:
@@ -78,31 +72,25 @@ def _chosen(space: Workspace, name: str) -> _Model:
     space.serving.encoder(version)  # here, and not within the time that an image may take
     if not arrow or target == version:
         return _Model(version, version)
-    reach, (move, models) = space.serving.reachability.of(version), space.serving.asking()
-    helping = models[1:] if move.version == version else []
-    searched = dict.fromkeys([*reach.direct, *reach.adapted, *helping])
+    known_ways = space.serving.translations.of(version)
+    searched = [name for name, way in known_ways.items() if name != version and way.one is not None]
     if target not in searched:
         seen = f"the gallery has no vectors of {target!r}"
-        if target in reach.unreachable:
-            seen = f"nothing connects queries of {version} with vectors of {target!r}"
-        there = ", ".join(f"{version}->{one}" for one in searched if one != version) or "none"
+        if target in space.gallery.count():
+            seen = f"queries of {version} alone cannot ask in the space of {target!r}"
+        there = ", ".join(f"{version}->{one}" for one in searched) or "none"
         raise Problem("unknown-version", seen, f"there are: {there}")
-    if target not in helping:
-        return _Model(version, target)
-    space.serving.encoder(target)
-    return _Model(version, target, move.blend[target])
+    return _Model(version, target)
 
 
-def _searching(space: Workspace, model: _Model, vectors: Mapping[str, _Rows]) -> _Rows:
-    """The unit vectors [N, width of the target] with which a search compares the target's."""
-    serving, rows = space.serving, vectors[model.version]
+def _searching(space: Workspace, model: _Model, vectors: _Rows) -> _Rows:
+    """The unit vectors [N, width of the target] that ask in the target's space."""
     if model.target == model.version:
-        return rows
-    reach, helping = serving.reachability.of(model.version), vectors.get(model.target)
-    made = serving.queries_for(model.target, model.version, rows, reach, helping, model.alpha or 0.0)
+        return vectors
+    made = space.serving.in_space_of(model.target, model.version, vectors)
     if made is None:
         raise Problem("unknown-version", f"queries of {model.version} no longer reach vectors of {model.target}")
-    return unit(made).astype(np.float32)
+    return unit(np.asarray(made)).astype(np.float32)
 
 
 def _base64(row: _Rows) -> str:

@@ -228,7 +228,7 @@ async def _examples(context: Context, side: str, given: ExampleList) -> Examples
 
 @router.post("/search/vector", tags=["search"], dependencies=READ, responses=problem_responses(404))
 def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
-    """The items nearest to a vector. It is a query of one model and is never blended: for that send the image."""
+    """The items nearest to a vector. It is a query of one model: for two models per query send the image."""
     began = time.perf_counter()
     space = context.workspace
     version = space.deployed() if query.version is None else query.version
@@ -292,7 +292,7 @@ def _search_response(context: Context, request: SearchRequest, found: SearchResu
         ),
         calibrated=found.calibrated,
         left_out=found.left_out,
-        blend=dict(found.blend),
+        models=found.models,
         thresholds=dict(found.thresholds),
         unknown_fields=tuple(unknown),
         milliseconds=round(1000 * (time.perf_counter() - began), 3),

@@ -19,7 +19,6 @@ from fixstar.service.keys import Caller
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.routes_items import item_fields
 from fixstar.service.schemas import (
-    AdaptRequest,
     BackfillRequest,
     BackfillState,
     Check,
@@ -31,6 +30,7 @@ from fixstar.service.schemas import (
     DriftPoint,
     Flip,
     FlipImage,
+    Gain,
     Job,
     MatrixCell,
     Move,
@@ -123,11 +123,23 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int], deploye
         "trained": trained,
         "deployed": name == deployed,
         "check": None if found is None else found.outcome,
+        "gain": _gain(found),
         "vectors": counts.get(name, 0),
         "unreached": space.unreachable_vectors(name),
         "retired": name in space.registry.retired(),
         "fixstar": card.get("fixstar"),
     }
+
+
+def _gain(found: SavedCheck | None) -> Gain | None:
+    """What a check measured among the vectors that gain least, on one scale."""
+    cells = [] if found is None else [cell for cell in found.cells if cell.reembedded is not None]
+    if not cells:
+        return None
+    worst = min(cells, key=lambda cell: cell.difference)
+    return Gain(
+        version=worst.version, now=worst.self_test, at_once=worst.cross_test, reembedded=worst.reembedded or 0.0
+    )
 
 
 def _all(space: Workspace) -> list[str]:
@@ -342,10 +354,9 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     space = context.workspace
     _existing(space, wanted.version)
     space.rollout.require_deployed(wanted.deployed)
-    if wanted.version == space.deployed() and wanted.blend == "off" and not space.rollout.current_move().blend:
+    if wanted.version == space.deployed() and wanted.queries == "checked":
         raise Problem("already-deployed", f"{wanted.version} answers queries")
-    blend = None if wanted.blend == "off" else wanted.blend
-    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, blend)
+    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, wanted.queries)
     _record(context, move)
     return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
 
@@ -403,7 +414,7 @@ def _previous(space: Workspace) -> str:
 
 def _record(context: Context, move: SavedMove) -> None:
     left = context.workspace.rollout.left_by(move)
-    more = f", blend {dict(move.blend)}" if move.blend else ""
+    more = f", translations {dict(move.translations)}" if move.translations else ""
     more += f", forced: {move.reason!r}" if move.reason else ""
     AuditLog(context.settings.gallery).info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, more)
 
@@ -418,22 +429,7 @@ def _ended_by(job: work.Job | None, version: str) -> str | None:
     return None if job is None or job.parameters["target"] == version else job.id
 
 
-# --- adapters, backfill and history
-
-
-@router.post("/adapt", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
-def start_adapter(context: Shared, caller: Admin, wanted: AdaptRequest) -> Job:
-    """Fit an adapter that lets a version's queries search other vectors, in a job. It is used if it passes the gate.
-
-    Images of the stored items are embedded for it, or class means compared where there are none. Nothing stored
-    changes. For pairs from a file, or to convert stored vectors, the operator uses ``fixstar adapt``.
-    """
-    space = context.workspace
-    queries_by = space.registry.checked(wanted.queries_by or space.deployed())
-    if not space.gallery.count().get(wanted.version):
-        raise Problem("unknown-version", f"the gallery has no vectors of {wanted.version!r}", "see GET /v1/status")
-    parameters = {**wanted.model_dump(), "queries_by": queries_by}
-    return Job.model_validate(context.jobs.submit("adapt", parameters, caller.name))
+# --- backfill and history
 
 
 @router.post("/backfill", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))

@@ -85,19 +85,20 @@ class Hit(Item):
 class SearchResponse(_Response):
     """Results, best first, and the version that made the query's vector.
 
-    Scores are cosines; where ``calibrated``, relative scores: how likely query and item are of one class, if the
-    gallery holds the query's class. ``left_out`` are versions whose vectors this query cannot be compared with.
-    ``blend`` says whose vectors were searched with queries by two models: alpha by version. ``thresholds`` are scores
-    by version, measured by the check: of the queries with a match 5 % have a best hit below. If even the first hit is
-    ``unlikely``, the query is probably not in the catalogue. Empty where nothing was measured. If nothing was
-    found, ``unknown_fields`` are the fields of ``where`` that no item has, such as a misspelt one.
+    Scores are cosines, or sums of two where old vectors are translated; where ``calibrated``, relative scores: how
+    likely query and item are of one class, if the gallery holds the query's class. ``left_out`` are versions whose
+    vectors this query cannot be compared with. ``models`` are the versions that embedded the query, the deployed one
+    first. ``thresholds`` are scores by version, measured by the check: of the queries with a match 5 % have a best hit
+    below. If even the first hit is ``unlikely``, the query is probably not in the catalogue. Empty where nothing was
+    measured. If nothing was found, ``unknown_fields`` are the fields of ``where`` that no item has, such as a misspelt
+    one.
     """
 
     version: str
     hits: tuple[Hit, ...]
     calibrated: bool = False
     left_out: tuple[str, ...] = ()
-    blend: dict[str, float] = {}
+    models: tuple[str, ...] = ()
     thresholds: dict[str, float] = {}
     unknown_fields: tuple[str, ...] = ()
     milliseconds: float
@@ -181,16 +182,12 @@ class EmbeddingUsage(_Response):
 
 
 class EmbeddingResponse(_Response):
-    """Unit vectors in short form, in the order of the images.
-
-    ``blend`` is set where a deployment lets two models ask: alpha, from 0 (old query) to 1 (new query).
-    """
+    """Unit vectors in short form, in the order of the images."""
 
     object: Literal["list"] = "list"
     data: tuple[Embedding, ...]
     model: str
     usage: EmbeddingUsage
-    blend: float | None = None
 
 
 class ItemPage(_Response):
@@ -283,9 +280,21 @@ class ClassChange(_Response):
     won: int
 
 
-class CheckedCell(_Response):
-    """New queries on the gallery of ``version``: fractions; ``difference`` is cross-test minus self-test.
+class OneModel(_Response):
+    """The same with queries by the new version alone, where two models were judged."""
 
+    cross_test: float
+    low: float
+    high: float
+    verdict: str
+    weight: float
+
+
+class CheckedCell(_Response):
+    """New queries on the vectors of ``version``: fractions; ``difference`` is cross-test minus self-test.
+
+    ``reembedded`` is what the new version finds if everything is embedded again, and ``share_at_once`` the share of
+    that gain that is had without it. ``models`` embed the queries; ``weight`` is that of the new space in the score.
     ``classes`` are those that lose most and those that win most, heaviest net loss first.
     """
 
@@ -300,33 +309,20 @@ class CheckedCell(_Response):
     negative_flips: int
     positive_flips: int
     classes: tuple[ClassChange, ...] = ()
-
-
-class Blend(_Response):
-    """Queries by two models on the gallery of ``version``, at alpha ``tried``. ``queries`` are those that judged it.
-
-    ``alpha`` is what a deployment with ``"blend": "auto"`` uses; 0 is the query of ``version`` alone.
-    """
-
-    version: str
-    alpha: float
-    tried: float
-    self_test: float
-    cross_test: float
-    difference: float
-    low: float
-    high: float
-    verdict: str
-    queries: int
+    weight: float = 0.0
+    models: tuple[str, ...] = ()
+    reembedded: float | None = None
+    share_at_once: float | None = None
+    one_model: OneModel | None = None
 
 
 class Threshold(_Response):
-    """The cosine under which a query's best hit is probably no match.
+    """The score under which a query's best hit is probably no match.
 
     ``false_alarms`` of the queries with their class in the gallery lie under it, ``detected`` of those without it.
     """
 
-    cosine: float
+    score: float
     false_alarms: float
     detected: float
     queries: int
@@ -341,7 +337,6 @@ class Check(_Response):
     notes: tuple[str, ...]
     next_steps: tuple[NextStepBody, ...]
     cells: tuple[CheckedCell, ...]
-    blends: tuple[Blend, ...]
     self_test: float | None
     queries: int
     gallery: int
@@ -352,8 +347,20 @@ class Check(_Response):
     when: str
 
 
+class Gain(_Response):
+    """What is found among vectors of ``version`` now, at once after deploying, and with everything embedded again."""
+
+    version: str
+    now: float
+    at_once: float
+    reembedded: float
+
+
 class Version(_Response):
-    """A version: ``vectors`` that it made, ``unreached`` ones that its queries do not find, its last ``check``."""
+    """A version: ``vectors`` that it made, ``unreached`` ones that its queries do not find, its last ``check``.
+
+    ``gain`` is what the check measured among the vectors that gain least.
+    """
 
     name: str
     parent: str | None
@@ -364,6 +371,7 @@ class Version(_Response):
     trained: dict[str, Any]
     deployed: bool
     check: Literal["pass", "refuse", "missing evidence"] | None
+    gain: Gain | None = None
     vectors: int
     unreached: dict[str, int]
     retired: bool
@@ -440,32 +448,18 @@ class Compatibility(_Response):
 class CheckRequest(_Request):
     """The confidence of the gate, and how much of the old self-test may be lost: fractions.
 
-    ``blend`` is an alpha to judge for queries by two models, 0 (old) to 1 (new); by default half of the queries choose.
-    ``data`` is a name that the operator gave to labelled images, ``held-out`` for those held out at training.
+    ``weight`` is a translation's weight to judge, 0 (old space alone) to 1 (new space alone); by default half of the
+    queries choose. ``refit`` fits translations again, on a ``sample`` of items whose images are here. ``data`` is a
+    name that the operator gave to labelled images, ``held-out`` for those held out at training.
     """
 
     confidence: float = Field(default=0.95, ge=0.5, le=0.999)
     tolerance: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0, lt=2**31)
-    blend: float | None = Field(default=None, ge=0, le=1)
+    weight: float | None = Field(default=None, ge=0, le=1)
+    refit: bool = False
+    sample: int = Field(default=8000, ge=20, le=100_000)
     data: str | None = Field(default=None, min_length=1, max_length=64)
-
-
-class AdaptRequest(_Request):
-    """``version``: whose vectors to make searchable, such as an imported system's; ``queries_by``: by whose queries.
-
-    ``kind`` is by default the one that is best on held-out pairs, and ``sample`` the images to embed, at most.
-    ``force`` is a reason to use it without a passed check.
-    """
-
-    version: str = Field(min_length=1, max_length=256)
-    queries_by: VersionName | None = None
-    kind: Literal["procrustes", "ridge", "low-rank", "mlp", "slerp"] | None = None
-    sample: int = Field(default=8000, ge=1, le=100_000)
-    confidence: float = Field(default=0.95, ge=0.5, le=0.999)
-    tolerance: float = Field(default=0.0, ge=0, lt=1)
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    force: str | None = Field(default=None, max_length=1000)
 
 
 class _TrainingRequest(_Request):
@@ -513,15 +507,15 @@ VersionName = Annotated[str, Field(max_length=100)]
 class DeployRequest(_Request):
     """``force`` is a reason to deploy without a passed check; it is kept.
 
-    ``deployed`` is the version that you believe is deployed: if another one is, nothing changes (409). ``blend``
-    searches old vectors with queries by two models: ``auto`` with what the check shows to lose nothing, or one alpha
-    from 0 (old query) to 1 (new query). It costs one more forward pass per old model.
+    ``deployed`` is the version that you believe is deployed: if another one is, nothing changes (409). ``queries``
+    says who asks old vectors: ``checked`` the models that the check chose, ``one`` the new version alone, ``old`` their
+    own models alone, which find what they find now.
     """
 
     version: VersionName
     force: str | None = Field(default=None, max_length=1000)
     deployed: VersionName | None = None
-    blend: Literal["auto", "off"] | Annotated[float, Field(ge=0, le=1)] = "off"
+    queries: Literal["checked", "one", "old"] = "checked"
 
 
 class RollbackRequest(_Request):
@@ -534,15 +528,16 @@ class RollbackRequest(_Request):
 class Move(_Response):
     """One change of the deployment. ``reason`` says why it was done without a passed check, where it was.
 
-    ``blend`` is alpha by gallery version that is searched with queries by two models.
+    ``translations`` are those in use, by the version whose vectors they carry. A move of the kind ``translate`` changes
+    them alone.
     """
 
     version: str
-    kind: Literal["deploy", "rollback"]
+    kind: Literal["deploy", "rollback", "translate"]
     when: str
     reason: str | None
     by: str
-    blend: dict[str, float]
+    translations: dict[str, str]
 
 
 class Deployment(Move):
@@ -694,7 +689,8 @@ class Status(_Response):
     """The state of the workspace. ``vectors`` counts items by the version that made them; those that are not among
     ``versions`` were imported, or are retired, and have no encoder.
 
-    ``blend`` is alpha by gallery version that is searched with queries by two models.
+    ``searched_by`` are the versions that embed the queries for the vectors of each version; ``left_out`` are versions
+    whose vectors no search reaches.
     """
 
     name: str
@@ -704,7 +700,8 @@ class Status(_Response):
     versions: tuple[str, ...]
     retired: tuple[str, ...]
     vectors: dict[str, int]
-    blend: dict[str, float]
+    searched_by: dict[str, tuple[str, ...]]
+    left_out: tuple[str, ...]
     items: int
     jobs_running: int
     caller: StatusCaller

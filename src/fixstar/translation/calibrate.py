@@ -12,7 +12,7 @@ Without labels, scores are standardised: the mean and the deviation among items 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,7 +216,7 @@ def class_folds(
         learnt = np.flatnonzero(~np.isin(gallery_labels, tried))
         if not len(others) or not len(learnt):
             return []
-        parts = [part_of(view, others, learnt) for view in views]
+        parts = [view.take(others, learnt) for view in views]
         fitted = fit_calibrations(parts, query_labels[others], gallery_labels[learnt], seed)
         if not fitted:
             return []
@@ -234,7 +234,7 @@ def calibrations_and_folds(
 
 
 def search_curve(
-    view: VersionFeatures,
+    old: VersionFeatures,
     new: VersionFeatures,
     query_labels: Labels,
     gallery_labels: Labels,
@@ -247,7 +247,7 @@ def search_curve(
 ) -> BackfillCurve:
     """``backfill_curve`` of the queries in ``rows``, merged as in a search by calibrations of other classes.
 
-    ``view`` is the older version's gallery as queries of ``new`` see it.
+    ``old`` and ``new`` are those of ``score.translated_pair``.
     """
     asked = np.arange(len(query_labels)) if rows is None else rows
     parts: list[tuple[Indices, dict[str, Calibration] | None]] = [*folds] or [(asked, None)]
@@ -255,18 +255,10 @@ def search_curve(
     for part, scores in parts:
         mine = np.intersect1d(part, asked)
         if len(mine):
-            seen = part_of(view, mine)
-            own = part_of(new, mine)
             labels = (query_labels[mine], gallery_labels)
-            curves.append(backfill_curve(seen, own, *labels, shares, order, scores=scores, asked=seen.queries, **ways))
+            curves.append(backfill_curve(old.take(mine), new.take(mine), *labels, shares, order, scores=scores, **ways))
     hits = np.concatenate([np.asarray(curve.hits) for curve in curves], axis=2)  # at every share the same queries
     return BackfillCurve(curves[0].shares, hits.mean(axis=2), hits)
-
-
-def part_of(version: VersionFeatures, queries: Indices, gallery: Indices | None = None) -> VersionFeatures:
-    """Some queries of a version, and some of its gallery or all of it."""
-    stored = version.gallery if gallery is None else version.gallery[gallery]
-    return replace(version, queries=version.queries[queries], gallery=stored, adapt=None)
 
 
 def standardised(view: VersionFeatures, seed: int = 0) -> Calibration:

@@ -27,6 +27,7 @@ Measure = Callable[[Floats, Indices], NDArray[Any]]
 WEIGHTS = (USUAL, 0.5, 0.7, 0.4, 0.8, 0.3, 0.9, 0.2, 1.0, 0.1, 0.0)
 """The weights that are tried; of equal ones the first is taken."""
 _BLOCK = 512  # queries at a time
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,20 +115,28 @@ def _best(ways: Sequence[Translation], evidence: Evidence, rows: Indices, models
         for weight, outcomes in evidence.by_weight(way, models, weights, rows).items():
             if usual is None:
                 usual = outcomes
-            gain = _gain(outcomes, usual)
-            if gain > best_gain:
+            gained = gain(outcomes, usual)
+            if gained > best_gain:
                 best = way
                 best_weight = weight
-                best_gain = gain
+                best_gain = gained
     return best, best_weight
 
 
-def _gain(outcomes: NDArray[Any], usual: NDArray[Any]) -> float:
-    """The mean gain over the usual setting; 0 if it is not larger than its standard error."""
+def gain(outcomes: NDArray[Any], usual: NDArray[Any]) -> float:
+    """The mean gain over the usual setting; 0 if it is not larger than its standard error.
+
+    A single query that differs is never enough: it is as large as its own error.
+
+    >>> gain(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0])), gain(np.array([1, 1, 1, 0]), np.array([1, 0, 0, 0]))
+    (0.0, 0.5)
+    """
+    if len(outcomes) < 2:
+        return 0.0
     differences = outcomes.astype(np.float64) - usual.astype(np.float64)
     mean = float(differences.mean())
-    error = float(differences.std()) / max(1, len(differences)) ** 0.5
-    return mean if mean > error else 0.0
+    error = float(differences.std(ddof=1)) / len(differences) ** 0.5
+    return mean if mean > error * (1 + _ROUNDING) else 0.0
 
 
 def _unit(vectors: Floats) -> Vectors:

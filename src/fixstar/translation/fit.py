@@ -17,13 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fixstar.errors import InputError, UnknownNameError, plural
 from fixstar.translation.maps import Layer, Map
+from fixstar.translation.translation import USUAL, Translation, Uncertainty
+
+if TYPE_CHECKING:
+    import torch
 
 Floats = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
@@ -37,7 +41,7 @@ _EPOCHS = 200
 _RATE = 2e-3
 _PATIENCE = 15  # epochs without a gain on the pairs that are only judged by
 _BATCH = 512  # pairs per step
-_WORK = 10**11  # multiplications of a training on a CPU, at most: seconds
+_WORK = 3 * 10**10  # multiplications of a training on a CPU, at most: seconds
 _CONTRAST_EPOCHS = 30
 _CONTRAST_RATE = 1e-3
 _CONTRAST = 0.3  # weight of the contrast beside 1 - cos
@@ -278,21 +282,13 @@ def _fit_residual(
         )
     shown, judged = pairs.inner
     generator = torch.Generator().manual_seed(pairs.seed)
+    x, y, w = _tensors(shown, device)
+    judged_x, judged_y, judged_w = _tensors(judged, device)
     start = _fit_ridge(shown).map.layers[0]
-
-    def tensor(array: Any) -> torch.Tensor:
-        return torch.tensor(np.asarray(array), dtype=torch.float32, device=device)
-
-    x = tensor(shown.X)
-    y = tensor(shown.Y)
-    w = tensor(shown.weights)
-    judged_x = tensor(judged.X)
-    judged_y = tensor(judged.Y)
-    judged_w = tensor(judged.weights)
     scale = 2**0.5  # x has unit length, so activations are of order 1
     model = {
-        "W": tensor(start.W),
-        "c": tensor(start.c),
+        "W": torch.tensor(start.W, device=device),
+        "c": torch.tensor(start.c, device=device),
         "A": torch.randn(x.shape[1], hidden, generator=generator).to(device) * scale,
         "e": torch.zeros(hidden, device=device),
         "B": torch.zeros(hidden, y.shape[1], device=device),
@@ -314,9 +310,8 @@ def _fit_residual(
     best_epoch = 0
     optimizer = torch.optim.Adam([value.requires_grad_() for value in model.values()], lr=learning_rate)
     work = 3 * len(x) * sum(value.numel() for value in model.values())  # forward, and two products backward
-    affordable = max(3, _WORK // work) if device == "cpu" else epochs
     with torch.enable_grad():
-        for epoch in range(1, min(epochs, affordable) + 1):
+        for epoch in range(1, _affordable(epochs, work, device) + 1):
             order = torch.randperm(len(x), generator=generator).to(device)
             for rows in torch.split(order, _BATCH):
                 loss = (w[rows] * (1 - cosines(x[rows], y[rows]))).mean()
@@ -357,17 +352,14 @@ def _fit_contrast(
     start = _fit_ridge(pairs).map.layers[0]
     labels = np.arange(len(pairs)) if pairs.groups is None else np.unique(pairs.groups, return_inverse=True)[1]
     generator = torch.Generator().manual_seed(pairs.seed)
-    x = torch.tensor(np.asarray(pairs.X), dtype=torch.float32, device=device)
-    y = torch.tensor(np.asarray(pairs.Y), dtype=torch.float32, device=device)
-    w = torch.tensor(pairs.weights, dtype=torch.float32, device=device)
+    x, y, w = _tensors(pairs, device)
     group = torch.tensor(labels, device=device)
     W = torch.tensor(start.W, device=device).requires_grad_()
     c = torch.tensor(start.c, device=device).requires_grad_()
     optimizer = torch.optim.Adam([W, c], lr=learning_rate)
     work = 3 * len(x) * (W.numel() + _BATCH * y.shape[1])
-    affordable = max(3, _WORK // work) if device == "cpu" else epochs
     with torch.enable_grad():
-        for _ in range(min(epochs, affordable)):
+        for _ in range(_affordable(epochs, work, device)):
             order = torch.randperm(len(x), generator=generator).to(device)
             for rows in torch.split(order, _BATCH):
                 cosines = functional.normalize(x[rows] @ W + c) @ y[rows].T
@@ -384,6 +376,21 @@ def _fit_contrast(
                 optimizer.step()
     found_map = Map.linear(W.detach().cpu().numpy(), c.detach().cpu().numpy())
     return Fitted(found_map, {"contrast": contrast})
+
+
+def _tensors(pairs: Pairs, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """X [N, a], Y [N, b] and the weights [N], to train on."""
+    import torch
+
+    x = torch.tensor(np.asarray(pairs.X), dtype=torch.float32, device=device)
+    y = torch.tensor(np.asarray(pairs.Y), dtype=torch.float32, device=device)
+    w = torch.tensor(pairs.weights, dtype=torch.float32, device=device)
+    return x, y, w
+
+
+def _affordable(epochs: int, work: int, device: str) -> int:
+    """So many epochs of ``work`` multiplications each; on a CPU perhaps fewer, but at least 3."""
+    return min(epochs, max(3, _WORK // work)) if device == "cpu" else epochs
 
 
 @dataclass(frozen=True)
@@ -447,3 +454,67 @@ def lacking_pairs(kind: str, pairs: int) -> str:
         f"a {kind} map needs at least {plural(KINDS[kind].least, 'pair')}, got {pairs}; embed more items with both "
         f"models{instead}"
     )
+
+
+# --- both maps of a translation
+
+PAIRS_PER_COMPONENT = 10  # of both spaces together: a residual map of fewer pairs finds less than a linear one
+
+
+def fit_translations(
+    pairs: Pairs, source: str, target: str, *, shared: bool = False, old_model: bool = True, device: str = "cpu"
+) -> list[Translation]:
+    """Translations from X, vectors of ``source``, to Y, those of ``target``: the preferred one first.
+
+    They differ in the kind of their forward map. Versions that share a space need no map back. ``old_model`` says that
+    queries by ``source`` can be had too.
+    """
+    least = KINDS["ridge"].least
+    if len(pairs) < least:
+        raise InputError(
+            f"a translation from {source} to {target} is fitted on {least} pairs or more, got {len(pairs)}; embed more "
+            "items with both models"
+        )
+    enough = PAIRS_PER_COMPONENT * (pairs.X.shape[1] + pairs.Y.shape[1])
+    kinds = ["ridge"] if len(pairs) < enough else ["residual", "ridge"]
+    backward = None
+    if not shared:
+        back = "contrast" if len(pairs) >= KINDS["contrast"].least else "ridge"
+        options = {"device": device} if back == "contrast" else {}
+        backward = fit_map(back, pairs.reversed, **options).map
+    uncertainty = fit_uncertainty(pairs)
+    found = []
+    for kind in kinds:
+        options = {"device": device} if kind == "residual" else {}
+        fitted = fit_map(kind, pairs, **options)
+        about = {"kind": kind, "pairs": len(pairs), **fitted.chosen}
+        found.append(
+            Translation(
+                source,
+                target,
+                forward=fitted.map,
+                backward=backward,
+                one=USUAL,
+                two=USUAL if old_model else None,
+                shared=shared,
+                uncertainty=uncertainty,
+                about=about,
+            )
+        )
+    return found
+
+
+def fit_uncertainty(pairs: Pairs) -> Uncertainty | None:
+    """How far a ridge is off on pairs it was not fitted on, regressed on the vector; None with too few pairs."""
+    least = KINDS["ridge"].least
+    if len(pairs) < 10 * least:
+        return None
+    shown, judged = pairs.inner
+    if min(len(shown), len(judged)) < least:
+        return None
+    mapped = _fit_ridge(shown).map(judged.X)
+    off = 1 - np.einsum("ij,ij->i", mapped, judged.Y, dtype=np.float64)
+    found = Pairs(judged.X, off[:, None], judged.weights).spectrum
+    slope = found.ridge(gcv_penalty(found))
+    offset = float((found.y - found.x @ slope)[0])
+    return Uncertainty(slope[:, 0].astype(np.float32), offset)

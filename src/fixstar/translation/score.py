@@ -9,6 +9,7 @@ unit length too, and queries multiplied by it, so that dot products are the scor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,21 @@ from fixstar.translation.translation import Translation
 
 Floats = NDArray[np.floating[Any]]
 Vectors = NDArray[np.float32]
+
+
+def translated_pair(
+    way: Translation, old: VersionFeatures, new: VersionFeatures
+) -> tuple[VersionFeatures, VersionFeatures]:
+    """Both versions in one search: ``old`` with long vectors, and ``new`` with the queries that it asks them.
+
+    ``old``'s own queries find among the long vectors what they found before: they are zero where F(z) is.
+    """
+    view = translated(way, old, new)
+    added = view.gallery.shape[1] - old.gallery.shape[1]
+    own = _unit(old.queries)
+    if added:
+        own = np.hstack([np.zeros((len(own), added), np.float32), own * np.sqrt(2, dtype=np.float32)])
+    return replace(view, queries=own), replace(new, asked={**new.asked, old.name: view.queries})
 
 
 def translated(way: Translation, old: VersionFeatures, new: VersionFeatures) -> VersionFeatures:

@@ -10,38 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fixstar.evaluation.verdicts import GateRules
-    from fixstar.workspace.adapters.use import Adapted, AdaptOptions
     from fixstar.workspace.backfill.planning import BackfillOptions
     from fixstar.workspace.backfill.run import Backfilled
     from fixstar.workspace.checks import Check
     from fixstar.workspace.deployment import Move
     from fixstar.workspace.items import CatalogueItem, ImageStore, Indexed, catalogue, labelled_items
+    from fixstar.workspace.pairs import FitOptions
     from fixstar.workspace.search import Examples
     from fixstar.workspace.training import UpgradeOptions
     from fixstar.workspace.workspace import Status, Workspace
 
 _MODULES = {
-    "adapters.use": ("AdaptOptions", "Adapted"),
     "backfill.planning": ("BackfillOptions",),
     "backfill.run": ("Backfilled",),
     "checks": ("Check",),
     "deployment": ("Move",),
-    "gate": ("GateRules",),
     "items": ("CatalogueItem", "ImageStore", "Indexed", "catalogue", "labelled_items"),
+    "pairs": ("FitOptions",),
     "search": ("Examples",),
     "training": ("UpgradeOptions",),
     "workspace": ("Status", "Workspace"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+_HOMES["GateRules"] = "fixstar.evaluation.verdicts"
 
 __all__ = [
-    "AdaptOptions",
-    "Adapted",
     "BackfillOptions",
     "Backfilled",
     "CatalogueItem",
     "Check",
     "Examples",
+    "FitOptions",
     "GateRules",
     "ImageStore",
     "Indexed",

@@ -24,6 +24,8 @@ from fixstar.durable import WatchedFile, document, read_document, replace_json, 
 from fixstar.errors import GateError, ModelError, NextStep, plural
 from fixstar.evaluation import Difference, Thumbnails
 from fixstar.evaluation.evidence import Verdict
+from fixstar.translation.calibrate import Threshold
+from fixstar.wording import percent
 
 Outcome = Literal["pass", "refuse", "missing evidence"]
 Shown = Literal["query", "old", "new"]
@@ -49,10 +51,24 @@ class ClassChange:
 
 
 @dataclass(frozen=True)
-class CheckedCell:
-    """New queries on the gallery of ``version``: cross-test minus that version's self-test, with its interval.
+class OneModel:
+    """What one model per query finds where two were judged: queries by the new version alone."""
 
-    ``lost`` and ``won`` list some of the flips, ``classes`` those that lose most and win most, heaviest net loss first.
+    cross_test: float
+    low: float
+    high: float
+    verdict: Verdict
+    weight: float
+
+
+@dataclass(frozen=True)
+class CheckedCell:
+    """New queries on the vectors of ``version``: cross-test minus that version's self-test, with its interval.
+
+    ``translation`` is the file of the translation that was judged, None where both versions share a space and none is
+    needed; ``weight`` is its w, and ``models`` are the versions that embed a query. ``one_model`` is the same with the
+    new version alone, if two models were judged. ``lost`` and ``won`` list some of the flips, ``classes`` those that
+    lose most and win most, heaviest net loss first.
     """
 
     version: str
@@ -67,10 +83,15 @@ class CheckedCell:
     lost: tuple[FlippedAnswer, ...] = ()
     won: tuple[FlippedAnswer, ...] = ()
     classes: tuple[ClassChange, ...] = ()
+    translation: str | None = None
+    weight: float = 0.0
+    models: tuple[str, ...] = ()
+    reembedded: float | None = None
+    one_model: OneModel | None = None
 
     @property
     def difference(self) -> float:
-        """What the new queries gain on that gallery; a loss is negative."""
+        """What the new queries gain on these vectors; a loss is negative."""
         return self.cross_test - self.self_test
 
     @property
@@ -78,43 +99,12 @@ class CheckedCell:
         """The difference with its interval and verdict."""
         return Difference(self.difference, self.low, self.high, self.verdict, self.differing)
 
-
-@dataclass(frozen=True)
-class Blend:
-    """Queries by two models on the gallery of ``version``: slerp(its own query, the new version's, alpha).
-
-    ``tried`` is the alpha that half of the queries chose (0 if none is better); the other half, ``queries``, judges it.
-    The verdict may also be "unchanged" (0), or "apart" if nothing connects the models. ``alpha`` may be deployed:
-    ``tried`` if compatible, else 1 if the new queries alone are, else 0.
-    """
-
-    version: str
-    alpha: float
-    tried: float
-    self_test: float
-    cross_test: float
-    low: float
-    high: float
-    verdict: str
-    queries: int
-
     @property
-    def difference(self) -> float:
-        """What queries blended with ``tried`` gain on that gallery; a loss is negative."""
-        return self.cross_test - self.self_test
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """The cosine under which a query's best hit says that its class is probably not in the gallery.
-
-    ``false_alarms`` is the share under it with the class in the gallery, ``detected`` without it.
-    """
-
-    cosine: float
-    false_alarms: float
-    detected: float
-    queries: int
+    def share_at_once(self) -> float | None:
+        """The share of the gain of embedding everything again that is had without it; None where there is no gain."""
+        if self.reembedded is None or self.reembedded <= self.self_test:
+            return None
+        return self.difference / (self.reembedded - self.self_test)
 
 
 @dataclass(frozen=True)
@@ -122,8 +112,8 @@ class Check:
     """The verdict on one version's queries. ``reasons`` is the evidence in sentences, ``notes`` is worth knowing.
 
     ``report`` and ``pictures`` are paths in the workspace. ``calibrations`` (slope and offset by gallery version) turn
-    cosines into probabilities; ``blend_calibrations`` are those of the ``blends``. ``thresholds`` tell hits from what
-    is probably not in the gallery.
+    scores into probabilities. ``thresholds`` tell hits from what is probably not in the gallery. ``self_test`` is what
+    the version finds if everything is embedded again.
     """
 
     version: str
@@ -142,14 +132,17 @@ class Check:
     pictures: str | None = None
     calibrations: dict[str, tuple[float, float]] = field(default_factory=dict)
     next_steps: tuple[NextStep, ...] = ()
-    blends: tuple[Blend, ...] = ()
-    blend_calibrations: dict[str, tuple[float, float]] = field(default_factory=dict)
     thresholds: dict[str, Threshold] = field(default_factory=dict)
 
     @property
     def against(self) -> tuple[str, ...]:
         """The versions whose galleries the new queries were tried on."""
         return tuple(cell.version for cell in self.cells)
+
+    @property
+    def translations(self) -> dict[str, str]:
+        """The files of the translations that were judged, by the version whose vectors they carry."""
+        return {cell.version: cell.translation for cell in self.cells if cell.translation is not None}
 
     @property
     def classes(self) -> int:
@@ -171,23 +164,23 @@ class Check:
     def from_json(cls, content: Mapping[str, Any]) -> Check:
         """The check that ``to_json`` wrote."""
         parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
-        parts["cells"] = tuple(
-            CheckedCell(
-                **{
-                    **cell,
-                    "lost": tuple(map(_flipped_answer, cell["lost"])),
-                    "won": tuple(map(_flipped_answer, cell.get("won", ()))),
-                    "classes": tuple(ClassChange(**one) for one in cell.get("classes", ())),
-                }
-            )
-            for cell in content["cells"]
-        )
-        parts["blends"] = tuple(Blend(**blend) for blend in content["blends"])
-        for fitted in ("calibrations", "blend_calibrations"):
-            parts[fitted] = {name: _calibration(*pair) for name, pair in content[fitted].items()}
+        parts["cells"] = tuple(map(_cell, content["cells"]))
+        parts["calibrations"] = {name: _calibration(*pair) for name, pair in content["calibrations"].items()}
         parts["thresholds"] = {name: Threshold(**one) for name, one in content.get("thresholds", {}).items()}
         parts["next_steps"] = tuple(map(NextStep.from_json, content["next_steps"]))
         return cls(**{**content, **parts})
+
+
+def _cell(content: dict[str, Any]) -> CheckedCell:
+    alone = content.get("one_model")
+    parts: dict[str, Any] = {
+        "lost": tuple(map(_flipped_answer, content["lost"])),
+        "won": tuple(map(_flipped_answer, content["won"])),
+        "classes": tuple(ClassChange(**one) for one in content["classes"]),
+        "models": tuple(content["models"]),
+        "one_model": None if alone is None else OneModel(**alone),
+    }
+    return CheckedCell(**{**content, **parts})
 
 
 def _flipped_answer(content: dict[str, Any]) -> FlippedAnswer:
@@ -204,20 +197,17 @@ def _calibration(slope: float, offset: float) -> tuple[float, float]:
 def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
     """Whether an earlier check ``other`` keeps its place against ``check``, as far as ``galleries`` are concerned.
 
-    It must have judged them all with as many queries and classes, and not have asked an easier question. With equal
-    evidence it stays only if it decided and ``check`` did not.
+    It must have judged them all with at least as many queries. It keeps its place if it decided and ``check`` did not.
+    If both decided, it keeps its place with more queries, unless it asked an easier question.
     """
-    mine, others = (check.queries, check.classes), (other.queries, other.classes)
-    if not _speaks_of(other, set(galleries)) or mine[0] > others[0] or mine[1] > others[1]:
+    asked = set(galleries)
+    if not _speaks_of(other, asked) or check.queries > other.queries:
         return False
     if check.outcome == "missing evidence" != other.outcome:
         return True
-    return (
-        bool(set(galleries))
-        and mine != others
-        and other.tolerance <= check.tolerance
-        and other.confidence >= check.confidence
-    )
+    as_strict = other.tolerance <= check.tolerance and other.confidence >= check.confidence
+    more = (other.queries, other.classes) > (check.queries, check.classes)
+    return bool(asked) and more and as_strict
 
 
 def _speaks_of(check: Check, galleries: set[str]) -> bool:
@@ -235,15 +225,15 @@ def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check |
     return found or (checks[-1] if checks else None)
 
 
-def save_check(workspace: Path, check: Check, name: str | None = None) -> Path:
-    """Keep a check for ever, and as the one that counts unless weaker; with a ``name``, in that file alone."""
-    path, content = workspace / "checks" / f"{name or check.version}.json", document("check", check.to_json())
-    if name is None:
-        folder = workspace / "checks" / check.version
-        number = 1 + len(list(folder.glob("check-*.json")))  # clocks may be set back
-        replace_json(folder / f"check-{number:06}-{uuid.uuid4().hex[:6]}.json", content)
-        if outweighing_check(workspace, check) is not None:
-            return path
+def save_check(workspace: Path, check: Check) -> Path:
+    """Append a check to the history, and make it current unless it is weaker than the current one."""
+    path = workspace / "checks" / f"{check.version}.json"
+    content = document("check", check.to_json())
+    folder = workspace / "checks" / check.version
+    number = 1 + len(list(folder.glob("check-*.json")))  # clocks may be set back
+    replace_json(folder / f"check-{number:06}-{uuid.uuid4().hex[:6]}.json", content)
+    if outweighing_check(workspace, check) is not None:
+        return path
     replace_json(path, content)
     return path
 
@@ -326,40 +316,37 @@ def _with_images(step: NextStep, check: Check) -> NextStep:
     return replace(step, arguments={**step.arguments, **({"name": check.images} if named else {"data": ...})})
 
 
-def judged_blend(
-    check: Check | None, version: str, searched: Iterable[str], wanted: float | Literal["auto"]
-) -> dict[str, float]:
-    """Alpha by gallery version, if the check allows to deploy ``version`` with such queries; else ``GateError``.
-
-    ``wanted`` is "auto", or one alpha, which must be the one that was judged; 0, the old query, needs no evidence.
-    """
-    auto = NextStep(
-        "deploy", {"version": version, "blend": "auto"}, "the alpha that the check chose, or the old queries"
-    )
-    force = NextStep("deploy", {"version": version, "blend": wanted, "force": ...}, "deploy anyway, with a reason")
-    if check is None:
-        raise GateError(f"{version} was never checked", NextStep("check", {"version": version}), force)
-    known = {blend.version for blend in check.blends}
-    if unseen := [name for name in searched if name != version and name not in known]:
+def require_one_model(check: Check, version: str) -> None:
+    """Refuse a deployment with one model per query that was not shown to find as much as before; ``GateError``."""
+    two = NextStep("deploy", {"version": version}, "two models per query")
+    for cell in check.cells:
+        alone = cell.one_model
+        if len(cell.models) < 2 or (alone is not None and alone.verdict == "compatible"):
+            continue
+        found = "was not judged" if alone is None else f"finds {percent(alone.cross_test)}: {alone.verdict}"
+        force = NextStep("deploy", {"version": version, "queries": "one", "force": ...}, "deploy anyway, with a reason")
         raise GateError(
-            f"the check of {version} has not tried blended queries on vectors of {', '.join(unseen)}: they are newer "
-            "than the check, or their model is not here",
-            NextStep("check", {"version": version}),
+            f"among vectors of {cell.version} one model per query {found}; {cell.version}'s own queries find "
+            f"{percent(cell.self_test)}, and two models {percent(cell.cross_test)}",
+            two,
             force,
         )
-    if wanted == "auto":
-        return {blend.version: blend.alpha for blend in check.blends}
-    for blend in check.blends:
-        judged = "apart" if blend.verdict == "apart" else blend.verdict if blend.tried == wanted else "not judged"
-        if wanted and judged not in ("compatible", "apart"):
-            raise GateError(
-                f"queries blended with {blend.version}'s at alpha {wanted:g} were not shown to find as much as before "
-                f"among vectors of {blend.version}: {judged}. The check tried alpha {blend.tried:g}: {blend.verdict}",
-                NextStep("check", {"version": version, "blend": wanted}, "judge this alpha"),
-                auto,
-                force,
-            )
-    return {blend.version: 0.0 if blend.verdict == "apart" else wanted for blend in check.blends}
+
+
+def gain_sentence(version: str, cell: CheckedCell) -> str:
+    """Three numbers on one scale: now, at once after deploying, after embedding everything again."""
+    if cell.reembedded is None:
+        return ""
+    told = (
+        f"Now {percent(cell.self_test)}; at once {percent(cell.cross_test)}; with everything embedded again "
+        f"{percent(cell.reembedded)}"
+    )
+    share = cell.share_at_once
+    if share is None:
+        return f"{told}. {version} is no better than {cell.version} here: keep {cell.version}"
+    if share <= 0:
+        return told
+    return f"{told}: {min(share, 9.99):.0%} of the whole gain is had at once"
 
 
 def listed_flips(check: Check) -> list[tuple[CheckedCell, Literal["lost", "won"], FlippedAnswer]]:

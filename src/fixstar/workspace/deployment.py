@@ -5,7 +5,7 @@ state/deployment.json    the moves, oldest first; the last one says what is depl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from fixstar.durable import WatchedFile, document, exclusive, read_document, rep
 from fixstar.errors import DeploymentMovedError, GateError, InputError, ModelError
 from fixstar.workspace.registry import Registry
 
-Kind = Literal["deploy", "rollback"]
+Kind = Literal["deploy", "rollback", "translate"]
 
 _WAIT = 10.0  # seconds for another process that moves the pointer
 
@@ -25,8 +25,8 @@ _WAIT = 10.0  # seconds for another process that moves the pointer
 class Move:
     """One move of the pointer by whom, and why without a passed check, if so.
 
-    ``blend`` is alpha by gallery version: its vectors are searched by slerp(its own query, the deployed version's,
-    alpha); ``calibrations`` are slope and offset for such queries.
+    ``translations`` are files by the gallery version whose vectors they carry; ``calibrations`` are the slope and
+    offset of their scores, by gallery version.
     """
 
     version: str
@@ -34,7 +34,7 @@ class Move:
     when: str
     reason: str | None = None
     by: str = ""
-    blend: Mapping[str, float] = field(default_factory=dict)
+    translations: Mapping[str, str] = field(default_factory=dict)
     calibrations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -65,16 +65,43 @@ class Rollout:
         reason: str | None = None,
         by: str = "",
         deployed: str | None = None,
-        blend: Mapping[str, float] | None = None,
+        translations: Mapping[str, str] | None = None,
         calibrations: Mapping[str, tuple[float, float]] | None = None,
+        models: Sequence[str] = (),
     ) -> Move:
-        """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters; see ``Move``."""
+        """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters; see ``Move``.
+
+        ``models`` are older versions that embed queries too: their weights must be here.
+        """
         with self.moving():
             self.require_deployed(deployed)
-            if gone := [name for name in (version, *(blend or {})) if name in Registry(self._path).retired()]:
+            retired = Registry(self._path).retired()
+            gone = [name for name in (version, *models) if name in retired]
+            if gone:
                 raise ModelError(f"{gone[0]} was retired: its weights are gone; nothing was moved")
-            move = Move(version, "deploy", "", reason, by, dict(blend or {}), dict(calibrations or {}))
+            move = Move(
+                version=version,
+                kind="deploy",
+                when="",
+                reason=reason,
+                by=by,
+                translations=dict(translations or {}),
+                calibrations=dict(calibrations or {}),
+            )
             return self._append(self.history(), move)
+
+    def retranslate(self, move: Move, translations: Mapping[str, str]) -> Move | None:
+        """Take other translations for the version that is deployed; None if something else was deployed meanwhile.
+
+        Calibrations of those translations no longer hold.
+        """
+        with self.moving():
+            if self.current_move() != move:
+                return None
+            changed = {name for name, file in translations.items() if move.translations.get(name) != file}
+            kept = {} if changed else dict(move.calibrations)
+            files = {**move.translations, **translations}
+            return self._append(self.history(), replace(move, kind="translate", translations=files, calibrations=kept))
 
     def rollback(
         self, reason: str | None = None, by: str = "", deployed: str | None = None, to: str | None = None
@@ -115,7 +142,9 @@ class Rollout:
         for move in self.history():
             if move.kind == "rollback":
                 stack.pop()
-            else:
+            if move.kind == "translate":
+                stack[-1] = move  # the same deployment with other translations
+            if move.kind == "deploy":
                 stack.append(move)
         *earlier, last = stack
         if not earlier:
@@ -146,11 +175,9 @@ def _parse(file: Path) -> tuple[Move, ...]:
 
 
 def _parse_move(content: dict[str, Any]) -> Move:
-    blend = {name: float(alpha) for name, alpha in content["blend"].items()}
+    files = {str(name): str(file) for name, file in content["translations"].items()}
     fitted = {name: (float(slope), float(offset)) for name, (slope, offset) in content["calibrations"].items()}
-    if wrong := [alpha for alpha in blend.values() if not 0 <= alpha < 1]:
-        raise ValueError(f"a blend of {wrong[0]}")
-    return Move(**{**content, "blend": blend, "calibrations": fitted})
+    return Move(**{**content, "translations": files, "calibrations": fitted})
 
 
 def checked_reason(force: str | None, what: str) -> str | None:

@@ -41,11 +41,11 @@ def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: De
     unread = {one.index for one in bad}
     items = [item for row, item in enumerate(sample) if row not in unread]
     by_version = {stored: np.stack([item.vector for item in items]), made: vectors}
-    carried = serving.queries_for(old, new, by_version[new], serving.reachability.of(new))
+    carried = serving.in_space_of(old, new, by_version[new])
     if carried is None:
         raise GalleryError(
             f"nothing connects the models of {old} and {new}: their vectors cannot be shown in one plane",
-            NextStep("adapt", {"version": old, "queries_by": new}),
+            NextStep("check", {"version": new}, "fits a translation"),
         )
     before, after = unit(np.asarray(by_version[old], np.float64)), unit(np.asarray(carried, np.float64))
     places = _plane(np.concatenate([before, after]))

@@ -5,7 +5,7 @@ versions/, retired/          finished encoders, and the cards of retired ones
 memory/, held-out/           replayed images, and images for the gate
 checkpoint-vN.safetensors    the version being trained, after its last whole epoch
 gallery.db                   the gallery, unless it is on a server
-adapters/                    maps to vectors of models that were not trained together with the versions here
+translations/                how queries of one version search what another one stored
 images/                      images that the workspace keeps itself
 checks/, state/              what the gate found, what is deployed, what jobs are in progress
 """

@@ -1,22 +1,20 @@
-"""The gate: may a version answer queries over the stored vectors? Cross-tests on images it never learnt decide.
+"""The gate: may a version answer queries over the stored vectors? Searches for images it never learnt decide.
 
-The candidate's queries search the gallery of every version whose vectors they would meet. Each search is compared with
-that version's own self-test, query by query (paired bootstrap), by exact search. All intervals hold together with the
-confidence asked for: each of m cells gets an m-th of the error (Bonferroni). The candidate
+The candidate's queries search the vectors of every other version, each as its translation says (``translations``). Each
+search is compared with that version's own queries on its own vectors, query by query (paired bootstrap), by exact
+search. All intervals hold together with the confidence asked for: each of m cells gets an m-th of the error
+(Bonferroni). The candidate
 
-    passes              if every interval lies above -tolerance (0 by default: eq. 6 is strict),
+    passes              if every interval lies above -tolerance (0 by default: eq. 6 of HOC is strict),
     is refused          if one lies wholly at or below it,
     misses evidence     otherwise; the check then says how much more is needed.
 
-Calibrations, which let a search merge hits of several versions, are fitted on the way, and thresholds that tell a match
-from what is probably not in the gallery; no verdict depends on them.
+**What is chosen is not judged by the same queries.** Half of the queries of each class choose the maps and the weight
+of a translation, the other half judges, and all figures of the check are of that half. Where nothing is to be chosen,
+all queries judge. One model per query is judged beside two, as a family of its own.
 
-**Queries by two models**, slerp(old(x), new(x), alpha), are tried too, on every gallery whose model is here. Half of
-the queries of each class choose alpha, the other half judges it by the same rule, so the choice among alphas needs no
-correction. The verdicts on blended queries are a family of their own: all of them hold together with the confidence
-asked for. Together with those on the new queries alone the error may be twice as large: take the confidence higher if
-that matters. Where blended queries are not shown to be compatible, alpha is 0: the old query alone finds what it finds
-now, and nothing is left to chance.
+Calibrations, which let a search rank vectors of several versions together, are fitted on the way, and thresholds that
+tell a match from what is probably not in the gallery; no verdict depends on them.
 """
 
 from __future__ import annotations
@@ -29,30 +27,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import FixstarError, NextStep, plural
-from fixstar.evaluation import Difference, RateTable, Report, cross_test, flips, lost_queries, paired_bootstrap
-from fixstar.evaluation.search import searcher
+from fixstar.errors import NextStep, plural
+from fixstar.evaluation import CrossTest, Report, VersionFeatures, flips, gallery_query_split, lost_queries
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
-from fixstar.evaluation.verdicts import (
-    GateRules,
-    halves,
-    in_points,
-    judged_difference,
-    missing_evidence,
-    needed_queries,
-)
-from fixstar.geometry import blended
+from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, missing_evidence
 from fixstar.images import Preprocessing
+from fixstar.translation import Evidence, Translation, by_class, choose, translated
+from fixstar.translation.calibrate import (
+    LEAST,
+    Calibration,
+    Fold,
+    calibrations_and_folds,
+    catalogue_thresholds,
+    fit_calibrations,
+    search_curve,
+)
+from fixstar.translation.score import translated_pair
 from fixstar.wording import percent, points
-from fixstar.workspace.adapters.fitting import fit_adapter
-from fixstar.workspace.adapters.maps import VectorAdapter
-from fixstar.workspace.calibrations import LEAST, calibrations_and_folds, catalogue_thresholds, search_curve
 from fixstar.workspace.checks import (
-    Blend,
     Check,
     CheckedCell,
     ClassChange,
     FlippedAnswer,
+    OneModel,
     Outcome,
     delete_old_flips,
     outweighing_check,
@@ -61,31 +58,28 @@ from fixstar.workspace.checks import (
 )
 from fixstar.workspace.files import require_writable
 from fixstar.workspace.held_out import named_images, unlearnt_images
+from fixstar.workspace.pairs import Searched, with_scales
 from fixstar.workspace.registry import Registry
+from fixstar.workspace.translations import CHOSEN
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
-    from fixstar.evaluation import BackfillCurve, CrossTest, VersionFeatures
+    from fixstar.evaluation import BackfillCurve
 
-Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
-Hits = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 Features = Callable[["ImageSet", "ImageSet", Sequence[str]], "Sequence[VersionFeatures]"]
 """The vectors that the named versions make of query and of gallery images."""
 
-ALPHAS = tuple(number / 10 for number in range(11))
-"""The shares of the way from the old query to the new one that are tried."""
 LISTED = 20  # lost queries listed per cell, and as many won ones
 LISTED_CLASSES = 10  # those that lose most, and those that win most
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
-_VISIBLE = 0.005  # a drop that deserves a warning
-PROPOSED_MAP = "ridge"
 LEAST_PROPOSING = 50  # queries; fewer say nothing about a proposal
+_VISIBLE = 0.005  # a drop that deserves a warning
 
 
-class _Finding(NamedTuple):
-    """What was found about one gallery: the verdict, the evidence in a sentence, and what to do about it."""
+class Finding(NamedTuple):
+    """What was found about one version's vectors: the verdict, the evidence in a sentence, and what to do about it."""
 
     verdict: str
     reason: str
@@ -93,55 +87,62 @@ class _Finding(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A check, the trial that it judged, its cross-test, and accuracy over a backfill of each older gallery."""
+    """A check, the trial that it judged, its cross-test, what was chosen, and accuracy over a backfill by version."""
 
     check: Check
     trial: Trial
     tested: CrossTest
+    chosen: Mapping[str, Translation]
     curves: Mapping[str, BackfillCurve]
 
 
 def check_version(
     registry: Registry,
     version: str,
-    searched: Sequence[str],
+    searched: Sequence[Searched],
     features: Features,
+    keep: Callable[[Translation], str],
+    *,
     images: ImageSet | None = None,
     rules: GateRules | None = None,
     report: bool = True,
-    adapters: Mapping[str, VectorAdapter] | None = None,
     data: str | None = None,
 ) -> Check:
-    """Check a version against those whose vectors it would search; keep the verdict and the report.
+    """Check a version against those whose vectors it would search; keep the verdict, the translations and the report.
 
-    Without ``images``, those named ``data`` or pinned are used, else held-out ones that no version has learnt. Blended
-    queries are tried through ``adapters``.
+    Without ``images``, those named ``data`` or pinned are used, else held-out ones that no version has learnt. ``keep``
+    keeps a translation and returns the name of its file.
     """
     rules = rules or GateRules()
     require_writable(registry.path / "checks", "checks")
-    known, card = registry.names(), registry.card(registry.checked(version))
+    card = registry.card(registry.checked(version))
     preprocessing = Preprocessing.from_json(card["preprocessing"])
-    older = [name for name in known if name in searched and name != version]
-    foreign = [name for name in searched if name not in known]
-    source, learnt_by = "given", ()  # type: str, tuple[str, ...]
+    names = [one.name for one in searched]
+    learnt_by: tuple[str, ...] = ()
+    source = "given"
     if images is None:
-        source, images = "named", named_images(registry.path, data)
+        source = "named"
+        images = named_images(registry.path, data)
     if images is None:
         source = "held out"
-        images, learnt_by = unlearnt_images(registry, version, searched, preprocessing)
+        images, learnt_by = unlearnt_images(registry, version, names, preprocessing)
     judged: Judged | None = None
-    if images is None or max(images.counts().values(), default=0) < 2:
-        check = _without_images(version, [*older, *foreign], len(images or ()), learnt_by, rules)
-    else:
+    usable = images is not None and max(images.counts().values(), default=0) > 1
+    if images is not None and usable:
         images = searchable(images, preprocessing, "skip")
-        models = [name for name in known if name in (adapters or {})] + [*older, version]
-        trial = trial_of_images(lambda q, g: features(q, g, models), images, seed=rules.seed)
-        judged = judge(trial, rules, foreign, adapters)
+        models = [one.name for one in searched if one.has_model]
+        ordered = [name for name in registry.names() if name in models]
+        trial = trial_of_images(lambda q, g: features(q, g, [*ordered, version]), images, seed=rules.seed)
+        judged = judge(trial, searched, rules)
         has_chosen = card["about"].get("validation") is not None or bool(card["about"].get("trials"))
         check = _with_image_notes(judged.check, source == "held out" and has_chosen, learnt_by)
         check = replace(check, next_steps=_distinct([*check.next_steps, *proposals(judged)]))
+        check = _with_files(check, judged, keep)
+    else:
+        check = _without_images(version, searched, len(images or ()), learnt_by, rules, keep)
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
-    if (stronger := outweighing_check(registry.path, check)) is not None:
+    stronger = outweighing_check(registry.path, check)
+    if stronger is not None:
         check = replace(check, notes=(*check.notes, _outweighed(stronger)))
     if judged is not None:
         if stronger is None:
@@ -156,203 +157,286 @@ def check_version(
     return check
 
 
-def judge(
-    trial: Trial,
-    rules: GateRules | None = None,
-    foreign: Sequence[str] = (),
-    adapters: Mapping[str, VectorAdapter] | None = None,
-) -> Judged:
-    """The verdict on a trial's last version; ``foreign`` versions are searched too, but their model is not here."""
-    rules, adapters = rules or GateRules(), adapters or {}
-    versions = [replace(one, adapt=None) for one in trial.versions]  # as they are stored
-    direct = [one for one in versions if versions[-1].comparable_with(one) and one.name not in adapters]
-    apart = [one for one in versions if one not in direct]
-    trial = replace(trial, versions=direct)
-    tested = cross_test(*trial.images, "image")
-    version, cells, findings = tested.names[-1], list[CheckedCell](), list[_Finding]()
-    for k in range(len(tested.names) - 1):
-        cells.append(evaluate_cell(trial, tested, k, rules))
-        findings.append(_cell_finding(version, cells[-1], len(trial.query_labels), len(tested.names) - 1, rules))
-    findings += [
-        _Finding(
-            "incompatible",
-            f"vectors of {version} and of {name} have different widths: its queries cannot search {name}'s gallery",
-        )
-        for name in (one.name for one in apart)
-        if name not in adapters
-    ]
-    findings += [_foreign_finding(version, name) for name in foreign]
+def _with_files(check: Check, judged: Judged, keep: Callable[[Translation], str]) -> Check:
+    """The check with the names of the files in which the chosen translations are kept."""
+    cells = []
+    for cell in check.cells:
+        way = judged.chosen[cell.version]
+        plain = way.shared and way.forward is None
+        cells.append(cell if plain else replace(cell, translation=keep(way)))
+    return replace(check, cells=tuple(cells))
+
+
+def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = None) -> Judged:
+    """The verdict on a trial's last version: what its queries find among the vectors of each version searched."""
+    rules = rules or GateRules()
+    *older, newest = [replace(one, adapt=None) for one in trial.versions]
+    features = {one.name: one for one in older}
+    measured = [one for one in searched if one.name in features and one.measurable]
+    choosing, judging = halves(trial.query_labels, rules.seed)
+    chooses = rules.weight is None and any(one.chooses for one in measured) and len(judging) > 0
+    measure = by_class(trial.query_labels, trial.gallery_labels)
+    chosen: dict[str, Translation] = {}
+    for one in measured:
+        evidence = Evidence(features[one.name], newest, measure)
+        way = _chosen(one, evidence, choosing if chooses else None, rules)
+        chosen[one.name] = _as_chosen(way, evidence)
+    if chooses:
+        trial = _with_queries(trial, judging)
+    *older, newest = [replace(one, adapt=None) for one in trial.versions]
+    features = {one.name: one for one in older}
+    pairs = {name: translated_pair(way, features[name], newest) for name, way in chosen.items()}
+    tested = _cross_test(trial, chosen)
+    cells: list[CheckedCell] = []
+    findings: list[Finding] = []
+    count = len(measured) + sum(one.sample is not None for one in searched)
+    for one in measured:
+        cell = evaluate_cell(trial, tested, pairs[one.name], chosen[one.name], rules, count)
+        cells.append(cell)
+        findings.append(_cell_finding(newest.name, cell, len(trial.query_labels), count, rules))
+    for one in searched:
+        if one in measured:
+            continue
+        if one.sample is not None and one.measurable:
+            way, cell, queries = _sampled_cell(newest.name, one, rules, count)
+            chosen[one.name] = way
+            cells.append(cell)
+            findings.append(_cell_finding(newest.name, cell, queries, count, rules, one))
+        else:
+            findings.append(_unmeasured(newest.name, one))
     verdicts = [finding.verdict for finding in findings]
-    outcome: Outcome = "missing evidence" if "not decided" in verdicts else "pass"
-    outcome = "refuse" if "incompatible" in verdicts else outcome
+    outcome: Outcome = "pass"
+    if "not decided" in verdicts:
+        outcome = "missing evidence"
+    if "incompatible" in verdicts:
+        outcome = "refuse"
     findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # what decided comes first
-    calibrations, folds = calibrations_and_folds(*trial.images, rules.seed)
-    *older, newest = direct
-    curves = {old.name: search_curve((old, newest), *trial.images[1:], SHARES, folds, orders=3) for old in older}
+    views = [translated(way, features[name], newest) for name, way in chosen.items() if name in features]
+    own = replace(newest, queries=newest.queries_in(newest))
+    labels = (trial.query_labels, trial.gallery_labels)
+    calibrations, folds = calibrations_and_folds([*views, own], *labels, rules.seed)
+    curves = {name: _curve(pair, labels, folds) for name, pair in pairs.items()}
     notes = list(_mixture_notes(newest.name, curves, len(trial.query_labels)))
     steps = [step for finding in findings for step in finding.next_steps]
-    if len(tested.names) > 1 and not folds:
+    if views and not folds:
         notes.append(
             f"no calibrations: they need {LEAST} queries and two classes in each half of the classes, and queries that "
-            "are closer to their own class. Hits among vectors of several versions are merged by cosine. More labelled "
-            "images help"
+            "are closer to their own class. Hits among vectors of several versions are ranked by scores that are "
+            "standardised without labels. More labelled images help"
         )
-        steps.append(NextStep("check", {"version": version, "data": ...}, "more labelled images, for calibrations"))
-    blends, searched_by, more = _blends(trial, apart, cells, rules, adapters)
-    blend_calibrations = (
-        calibrations_and_folds([*apart, *direct], *trial.images[1:], rules.seed, searched_by)[0] if searched_by else {}
-    )
-    if blends and not foreign and (outcome != "pass" or adapters):
-        steps += [*more, _blend_step(version, blends)]
+        steps.append(NextStep("check", {"version": newest.name, "data": ...}, "more labelled images, for calibrations"))
+    scaled = {**calibrations, **_sampled_calibrations(searched, chosen, rules)} if calibrations else {}
+    if outcome != "pass" and cells and all(one.has_model for one in searched):
+        steps.append(_old_queries_step(newest.name, [cell.version for cell in cells]))
     check = Check(
-        version,
-        outcome,
-        tuple(finding.reason for finding in findings) or (_alone(version),),
-        tuple(cells),
-        float(tested.matrix[-1, -1]),
-        len(trial.query_labels),
-        len(trial.gallery_labels),
-        rules.confidence,
-        rules.tolerance,
+        version=newest.name,
+        outcome=outcome,
+        reasons=tuple(finding.reason for finding in findings) or (_alone(newest.name),),
+        cells=tuple(cells),
+        self_test=float(tested.matrix[-1, -1]),
+        queries=len(trial.query_labels),
+        gallery=len(trial.gallery_labels),
+        confidence=rules.confidence,
+        tolerance=rules.tolerance,
         notes=tuple(notes),
-        calibrations={name: (one.slope, one.offset) for name, one in calibrations.items()},
+        calibrations={name: (one.slope, one.offset) for name, one in scaled.items()},
         next_steps=_distinct(steps),
-        blends=tuple(blends),
-        blend_calibrations={name: (one.slope, one.offset) for name, one in blend_calibrations.items()},
-        thresholds=catalogue_thresholds(*trial.images, rules.seed),
+        thresholds=catalogue_thresholds([*views, own], *labels, rules.seed),
     )
-    return Judged(check, trial, tested, curves)
+    return Judged(check, trial, tested, chosen, curves)
+
+
+def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules) -> Translation:
+    """The way that some queries choose; without them the first, at the weight that the rules name, if they do."""
+    if rows is not None:
+        return choose(one.ways, evidence, rows, two=one.has_model and one.ways[0].two is not None)
+    way = one.ways[0]
+    if rules.weight is None or way.forward is None:
+        return way
+    return replace(way, one=rules.weight) if way.two is None else replace(way, two=rules.weight)
+
+
+def _as_chosen(way: Translation, evidence: Evidence) -> Translation:
+    """The chosen translation with the scale of its scores."""
+    scaled = with_scales(way, evidence.old, evidence.new)
+    return replace(scaled, about={**scaled.about, CHOSEN: True})
+
+
+def _with_queries(trial: Trial, rows: Indices) -> Trial:
+    """The trial with some of its queries."""
+    thumbnails = trial.thumbnails
+    if thumbnails is not None:
+        picture = thumbnails.query
+        places = rows.tolist()
+        thumbnails = thumbnails._replace(query=lambda row: picture(places[row]))
+    return replace(
+        trial,
+        versions=[version.take(rows) for version in trial.versions],
+        query_labels=trial.query_labels[rows],
+        thumbnails=thumbnails,
+    )
+
+
+def _cross_test(trial: Trial, chosen: Mapping[str, Translation]) -> CrossTest:
+    """C[t, k] of the versions that the newest one searches: their own queries, and the newest one's on all of them."""
+    newest = trial.versions[-1]
+    older = [version for version in trial.versions[:-1] if version.name in chosen]
+    measure = by_class(trial.query_labels, trial.gallery_labels)
+    last = len(older)
+    matrix = np.full((last + 1, last + 1), np.nan)
+    hits: dict[tuple[int, int], NDArray[Any]] = {}
+    for place, version in enumerate(older):
+        evidence = Evidence(version, newest, measure)
+        hits[place, place] = evidence.before()
+        hits[last, place] = evidence.outcomes(chosen[version.name])
+    hits[last, last] = Evidence(newest, newest, measure).reembedded()
+    for cell, outcomes in hits.items():
+        matrix[cell] = outcomes.mean()
+    names = (*(version.name for version in older), newest.name)
+    return CrossTest(names, "image", matrix, hits)
+
+
+def _curve(
+    pair: tuple[VersionFeatures, VersionFeatures], labels: tuple[Labels, Labels], folds: Sequence[Fold]
+) -> BackfillCurve:
+    return search_curve(*pair, *labels, SHARES, folds, orders=3)
 
 
 def _distinct(steps: Sequence[NextStep]) -> tuple[NextStep, ...]:
     return tuple(step for row, step in enumerate(steps) if step not in steps[:row])
 
 
-def evaluate_cell(trial: Trial, tested: CrossTest, k: int, rules: GateRules) -> CheckedCell:
-    """The newest version's queries on gallery k."""
+def evaluate_cell(
+    trial: Trial,
+    tested: CrossTest,
+    pair: tuple[VersionFeatures, VersionFeatures],
+    way: Translation,
+    rules: GateRules,
+    cells: int,
+) -> CheckedCell:
+    """The newest version's queries on the vectors of one older version."""
+    k = tested.names.index(pair[0].name)
     newest = len(tested.names) - 1
-    found = flips(tested.hits[k, k], tested.hits[newest, k], trial.query_labels)
-    judged = judged_difference(tested.hits[newest, k], tested.hits[k, k], rules.shared(newest), rules)
-    queries, gallery = trial.query_labels, trial.gallery_labels
-    versions = trial.versions[k], trial.versions[newest]
-    lost = lost_queries(found, queries, *versions, shown=LISTED)
-    swapped = flips(tested.hits[newest, k], tested.hits[k, k], queries)  # its losses are what the newest version wins
-    won = lost_queries(swapped, queries, *versions, shown=LISTED)
+    before = tested.hits[k, k]
+    after = tested.hits[newest, k]
+    queries = trial.query_labels
+    found = flips(before, after, queries)
+    swapped = flips(after, before, queries)  # its losses are what the newest version wins
+    judged = judged_difference(after, before, rules.shared(cells), rules)
+    lost = lost_queries(found, queries, *pair, shown=LISTED)
+    won = lost_queries(swapped, queries, *pair, shown=LISTED)
     changed = [one for one in found.classes if one.negative or one.positive]
     named_classes = dict.fromkeys([*changed[:LISTED_CLASSES], *changed[-LISTED_CLASSES:]])
+    original = next(version for version in trial.versions if version.name == pair[0].name)
+    evidence = Evidence(original, trial.versions[-1], by_class(queries, trial.gallery_labels))
 
     def named(label: int) -> str:
         return trial.classes.get(int(label), str(label))
 
     return CheckedCell(
-        tested.names[k],
-        float(tested.matrix[k, k]),
-        float(tested.matrix[newest, k]),
-        judged.low,
-        judged.high,
-        judged.verdict,
-        judged.differing,
-        len(found.negative),
-        len(found.positive),
-        tuple(FlippedAnswer(named(queries[one.query]), named(gallery[one.after]), one) for one in lost),
-        tuple(FlippedAnswer(named(queries[one.query]), named(gallery[one.before]), one) for one in won),
-        tuple(ClassChange(named(one.label), one.queries, one.negative, one.positive) for one in named_classes),
+        version=tested.names[k],
+        self_test=float(tested.matrix[k, k]),
+        cross_test=float(tested.matrix[newest, k]),
+        low=judged.low,
+        high=judged.high,
+        verdict=judged.verdict,
+        differing=judged.differing,
+        negative_flips=len(found.negative),
+        positive_flips=len(found.positive),
+        lost=tuple(
+            FlippedAnswer(named(queries[one.query]), named(trial.gallery_labels[one.after]), one) for one in lost
+        ),
+        won=tuple(
+            FlippedAnswer(named(queries[one.query]), named(trial.gallery_labels[one.before]), one) for one in won
+        ),
+        classes=tuple(ClassChange(named(one.label), one.queries, one.negative, one.positive) for one in named_classes),
+        weight=way.weight,
+        models=way.models,
+        reembedded=float(tested.matrix[newest, newest]),
+        one_model=_one_model(way, evidence, before, rules, cells),
     )
 
 
-# --- queries by two models
+def _one_model(
+    way: Translation, evidence: Evidence, before: NDArray[Any], rules: GateRules, cells: int
+) -> OneModel | None:
+    """The verdict on queries by the new version alone, where two models were judged."""
+    if way.two is None or way.one is None:
+        return None
+    alone = way.with_one_model()
+    after = evidence.outcomes(alone)
+    judged = judged_difference(after, before, rules.shared(cells), rules)
+    return OneModel(float(after.mean()), judged.low, judged.high, judged.verdict, alone.weight)
 
 
-def _blends(
-    trial: Trial,
-    apart: Sequence[VersionFeatures],
-    cells: Sequence[CheckedCell],
-    rules: GateRules,
-    adapters: Mapping[str, VectorAdapter],
-) -> tuple[list[Blend], dict[str, Floats], list[NextStep]]:
-    """Blended queries on every older gallery, those [N, s] that search it instead of new ones, what would decide."""
-    *older, newest = trial.versions
-    labels = trial.query_labels
-    choosing, judging = halves(labels, rules.seed)
-    if rules.weight is not None:
-        judging = np.arange(len(labels))
-    asked = []
-    for old in (*apart, *older):
-        own = old.queries_in(old)
-        adapter = adapters.get(old.name)
-        by_new = adapter(newest.queries) if adapter else newest.queries_in(old) if old in older else None
-        find, tried = searcher("image", old.gallery, trial.gallery_labels), rules.weight
-        if by_new is None or not len(judging):
-            tried = 0.0
-        elif tried is None:
-            pair, truth = (own[choosing], by_new[choosing]), labels[choosing]
-            found = [find(blended(*pair, alpha), truth).mean() for alpha in ALPHAS]
-            tried = ALPHAS[int(np.argmax(found))]  # of equal ones the closest to the old query
-        asked.append(_Asked(old.name, own, by_new, find, tried))
-    passed = {cell.version for cell in cells if cell.verdict == "compatible"}
-    confidence = rules.shared(sum(one.tried > 0 for one in asked))
-    judged = [_blend(one, judging, labels, one.name in passed, confidence, rules) for one in asked]
-    blends, steps = [blend for blend, _ in judged], list[NextStep]()
-    for blend, difference in judged:
-        if difference is not None and blend.verdict == "not decided":
-            needed = needed_queries(difference, blend.queries, confidence, rules.tolerance)
-            images = 0 if needed is None else needed * 2 * (1 if rules.weight is not None else 2)
-            note = f"about {images:,} labelled images would decide on queries blended with {blend.version}'s"
-            steps += [NextStep("check", {"version": newest.name, "data": ...}, note)] if images else []
-    names = {one.name for one in apart}
-    searched_by = {
-        one.name: one.at(blend.alpha)
-        for one, blend in zip(asked, blends, strict=True)
-        if blend.alpha < 1 or one.name in names
-    }
-    return blends, searched_by, steps
+# --- vectors whose model is not here
 
 
-class _Asked(NamedTuple):
-    """An older gallery, its own and the new version's queries in its space, and the best alpha of the choosing half."""
-
-    name: str
-    own: Floats
-    by_new: Floats | None
-    find: Callable[[Floats, Labels], Hits]
-    tried: float
-
-    def at(self, alpha: float) -> Floats:
-        """The blended queries [N, s]."""
-        return self.own if self.by_new is None else blended(self.own, self.by_new, alpha)
-
-
-def _blend(
-    asked: _Asked, judging: Indices, labels: Labels, passed: bool, confidence: float, rules: GateRules
-) -> tuple[Blend, Difference | None]:
-    """The verdict on the alpha that was chosen; ``passed`` says that the new queries alone are compatible."""
-    own, alpha = asked.find(asked.own, labels), asked.tried
-    if not alpha:
-        accuracy, verdict = float(own.mean()), "apart" if asked.by_new is None else "unchanged"
-        return Blend(asked.name, float(passed), 0.0, accuracy, accuracy, 0.0, 0.0, verdict, len(labels)), None
-    before, after = own[judging], asked.find(asked.at(alpha)[judging], labels[judging])
-    judged = judged_difference(after, before, confidence, rules)
-    blend = Blend(
-        asked.name,
-        alpha if judged.verdict == "compatible" else float(passed),
-        alpha,
-        float(before.mean()),
-        float(after.mean()),
-        judged.low,
-        judged.high,
-        judged.verdict,
-        len(judging),
+def _sampled_cell(version: str, one: Searched, rules: GateRules, cells: int) -> tuple[Translation, CheckedCell, int]:
+    """The verdict by labelled items that both versions have vectors of: half of the queries choose, half judge."""
+    assert one.sample is not None
+    evidence = one.sample.evidence(one.name, version, rules.seed)
+    rows = np.arange(len(evidence.new.queries))
+    choosing, judging = halves(np.zeros(len(rows), np.int64), rules.seed)
+    if rules.weight is not None or not len(judging):
+        way = _chosen(one, evidence, None, rules)
+        judging = rows
+    else:
+        way = choose(one.ways, evidence, choosing, two=False)
+    way = _as_chosen(way, evidence)
+    before = evidence.before()[judging]
+    after = evidence.outcomes(way)[judging]
+    judged = judged_difference(after, before, rules.shared(cells), rules)
+    cell = CheckedCell(
+        version=one.name,
+        self_test=float(before.mean()),
+        cross_test=float(after.mean()),
+        low=judged.low,
+        high=judged.high,
+        verdict=judged.verdict,
+        differing=judged.differing,
+        negative_flips=int(np.count_nonzero(after < before)),
+        positive_flips=int(np.count_nonzero(after > before)),
+        weight=way.weight,
+        models=way.models,
+        reembedded=float(evidence.reembedded()[judging].mean()),
     )
-    return blend, judged
+    return way, cell, len(judging)
 
 
-def _blend_step(version: str, blends: Sequence[Blend]) -> NextStep:
-    """A deployment with blended queries, which finds no less than now."""
-    shown = [f"{blend.alpha:g} with {blend.version}'s" for blend in blends if 0 < blend.alpha < 1]
-    kept = [blend.version for blend in blends if not blend.alpha]
-    parts = [f"queries by two models, alpha {', '.join(shown)}"] if shown else []
-    parts += [f"vectors of {' and '.join(kept)} keep the old queries"] if kept else []
-    return NextStep("deploy", {"version": version, "blend": "auto"}, "; ".join(parts))
+def _sampled_calibrations(
+    searched: Sequence[Searched], chosen: Mapping[str, Translation], rules: GateRules
+) -> dict[str, Calibration]:
+    """Calibrations for vectors whose model is not here, by the labelled items that judged them."""
+    found: dict[str, Calibration] = {}
+    for one in searched:
+        if one.sample is None or one.name not in chosen:
+            continue
+        evidence = one.sample.evidence(one.name, chosen[one.name].target, rules.seed)
+        codes = one.sample.coded()
+        split = gallery_query_split(codes, seed=rules.seed)
+        view = translated(chosen[one.name], evidence.old, evidence.new)
+        found |= fit_calibrations([view], codes[split.queries], codes[split.gallery], rules.seed)
+    return found
+
+
+def _unmeasured(version: str, one: Searched) -> Finding:
+    """Of searched vectors about which nothing could be measured."""
+    why = one.lacking or (
+        f"there is no model of {one.name}, and no labelled item of it with an image, so what its own queries find "
+        "cannot be measured"
+    )
+    steps = one.next_steps or (
+        NextStep("check", {"version": version, "pairs": ...}, "vectors by both models, with labels, FILE.npz"),
+        NextStep(
+            "import-vectors",
+            {"file": ..., "name": f"{one.name.partition('@')[0]}@{version}"},
+            f"if {version}'s model made these vectors elsewhere",
+        ),
+    )
+    return Finding(
+        "not decided", f"nothing shows what {version}'s queries find among vectors of {one.name}: {why}", steps
+    )
 
 
 # --- what the gate says
@@ -366,68 +450,101 @@ def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int
         "incompatible": f"this is not {limit}",
         "not decided": f"it is not decided whether this is {limit}",
     }[cell.verdict]
-    together = "" if cells == 1 else f", all {cells} galleries together"
+    together = "" if cells == 1 else f", all {cells} versions together"
     return (
-        f"on {cell.version}'s gallery {version}'s queries reach {percent(cell.cross_test)}, {cell.version}'s own "
+        f"on {cell.version}'s vectors {version}'s queries find {percent(cell.cross_test)}, {cell.version}'s own "
         f"{percent(cell.self_test)}: {verdict}. The difference is {points(cell.difference)} points, with "
         f"{100 * confidence:g} % confidence{together} between {points(cell.low)} and {points(cell.high)}"
     )
 
 
-def _cell_finding(version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules) -> _Finding:
+def _cell_finding(
+    version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules, one: Searched | None = None
+) -> Finding:
     evidence = cell_sentence(version, cell, rules.confidence, cells, rules.tolerance)
     if cell.verdict != "not decided":
-        return _Finding(cell.verdict, evidence)
+        return Finding(cell.verdict, evidence)
     more = NextStep("check", {"version": version, "data": ...})
-    told, steps = missing_evidence(cell.judged, queries, rules.shared(cells), rules.tolerance, more, "labelled images")
-    return _Finding(cell.verdict, ". ".join([evidence, *told]), tuple(steps))
+    unit = "labelled images"
+    if one is not None:  # judged by items of the gallery
+        more = one.next_steps[0] if one.next_steps else more
+        unit = "labelled items"
+    told, steps = missing_evidence(cell.judged, queries, rules.shared(cells), rules.tolerance, more, unit)
+    return Finding(cell.verdict, ". ".join([evidence, *told]), tuple(steps))
 
 
-def _foreign_finding(version: str, other: str) -> _Finding:
-    """Of searched vectors whose model is not here."""
-    return _Finding(
-        "not decided",
-        f"the gallery holds vectors of {other}, and there is no model of that name: the accuracy of {other}'s own "
-        f"queries cannot be measured. Searches leave its vectors out, unless {version} was trained to agree with them",
-        (
-            NextStep(
-                "adapt", {"version": other, "queries_by": version}, "fit an adapter; labelled items are checked with it"
-            ),
-            NextStep(
-                "import-vectors",
-                {"file": ..., "name": f"{other.partition('@')[0]}@{version}"},
-                f"if {version}'s model made these vectors elsewhere",
-            ),
-        ),
+def _old_queries_step(version: str, names: Sequence[str]) -> NextStep:
+    """A deployment that cannot lose: old vectors keep the queries of the model that made them."""
+    return NextStep(
+        "deploy",
+        {"version": version, "queries": "old"},
+        f"vectors of {' and '.join(names)} keep their own model's queries and find what they find now",
     )
 
 
 def _alone(version: str) -> str:
-    return f"only vectors of {version} itself are searched: there is no older gallery that it could fail on"
+    return f"only vectors of {version} itself are searched: there is nothing older to compare with"
 
 
 def _without_images(
-    version: str, searched: Sequence[str], images: int, learnt_by: Sequence[str], rules: GateRules
+    version: str,
+    searched: Sequence[Searched],
+    images: int,
+    learnt_by: Sequence[str],
+    rules: GateRules,
+    keep: Callable[[Translation], str],
 ) -> Check:
     """What can be said without labelled images: a version that is alone passes, another one misses all evidence."""
-    outcome: Outcome = "pass" if not searched else "missing evidence"
-    reason, steps = _alone(version), tuple[NextStep, ...]()
-    if searched:
-        if learnt_by:
-            seen = f"{_may_have_learnt(learnt_by)}, and {'no two of one class are' if images else 'none is'} left"
-        elif images:
-            seen = f"there are {images:,} labelled images, but no two of one class"
-        else:
-            seen = f"no labelled images were held out when the versions up to {version} were trained"
-        reason = (
-            f"{seen}, so nothing shows what {version}'s queries find among vectors of {', '.join(searched)}. The check "
-            "needs labelled images that the version was not trained on. The next training can hold out some"
-        )
-        steps = (
+    judged: list[tuple[CheckedCell, Finding]] = []
+    missing = [one for one in searched if one.sample is None or not one.measurable]
+    for one in searched:
+        if one not in missing:
+            way, cell, queries = _sampled_cell(version, one, rules, len(searched))
+            cell = replace(cell, translation=keep(way))
+            judged.append((cell, _cell_finding(version, cell, queries, len(searched), rules, one)))
+    outcome: Outcome = "pass" if not missing else "missing evidence"
+    for _, finding in judged:
+        if OUTCOMES[finding.verdict] != "pass" and outcome != "refuse":
+            outcome = OUTCOMES[finding.verdict]
+    reasons = [finding.reason for _, finding in judged]
+    steps = [step for _, finding in judged for step in finding.next_steps]
+    with_model = [one.name for one in missing if one.has_model]
+    if with_model:
+        reasons.insert(0, _without_evidence(version, with_model, images, learnt_by))
+        steps += [
             NextStep("check", {"version": version, "data": ...}, "labelled images that it was not trained on"),
             NextStep("upgrade", {"data": ..., "hold_out": 0.1}, "the next training holds out some"),
-        )
-    return Check(version, outcome, (reason,), (), None, 0, 0, rules.confidence, rules.tolerance, next_steps=steps)
+        ]
+    for one in missing:
+        if not one.has_model:
+            finding = _unmeasured(version, one)
+            reasons.append(finding.reason)
+            steps += finding.next_steps
+    return Check(
+        version=version,
+        outcome=outcome,
+        reasons=tuple(reasons) or (_alone(version),),
+        cells=tuple(cell for cell, _ in judged),
+        self_test=None,
+        queries=0,
+        gallery=0,
+        confidence=rules.confidence,
+        tolerance=rules.tolerance,
+        next_steps=_distinct(steps),
+    )
+
+
+def _without_evidence(version: str, names: Sequence[str], images: int, learnt_by: Sequence[str]) -> str:
+    seen = f"no labelled images were held out when the versions up to {version} were trained"
+    if images:
+        seen = f"there are {images:,} labelled images, but no two of one class"
+    if learnt_by:
+        left = "no two of one class are left" if images else "none is left"
+        seen = f"{_may_have_learnt(learnt_by)}, and {left}"
+    return (
+        f"{seen}, so nothing shows what {version}'s queries find among vectors of {', '.join(names)}. The check needs "
+        "labelled images that the version was not trained on. The next training can hold out some"
+    )
 
 
 def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) -> Check:
@@ -479,8 +596,9 @@ def _mixture_notes(newest: str, curves: Mapping[str, BackfillCurve], queries: in
 
 def _report(judged: Judged, rules: GateRules) -> Report:
     """The report of an evaluation, with the gate's intervals and its verdict."""
-    check, trial, tested, curves = judged
-    each, newest = rules.shared(len(check.cells)), len(tested.names) - 1
+    check, trial, tested, chosen, curves = judged
+    each = rules.shared(len(check.cells))
+    newest = len(tested.names) - 1
     below = f"less than {in_points(check.tolerance)} points below" if check.tolerance else "strictly above"
     facts = {
         **trial.facts,
@@ -490,22 +608,24 @@ def _report(judged: Judged, rules: GateRules) -> Report:
             f"{100 * check.confidence:g} % for all cross-tests of {check.version} together, {100 * each:.3g} % for "
             "each cell; the bootstrap draws single answers"
         ),
+        "Queries": "; ".join(_asked_by(cell) for cell in check.cells),
     }
     if check.notes:
         facts["Notes"] = "; ".join(check.notes)
-    made = replace(trial, facts=facts).report(tested, each, seed=rules.seed, curve=curves[tested.names[-2]])
-    made.evidence[""] = {**made.evidence[""], **{(newest, k): cell.judged for k, cell in enumerate(check.cells)}}
-    rows = {
-        f"{check.version} with {blend.version}, alpha {blend.tried:g}: {blend.verdict}": (
-            blend.self_test,
-            blend.cross_test,
-        )
-        for blend in check.blends
+    before = tested.names[-2]
+    versions = {version.name: version for version in trial.versions}
+    pair = translated_pair(chosen[before], versions[before], trial.versions[-1])
+    made = replace(trial, facts=facts, versions=pair).report(tested, each, seed=rules.seed, curve=curves[before])
+    judged_cells = {
+        (newest, tested.names.index(cell.version)): cell.judged for cell in check.cells if cell.version in versions
     }
-    columns = "the gallery's own queries", "both blended"
-    table = RateTable("Queries by two models, on queries that did not choose alpha", columns, rows)
-    made.tables = [*made.tables, table]
+    made.evidence[""] = {**made.evidence[""], **judged_cells}
     return made
+
+
+def _asked_by(cell: CheckedCell) -> str:
+    """Who asks the vectors of a version."""
+    return f"{cell.version}'s vectors are asked by {' and '.join(cell.models)}, w = {cell.weight:g}"
 
 
 def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
@@ -516,61 +636,21 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
     return {"name": images.name, "source": source, **counts, "fingerprint": digest}
 
 
-# --- what would hold where the version's own queries do not: a map of queries, a backfill, or the old version
+# --- what would hold where the version's own queries do not: a backfill, or the old version
 
 
 def proposals(judged: Judged) -> tuple[NextStep, ...]:
-    """Ways to get past a check that did not pass, for the gallery that loses most; empty if too little was measured."""
-    check, trial, _, curves = judged
-    failed = [cell for cell in check.cells if cell.verdict != "compatible"]
-    if check.outcome == "pass" or not failed or len(trial.query_labels) < LEAST_PROPOSING:
+    """Ways to get past a check that did not pass, for the vectors that lose most; empty if too little was measured."""
+    check = judged.check
+    failed = [cell for cell in check.cells if cell.verdict != "compatible" and cell.version in judged.curves]
+    if check.outcome == "pass" or not failed or len(judged.trial.query_labels) < LEAST_PROPOSING:
         return ()
     worst = min(failed, key=lambda cell: cell.difference)
-    *older, new = trial.versions
-    (old,) = [one for one in older if one.name == worst.version]
-    keep = f"keep {old.name}, whose own queries find {percent(worst.self_test)}"
+    keep = f"keep {worst.version}, whose own queries find {percent(worst.self_test)}"
     return (
-        *_map_step(trial, old, new, check),
-        *_backfill_step(curves[old.name], worst.self_test),
+        *_backfill_step(judged.curves[worst.version], worst.self_test),
         NextStep("drop", {"version": check.version}, keep),
     )
-
-
-def _map_step(trial: Trial, old: VersionFeatures, new: VersionFeatures, check: Check) -> Iterator[NextStep]:
-    """A map from the new queries to the stored vectors, if it is measured to find more than now."""
-    find = searcher("image", old.gallery, trial.gallery_labels)
-    now = find(old.queries, trial.query_labels)
-    mapped = _mapped_hits(trial, old, new)
-    if mapped is None or mapped.mean() <= now.mean():
-        return
-    found = paired_bootstrap(mapped, now, confidence=check.confidence)
-    yield NextStep(
-        "adapt",
-        {"version": old.name, "queries_by": new.name, "kind": PROPOSED_MAP},
-        f"a map of queries: {_expected(float(mapped.mean()), found)} on {old.name}'s vectors, which stay as they are",
-    )
-
-
-def _mapped_hits(trial: Trial, old: VersionFeatures, new: VersionFeatures) -> NDArray[Any] | None:
-    """Whether each new query finds its class among old vectors through a map that was fitted on other classes."""
-    classes = np.random.default_rng(0).permutation(np.unique(trial.query_labels))
-    halves = classes[::2], classes[1::2]
-    hits = np.zeros(len(trial.query_labels), bool)
-    for fitted, judged in (halves, halves[::-1]):
-        known = np.isin(trial.gallery_labels, fitted), np.isin(trial.query_labels, fitted)
-        X, Y = (np.concatenate([one.gallery[known[0]], one.queries[known[1]]]).astype(np.float32) for one in (new, old))
-        asked = np.isin(trial.query_labels, judged)
-        try:
-            adapter = fit_adapter(PROPOSED_MAP, X, Y)
-        except FixstarError:  # too few pairs
-            return None
-        find = searcher("image", old.gallery, trial.gallery_labels)
-        hits[asked] = find(adapter(new.queries[asked]), trial.query_labels[asked])
-    return hits
-
-
-def _expected(accuracy: float, found: Difference) -> str:
-    return f"{percent(accuracy)} expected ({points(found.low)} to {points(found.high)} points)"
 
 
 def _backfill_step(curve: BackfillCurve, now: float) -> Iterator[NextStep]:

@@ -5,7 +5,8 @@ nothing is split off, and the gate needs images from the user.
 
 Every image draws a number by its content. held-out/v1.json keeps the draws of the images that were held out,
 v1-learnt.safetensors those of the images that were trained on (8 bytes each). So it is known which version has learnt
-what another held out.
+what another held out. learnt/v1.json names the files of the images that were trained on: a later version is trained on
+those that are still there and still the same.
 
 Images of the user can have a name, held-out/named.json: later checks use the same, and a changed folder is noticed.
 """
@@ -91,9 +92,52 @@ def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: P
     ReplayMemory(MOST, loaded).save(_file(workspace, f"{name}.safetensors"))
 
 
-def keep_learnt(workspace: Path, name: str, drawn: NDArray[np.float64]) -> None:
-    """Keep the draws of the images that a version was trained on."""
-    write_arrays(_file(workspace, f"{name}-learnt.safetensors"), "learnt", {}, {"draws": np.unique(drawn)})
+def keep_learnt(workspace: Path, name: str, split: SplitOff, files: bool = True) -> None:
+    """Keep the draws of the images that a version was trained on, and with ``files`` where they are."""
+    write_arrays(_file(workspace, f"{name}-learnt.safetensors"), "learnt", {}, {"draws": np.unique(split.drawn)})
+    shown = split.shown
+    if not files or shown.resident:
+        return
+    rows = zip(shown.images, shown.labels.tolist(), split.drawn.tolist(), strict=True)
+    learnt = [[str(Path(path).absolute()), shown.classes[label], draw] for path, label, draw in rows]
+    replace_json(workspace / "learnt" / f"{name}.json", document("learnt-images", {"images": learnt}))
+
+
+class FoundImages(NamedTuple):
+    """Images of earlier trainings whose files are still there, unchanged, and how many there were."""
+
+    images: ImageSet | None
+    of: int
+
+    def __len__(self) -> int:
+        return 0 if self.images is None else len(self.images)
+
+
+def found_images(workspace: Path, versions: Sequence[str], following: SplitOff) -> FoundImages:
+    """What earlier versions were trained on, each image once, without those that ``following`` has or holds out."""
+    known = set(following.drawn.tolist())
+    if following.held is not None:
+        known |= {_draw(source) for source in following.held.images}
+    paths: list[Path] = []
+    labels: list[str] = []
+    of = 0
+    for name in versions:
+        file = workspace / "learnt" / f"{name}.json"
+        if not file.is_file():
+            continue
+        for path, label, draw in read_document(file, "learnt-images")["images"]:
+            if draw in known:
+                continue
+            known.add(draw)
+            of += 1
+            if Path(path).is_file() and _draw(Path(path)) == draw:
+                paths.append(Path(path))
+                labels.append(label)
+    if not paths:
+        return FoundImages(None, of)
+    classes = tuple(dict.fromkeys(labels))
+    numbers = np.array([classes.index(label) for label in labels], np.int64)
+    return FoundImages(ImageSet(tuple(paths), numbers, classes, "earlier images"), of)
 
 
 def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:

@@ -1,54 +1,38 @@
 """Answering queries: the deployed version embeds them, the vectors of all versions are searched.
 
-Every result belongs to one version, the one that was deployed when the search began. Hits among vectors of several
-versions are merged by probability if the version's last check has calibrations for all of them, else by cosine. What a
-version's queries can search is answered by ``reachability``.
-
-A deployment may **blend** queries for an older version's vectors with that version's own: slerp(old(x), new(x), alpha).
-That takes the image, and one more forward pass for each such version, as long as it has vectors and weights. A vector
-that a client sends, or a stored one, is a query of one model and is not blended.
+Every result belongs to one version, the one that was deployed when the search began. How its queries search what other
+versions stored is answered by ``translations``. Some translations need the query by the older model too. That takes the
+image, and one more forward pass for each such version, as long as it has vectors. A vector that a client sends, or a
+stored one, is a query of one model and is asked as such. Hits among vectors of several versions are ranked by
+probability if the version's last check has calibrations for all of them, else by standardised scores.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
-from fixstar.gallery import (
-    Calibration,
-    Gallery,
-    Hit,
-    Item,
-    SearchOptions,
-    SearchRequest,
-    SearchResult,
-    Vectors,
-    calibrated_search,
-)
+from fixstar.errors import GalleryError, InputError
+from fixstar.gallery import Gallery, Hit, Item, SearchOptions, SearchRequest, SearchResult, Vectors
 from fixstar.gallery.ranking import Bridges
-from fixstar.gallery.store import reaching
-from fixstar.geometry import blended, unit
-from fixstar.images import ImageSource, Preprocessing, read_pixels
+from fixstar.gallery.store import Question, reaching
+from fixstar.geometry import unit
+from fixstar.images import ImageSource
 from fixstar.models import Encoder
-from fixstar.workspace.adapters.maps import AdapterRegistry, VectorAdapter
-from fixstar.workspace.checks import LastChecks
+from fixstar.translation import Translation
 from fixstar.workspace.deployment import Move, Rollout
-from fixstar.workspace.items import LABEL, Decode, ImageStore, LocalEmbedder, ensure_version
-from fixstar.workspace.reachability import Reach, Reachability
+from fixstar.workspace.items import Decode, ImageStore, LocalEmbedder, ensure_version
 from fixstar.workspace.registry import Registry
+from fixstar.workspace.translations import Scales, Translations
+from fixstar.workspace.usage import Usage
 
-VERIFY_EVERY = 600.0  # seconds after which a model in memory must show again that it makes the same vectors
+VERIFY_EVERY = 600.0  # seconds after which a model in memory is re-verified
 
 
 class Serving:
@@ -63,15 +47,19 @@ class Serving:
         keep: int = 3,
         usage: Usage | None = None,
     ) -> None:
-        self.path, self.registry, self.rollout, self.gallery = registry.path, registry, rollout, gallery
-        self.adapters = AdapterRegistry(self.path)
-        self.reachability = Reachability(registry, self.adapters, gallery)
-        self._device, self._keep, self._usage = device, keep, usage
-        self._checks = LastChecks(self.path)
-        self._bridges = Bridges(gallery.projection)
+        self.path = registry.path
+        self.registry = registry
+        self.rollout = rollout
+        self.gallery = gallery
+        self.translations = Translations(registry, rollout, gallery)
+        self.device = device
+        self._keep = keep
+        self._usage = usage
+        self._carrier = Bridges(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._verified: dict[str, float] = {}  # when each was last seen to be what it was when saved
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._loading = threading.Lock()
 
     def deployed(self) -> str:
         """The version that embeds queries and new items; the first one before any deployment."""
@@ -83,27 +71,25 @@ class Serving:
         found = [name for name, count in self.gallery.count().items() if count]
         return list(dict.fromkeys([*found, self.deployed()]))
 
-    def adapters_of(self, version: str) -> dict[str, VectorAdapter]:
-        """The adapters by which a version's queries search stored vectors, by the version that made these."""
-        counts = self.gallery.count()
-        live = (name for name in self.reachability.of(version).adapted if counts.get(name))
-        return {name: found for name in live if (found := self.adapters.find(name, version)) is not None}
-
     def encoder(self, version: str) -> Encoder:
         """A version's encoder, loaded once and verified every ten minutes; the gallery has room for its vectors."""
-        if (known := self._loaded(version)) is not None:
+        known = self._loaded(version)
+        if known is not None:
             if time.monotonic() - self._verified[version] > VERIFY_EVERY:
                 known.require_unchanged()
                 self._verified[version] = time.monotonic()
             return known
         with self._loading:
-            if (known := self._loaded(version)) is not None:  # another thread has loaded it meanwhile
+            known = self._loaded(version)
+            if known is not None:  # another thread has loaded it meanwhile
                 return known
-            encoder = self.registry.encoder(version, self._device)
+            encoder = self.registry.encoder(version, self.device)
             ensure_version(self.gallery, version, encoder)
+            asking = len(self.asking()[1])
             with self._lock:
-                self._encoders[version], self._verified[version] = encoder, time.monotonic()
-                while len(self._encoders) > max(self._keep, 1 + len(self.rollout.current_move().blend)):
+                self._encoders[version] = encoder
+                self._verified[version] = time.monotonic()
+                while len(self._encoders) > max(self._keep, asking):
                     self._encoders.popitem(last=False)
             return encoder
 
@@ -120,19 +106,26 @@ class Serving:
             raise bad[0]
         return vectors
 
+    # --- searching
+
     def search(
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
-        """The nearest items of each image; see ``search_vectors``. Queries are blended as deployed."""
+        """The nearest items of each image, asked by all models that the deployment's translations need."""
         move, models = self.asking()
-        return self.search_queries(move, {name: self.embed(name, images) for name in models}, request, **options)
+        by_models = {name: self.embed(name, images) for name in models}
+        return self.search_queries(move, by_models, request, **options)
 
     def asking(self) -> tuple[Move, list[str]]:
-        """The deployment now, and the versions that embed each query: the deployed one, then those blended in."""
+        """The deployment now, and the versions that embed each query: the deployed one, then older ones."""
         move = self.rollout.current_move()
-        counts = self.gallery.count() if move.blend else {}
-        live = (name for name in move.blend if counts.get(name) and self.registry.directory(name).is_dir())
-        return move, [move.version, *live]
+        ways = self.translations.of(move.version)
+        helped = {name: way.source for name, way in ways.items() if len(way.models) > 1}
+        if not helped:
+            return move, [move.version]
+        counts = self.gallery.count()
+        wanted = {model for name, model in helped.items() if counts.get(name)}
+        return move, [move.version, *sorted(name for name in wanted if self.registry.directory(name).is_dir())]
 
     def search_queries(
         self,
@@ -142,15 +135,13 @@ class Serving:
         **options: Unpack[SearchOptions],
     ) -> SearchResult:
         """The nearest items of queries, as all versions of ``asking`` embedded them, [N, width] each."""
-        return self._counted(
-            self._search(move.version, vectors[move.version], SearchRequest.of(request, **options), move, vectors)
-        )
+        return self._counted(self._search(move.version, vectors, SearchRequest.of(request, **options)))
 
     def search_vectors(
         self, version: str, vectors: Vectors, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
-        """The nearest items of vectors that a version made: by probability if calibrated, else by cosine."""
-        return self._counted(self._search(version, vectors, SearchRequest.of(request, **options)))
+        """The nearest items of vectors that a version made: one model per query."""
+        return self._counted(self._search(version, {version: vectors}, SearchRequest.of(request, **options)))
 
     def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
         """The nearest items of a stored one, itself left out, by its stored vector."""
@@ -169,28 +160,29 @@ class Serving:
         The query is the positive mean minus half of the negative one. Stored vectors of one version are used as they
         are, otherwise the deployed version embeds all images.
         """
-        negative, wanted = negative or Examples(), SearchRequest.of(request, **options)
+        negative = negative or Examples()
+        wanted = SearchRequest.of(request, **options)
         if not positive.ids and not positive.images:
             raise InputError("a search by examples needs a positive one: an item's id, or an image")
         names = tuple(dict.fromkeys((*positive.ids, *negative.ids)))
         items = self.gallery.get(names)
-        if unknown := [name for name in names if name not in items]:
+        unknown = [name for name in names if name not in items]
+        if unknown:
             raise GalleryError(f"the gallery has no item {unknown[0]!r}")
         more = SearchRequest.of(wanted, k=wanted.k + len(names))
         versions = {item.version for item in items.values()}
         if len(versions) == 1 and not positive.images and not negative.images:
             (version,) = versions
-            self._require_connected(names[0], version)
             sides = [[items[name].vector for name in side.ids] for side in (positive, negative)]
-            result = self._search(version, _combined(*sides), more)
+            result = self._search(version, {version: _combined(*sides)}, more)
         else:
             move, models = self.asking()
             pictures = [[*self._images_of(side.ids, items), *side.images] for side in (positive, negative)]
-            made = {
-                name: _combined(*(list(self.embed(name, some, decode)) if some else [] for some in pictures))
-                for name in models
-            }
-            result = self._search(move.version, made[move.version], more, move, made)
+            made = {}
+            for name in models:
+                sides = [list(self.embed(name, some, decode)) if some else [] for some in pictures]
+                made[name] = _combined(*sides)
+            result = self._search(move.version, made, more)
         if len(names) + len(positive.images) + len(negative.images) > 1:
             result = result._replace(thresholds={})  # they were measured with single images
         found = [hit for hit in result.hits[0] if hit.id not in items][: wanted.k]
@@ -200,118 +192,66 @@ class Serving:
         """The images of stored items, which must be here."""
         store = ImageStore(self.path)
         found = {name: store.find(items[name]) for name in names}
-        if missing := [name for name, path in found.items() if path is None]:
+        missing = [name for name, path in found.items() if path is None]
+        if missing:
             raise GalleryError(
                 f"{missing[0]!r} has no image here, so its vector, of {items[missing[0]].version}, cannot be combined "
                 "with images or with vectors of other versions; use examples of one version, or leave it out"
             )
         return [path for path in found.values() if path is not None]
 
-    def calibrations(self, version: str, reach: Reach) -> dict[str, Calibration]:
-        """What turns cosines between a version's queries and vectors into probabilities; empty unless complete."""
-        check = self._checks.of(version)
-        known = {} if check is None else {name: Calibration(*pair) for name, pair in check.calibrations.items()}
-        if len(known) < 2 or any(self.gallery.count().get(name) for name in reach.adapted):
-            return {}
-        return self._usable(known, reach.direct)
-
-    def _usable(self, known: Mapping[str, Calibration], searched: Sequence[str]) -> dict[str, Calibration]:
-        """Calibrations of the versions that are searched; empty if one with vectors lacks one, or only one has any."""
+    def _search(self, version: str, by_models: Mapping[str, Vectors], request: SearchRequest) -> SearchResult:
+        """Search with queries of a version, and with those of other models where translations need them."""
+        ways = self.translations.of(version)
         counts = self.gallery.count()
-        live = {name for name in searched if counts.get(name)}
-        if len(live) < 2 or not live <= known.keys():
-            return {}
-        deployed = self.rollout.current()
-        usable = (name for name in searched if name in known)
-        return {name: known[name] for name in sorted(usable, key=lambda name: name == deployed)}
-
-    def _search(
-        self,
-        version: str,
-        vectors: Vectors,
-        request: SearchRequest,
-        move: Move | None = None,
-        by_models: Mapping[str, Vectors] | None = None,
-    ) -> SearchResult:
-        """Search with one version's vectors; those of ``by_models`` are blended in as a deployment says."""
-        least, request = request.min_score, SearchRequest.of(request, min_score=None)  # of the scores in the result
-        reach, blend = self.reachability.of(version), dict[str, float]()
-        if move is not None and by_models is not None:
-            blend = {name: move.blend[name] for name in by_models if name != version}
+        live = [name for name, count in counts.items() if count]
         if request.versions is not None:
-            reach = reach.among(request.versions)
-            blend = {name: alpha for name, alpha in blend.items() if name in request.versions}
-        direct = [name for name in reach.direct if name not in blend]
-        own = {}  # vectors of the same queries in the space of the version that they search
-        for name in dict.fromkeys([*reach.adapted, *blend]):
-            helping = by_models[name] if by_models is not None and name in blend else None
-            made = self.queries_for(name, version, vectors, reach, helping, blend.get(name, 1.0))
-            if made is not None:
-                own[name] = made
-        calibrations: dict[str, Calibration] = {}
-        if request.calibrate and move is not None and blend:
-            fitted = {name: Calibration(*pair) for name, pair in move.calibrations.items()}
-            calibrations = self._usable(fitted, [*own, *direct])
-        elif request.calibrate:
-            calibrations = self.calibrations(version, reach)
-        if calibrations:
-            hits = calibrated_search(self.gallery, version, vectors, calibrations, request, own)
-        elif own:
-            parts = [self.gallery.search(name, made, request, versions=[name]) for name, made in own.items()]
-            parts.append(self.gallery.search(version, vectors, request, versions=direct))
-            hits = _merged_by_cosine(parts, request.k)
-        else:
-            among = reach.direct if reach.unreachable or request.versions is not None else None
-            hits = self.gallery.search(version, vectors, request, versions=among)
-        counts = self.gallery.count() if reach.unreachable else {}
-        left_out = tuple(name for name in reach.unreachable if counts.get(name) and name not in own)
-        thresholds = self._thresholds(version, direct, calibrations)
-        return SearchResult(version, reaching(hits, least), left_out, bool(calibrations), blend, thresholds)
+            live = [name for name in live if name in request.versions]
+        asked: dict[str, Question] = {}
+        used = {version}
+        for name in sorted(live, key=lambda name: name == version):  # an item that moves to it is found once
+            way = usable(ways.get(name), by_models)
+            if way is None:
+                continue
+            asked[name] = self._question(name, way, version, by_models)
+            used |= set(way.models)
+        scales = self.translations.scales(version, list(asked)) if request.calibrate else Scales({})
+        questions = [_scaled(question, scales) for question in asked.values()]
+        plain = replace(request, min_score=None, versions=None)
+        hits = self.gallery.ask(questions, plain) if questions else [[] for _ in by_models[version]]
+        thresholds = {name: score for name, score in self.translations.thresholds(version).items() if name in asked}
+        if scales.calibrated:
+            hits = [[_as_probability(hit, scales) for hit in found] for found in hits]
+            thresholds = {name: float(scales.by_version[name].probability(score)) for name, score in thresholds.items()}
+        return SearchResult(
+            version=version,
+            hits=reaching(hits, request.min_score),
+            left_out=tuple(name for name in live if name not in asked),
+            calibrated=scales.calibrated,
+            models=(version, *sorted(used - {version})),
+            thresholds=thresholds,
+        )
 
-    def _thresholds(
-        self, version: str, direct: Sequence[str], calibrations: Mapping[str, Calibration]
-    ) -> dict[str, float]:
-        """The measured scores, by version that is searched directly, under which a hit is probably no match."""
-        check = self._checks.of(version)
-        measured = {} if check is None else check.thresholds
-        known = {name: measured[name].cosine for name in direct if name in measured}
-        if not calibrations:
-            return known
-        usable = [name for name in known if name in calibrations]
-        return {name: float(calibrations[name].probability(known[name])) for name in usable}
+    def _question(self, name: str, way: Translation, version: str, by_models: Mapping[str, Vectors]) -> Question:
+        new = np.asarray(by_models[version], np.float32)
+        carried = self.carried(version, name, new) if way.shared else None
+        own = way.asks(new, carried, by_models.get(way.source))
+        if not way.weight:
+            return Question(name, own)
+        return Question(name, own, new=new, forward=way.forward, key=way.key, weight=way.weight)
 
-    def queries_for(
-        self, to: str, version: str, vectors: Vectors, reach: Reach, helping: Vectors | None = None, alpha: float = 1.0
-    ) -> Vectors | None:
-        """A version's queries as they search vectors of ``to``, blended with ``helping``; None if unconnected."""
-        carried: Vectors | None = None
-        if to in reach.adapted:
-            adapter = self.adapters.find(to, version)
-            carried = None if adapter is None else adapter(vectors)
-        elif to in reach.direct:
-            narrow = np.asarray(vectors, np.float32)
-            carried = self._bridges.carried(narrow, self.gallery.space(version), self.gallery.space(to))
-        if helping is None:
-            return carried
-        return helping if carried is None else blended(helping, carried, alpha)
+    def carried(self, version: str, to: str, vectors: Vectors) -> Vectors:
+        """Vectors of a version in the space of another one that shares it."""
+        narrow = np.asarray(vectors, np.float32)
+        return self._carrier.carried(narrow, self.gallery.space(version), self.gallery.space(to))
 
-    def _require_connected(self, item: str, version: str) -> None:
-        """Refuse a stored vector as a query if it and those of the deployed version cannot be compared."""
-        if not self.registry.names() or version in self.adapters.isolated():
-            return  # searched among vectors of its own version
-        deployed = self.rollout.current()
-        ways = ((deployed, version), (version, deployed))
-        if not any(end in (*(reach := self.reachability.of(start)).direct, *reach.adapted) for start, end in ways):
-            raise GalleryError(
-                f"{item!r} holds a vector of {version}, and nothing connects that model with {deployed}, which is "
-                "deployed: cosines between the two would mean nothing",
-                NextStep("adapt", {"version": version, "queries_by": deployed}),
-                NextStep(
-                    "import-vectors",
-                    {"file": ..., "name": f"{version.partition('@')[0]}@{deployed}"},
-                    f"if {deployed}'s model made these vectors elsewhere",
-                ),
-            )
+    def in_space_of(self, old: str, new: str, vectors: Vectors) -> Vectors | None:
+        """Vectors of ``new`` as they ask in the space of ``old``, with one model; None if nothing connects them."""
+        way = usable(self.translations.of(new).get(old), {new: vectors})
+        if way is None:
+            return None
+        carried = self.carried(new, old, vectors) if way.shared else None
+        return way.asks(np.asarray(vectors, np.float32), carried, None)
 
     def _counted(self, result: SearchResult) -> SearchResult:
         if self._usage is not None:
@@ -323,6 +263,22 @@ class Serving:
         self.gallery.close()
         if self._usage is not None:
             self._usage.flush()
+
+
+def usable(way: Translation | None, by_models: Mapping[str, Vectors]) -> Translation | None:
+    """A translation as these queries can use it: with one model where only one embedded them; None if they cannot."""
+    if way is None or way.two is None or way.source in by_models:
+        return way
+    return way.with_one_model() if way.one is not None else None
+
+
+def _scaled(question: Question, scales: Scales) -> Question:
+    scale = scales.by_version.get(question.version)
+    return question if scale is None else replace(question, slope=scale.slope, offset=scale.offset)
+
+
+def _as_probability(hit: Hit, scales: Scales) -> Hit:
+    return hit._replace(score=float(scales.by_version[hit.version].probability(hit.score)))
 
 
 class Examples(NamedTuple):
@@ -342,122 +298,3 @@ def _combined(positive: Sequence[Vectors], negative: Sequence[Vectors]) -> Vecto
     if np.linalg.norm(query) < 1e-6:
         raise InputError("the examples cancel each other out: no direction is left to search; use other ones")
     return unit(np.asarray(query)).astype(np.float32)
-
-
-def _merged_by_cosine(parts: Sequence[list[list[Hit]]], k: int) -> list[list[Hit]]:
-    merged = []
-    for found in zip(*parts, strict=True):
-        last = {hit.id: hit for hit in chain(*found)}  # of an item that moved meanwhile, what was found last
-        merged.append(sorted(last.values(), key=lambda hit: -hit.score)[:k])
-    return merged
-
-
-# --- how often items are found
-
-_MOST_WAITING = 100_000  # ids that wait in memory; more are written at once
-_TABLE = "CREATE TABLE IF NOT EXISTS usage (id TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID"
-_ADD = "INSERT INTO usage VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET count = count + excluded.count"
-
-
-class Usage:
-    """How often items are found, in state/usage.db, for a backfill. Threads and processes may share it.
-
-    Counts are written every few seconds by a background thread; a killed process loses the last ones.
-    """
-
-    def __init__(self, workspace: Path, every: float = 5.0) -> None:
-        self.path = workspace / "state" / "usage.db"
-        self._every, self._next = every, time.monotonic() + every
-        self._waiting: Counter[str] = Counter()
-        self._lock, self._write = threading.Lock(), threading.Lock()
-
-    def record(self, ids: Iterable[str]) -> None:
-        """Count items that were found. Never raises and never waits for the disk."""
-        with self._lock:
-            self._waiting.update(ids)
-            due = time.monotonic() >= self._next or len(self._waiting) >= _MOST_WAITING
-            if due:
-                self._next = time.monotonic() + self._every
-        if due and not self._write.locked():
-            threading.Thread(target=self._flush_quietly, name="fixstar-usage", daemon=True).start()
-
-    def flush(self) -> None:
-        """Write what waits in memory."""
-        with self._write:
-            with self._lock:
-                rows, self._waiting = self._waiting, Counter()
-            if not rows:
-                return
-            try:
-                with closing(self._open()) as db, db:
-                    db.executemany(_ADD, rows.items())
-            except sqlite3.Error as error:
-                with self._lock:
-                    if len(self._waiting) < _MOST_WAITING:
-                        self._waiting.update(rows)
-                raise DataError(
-                    f"{self.path} cannot be written ({error}); if it is damaged, delete it: it holds counts only"
-                ) from error
-
-    def counts(self) -> dict[str, int]:
-        """How often each item was found, of all that ever were."""
-        self.flush()
-        if not self.path.exists():
-            return {}
-        try:
-            with closing(self._open()) as db:
-                return dict(db.execute("SELECT id, count FROM usage"))
-        except sqlite3.Error as error:
-            raise DataError(
-                f"{self.path} cannot be read ({error}); if it is damaged, delete it: it holds counts only"
-            ) from error
-
-    def _flush_quietly(self) -> None:
-        try:
-            self.flush()
-        except (DataError, OSError):  # ``counts`` will raise it
-            return
-
-    def _open(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(self.path, timeout=30)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.execute(_TABLE)
-        return db
-
-
-# --- results as one picture
-
-_THUMBNAIL = Preprocessing(size=(96, 96), mean=(0, 0, 0), std=(1, 1, 1), fit="pad")
-
-
-def draw_result(serving: Serving, queries: Sequence[str], result: SearchResult, stored: bool, path: Path) -> Path:
-    """Draw each query with its hits; a frame is green if labels agree. ``stored`` says that queries are item ids."""
-    from fixstar.evaluation import HitPicture, contact_sheet
-
-    images = ImageStore(serving.path)
-    items = serving.gallery.get([hit.id for hits in result.hits for hit in hits] + (list(queries) if stored else []))
-    labels = [items[name].payload.get(LABEL) if stored and name in items else None for name in queries]
-
-    def picture(name: str) -> NDArray[Any]:
-        return _pixels(images.find(items[name]) if name in items else None)
-
-    shown = [picture(name) if stored else _pixels(Path(name)) for name in queries]
-    rows = [
-        [HitPicture(picture(hit.id), label is not None and hit.payload.get(LABEL) == label) for hit in hits]
-        for hits, label in zip(result.hits, labels, strict=True)
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    contact_sheet(shown, {f"found by {result.version}": rows}, path)
-    return path
-
-
-def _pixels(path: Path | None) -> NDArray[Any]:
-    """An image, or a grey square if it is gone."""
-    if path is not None:
-        try:
-            return read_pixels(path, _THUMBNAIL)
-        except ImageError:
-            pass
-    return np.full((96, 96, 3), 225, np.uint8)

@@ -36,7 +36,7 @@ from fixstar.workspace.registry import Registry
 from fixstar.workspace.verify import verify_files, verify_workspace
 
 _MANIFEST, _MARK, _USAGE = "manifest.json", "workspace.json", "state/usage.db"
-_ORDER = ("images/??/*", "adapters/registry.json", "state/**/*")  # then the databases, then everything
+_ORDER = ("images/??/*", "translations/*.npz", "state/**/*")  # then the databases, then everything
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 

@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fixstar.data.image_set import ImageSet
+import numpy as np
+
+from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
 from fixstar.durable import document, read_document, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError, plural
-from fixstar.evaluation import VersionFeatures, cross_test, gallery_query_split
+from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.evaluation.features import version_features
 from fixstar.evaluation.trial import searchable, trial_of_images
 from fixstar.images import Preprocessing
@@ -37,18 +39,34 @@ from fixstar.training.features import FrozenFeatures
 from fixstar.training.run_directory import RunDirectory
 from fixstar.training.scenarios import remember
 from fixstar.training.version import VersionPlan, require_same_classifier
-from fixstar.workspace.held_out import SHARE, SplitOff, keep_held_out, keep_learnt, split_off, unlearnt_images
-from fixstar.workspace.reachability import OLD_WIDTH
+from fixstar.translation import Evidence, Translation, by_class
+from fixstar.translation.fit import fit_translations
+from fixstar.workspace.held_out import (
+    SHARE,
+    SplitOff,
+    found_images,
+    keep_held_out,
+    keep_learnt,
+    split_off,
+    unlearnt_images,
+)
+from fixstar.workspace.pairs import from_images
 from fixstar.workspace.registry import Registry
+from fixstar.workspace.translations import OLD_WIDTH, OWN_SPACE
 
-# What is tried beside the settings of the last version.
-OPTIONS = {"hold": (20.0, 40.0), "rate": (0.3, 1.0)}  # polaris: how strongly the past is held, how large the steps are
+# What is tried beside the settings of the last version: settings that differ enough to tell them apart.
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "hold": (5.0, 40.0),  # polaris: how strongly the past is held
+    "rate": (1.0, 0.3),  # and how large the steps are
+    "rotated": (False, True),  # vega: faces are better without rotated classes, photos and drawings with them
+}
 RATES = (1.0, 0.3)  # times the first version's learning rate, for methods without an option ``rate``
 
 EPOCHS_SHARE = 0.1  # of the full run's epochs, for one trial
 LEAST_EPOCHS = 3  # fewer do not see the learning rate fall
+TRIAL_PAIRS = 2000  # images that a trial's translation is fitted on, at most
 MOST = 1 / 3  # of the full run, that trials may cost together unless a number is asked for
-LEAST_QUERIES = 50  # fewer do not tell settings apart
+LEAST_QUERIES = 200  # fewer do not tell settings apart
 
 Trials = int | Literal["auto"]
 Say = Callable[[str], object]
@@ -65,7 +83,8 @@ class UpgradeOptions:
     ``start`` names another version than the newest to continue from; ``from_scratch`` takes random weights; ``replace``
     another model: a backbone, with its ``preprocessing``, or the directory of an encoder. ``keep_images=False`` neither
     replays nor keeps images. ``hold_out`` is the share kept for the gate; with ``select`` it chooses the epoch (CoReS,
-    eq. 11).
+    eq. 11). ``earlier_images`` trains on all images of earlier trainings whose files are still there, too; by default
+    where the method is free to use them (vega).
     """
 
     recipe: Recipe | None = None
@@ -83,6 +102,7 @@ class UpgradeOptions:
     hold_out: float = 0.0
     select: bool = False
     progress: bool = True
+    earlier_images: bool | None = None
 
 
 def train_first(
@@ -123,6 +143,12 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
     setups = _setups(registry, options)
     base = setups[0]
     split = split_off(images, options.hold_out)
+    if base.method.own_space if options.earlier_images is None else options.earlier_images:
+        split = _with_earlier(registry, base.start, split, say)
+        images = concatenate([split.shown, *([] if split.held is None else [split.held])])
+    if base.method.own_space:
+        setups = [replace(setup, past=_without_known(setup.past, split.shown)) for setup in setups]
+        base = setups[0]
     validation = _validation(split.held) if options.select else None
     repeated = options.start in (None, about.get("parent"))
     for setup in setups if about.get("trials") else [base]:
@@ -144,11 +170,37 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
         progress = options.progress
         setup, tried = choose_setup(registry.path, number, setups, split.shown, held_out, trials, progress, say)
         card: dict[str, Any] = {SHARE: options.hold_out if split.held is not None else 0.0, "parent": setup.start}
+        if setup.method.own_space:
+            card[OWN_SPACE] = True
         if tried:
             card["trials"] = [asdict(one) for one in tried]
         version = _train_in(run, number, kept, setup, validation, card, progress)
         on_rank_zero(lambda: delete_trials(registry.path, number + 1))
     return version
+
+
+def _with_earlier(registry: Registry, start: str, split: SplitOff, say: Say) -> SplitOff:
+    """What is trained on, with the images of earlier trainings whose files are still there."""
+    found = found_images(registry.path, registry.lineage(start), split)
+    if not found.of:
+        return split
+    if found.images is None:
+        say(f"None of {plural(found.of, 'earlier image')} can be found: images in the replay memory stand for them")
+        return split
+    say(f"Training on {len(found):,} of {plural(found.of, 'earlier image')} too: their files are still there")
+    drawn = np.concatenate([split.drawn, split_off(found.images, 0.0).drawn])
+    return split._replace(shown=concatenate([split.shown, found.images]), drawn=drawn)
+
+
+def _without_known(past: TrainingContext, images: ImageSet) -> TrainingContext:
+    """The past without replayed images of classes that are trained on anyway."""
+    kept = past.memory.images
+    if kept is None:
+        return past
+    counts = images.counts()
+    rest = [name for name in kept.classes if not counts.get(name)]
+    memory = ReplayMemory(past.memory.per_class, kept.of_classes(rest) if rest else None)
+    return replace(past, memory=memory)
 
 
 def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
@@ -207,9 +259,8 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
             if theirs != encoder.feature_dim:
                 raise InputError(
                     f"vectors of {encoder.feature_dim} components cannot be compatible with those of "
-                    f"{compatible_with}, which have {theirs}; add the model without that, and bridge the two by an "
-                    "adapter",
-                    NextStep("adapt", {"version": compatible_with, "queries_by": ...}),
+                    f"{compatible_with}, which have {theirs}; add it without that, and a check fits a translation",
+                    NextStep("add", {"model": ...}),
                 )
         encoder.about = {"parent": compatible_with, "added": {"source": source, "weights": digest}}
         number = registry.next_number()
@@ -267,7 +318,7 @@ def _train_in(
     checkpoint = run.checkpoint(number)
     version = train_version(number, split.shown, context, method, settings, checkpoint, progress, validation)
     version.encoder.about.update(about)
-    on_rank_zero(lambda: keep_learnt(run.path, version.name, split.drawn))
+    on_rank_zero(lambda: keep_learnt(run.path, version.name, split, files=settings.replay_per_class > 0))
     if (held := split.held) is not None:
         on_rank_zero(lambda: keep_held_out(run.path, version.name, held, version.encoder.preprocessing))
     run.finish(number, version.encoder, remember(setup.past.memory, version, settings))
@@ -382,6 +433,7 @@ class Tried:
     self_test: float
     epochs: int = 0
     chosen: bool = field(default=False, compare=False)
+    queries: int = 0
 
     @property
     def holds(self) -> bool:
@@ -398,7 +450,13 @@ class Tried:
     def from_json(cls, content: Mapping[str, Any]) -> Tried:
         """As ``asdict`` wrote it."""
         galleries = {name: (float(pair[0]), float(pair[1])) for name, pair in content["galleries"].items()}
-        return cls(content["setting"], galleries, float(content["self_test"]), int(content["epochs"]))
+        return cls(
+            content["setting"],
+            galleries,
+            float(content["self_test"]),
+            int(content["epochs"]),
+            queries=int(content["queries"]),
+        )
 
 
 def checked_trials(trials: Trials) -> Trials:
@@ -465,9 +523,28 @@ def choose_setup(
         f"epochs): {', '.join(one.name for one in compared)}"
     )
     found = _run_trials(folder, number, [one.shortened(short) for one in compared], shown, test, progress, say, epochs)
-    best = max(range(len(found)), key=lambda row: (*found[row].score, -row))
-    say(f"Best on held-out images: {found[best].setting}. Training it in full")
+    best = best_trial(found)
+    why = "Best on held-out images" if best else "No other setting is clearly better on held-out images"
+    say(f"{why}: {found[best].setting}. Training it in full")
     return compared[best], [replace(one, chosen=row == best) for row, one in enumerate(found)]
+
+
+def best_trial(found: Sequence[Tried]) -> int:
+    """The trial to train in full: the first, unless another is better by more than half a query's standard error.
+
+    A setting that holds old vectors comes before one that does not, whatever its score.
+
+    >>> first, second = Tried("a", {}, 0.60, queries=400), Tried("b", {}, 0.61, queries=400)
+    >>> best_trial([first, second]), best_trial([first, replace(second, self_test=0.64)])
+    (0, 1)
+    """
+    best = 0
+    for row, one in enumerate(found):
+        now = found[best]
+        clear = 0.5 / max(one.queries, 1) ** 0.5
+        if (one.holds, one.score[1] - clear) > (now.holds, now.score[1]):
+            best = row
+    return best
 
 
 def _run_trials(
@@ -491,7 +568,7 @@ def _run_trials(
             started, checkpoint = time.monotonic(), folder / f"{key}.safetensors"
             version = train_version(number, shown, setup.context, setup.method, setup.settings, checkpoint, progress)
             took = time.monotonic() - started
-            known[key] = from_rank_zero(partial(_measured, setups[0], setup, version.encoder, test))
+            known[key] = from_rank_zero(partial(_measured, setups[0], setup, version.encoder, test, shown))
             on_rank_zero(partial(replace_json, folder / "results.json", document("trials", {"results": known})))
             on_rank_zero(partial(checkpoint.unlink, missing_ok=True))
             if row == 0:
@@ -501,7 +578,7 @@ def _run_trials(
     return found
 
 
-def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet) -> dict[str, Any]:
+def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown: ImageSet) -> dict[str, Any]:
     """A trial's queries on the galleries of the versions that the upgrade must keep to, and on its own."""
     models, first = {base.start: base.previous}, base.past.first
     if first is not None and first is not base.previous:
@@ -516,10 +593,22 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet) -> di
 
     trial = trial_of_images(features, test)
     *older, newest = trial.versions
-    comparable = [one for one in older if newest.comparable_with(one)]
-    C = cross_test([*comparable, newest], trial.query_labels, trial.gallery_labels, "image").matrix
-    galleries = {one.name: (float(C[-1, k]), float(C[k, k])) for k, one in enumerate(comparable)}
-    return asdict(Tried(setup.name, galleries, float(C[-1, -1]), setup.settings.recipe.epochs))
+    measure = by_class(trial.query_labels, trial.gallery_labels)
+    galleries = {}
+    for one in older:
+        evidence = Evidence(one, newest, measure)
+        if setup.method.own_space:
+            model = copy.deepcopy(models[one.name]).to(encoder.device)
+            sample = from_images(model, encoder, shown, origin="a trial", most=TRIAL_PAIRS)
+            way = fit_translations(sample.pairs(), one.name, newest.name)[-1]  # the linear one: quick to fit
+        elif newest.comparable_with(one):
+            way = Translation.between_shared(one.name, newest.name)
+        else:
+            continue
+        galleries[one.name] = (float(evidence.outcomes(way).mean()), float(evidence.before().mean()))
+    own = float(Evidence(newest, newest, measure).reembedded().mean())
+    count = len(trial.query_labels)
+    return asdict(Tried(setup.name, galleries, own, setup.settings.recipe.epochs, queries=count))
 
 
 def _results(path: Path) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from fixstar.durable import read_arrays, read_document
 from fixstar.errors import FixstarError
 from fixstar.gallery import verify_gallery
 from fixstar.models.encoder import verify_saved
-from fixstar.workspace.adapters.maps import load_adapter
+from fixstar.translation import load_translation
 from fixstar.workspace.backfill.run import PlanFiles
 from fixstar.workspace.files import open_workspace_gallery
+from fixstar.workspace.translations import translation_files
 
 DOCUMENTS = {
     "workspace.json": "workspace",
@@ -25,7 +26,6 @@ DOCUMENTS = {
     "held-out/named.json": "named-images",
     "checks/*.json": "check",
     "checks/*/check-*.json": "check",
-    "adapters/registry.json": "adapters",
     "state/deployment.json": "deployment",
     "state/keys.json": "keys",
     "state/history.json": "history",
@@ -64,8 +64,8 @@ def verify_files(path: Path) -> Iterator[str]:
     for directory in sorted((path / "versions").glob("v*")):
         if not (path / "retired" / f"{directory.name}.json").is_file():  # else what a killed ``retire`` left behind
             yield from _problem(partial(verify_saved, directory))
-    for file in sorted((path / "adapters").glob("*.safetensors")):
-        yield from _problem(partial(load_adapter, file))
+    for file in translation_files(path):
+        yield from _problem(partial(load_translation, file))
     yield from _problem(PlanFiles(path).plan)
     yield from _problem(partial(_check_counts, path / "state" / "usage.db"))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
-from fixstar.data.image_set import ImageSet
+from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.errors import GateError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import PROTOCOLS, CrossTest, VersionFeatures, cross_test
 from fixstar.evaluation.features import version_features
@@ -21,16 +22,15 @@ from fixstar.gallery.store import Item
 from fixstar.images import ImageSource, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
+from fixstar.translation import Translation, load_translation
 from fixstar.workspace import checks
-from fixstar.workspace.adapters.maps import AdapterRegistry
-from fixstar.workspace.adapters.use import Adapted, AdaptOptions, adapt
 from fixstar.workspace.backfill import planning
 from fixstar.workspace.backfill.planning import BackfillOptions, BackfillOutlook, PlannedBackfill
 from fixstar.workspace.backfill.run import Backfilled
 from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
-from fixstar.workspace.gate import check_version
+from fixstar.workspace.gate import Features, check_version
 from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
     CatalogueItem,
@@ -44,8 +44,11 @@ from fixstar.workspace.items import (
     index_items,
     update_payload,
 )
+from fixstar.workspace.pairs import FitOptions, Searched, fit, from_images, keep_fitted, searched_versions
 from fixstar.workspace.registry import Registry
-from fixstar.workspace.search import Examples, Serving, Usage
+from fixstar.workspace.search import Examples, Serving
+from fixstar.workspace.translations import CHOSEN, Translations, home_of, sharing_space
+from fixstar.workspace.usage import Usage
 
 if TYPE_CHECKING:  # training code is loaded only to train
     from torch import nn
@@ -55,11 +58,25 @@ if TYPE_CHECKING:  # training code is loaded only to train
     from fixstar.workspace.training import UpgradeOptions
 
 
+Queries = Literal["checked", "one", "old"]
+"""Who asks the vectors of older versions: the models that a check chose, the new version alone, or their own models."""
+
+
+def checked_queries(text: str) -> Queries:
+    """One of the ways to ask older vectors, or an error that names them."""
+    for known in get_args(Queries):
+        if text == known:
+            found: Queries = known
+            return found
+    raise UnknownNameError("way to ask older vectors", text, get_args(Queries))
+
+
 @dataclass(frozen=True)
 class Status:
     """The state of a workspace: ``vectors`` counts items by the version that made them.
 
-    ``adapters`` are by isolated gallery version, ``blend`` is alpha by gallery version searched by two models now.
+    ``searched_by`` says which models ask the vectors of each version now, by the version that made the vectors;
+    ``left_out`` are versions whose vectors no search reaches.
     """
 
     path: str
@@ -71,8 +88,8 @@ class Status:
     gallery: str
     checks: Mapping[str, str]
     training: str | None
-    adapters: Mapping[str, list[str]]
-    blend: Mapping[str, float]
+    searched_by: Mapping[str, tuple[str, ...]]
+    left_out: tuple[str, ...]
 
 
 class Workspace:
@@ -121,7 +138,7 @@ class Workspace:
         own = self.versions()
         if name in (*own, *self.registry.retired()) or name not in (one.name for one in self.gallery.versions()):
             return None
-        steps = [NextStep("adapt", {"version": name, "queries_by": self.deployed()}, "to search them")] if own else []
+        steps = [NextStep("check", {"version": self.deployed()}, "fits what is needed to search them")] if own else []
         return InputError(
             f"{name} has stored vectors and no encoder: it can be searched, and makes no vectors. "
             f"Versions with an encoder: {', '.join(own) or 'none yet'}",
@@ -171,15 +188,49 @@ class Workspace:
         trials: int | Literal["auto"] = "auto",
         say: Callable[[str], object] = lambda _: None,
     ) -> Version:
-        """Train the next version so that it stays compatible with all before it; the same call resumes.
+        """Train the next version, and fit how its queries search what older ones stored; the same call resumes.
 
         ``trials`` is how many settings short runs compare first (see ``workspace.training``): "auto" as many as cost a
         third of the training at most, 0 none. ``say`` gets the plan and what was found; figures are in
         ``about["trials"]``.
         """
+        from fixstar.training.distributed import on_rank_zero
         from fixstar.workspace.training import UpgradeOptions, train_upgrade
 
-        return train_upgrade(self.registry, images, options or UpgradeOptions(), trials, say)
+        version = train_upgrade(self.registry, images, options or UpgradeOptions(), trials, say)
+        on_rank_zero(lambda: self._fit_after_training(version, say))
+        return version
+
+    def _fit_after_training(self, version: Version, say: Callable[[str], object]) -> None:
+        """Fit how a new version's queries search what older ones stored, on the images that it was trained on."""
+        target = version.name
+        self.serving.encoder(target)  # makes room for its vectors
+        shared = sharing_space(self.registry, target, self.gallery.versions())
+        parent = self.registry.card(target)["about"].get("parent")
+        sources = [name for name in self.versions() if name in (*self.serving.live(), parent)]
+        augmentation = self.settings(target).augmentation
+        for source in sources:
+            if source == target or source in shared or version.images is None:
+                continue
+            say(f"Fitting how {target}'s queries search {source}'s vectors")
+            sample = from_images(
+                self.serving.encoder(source),
+                self.serving.encoder(target),
+                self._pair_images(version),
+                origin=f"{target}'s training images",
+                augmentation=augmentation,
+            )
+            keep_fitted(self.serving, sample, source, target)
+
+    def _pair_images(self, version: Version) -> ImageSet:
+        """What a version was trained on: its images and those in the replay memory."""
+        from fixstar.data.replay import ReplayMemory
+        from fixstar.training.run_directory import RunDirectory
+
+        assert version.images is not None
+        kept = ReplayMemory.load(RunDirectory(self.path).memory(version.number)).images
+        shown = version.images.load(version.encoder.preprocessing, "skip").images
+        return shown if kept is None else concatenate([shown, kept.load(version.encoder.preprocessing, "skip").images])
 
     def add_version(
         self,
@@ -191,8 +242,8 @@ class Workspace:
     ) -> str:
         """Store any model as the next version; returns its name. ``Encoder.wrap`` says what it takes.
 
-        ``compatible_with`` names a version whose vectors the model was trained to search; the gate then judges it.
-        Without it the model has a space of its own, and an adapter connects it with the others.
+        ``compatible_with`` names a version whose vectors the model was trained to search as they are. Without it the
+        model has a space of its own, and a check fits the translations that connect it with the others.
         """
         from fixstar.workspace.training import add_version
 
@@ -236,9 +287,18 @@ class Workspace:
         elif for_upgrades and name == self.newest():
             reasons.append("the next upgrade starts from it. It can go once there is a newer version")
         if count := self.gallery.count().get(name):
-            reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
-            if name in self.rollout.current_move().blend:
-                reasons[-1] += f", and queries for them are blended with {name}'s, which takes its weights"
+            way = self.translations.of(deployed).get(name)
+            asks = way is None or name in way.models
+            if asks or not for_upgrades:
+                reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
+            if asks and way is not None:
+                reasons[-1] += ", and its own queries help to search them, which takes its weights"
+                one = NextStep(
+                    "deploy", {"version": deployed, "queries": "one"}, "one model per query: it is not needed"
+                )
+                steps += [one] if deployed != name else []
+            if not reasons:
+                return reasons, steps
             if int(deployed[1:]) >= int(name[1:]):
                 note = "once a newer version is deployed" if deployed == name else "re-embed them"
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
@@ -256,9 +316,9 @@ class Workspace:
         return self.serving.gallery
 
     @property
-    def adapters(self) -> AdapterRegistry:
-        """The adapters in use."""
-        return self.serving.adapters
+    def translations(self) -> Translations:
+        """How queries of a version search what other versions stored."""
+        return self.serving.translations
 
     @property
     def serving(self) -> Serving:
@@ -329,26 +389,28 @@ class Workspace:
         return self.rollout.current()
 
     def versions_to_check(self, version: str) -> list[str]:
-        """The versions with vectors that a check of ``version`` must cover: all that it has no adapter for."""
-        adapted = self.serving.reachability.of(version).adapted
-        return [name for name in self.serving.live() if name not in adapted]
+        """The versions whose spaces hold vectors that queries of ``version`` must search; a check must cover them."""
+        known = {*self.versions(), *self.registry.retired()}
+        homes = [home_of(name, known) or name for name in self.serving.live()]
+        return [name for name in dict.fromkeys(homes) if name != version]
 
     def unreachable_vectors(self, version: str) -> dict[str, int]:
         """How many vectors queries of a version cannot search, by the version that made them."""
-        counts, move = self.gallery.count(), self.rollout.current_move()
-        helped = move.blend if version == move.version else {}
-        unreachable = self.serving.reachability.of(version).unreachable
-        return {name: counts[name] for name in unreachable if counts.get(name) and name not in helped}
+        ways = self.translations.of(version)
+        return {name: count for name, count in self.gallery.count().items() if count and name not in ways}
 
     def unchecked_vectors(self, version: str) -> dict[str, int]:
-        """How many vectors queries of a version search directly without a check, by the version that made them."""
+        """How many vectors queries of a version search without a check, by the version that made them."""
         try:
             check = self.last_check(version)
         except ModelError:  # a damaged check is no check, and must not prevent a rollback
             check = None
-        seen, counts = {version, *(() if check is None else check.against)}, self.gallery.count()
-        direct = self.serving.reachability.of(version).direct
-        return {name: counts[name] for name in direct if counts.get(name) and name not in seen}
+        seen = {version, *(() if check is None else check.against)}
+        ways = self.translations.of(version)
+        counts = self.gallery.count()
+        return {
+            name: count for name, count in counts.items() if count and name in ways and ways[name].source not in seen
+        }
 
     def last_check(self, version: str) -> Check | None:
         """The last check of a version that counts: a weaker one does not take the place of a stronger one."""
@@ -362,24 +424,66 @@ class Workspace:
         self,
         version: str | None = None,
         images: ImageSet | None = None,
-        confidence: float = 0.95,
-        tolerance: float = 0.0,
-        seed: int = 0,
+        rules: GateRules | None = None,
+        *,
+        fitting: FitOptions | None = None,
+        data: str | None = None,
         report: bool = True,
         progress: bool = True,
-        blend: float | None = None,
-        data: str | None = None,
+        embed: Features | None = None,
     ) -> Check:
         """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
         By default with those named ``data``, of the name that ``pin_images`` chose, or those held out at training.
-        ``blend`` is an alpha to judge for queries by two models. See ``fixstar.workspace.gate``.
+        Translations that are missing are fitted first, on what ``fitting`` says and on items whose images are here.
+        ``embed`` makes the vectors of labelled images. See ``fixstar.workspace.gate``.
         """
-        rules = GateRules(confidence, tolerance, seed, blend)
-        embed = partial(self.features, device=self.device, progress=progress)
         chosen = self._with_encoder(version or self.newest())
-        searched, adapters = self.versions_to_check(chosen), self.serving.adapters_of(chosen)
-        return check_version(self.registry, chosen, searched, embed, images, rules, report, adapters, data)
+        searched = self.searched_versions(chosen, fitting, progress)
+        return check_version(
+            self.registry,
+            chosen,
+            searched,
+            embed or partial(self.features, device=self.device, progress=progress),
+            self.translations.keep,
+            images=images,
+            rules=rules,
+            report=report,
+            data=data,
+        )
+
+    def searched_versions(
+        self, version: str, fitting: FitOptions | None = None, progress: bool = False
+    ) -> list[Searched]:
+        """The versions whose vectors a version would search, and the ways to do so; missing ones are fitted."""
+        return searched_versions(self.serving, version, fitting, progress)
+
+    def fit_translations(
+        self, source: str, target: str, fitting: FitOptions | None = None, progress: bool = False
+    ) -> list[Translation]:
+        """Fit how queries of ``target`` search what ``source`` stored; a check then chooses and judges."""
+        self._with_encoder(target)
+        return fit(self.serving, source, target, fitting, progress)
+
+    def install_translation(self, path: str | Path, source: str, target: str) -> str:
+        """Put a translation from a file, such as a bridge, into this workspace; a check then judges it.
+
+        It must lead from vectors as wide as those of ``source`` to vectors as wide as those of ``target``.
+        """
+        way = load_translation(path)
+        self.serving.encoder(self._with_encoder(target))  # makes room for its vectors
+        wanted = (self.gallery.space(source).width, self.gallery.space(target).width)
+        seen = None if way.forward is None else way.forward.widths
+        if seen != wanted:
+            raise InputError(
+                f"{path} carries vectors of {seen and seen[0]} components to {seen and seen[1]}; those of {source} "
+                f"have {wanted[0]} and those of {target} {wanted[1]}"
+            )
+        has_model = source in self.versions()
+        two = way.two if has_model else None
+        one = way.one if way.backward is not None else None
+        about = {**way.about, "fit": uuid.uuid4().hex[:12], "fitted_on": f"installed from {Path(path).name}"}
+        return self.translations.keep(replace(way, source=source, target=target, one=one, two=two, about=about))
 
     def pin_images(
         self, name: str, path: str | Path | None = None, split: str = "train", label: str | None = None
@@ -393,84 +497,72 @@ class Workspace:
         force: str | None = None,
         by: str = "",
         deployed: str | None = None,
-        blend: float | Literal["auto"] | None = None,
+        queries: Queries = "checked",
     ) -> Move:
         """Let queries and new items use a version. Requires a passed check, or ``force``: a reason to do without.
 
-        Moves one pointer; old vectors stay and are found. If another version than ``deployed`` is deployed now, nothing
-        is moved: ``DeploymentMovedError``. ``blend`` lets the models of old vectors help to search these: queries are
-        slerp(old(x), new(x), alpha). "auto" takes the alpha that the check shows to lose nothing, else the old query
-        alone; a number is one alpha for all.
+        Moves one pointer; old vectors stay and are found through their translations. If another version than
+        ``deployed`` is deployed now, nothing is moved: ``DeploymentMovedError``. ``queries`` says who asks old vectors:
+        "checked" the models that the check chose, "one" the new version alone, "old" their own models alone, which
+        find what they find now and need no check.
         """
         self._with_encoder(version)
         self.rollout.require_deployed(deployed)
         force = checked_reason(force, "a deployment")
-        alphas, calibrations = self._blend(version, blend, force)
-        if (version, alphas) == (self.deployed(), self.rollout.current_move().blend):
-            raise InputError(f"{version} is deployed already")
-        if force is None:
-            self._require_adapters(version, alphas)
-            if blend is None:
-                checks.require_passed_check(*self._strongest(version))
-        for name in alphas:
-            self.serving.encoder(name)
         encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
         if encoder.adapter is not None:
             raise GateError(
                 f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
                 "deploy a version that was trained without one"
             )
-        return self.rollout.deploy(version, force, by, deployed, alphas, calibrations)
+        check = self._strongest(version) if queries == "old" or force is not None else self._passed(version, queries)
+        ways = self._deployed_ways(version, check, queries)
+        files = {name: self._kept(way, check) for name, way in ways.items()}
+        move = self.rollout.current_move()
+        if (version, files) == (self.deployed(), dict(move.translations)):
+            raise InputError(f"{version} is deployed already")
+        models = [way.source for way in ways.values() if way.source in way.models]
+        for name in models:
+            self.serving.encoder(name)
+        judged = check is not None and queries == "checked" and files == check.translations
+        fitted = check.calibrations if check is not None and judged else {}
+        return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
 
-    def _strongest(self, version: str) -> tuple[Check | None, str, list[str]]:
-        """The check that counts for a deployment of a version, the version, and those whose vectors it would search."""
-        searched = [name for name in self.versions_to_check(version) if name != version]
-        return checks.strongest_check(self.check_history(version), searched), version, searched
+    def _strongest(self, version: str) -> Check | None:
+        """The check that counts for a deployment of a version."""
+        return checks.strongest_check(self.check_history(version), self.versions_to_check(version))
 
-    def _blend(
-        self, version: str, blend: float | Literal["auto"] | None, force: str | None
-    ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-        """Alpha by gallery version, without those that the new queries search alone, and calibrations for that."""
-        if blend is None:
-            return {}, {}
-        if blend != "auto" and (isinstance(blend, bool) or not 0 <= blend <= 1):
-            raise InputError(f"blend is auto, or a share from 0 (old queries) to 1 (new queries); got {blend!r}")
-        self.serving.encoder(version)  # only now the gallery knows what its queries can be compared with
-        check, _, searched = self._strongest(version)
-        tried = [one for one in self.check_history(version) if {*searched} <= {blend.version for blend in one.blends}]
-        check = checks.strongest_check(tried, searched) or check
-        if force is None:
-            alphas = checks.judged_blend(check, version, searched, blend)
-        elif blend == "auto":
-            if check is None:
-                raise InputError(
-                    f"{version} was never checked, so there is no alpha to choose; check it, or give an alpha",
-                    NextStep("check", {"version": version}),
-                )
-            alphas = {one.version: one.alpha for one in check.blends}
-        else:
-            reach = self.serving.reachability.of(version)
-            models = [name for name in self.serving.live() if name != version and name in self.versions()]
-            alphas = {name: 0.0 if name in reach.unreachable else float(blend) for name in models}
-        judged = {} if check is None else {one.version: one.alpha for one in check.blends}
-        fitted = check.blend_calibrations if check is not None and alphas == judged else {}
-        return {name: alpha for name, alpha in alphas.items() if alpha < 1}, fitted
+    def _passed(self, version: str, queries: Queries) -> Check:
+        """The check that allows a deployment, or ``GateError``."""
+        check = checks.require_passed_check(self._strongest(version), version, self.versions_to_check(version))
+        if queries == "one":
+            checks.require_one_model(check, version)
+        return check
 
-    def _require_adapters(self, version: str, blend: Mapping[str, float]) -> None:
-        """Refuse a version whose queries would lose vectors that other versions' queries reach through an adapter."""
-        isolated = self.adapters.isolated()
-        for name, count in self.unreachable_vectors(version).items():
-            if name in isolated and name not in blend:
-                raise GateError(
-                    f"{plural(count, 'vector')} of {name} can be reached only through an adapter, and there is none "
-                    f"for {version}: its queries would not find them",
-                    NextStep("adapt", {"version": name, "queries_by": version}),
-                    NextStep("deploy", {"version": version, "force": ...}, "deploy anyway, with a reason"),
-                )
+    def _deployed_ways(self, version: str, check: Check | None, queries: Queries) -> dict[str, Translation]:
+        """The translation of each older version's vectors, as they are to be deployed; a shared space needs none."""
+        chosen = {} if check is None else check.translations
+        ways = self.translations.of(version)
+        found: dict[str, Translation] = {}
+        for name in self.versions_to_check(version):
+            way = self.translations.load(chosen[name]) if name in chosen else ways.get(name)
+            if queries == "old":
+                if name not in self.versions():
+                    raise InputError(f"the model of {name} is not here, so its own queries cannot be asked")
+                way = Translation.by_old_queries(name, version)
+            if way is None or (way.shared and way.forward is None):
+                continue
+            if queries == "one" and way.two is not None:
+                way = way.with_one_model()
+            found[name] = way
+        return found
 
-    def adapt(self, version: str, options: AdaptOptions | None = None, progress: bool = True) -> Adapted:
-        """Let queries reach vectors of a model that was not trained together with theirs, if the gate allows it."""
-        return adapt(self.serving, version, options or AdaptOptions(), progress)
+    def _kept(self, way: Translation, check: Check | None) -> str:
+        """The file of a translation: the one that the check judged, or a new one."""
+        for name in ({} if check is None else check.translations).values():
+            if self.translations.load(name) is way:
+                return name
+        return self.translations.keep(replace(way, about={**way.about, CHOSEN: True}))
 
     def rollback(self, by: str = "", deployed: str | None = None, to: str | None = None) -> Move:
         """Back to the version deployed before, at once: from ``deployed`` and to ``to``, if given, or not at all."""
@@ -505,22 +597,21 @@ class Workspace:
                 "Deploy another version",
                 NextStep("deploy", {"version": names[-1]}),
             )
-        reached: dict[str, list[str]] = {name: [] for name in sorted(self.adapters.isolated())}
-        for name in names:
-            for adapted in self.serving.reachability.of(name).adapted:
-                reached[adapted].append(name)
+        ways = self.translations.of(move.version) if names else {}
+        counts = self.gallery.count()
+        live = [name for name, count in counts.items() if count]
         return Status(
             str(self.path),
             move.version if names else None,
             previous if names else None,
             tuple(names),
             tuple(self.registry.retired()),
-            self.gallery.count(),
+            counts,
             without_secret(gallery_url(self.path)),
             {name: check.outcome for name in names if (check := checks.last_check(self.path, name)) is not None},
             self.registry.unfinished(),
-            reached,
-            {name: move.blend[name] for name in models[1:]},
+            {name: tuple(model for model in ways[name].models if model in models) for name in live if name in ways},
+            tuple(name for name in live if name not in ways),
         )
 
     # --- evaluation

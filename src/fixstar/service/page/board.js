@@ -27,7 +27,7 @@ export function hideBoard() {
 
 const actions = {
   check: (version, rules) => acted(() => runCheck(version, rules)).finally(() => showOnButtons(jobs)),
-  deploy: (version, blend) => acted(() => deploy(version, now, backfilling(), refresh, blend)),
+  deploy: (version, queries) => acted(() => deploy(version, now, backfilling(), refresh, queries)),
   rollBack: () => acted(() => rollBack(now, refresh)),
   upgrade: () => acted(() => upgrade(known.filter(({ retired }) => !retired).at(-1).name)),
 };
@@ -35,7 +35,7 @@ const actions = {
 onStep({
   backfill: askBackfill,
   check: ({ version, ...rules }) => actions.check(version, rules),
-  deploy: ({ version, blend }) => actions.deploy(known.find(({ name }) => name === version), blend),
+  deploy: ({ version, queries }) => actions.deploy(known.find(({ name }) => name === version), queries),
   rollback: actions.rollBack,
 });
 
@@ -135,7 +135,7 @@ function showOverview(status, actions) {
       { class: "answering" },
       el("p", { class: "note" }, "Queries are answered by"),
       el("p", { class: "deployed" }, status.deployed ? badge(status.deployed) : "no version yet"),
-      ...blended(status.blend, status.deployed).map((words) => el("p", { class: "note" }, words)),
+      ...askedBy(status).map((words) => el("p", { class: "note" }, words)),
       status.previous && el("p", { class: "note" }, "before: ", badge(status.previous)),
       status.previous && may("admin") && el("button", { type: "button", id: "roll-back", data: { focus: "roll-back" }, on: { click: actions.rollBack } }, `Roll back to ${status.previous} …`),
     ),
@@ -160,8 +160,7 @@ function showDeployments(moves) {
     el(
       "li",
       {},
-      el("div", { class: "job" }, el("strong", {}, move.kind === "rollback" ? "rolled back to" : "deployed"), badge(move.version), el("span", { class: "note" }, [when(move.when), move.by && `by ${move.by}`].filter(Boolean).join(" "))),
-      ...blended(move.blend, move.version).map((words) => el("p", { class: "note" }, words)),
+      el("div", { class: "job" }, el("strong", {}, MOVED_TO[move.kind]), badge(move.version), el("span", { class: "note" }, [when(move.when), move.by && `by ${move.by}`].filter(Boolean).join(" "))),
       move.reason && el("p", { class: "wrap forced" }, el("span", { class: "note" }, "without a passed check: "), move.reason),
     ),
   );
@@ -202,8 +201,8 @@ async function upgrade(newest) {
 }
 
 /** Words where it was done, null where the visitor thought better of it; `moved` runs where others were faster. */
-async function deploy({ name, check, unreached }, status, backfilling, moved, blend = "off") {
-  if (blend === "auto") return deployBlended(name, status, backfilling, moved);
+async function deploy({ name, check, unreached }, status, backfilling, moved, queries = "checked") {
+  if (queries === "old") return deployWithOldQueries(name, status, backfilling, moved);
   const passed = check === "pass";
   const says = [
     `Queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
@@ -213,34 +212,35 @@ async function deploy({ name, check, unreached }, status, backfilling, moved, bl
     ...(backfilling ? [ENDS] : []),
     "You can roll back at any time.",
   ];
-  const act = (force) => move("/v1/deploy", { version: name, force, deployed: status.deployed }, moved);
+  const act = (force) => move("/v1/deploy", { version: name, force, deployed: status.deployed, queries }, moved);
   const forced = { title: `Deploy ${name} without a passed check?`, says, reason: REASON, verb: "Deploy anyway", danger: true, act };
   const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.type === REFUSED ? forced : null) };
   const done = await confirm(passed ? plain : forced);
   return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");
 }
 
-/** Old vectors are searched with the alphas that the check shows to lose nothing, else with their own model's queries. */
-async function deployBlended(name, status, backfilling, moved) {
-  const { blends } = await call(versionPath(name, "/check"));
-  const alphas = Object.fromEntries(blends.filter(({ version, alpha }) => alpha < 1 && status.vectors[version]).map(({ version, alpha }) => [version, alpha]));
+/** Old vectors keep their own models' queries: they find what they find now. */
+async function deployWithOldQueries(name, status, backfilling, moved) {
   const done = await confirm({
-    title: `Deploy ${name} with queries by two models?`,
+    title: `Deploy ${name}, and keep old queries for old vectors?`,
     says: [
       `New images and queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
-      ...blended(alphas, name),
+      "Vectors of older versions are searched by their own models: they find what they find now, and cost one more forward pass per query.",
       ...(backfilling ? [ENDS] : []),
       "You can roll back at any time.",
     ],
-    verb: `Deploy ${name} blended`,
-    act: () => move("/v1/deploy", { version: name, deployed: status.deployed, blend: "auto" }, moved),
+    verb: `Deploy ${name}`,
+    act: () => move("/v1/deploy", { version: name, deployed: status.deployed, queries: "old" }, moved),
   });
-  return done && [`${done.version} is deployed.`, ...blended(done.blend, done.version)].join(" ");
+  return done && `${done.version} is deployed.`;
 }
 
-/** Whose vectors are searched with queries by two models, and what that costs. */
-function blended(alphas, version) {
-  return Object.entries(alphas).map(([name, alpha]) => `Vectors of ${name} are searched with ${alpha ? `queries by ${name} and ${version} blended, alpha ${alpha}` : `queries by ${name} alone`}: one more forward pass per query.`);
+const MOVED_TO = { deploy: "deployed", rollback: "rolled back to", translate: "translated again for" };
+
+/** Who embeds the queries for vectors of other versions, where that is not the deployed version alone. */
+function askedBy({ searched_by: models, deployed }) {
+  const helped = Object.entries(models).filter(([, names]) => names.some((name) => name !== deployed));
+  return helped.map(([name, names]) => `Vectors of ${name} are asked by ${names.join(" and ")}: one more forward pass per query.`);
 }
 
 /** Asks the service what a rollback would do now, says that, and lets it happen only so. */
@@ -249,7 +249,7 @@ async function rollBack(status, moved) {
   const done = await confirm({
     title: `Roll back to ${to}?`,
     says: [
-      to === deployed ? `Queries stay with ${to}, blended as they were before the last deployment.` : `Queries are embedded by ${to} from now on, instead of ${deployed}.`,
+      to === deployed ? `Queries stay with ${to}, asked as they were before the last deployment.` : `Queries are embedded by ${to} from now on, instead of ${deployed}.`,
       `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
       ...notSearched(unreached, to),
       ...Object.entries(unchecked).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} then searched unchecked: no check has tried ${to}'s queries on ${number === 1 ? "it" : "them"}.`),
@@ -273,7 +273,7 @@ async function move(path, json, moved) {
 }
 
 function notSearched(unreached, version) {
-  return Object.entries(unreached).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} not searched: no adapter leads there from ${version}.`);
+  return Object.entries(unreached).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} not searched: nothing connects them with ${version}.`);
 }
 
 function vectors({ vectors: held }, unreached) {

@@ -249,7 +249,7 @@ function presentBoth(answers) {
 /** Names the versions whose vectors the query does not reach, or says nothing. */
 function leftOut(versions) {
   if (!versions.length) return [];
-  return [" · not searched, no adapter connects them with it: ", ...versions.flatMap((name) => [badge(name), " "])];
+  return [" · not searched, nothing connects them with it: ", ...versions.flatMap((name) => [badge(name), " "])];
 }
 
 async function browse(add) {

@@ -51,6 +51,7 @@ function card(version, actions) {
     { class: deployed ? "version deployed" : "version", "aria-label": `Version ${name}` },
     el("header", {}, badge(name), deployed && el("span", { class: "chip live" }, "deployed"), retired && el("span", { class: "chip" }, "retired"), outcomeChip(check)),
     el("dl", {}, fact("Method", version.method), fact("Backbone", version.backbone), fact("Classes", version.capacity ? `${count(version.classes)} of ${count(version.capacity)}` : count(version.classes)), fact("Vectors", count(version.vectors)), fact("From", parent ?? "scratch"), fact("fixstar", version.fixstar)),
+    version.gain && gain(version.gain),
     check && details(name),
     may("admin") &&
       !retired &&
@@ -59,9 +60,21 @@ function card(version, actions) {
         { class: "buttons" },
         el("button", { type: "button", data: { ...focus("check"), job: `check ${name}` }, on: { click: () => actions.check(name) } }, check ? "Check again" : "Run check"),
         !deployed && el("button", { type: "button", class: check === "pass" ? "primary" : "", data: focus("deploy"), on: { click: () => actions.deploy(version) } }, "Deploy …"),
-        !deployed && check && check !== "pass" && el("button", { type: "button", data: focus("blend"), on: { click: () => actions.deploy(version, "auto") } }, "Deploy blended …"),
+        !deployed && check && check !== "pass" && el("button", { type: "button", data: focus("old queries"), on: { click: () => actions.deploy(version, "old") } }, "Deploy, old queries …"),
       ),
   );
+}
+
+/** Three numbers on one scale: what is found now, at once after deploying, and with everything embedded again. */
+function gain({ version, now, at_once: atOnce, reembedded }) {
+  const values = [["now", now], ["at once", atOnce], ["all re-embedded", reembedded]];
+  const low = Math.min(now, atOnce, reembedded) - 0.02;
+  const high = Math.max(now, atOnce, reembedded);
+  const scale = el("ol", { class: "gain", "aria-label": `Found among vectors of ${version}` }, values.map(([words, value]) => el("li", {}, el("span", {}, words), el("i", { "aria-hidden": "true" }), el("b", {}, percent(value)))));
+  values.forEach(([, value], row) => scale.children[row].style.setProperty("--share", (value - low) / (high - low)));
+  const share = reembedded > now ? (atOnce - now) / (reembedded - now) : null;
+  const words = share === null ? "It is no better than the model that is deployed." : share > 0 ? `${percent(share, 0)} of the whole gain is had at once.` : "Nothing is gained without re-embedding.";
+  return el("div", {}, scale, el("p", { class: "note" }, words));
 }
 
 const fact = (name, value) => (value === null || value === undefined || value === "" ? null : el("div", {}, el("dt", {}, name), el("dd", {}, String(value))));
@@ -93,16 +106,16 @@ function evidence(check) {
   const cells = (check.cells ?? []).map((cell) =>
     el("li", {}, verdictMark(cell.verdict), ` on vectors of ${cell.version}: ${percent(cell.cross_test)}, own queries ${percent(cell.self_test)} (${points(cell.cross_test - cell.self_test)} points, ${points(cell.low)} to ${points(cell.high)}); ${plural(cell.negative_flips, "negative flip")}, ${count(cell.positive_flips)} positive`),
   );
-  const blends = (check.blends ?? []).map((blend) =>
-    el("li", {}, `blended with queries by ${blend.version}, alpha ${blend.tried}: ${percent(blend.cross_test)}, own queries ${percent(blend.self_test)} (${points(blend.low)} to ${points(blend.high)} points; ${blend.verdict})`),
+  const alone = (check.cells ?? []).filter((cell) => cell.one_model).map(({ version, one_model: one }) =>
+    el("li", {}, verdictMark(one.verdict), ` on vectors of ${version} with one model per query: ${percent(one.cross_test)} (${points(one.low)} to ${points(one.high)} points)`),
   );
   const thresholds = Object.entries(check.thresholds ?? {}).map(([name, one]) =>
-    el("li", {}, `probably not in the catalogue: hits among vectors of ${name} with a cosine below ${one.cosine.toFixed(3)}. ${percent(one.false_alarms)} of the queries with a match have no better hit, ${percent(one.detected)} of those without`),
+    el("li", {}, `probably not in the catalogue: hits among vectors of ${name} with a score below ${one.score.toFixed(3)}. ${percent(one.false_alarms)} of the queries with a match have no better hit, ${percent(one.detected)} of those without`),
   );
   return [
     el("ul", {}, sentences.map((sentence) => el("li", {}, sentence))),
     stepsView(check.next_steps) ?? "",
-    el("ul", {}, cells, blends, thresholds),
+    el("ul", {}, cells, alone, thresholds),
     el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, images(check), check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
   ];
 }

@@ -1,8 +1,9 @@
 """In which order a backfill re-embeds: what gains most comes first.
 
-A vector of the new version attracts new queries more strongly than the old vectors around it. Re-embedding an item
-therefore helps the queries of its own class and can mislead those of others, and a partial backfill in a bad order can
-be worse than none. If searches merge by calibrations that hardly happens, and the order decides how much is gained.
+Items that hold an old vector are found through a translation. Some are translated well, others gain much from being
+embedded again. A vector of the new version also attracts new queries more strongly than translated ones around it, so a
+partial backfill in a bad order can mislead queries of other classes. If searches rank by calibrations that hardly
+happens, and the order decides how much is gained.
 
     gain        labelled queries q of the new version say where help is needed. With b the cosine of q's best match
                 now, item i pulls q by w(q, i) = exp((cos(q, i) - b) / 0.05). Its gain is the sum of w over the
@@ -11,7 +12,8 @@ be worse than none. If searches merge by calibrations that hardly happens, and t
                 Without labels: certain items first, and those found often.
     classes     in turn: the item of every class that gains most, then every class's second, and so on
     certain     items whose nearest neighbour stands out from the ten nearest
-    uncertain   the reverse
+    uncertain   items whose translation is expected to be farthest off, times how often they are found (after
+                FastFill, Jaeckle et al. 2023); without such an estimate the reverse of certain
     queried     items found most often
     oldest      items of the oldest version first
     random      any
@@ -34,10 +36,11 @@ from numpy.typing import NDArray
 from fixstar.errors import UnknownNameError
 from fixstar.gallery import Gallery
 from fixstar.geometry import carry, short_basis, unit
+from fixstar.translation import Translation
 from fixstar.workspace.items import LABEL, ImageStore
 
 ORDERS = ("gain", "classes", "certain", "uncertain", "queried", "oldest", "random")
-TRIED = ("gain", "classes", "certain")
+TRIED = ("gain", "classes", "certain", "uncertain")
 BLIND = ("queried", "oldest", "random")  # orders that do not look at vectors
 
 NEIGHBOURS = 10
@@ -52,13 +55,17 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class OldItems:
-    """Items older than the target: ``vectors`` [N, s] in its space, ``ages``, labels ("" unknown), use ``counts``."""
+    """Items older than the target: ``vectors`` [N, s] in its space, ``ages``, labels ("" unknown), use ``counts``.
+
+    ``uncertainty`` [N] is how far each translated vector is expected to be off, NaN if unknown.
+    """
 
     ids: list[str]
     ages: Indices
     vectors: NDArray[np.float32]
     labels: list[str]
     counts: NDArray[np.float64]
+    uncertainty: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,30 +82,53 @@ class LabelledQueries:
 def old_items(
     gallery: Gallery,
     target: str,
+    ways: Mapping[str, Translation],
     newer: Collection[str] = (),
     usage: Mapping[str, int] | None = None,
     vectors: bool = True,
 ) -> OldItems:
-    """The items that a backfill to ``target`` may re-embed; ``vectors=False`` leaves vectors out, [N, 0]."""
+    """The items that a backfill to ``target`` may re-embed; ``vectors=False`` leaves vectors out, [N, 0].
+
+    ``ways`` are the translations of other versions' vectors to the target. Vectors that none leads to are zero.
+    """
     spaces = {space.name: space for space in gallery.versions()}
-    basis, width = short_basis(gallery.projection(target)), spaces[target].full_width
+    basis = short_basis(gallery.projection(target))
+    width = spaces[target].width
     ids: list[str] = []
     labels: list[str] = []
     ages: list[int] = []
-    parts: list[Floats] = [np.zeros((0, spaces[target].width if vectors else 0), np.float32)]
+    parts: list[Floats] = [np.zeros((0, width if vectors else 0), np.float32)]
+    unsure: list[NDArray[np.float64]] = [np.zeros(0)]
     for age, name in enumerate(spaces):
         if name == target or name in newer:
             continue
-        own, stored = short_basis(gallery.projection(name)), gallery.iterate(name)
+        own = short_basis(gallery.projection(name))
+        way = ways.get(name)
+        stored = gallery.iterate(name)
         while found := list(islice(stored, _BLOCK)):
             ids += [item.id for item in found]
             labels += [str(item.payload.get(LABEL) or "") for item in found]
             ages += [age] * len(found)
             rows = np.stack([item.vector for item in found])
-            parts.append(carry(rows, own, basis, width).astype(np.float32) if vectors else rows[:, :0])
+            unsure.append(uncertainty_of(way, rows))
+            if not vectors:
+                parts.append(rows[:, :0])
+            elif way is not None and way.forward is not None:
+                parts.append(way.forward(rows))
+            elif way is not None and way.shared:
+                parts.append(carry(rows, own, basis, spaces[target].full_width).astype(np.float32))
+            else:
+                parts.append(np.zeros((len(rows), width), np.float32))
     known = usage or {}
     counts = np.array([known.get(name, 0) for name in ids], np.float64)
-    return OldItems(ids, np.array(ages, np.int64), np.concatenate(parts), labels, counts)
+    return OldItems(ids, np.array(ages, np.int64), np.concatenate(parts), labels, counts, np.concatenate(unsure))
+
+
+def uncertainty_of(way: Translation | None, vectors: Floats) -> NDArray[np.float64]:
+    """How far each stored vector's translation is expected to be off, [N]; NaN if that is not known."""
+    if way is None or way.uncertainty is None:
+        return np.full(len(vectors), np.nan)
+    return way.uncertainty(vectors)
 
 
 def with_images(
@@ -148,10 +178,13 @@ def _scores(kind: str, items: OldItems, queries: LabelledQueries | None, seed: i
         return items.counts
     if kind == "gain" and queries is not None and set(queries.labels) & set(items.labels):
         return expected_gain(items, queries, seed)
+    if kind == "uncertain" and not np.isnan(items.uncertainty).any():
+        expected: NDArray[np.float64] = items.uncertainty * (1 + np.log1p(items.counts))
+        return expected
     sure = certainty(items.vectors, seed)
     if kind == "gain":
-        blended: NDArray[np.float64] = np.log1p(items.counts) + 0.3 * (sure - sure.mean()) / max(sure.std(), 1e-12)
-        return blended
+        found: NDArray[np.float64] = np.log1p(items.counts) + 0.3 * (sure - sure.mean()) / max(sure.std(), 1e-12)
+        return found
     return sure if kind == "certain" else -sure
 
 

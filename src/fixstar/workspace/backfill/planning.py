@@ -1,9 +1,12 @@
 """Backfill of a workspace: plan, predict, re-embed, measure.
 
-A plan is predicted from the vectors that it replaces and that searches find. Vectors that no search reaches, such as
-imported ones without an adapter, do not count towards the accuracy before it. Predictions are made on held-out images
-that act as gallery and queries, before anything is embedded: the planner's order beside random ones. Measurements are
-made on the gallery itself, as far as its items have labels.
+A plan is predicted from the vectors that it replaces and that searches find. Vectors that no search reaches do not
+count towards the accuracy before it. Predictions are made before anything is embedded: the planner's order beside
+random ones, on held-out images that act as gallery and queries, or on labelled items where the old model is not here.
+Measurements are made on the gallery itself, as far as its items have labels.
+
+Every item that is embedded again is a pair: its old vector and its new one. After a run the translation is fitted again
+on these pairs. It replaces the deployed one if it finds more of the pairs that it was not fitted on.
 """
 
 from __future__ import annotations
@@ -29,11 +32,15 @@ from fixstar.evaluation import (
     gallery_query_split,
     paired_bootstrap,
 )
-from fixstar.evaluation.features import blended_version, version_features
-from fixstar.gallery import Calibration, Gallery, calibrated_search
+from fixstar.evaluation.features import version_features
+from fixstar.gallery import Item
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.models import Encoder
 from fixstar.progress import Advance
+from fixstar.translation import Translation, translated
+from fixstar.translation.calibrate import class_folds, search_curve
+from fixstar.translation.fit import fit_translations
+from fixstar.translation.score import translated_pair
 from fixstar.wording import percent
 from fixstar.workspace.backfill.orders import (
     BLIND,
@@ -43,22 +50,26 @@ from fixstar.workspace.backfill.orders import (
     OldItems,
     old_items,
     planned_order,
+    uncertainty_of,
     with_images,
 )
 from fixstar.workspace.backfill.run import Backfilled, BackfillPlan, BackfillRun, MeasuredPoint, PlanFiles, budget_items
-from fixstar.workspace.calibrations import class_folds, search_curve
-from fixstar.workspace.checks import last_check
 from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import unlearnt_images
 from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder
+from fixstar.workspace.pairs import Sample, from_gallery
 from fixstar.workspace.registry import Registry
-from fixstar.workspace.search import Serving, Usage
+from fixstar.workspace.search import Serving
+from fixstar.workspace.translations import CHOSEN
+from fixstar.workspace.usage import Usage
 
 AUTO = "auto"
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 _LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # share and number of lost queries that always count as a loss
 LOOKED_AT = 5000  # items whose images are looked for, at most: a gallery may hold millions
 _MEASUREMENTS = 4  # along the way, after the first
+LEAST_REFITTED = 200  # pairs that a translation is fitted on again
+MOST_REFITTED = 20_000
 _LOOKUP = 2048  # items that are looked up at a time
 _TOO_FEW = "it takes three labelled images of each of two classes, and there are fewer"
 
@@ -84,9 +95,8 @@ class Replaced(NamedTuple):
 
     old: str | None  # the version of most of them
     share: float  # of all older vectors that searches find
-    calibrated: bool  # searches will merge hits of all versions by calibrations
+    calibrated: bool  # searches will rank hits of all versions by calibrations
     unpredicted: str | None  # why nothing can be predicted, if so
-    blend: float = 1.0  # the alpha of queries by two models for the vectors of ``old``
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +190,8 @@ def backfill(
         require_gain(planned)
     if unfinished is None:
         planner.save(planned.plan)
-    measure = _Measurement(serving, planned, planner.measuring_queries())
+    measure = _Measurement(serving, planned, planner.measuring_images())
+    refit = _Refit(serving, target, options.seed)
 
     def advance(count: int = 1, note: str | None = None) -> None:
         measure(count)
@@ -198,9 +209,10 @@ def backfill(
             options.rate,
             options.stop,
             advance,
+            refit.take,
         )
         done = work.run(embedder)
-    return replace(done, measured=tuple(measure.points))
+    return replace(done, measured=tuple(measure.points), refitted=refit.finish())
 
 
 def require_target(serving: Serving, target: str | None) -> str:
@@ -230,6 +242,7 @@ class _Planner:
         if options.order not in (AUTO, *ORDERS):
             raise UnknownNameError("order", options.order, (AUTO, *ORDERS))
         self._images = labelled_images(serving, options.data, self._target)
+        self._samples: dict[str, Sample] = {}
 
     def unfinished(self) -> PlannedBackfill | None:
         """The plan on disk, if it asks for the same and is not done."""
@@ -260,23 +273,24 @@ class _Planner:
 
     def with_prediction(self, planned: PlannedBackfill) -> PlannedBackfill:
         """The plan with what it will bring, if labelled images tell."""
-        if planned.predicted is not None or self._images is None or not planned.plan.ids:
+        if planned.predicted is not None or not planned.plan.ids:
             return planned
         replaced = _planned_replaced(self._serving, planned.plan)
         predicted = self._prediction(planned.plan.order, replaced)
-        if predicted is None and replaced.unpredicted is None:
+        if predicted is None and replaced.unpredicted is None and self._images is not None:
             replaced = replaced._replace(unpredicted=_TOO_FEW)
         return replace(planned, predicted=predicted, replaced=replaced)
 
-    def measuring_queries(self) -> LabelledQueries | None:
-        """Queries to measure the accuracy with: of images that the planner does not know."""
-        return None if self._images is None else self._queries(self._halves()[1])
+    def measuring_images(self) -> ImageSet | None:
+        """Labelled images to measure the accuracy with, which the planner does not know."""
+        return None if self._images is None else self._halves()[1]
 
     def _plan(self, order: str) -> BackfillPlan:
         serving, options = self._serving, self._options
         serving.encoder(self._target)  # makes room for its vectors
         newer, counts = newer_versions(serving.registry, self._target), Usage(serving.path).counts()
-        items = old_items(serving.gallery, self._target, newer, counts, order not in BLIND)
+        ways = serving.translations.of(self._target)
+        items = old_items(serving.gallery, self._target, ways, newer, counts, order not in BLIND)
         if order == "queried" and not items.counts.any():
             raise InputError(
                 "nothing is known about what is found most often: no search was counted so far. A service counts them, "
@@ -290,15 +304,32 @@ class _Planner:
         return BackfillPlan.made(self._target, order, options.budget, len(items), ids, without)
 
     def _prediction(self, order: str, replaced: Replaced) -> PredictedCurve | None:
-        """From the version of most replaced vectors to the target, merged as searches will."""
-        if self._images is None or replaced.old is None or replaced.unpredicted is not None:
+        """From the version of most replaced vectors to the target, ranked as searches will rank."""
+        if replaced.old is None or replaced.unpredicted is not None:
             return None
-        old, new = ((name, self._serving.encoder(name)) for name in (replaced.old, self._target))
+        serving = self._serving
+        way = serving.translations.of(self._target)[replaced.old]
         try:
-            ways: dict[str, Any] = {"calibrate": replaced.calibrated, "blend": replaced.blend}
-            return predicted_curve(old, new, self._images, order, seed=self._options.seed, **ways)
+            if way.source in serving.registry.names():
+                if self._images is None:
+                    return None
+                thirds = of_images(serving.encoder(way.source), serving.encoder(self._target), self._images, self._seed)
+            else:
+                thirds = of_items(self._judging(way.source), way.source, self._target, self._seed)
+            return predicted_curve(thirds, way, order, seed=self._seed, calibrate=replaced.calibrated)
         except InputError:  # too few images of a class
             return None
+
+    @property
+    def _seed(self) -> int:
+        return self._options.seed
+
+    def _judging(self, source: str) -> Sample:
+        """Labelled items by both versions that no translation was fitted on."""
+        if source not in self._samples:
+            drawn, _ = from_gallery(self._serving, source, self._target, judging=True, seed=self._seed)
+            self._samples[source] = drawn
+        return self._samples[source]
 
     def _halves(self) -> tuple[ImageSet, ImageSet]:
         """Images for the planner, and others to measure with: it must not know these."""
@@ -324,27 +355,87 @@ def labelled_images(serving: Serving, data: ImageSet | None, target: str) -> Ima
 class _Measurement:
     """Accuracy of labelled queries on the gallery at a few points of the plan."""
 
-    def __init__(self, serving: Serving, planned: PlannedBackfill, queries: LabelledQueries | None) -> None:
-        if planned.replaced is None and queries is not None:
+    def __init__(self, serving: Serving, planned: PlannedBackfill, images: ImageSet | None) -> None:
+        if planned.replaced is None and images is not None:
             planned = replace(planned, replaced=_planned_replaced(serving, planned.plan))
-        self._serving, self._plan, self._share, self._queries = serving, planned.plan, planned.share, queries
-        self._position, self._next = 0, 0.0
+        self._serving = serving
+        self._plan = planned.plan
+        self._share = planned.share
+        self._images = images
+        self._vectors: dict[str, Any] = {}
+        self._position = 0
+        self._next = 0.0
         self.points: list[MeasuredPoint] = []
 
     def __call__(self, count: int) -> None:
         self._position += count
         total = len(self._plan.ids)
-        if self._queries is None or not total or self._position < self._next * total:
+        if self._images is None or not total or self._position < self._next * total:
             return
         self._next = (int(self._position / total * _MEASUREMENTS) + 1) / _MEASUREMENTS
-        target, gallery = self._plan.target, self._serving.gallery
-        reach, counts = self._serving.reachability.of(target), gallery.count()
-        if any(counts.get(name) for name in reach.adapted) or len(self._serving.asking()[1]) > 1:
-            return  # searches find these through an adapter or by two models, which this measurement does not use
-        calibrations = self._serving.calibrations(target, reach)
-        accuracy = gallery_accuracy(gallery, target, self._queries, calibrations, reach.direct)
+        accuracy = gallery_accuracy(self._serving, self._plan.target, self._images, self._vectors)
         if accuracy is not None:
             self.points.append(MeasuredPoint(self._position / total * self._share, accuracy))
+
+
+class _Refit:
+    """Fits the deployed translations again on the pairs that a backfill makes."""
+
+    def __init__(self, serving: Serving, target: str, seed: int) -> None:
+        self._serving = serving
+        self._target = target
+        self._seed = seed
+        self._move = serving.rollout.current_move()
+        self._old: dict[str, list[Any]] = {}
+        self._new: dict[str, list[Any]] = {}
+
+    def take(self, items: Sequence[Item], vectors: Any) -> None:
+        """Remember some pairs of each version."""
+        for item, vector in zip(items, vectors, strict=True):
+            known = self._old.setdefault(item.version, [])
+            if len(known) < MOST_REFITTED:
+                known.append(item.vector)
+                self._new.setdefault(item.version, []).append(vector)
+
+    def finish(self) -> tuple[str, ...]:
+        """Put better translations in the place of the deployed ones; the versions whose vectors they carry."""
+        ways = self._serving.translations.of(self._target)
+        counts = self._serving.gallery.count()
+        files = {}
+        for name, old in self._old.items():
+            way = ways.get(name)
+            if way is None or way.forward is None or len(old) < LEAST_REFITTED or not counts.get(name):
+                continue
+            sample = Sample(np.stack(old), np.stack(self._new[name]), [None] * len(old), origin="a backfill")
+            better = refitted(way, sample, self._seed)
+            if better is not None:
+                files[way.source] = self._serving.translations.keep(better)
+        if not files or self._serving.rollout.retranslate(self._move, files) is None:
+            return ()
+        return tuple(files)
+
+
+def refitted(way: Translation, sample: Sample, seed: int = 0) -> Translation | None:
+    """The translation with maps fitted on a sample, if they find more of its held-out pairs than the maps it has.
+
+    Of the pairs a fifth is held out. The old vector of each, carried forward, must find the new vector of the same item
+    among those of all held-out items. The weights stay.
+    """
+    shown, judged = sample.pairs(seed).split()
+    (*_, linear) = ways = fit_translations(shown, way.source, way.target, shared=way.shared, old_model=True)
+    now = _found_again(way, judged.X, judged.Y)
+    best = max(ways, key=lambda one: float(_found_again(one, judged.X, judged.Y).mean()))
+    then = _found_again(best, judged.X, judged.Y)
+    if paired_bootstrap(then, now).verdict != "compatible":  # not strictly better
+        return None
+    about = {**way.about, "refitted_on": len(sample), "kind": best.about["kind"], CHOSEN: True}
+    return replace(way, forward=best.forward, backward=best.backward, uncertainty=linear.uncertainty, about=about)
+
+
+def _found_again(way: Translation, old: Any, new: Any) -> Any:
+    assert way.forward is not None
+    cosines = way.forward(old) @ np.asarray(new, np.float32).T
+    return cosines.argmax(axis=1) == np.arange(len(new))
 
 
 # --- what a backfill replaces
@@ -412,30 +503,21 @@ def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
 
 
 def _found_older(serving: Serving, target: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """How many older vectors of each version searches of ``target`` find, directly or through an adapter."""
-    reach = serving.reachability.of(target)
-    found = {*reach.direct, *reach.adapted, *serving.asking()[1]}
-    return {name: count for name, count in _older(serving.registry, target, counts).items() if name in found}
+    """How many older vectors of each version searches of ``target`` find."""
+    ways = serving.translations.of(target)
+    return {name: count for name, count in _older(serving.registry, target, counts).items() if name in ways}
 
 
 def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: float) -> Replaced:
     old = max(planned, key=lambda name: planned[name], default=None)
-    counts, reach, check = serving.gallery.count(), serving.reachability.of(target), last_check(serving.path, target)
-    adapted = [name for name in reach.adapted if counts.get(name)]
-    move, (_, *blended) = serving.asking()
-    searched = {target, *(name for name in reach.direct if counts.get(name)), *blended, *(adapted if blended else ())}
-    fitted = move.calibrations if blended else {} if adapted or check is None else check.calibrations
-    calibrated = searched <= fitted.keys()
+    counts = serving.gallery.count()
+    ways = serving.translations.of(target)
+    searched = list(dict.fromkeys([*(name for name in ways if counts.get(name)), target]))
+    calibrated = serving.translations.scales(target, searched).calibrated
     why = None
     if old is None:
         why = "searches find none of the vectors that it replaces, so nothing is predicted"
-    elif old in adapted:
-        why = f"vectors of {old} are reached through an adapter, so nothing is predicted"
-    elif old in reach.unreachable:
-        why = f"vectors of {old} are searched by their own model's queries alone, so nothing is predicted"
-    elif old not in serving.registry.names():
-        why = f"the weights of {old} are not here, so nothing is predicted"
-    return Replaced(old, share, calibrated, why, move.blend[old] if old in blended else 1.0)
+    return Replaced(old, share, calibrated, why)
 
 
 # --- what a plan will bring, and what it brought
@@ -489,81 +571,124 @@ class PredictedCurve:
         return paired_bootstrap(hits[0, 0], then).verdict == "compatible"  # none re-embedded is strictly better
 
 
+class Thirds(NamedTuple):
+    """Labelled items by both versions: a third is the gallery, a third asks for the planner, a third measures."""
+
+    old: VersionFeatures
+    new: VersionFeatures
+    query_labels: Any
+    gallery_labels: Any
+    names: Sequence[str]  # of the classes
+    split: Split  # of the queries: for the planner (gallery), and to measure with (queries)
+
+
+def of_images(old: Encoder, new: Encoder, images: ImageSet, seed: int) -> Thirds:
+    """Labelled images as both models embed them."""
+    counts = images.counts()
+    several = images.of_classes([name for name in images.classes if counts[name] >= 3])
+    _require_classes(len(several.classes), len(images))
+    parts = gallery_query_split(several.labels, share=1 / 3, seed=seed)
+    gallery = several.take(parts.gallery)
+    asking = several.take(parts.queries)
+    first = version_features("old", old, asking, gallery)
+    second = version_features("new", new, asking, gallery)
+    split = gallery_query_split(asking.labels, seed=seed)
+    return Thirds(first, second, asking.labels, gallery.labels, several.classes, split)
+
+
+def of_items(sample: Sample, old: str, new: str, seed: int) -> Thirds:
+    """Labelled items whose vectors by both versions are known."""
+    codes = sample.coded()
+    counts = np.bincount(codes + 1)
+    known = sample.take(np.flatnonzero((codes >= 0) & (counts[codes + 1] >= 3)))
+    codes = known.coded()
+    _require_classes(len(np.unique(codes)), len(sample))
+    names = sorted({str(label) for label in known.labels})
+    parts = gallery_query_split(codes, share=1 / 3, seed=seed)
+    first = VersionFeatures(old, known.old[parts.queries], known.old[parts.gallery])
+    second = VersionFeatures(new, known.new[parts.queries], known.new[parts.gallery])
+    asking = codes[parts.queries]
+    return Thirds(first, second, asking, codes[parts.gallery], names, gallery_query_split(asking, seed=seed))
+
+
+def _require_classes(classes: int, items: int) -> None:
+    if classes < 2:
+        raise InputError(
+            "a backfill is predicted on labelled images, at least three of each of two classes; "
+            f"these are {items} of {plural(classes, 'class')} with three"
+        )
+
+
 def predicted_curve(
-    old: tuple[str, Encoder],
-    new: tuple[str, Encoder],
-    images: ImageSet,
+    thirds: Thirds,
+    way: Translation,
     order: str = "gain",
     shares: Sequence[float] = SHARES,
     random_orders: int = 5,
     seed: int = 0,
     calibrate: bool = False,
-    blend: float = 1.0,
 ) -> PredictedCurve:
-    """Re-embed held-out images of the ``old`` version with the ``new`` one, in the planner's order and at random.
-
-    A third of each class is the gallery, a third the planner's queries, a third those that measure. ``blend`` is the
-    alpha of queries by two models for the old vectors.
-    """
-    gallery, asking, split = _thirds(images, seed)
-    first, second = (version_features(name, encoder, asking, gallery) for name, encoder in (old, new))
-    names = [asking.classes[label] for label in asking.labels[split.gallery].tolist()]
-    queries = LabelledQueries(second.queries[split.gallery], names)
-    rows = planned_order(order, _as_old_items(first, second, gallery), queries, seed)
-    truth = asking.labels, gallery.labels
-    both = {} if blend == 1 else {first.name: blended_version(first, second, blend).queries}
-    folds = class_folds([first, second], *truth, seed, both) if calibrate else []
-    measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed, "blend": blend}
-    planned = search_curve((first, second), *truth, shares, order=rows, **measured)
-    random = search_curve((first, second), *truth, shares, orders=random_orders, **measured)
-    judging = [replace(version, queries=version.queries[split.queries]) for version in (first, second)]
-    tests = cross_test(judging, truth[0][split.queries], truth[1], "image").matrix.diagonal()
-    sizes = len(gallery), len(split.queries)
-    return PredictedCurve(order, planned, random, (float(tests[0]), float(tests[1])), sizes, bool(folds))
+    """Re-embed labelled items of the old version with the new one, in the planner's order and at random."""
+    old, new, split = thirds.old, thirds.new, thirds.split
+    asked = [thirds.names[label] for label in thirds.query_labels[split.gallery].tolist()]
+    queries = LabelledQueries(new.queries[split.gallery], asked)
+    rows = planned_order(order, _as_old_items(thirds, way), queries, seed)
+    truth = (thirds.query_labels, thirds.gallery_labels)
+    views = [translated(way, old, new), replace(new, queries=new.queries_in(new))]
+    folds = class_folds(views, *truth, seed) if calibrate else []
+    pair = translated_pair(way, old, new)
+    measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed}
+    planned = search_curve(*pair, *truth, shares, order=rows, **measured)
+    random = search_curve(*pair, *truth, shares, orders=random_orders, **measured)
+    tests = []
+    for version in (old, new):
+        judging = version.take(split.queries)
+        tests.append(float(cross_test([judging], truth[0][split.queries], truth[1], "image").matrix[0, 0]))
+    sizes = (len(thirds.gallery_labels), len(split.queries))
+    return PredictedCurve(order, planned, random, (tests[0], tests[1]), sizes, bool(folds))
 
 
-def _thirds(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet, Split]:
-    """A third of each class as gallery, and the rest with its split: for the planner, and to measure with."""
-    counts = images.counts()
-    several = images.of_classes([name for name in images.classes if counts[name] >= 3])
-    if len(several.classes) < 2:
-        raise InputError(
-            "a backfill is predicted on labelled images, at least three of each of two classes; "
-            f"these are {len(images)} of {plural(len(images.classes), 'class')}"
-        )
-    split = gallery_query_split(several.labels, share=1 / 3, seed=seed)
-    rest = several.take(split.queries)
-    return several.take(split.gallery), rest, gallery_query_split(rest.labels, seed=seed)
-
-
-def _as_old_items(old: VersionFeatures, new: VersionFeatures, gallery: ImageSet) -> OldItems:
-    vectors = carry(unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width)
-    labels = [gallery.classes[label] for label in gallery.labels.tolist()]
-    count = len(gallery)
+def _as_old_items(thirds: Thirds, way: Translation) -> OldItems:
+    old, new = thirds.old, thirds.new
+    stored = unit(np.asarray(old.gallery, np.float32))
+    if way.forward is not None:
+        vectors = way.forward(stored)
+    else:
+        vectors = carry(stored, short_basis(old.projection), short_basis(new.projection), new.width)
+    labels = [thirds.names[label] for label in thirds.gallery_labels.tolist()]
+    count = len(labels)
     names = [str(row) for row in range(count)]
-    return OldItems(names, np.zeros(count, np.int64), vectors.astype(np.float32), labels, np.zeros(count))
+    unsure = uncertainty_of(way, stored)
+    ages = np.zeros(count, np.int64)
+    return OldItems(names, ages, vectors.astype(np.float32), labels, np.zeros(count), unsure)
 
 
 def gallery_accuracy(
-    gallery: Gallery,
-    version: str,
-    queries: LabelledQueries,
-    calibrations: Mapping[str, Calibration] | None = None,
-    among: Sequence[str] | None = None,
+    serving: Serving, version: str, images: ImageSet, made: dict[str, Any] | None = None
 ) -> float | None:
-    """The share of labelled queries, of classes that the gallery has, that find their class first; else None."""
-    names = sorted(set(queries.labels))
-    probe = np.asarray(queries.vectors[:1])
-    known = {name for name in names if gallery.search(version, probe, k=1, where={LABEL: name}, versions=among)[0]}
-    rows = [row for row, name in enumerate(queries.labels) if name in known]
+    """The share of labelled images, of classes that the gallery has, that find their class first; else None.
+
+    They are asked as searches are, by all models that the deployment needs; ``made`` keeps their vectors.
+    """
+    known = {} if made is None else made
+    move, models = serving.asking()
+    if move.version != version:
+        return None
+    for name in models:
+        if name not in known:
+            known[name] = serving.encoder(name).encode(images.images, form="short")
+    labels = [images.classes[label] for label in images.labels.tolist()]
+    there = set()
+    for name in sorted(set(labels)):
+        probe = {model: known[model][:1] for model in models}
+        if serving.search_queries(move, probe, k=1, where={LABEL: name}).hits[0]:
+            there.add(name)
+    rows = [row for row, name in enumerate(labels) if name in there]
     if not rows:
         return None
-    asked = np.asarray(queries.vectors)[rows]
-    if calibrations:
-        hits = calibrated_search(gallery, version, asked, calibrations, k=1)
-    else:
-        hits = gallery.search(version, asked, k=1, versions=among)
-    right = [found[0].payload.get(LABEL) == queries.labels[row] for row, found in zip(rows, hits, strict=True)]
+    asked = {model: known[model][rows] for model in models}
+    hits = serving.search_queries(move, asked, k=1).hits
+    right = [bool(found) and found[0].payload.get(LABEL) == labels[row] for row, found in zip(rows, hits, strict=True)]
     return float(np.mean(right))
 
 

@@ -201,6 +201,7 @@ class Backfilled:
     seconds: float
     stopped: str | None = None
     measured: tuple[MeasuredPoint, ...] = ()  # the accuracy along the way, if there are labels
+    refitted: tuple[str, ...] = ()  # the versions whose translation was fitted again on what this call embedded
     without_image: int = 0  # not planned because their images are gone: they keep their vectors too
 
 
@@ -240,7 +241,8 @@ class BackfillRun:
     """Works through the rest of a plan: how far it is, what it counted, and why it stopped.
 
     ``deployed`` is asked before every write: once another version is deployed, nothing more is written. Vectors of the
-    versions that ``newer`` names at the time are left as they are. ``stop`` is asked between batches.
+    versions that ``newer`` names at the time are left as they are. ``stop`` is asked between batches. ``made`` gets the
+    items with their old vectors, and the new vectors [N, width], once they are stored.
     """
 
     gallery: Gallery
@@ -252,6 +254,7 @@ class BackfillRun:
     rate: float | None = None
     stop: Stop = lambda: False
     progress: Advance = lambda *_: None
+    made: Callable[[Sequence[Item], NDArray[np.float32]], object] = lambda *_: None
 
     def __post_init__(self) -> None:
         self._pace, self._stopped = Pace(self.rate), None  # type: Pace, str | None
@@ -343,6 +346,8 @@ class BackfillRun:
                 items += [batch.items[row] for row in good.tolist()]
                 vectors.append(answer.vectors[good])
         done = set(self.gallery.replace_vectors(self.plan.target, items, np.concatenate(vectors)) if items else [])
+        if items:
+            self.made(items, np.concatenate(vectors))
         others = [item.id for item in items if item.id not in done]
         there = self.gallery.get(others) if others else {}
         self._counts["done"] += len(done)

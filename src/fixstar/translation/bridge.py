@@ -1,0 +1,708 @@
+"""Bridges: vectors of an old model are stored, and a new model was never trained with it. How to search them best?
+
+A bridge is a translation between two models, saved as a file (``translation.file``). Its maps are fitted on pairs:
+vectors that both models made of the same items, images or texts. Labels are not needed for that.
+
+The old model stays the one to beat: its own queries on its own vectors. Held-out evidence decides: labelled items, or
+known relevant ones, none of them fitted. Half of the queries choose the maps and the weights, for one model per query
+and for two (``translation.choose``). The other half judges these two ways by the gate's rule; their verdicts hold
+together (Bonferroni). Intervals of the other ways to search are for comparison.
+
+Without labels, only the agreement with what the old model finds can be measured. That shows how much would change, not
+whether it is better: the result is unproven. So is a bridge between sets that have no item in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.errors import InputError, NextStep, UnknownNameError, plural
+from fixstar.evaluation import Difference, VersionFeatures, gallery_query_split, nearest, paired_bootstrap
+from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, needed_queries
+from fixstar.progress import progress_bar
+from fixstar.translation.choose import Evidence, Measure, by_class, choose, gain
+from fixstar.translation.fit import KINDS, Pairs, fit_map, lacking_pairs
+from fixstar.translation.maps import Map
+from fixstar.translation.sides import (
+    Embedded,
+    Labels,
+    Relevance,
+    Side,
+    common_rows,
+    read_labels,
+    read_relevance,
+    read_side,
+)
+from fixstar.translation.translation import USUAL, Translation
+from fixstar.translation.unpaired import pseudo_pairs
+from fixstar.wording import percent, points
+
+Floats = NDArray[np.floating[Any]]
+Vectors = NDArray[np.float32]
+Classes = NDArray[np.int64]
+Indices = NDArray[np.int64]
+Outcome = Literal["pass", "refuse", "missing evidence"]
+Proof = Literal["labels", "relevance", "old neighbours", "none"]
+"""What the judgement rests on."""
+
+FORWARD = ("ridge", "residual", "rotation")
+"""Kinds of maps for stored vectors; the first that has enough pairs is the usual one."""
+BACKWARD = ("contrast", "ridge", "rotation")
+"""Kinds of maps for queries."""
+NEIGHBOURS = 10  # whose agreement is measured if there are no labels
+MUCH = 0.05  # by which re-embedding everything must be better to be said first
+OLD = "old model"
+AHEAD = "stored mapped forward"
+BACK = "query mapped back"
+ONE = "both sides, one model"
+TWO = "both sides, two models"
+AGAIN = "all re-embedded"
+_SAME = 1e-6  # below 1: the cosine of two equal vectors, up to rounding
+
+
+class Measured(NamedTuple):
+    """What one way to search finds, by the queries that judge.
+
+    ``low`` and ``high`` are the interval of the difference from the old model's own queries (without labels: of what
+    it finds), ``models`` embed each query, and ``weight`` is w. ``lost`` and ``won`` count changed queries.
+    """
+
+    finds: float
+    difference: float | None
+    low: float
+    high: float
+    verdict: str
+    lost: int
+    won: int
+    models: int
+    weight: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Bridged:
+    """What ``bridge`` found: the verdict in a ``sentence``, the ``translation``, and what every way to search finds.
+
+    ``chosen`` is the way that was judged, one of the names in ``measured``.
+    """
+
+    outcome: Outcome
+    sentence: str
+    evidence: Proof
+    fitted_on: str
+    translation: Translation
+    queries: int = 0
+    gallery: int = 0
+    chosen: str | None = None
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    @property
+    def best(self) -> Measured | None:
+        """What the chosen way finds."""
+        return None if self.chosen is None else self.measured[self.chosen]
+
+    @property
+    def share(self) -> float | None:
+        """The share of the gain of re-embedding everything that is had without it; None where that is no gain."""
+        again = self.measured.get(AGAIN)
+        if again is None or self.best is None or not again.difference or again.difference < 0:
+            return None
+        assert self.best.difference is not None
+        return self.best.difference / again.difference
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "outcome": self.outcome,
+            "verdict": self.sentence,
+            "evidence": self.evidence,
+            "fitted_on": self.fitted_on,
+            "maps": self.translation.about["maps"],
+            "queries": self.queries,
+            "gallery": self.gallery,
+            "chosen": self.chosen,
+            "measured": {name: row._asdict() for name, row in self.measured.items()},
+            "share": self.share,
+            "left_out": dict(self.left_out),
+        }
+
+
+@dataclass(frozen=True)
+class BridgeOptions:
+    """How a bridge is made.
+
+    ``held_out`` is the share of labelled items that judge and are not fitted. ``one_model`` is for those who will not
+    run the old model any longer: only the new one embeds queries.
+    """
+
+    kinds: tuple[str, ...] = tuple(KINDS)
+    sample: int = 8000  # items by both models, at most
+    held_out: float = 0.4
+    one_model: bool = False
+    rules: GateRules = field(default_factory=GateRules)
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise UnknownNameError("kind of map", kind, KINDS)
+        if not set(self.kinds) & set(FORWARD):
+            raise InputError(f"stored vectors are mapped by {' or '.join(FORWARD)}; got {', '.join(self.kinds)}")
+        if self.one_model and not set(self.kinds) & set(BACKWARD):
+            raise InputError(
+                f"with one model per query, queries are mapped by {' or '.join(BACKWARD)}; got {', '.join(self.kinds)}"
+            )
+        if self.sample < 20:
+            raise InputError(f"a sample is 20 items or more, got {self.sample}")
+        if not 0 < self.held_out <= 1:
+            raise InputError(f"the held-out share of labelled items lies between 0 and 1; got {self.held_out}")
+
+
+def bridge(
+    old: Side,
+    new: Side,
+    *,
+    labels: Labels | None = None,
+    relevant: Relevance | None = None,
+    images: str | Path | None = None,
+    options: BridgeOptions | None = None,
+    progress: bool = False,
+) -> Bridged:
+    """The best way to search vectors of the ``old`` model with the ``new`` one, judged on held-out evidence.
+
+    Both are matrices, row by row of the same item; addresses of vectors (``gallery.transfer.open_vectors``), paired by
+    ids; or models, which embed ``images`` (``sides.open_model``). ``labels`` are one per row, by id, or a CSV file of
+    id and label; otherwise those in payloads or of image folders. ``relevant`` are the ids that each query should
+    find, or a CSV file.
+    """
+    options = options or BridgeOptions()
+    reading: dict[str, Any] = {
+        "images": images,
+        "sample": options.sample,
+        "seed": options.rules.seed,
+        "progress": progress,
+    }
+    one, other = _named_apart(read_side(old, "old", **reading), read_side(new, "new", **reading))
+    known = read_labels(labels, one, other)
+    wanted = read_relevance(relevant)
+    common = common_rows(one, other)
+    if common is None:
+        found = _without_pairs(one, other, known, options)
+    else:
+        items = _both(one, other, common, known)
+        if labels is not None and not (items.classes >= 0).any():
+            raise InputError(
+                f"none of the {len(known):,} labels is for an item that both models embedded; ids there are such as "
+                f"{items.ids[0]!r}"
+            )
+        everything = len(items) == len(one.ids)
+        sampled = items.sample(options.sample, options.rules.seed)
+        found = _judged(sampled, wanted, everything, options, progress)
+    about = {
+        **found.to_json(),
+        "widths": [one.vectors.shape[1], other.vectors.shape[1]],
+        "confidence": options.rules.confidence,
+        "tolerance": options.rules.tolerance,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return replace(found, translation=replace(found.translation, about=about))
+
+
+def apply_translation(way: Translation, old: Side, new: Side, direction: str = "forward") -> tuple[list[str], Vectors]:
+    """Ids and vectors of the old side mapped ``forward``, or of the new one ``backward``; the other is not read."""
+    maps = {"forward": way.forward, "backward": way.backward}
+    if direction not in maps:
+        raise UnknownNameError("side", direction, maps)
+    part = maps[direction]
+    if part is None:
+        raise InputError(f"this translation has no map {direction}")
+    given = read_side(old, "old") if direction == "forward" else read_side(new, "new")
+    return given.ids, part(given.vectors)
+
+
+def _named_apart(one: Embedded, other: Embedded) -> tuple[Embedded, Embedded]:
+    """Two files may have one name."""
+    if one.name != other.name:
+        return one, other
+    return one._replace(name=f"old {one.name}"), other._replace(name=f"new {other.name}")
+
+
+# --- what is fitted, and what judges
+
+
+@dataclass(frozen=True, eq=False)
+class _Items:
+    """The same items by both models: unit rows ``old`` [N, a] and ``new`` [N, b], classes [N], -1 if unknown."""
+
+    names: tuple[str, str]
+    ids: list[str]
+    old: Vectors
+    new: Vectors
+    classes: Classes
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: Indices) -> _Items:
+        """Some of them."""
+        ids = [self.ids[row] for row in rows.tolist()]
+        return _Items(self.names, ids, self.old[rows], self.new[rows], self.classes[rows])
+
+    def sample(self, most: int, seed: int) -> _Items:
+        """All of them, or ``most``, drawn by the seed."""
+        if len(self) <= most:
+            return self
+        return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:most]))
+
+    def without(self, fitted: _Items) -> _Items:
+        """Without items that are among the fitted ones, recognised by their old vectors."""
+        if not len(self) or not len(fitted):
+            return self
+        closest = nearest(self.old, fitted.old)[0][:, 0]
+        cosines = np.einsum("ij,ij->i", self.old, fitted.old[closest], dtype=np.float64)
+        return self.take(np.flatnonzero(cosines < 1 - _SAME))
+
+    def searchable(self) -> _Items:
+        """Those of a class that has at least two."""
+        counts = np.bincount(self.classes + 1)
+        return self.take(np.flatnonzero((self.classes >= 0) & (counts[self.classes + 1] > 1)))
+
+    def pairs(self, seed: int) -> Pairs:
+        """From the old space to the new one; an item without a label is a group of its own."""
+        if len(np.unique(self.classes[self.classes >= 0])) < 2:
+            return Pairs.checked(self.old, self.new, seed=seed)
+        groups = np.where(self.classes >= 0, self.classes, -1 - np.arange(len(self)))
+        return Pairs.checked(self.old, self.new, groups=groups, seed=seed)
+
+
+def _both(one: Embedded, other: Embedded, common: tuple[Indices, Indices], known: Mapping[str, str]) -> _Items:
+    first, second = common
+    ids = [one.ids[row] for row in first.tolist()]
+    numbers = {label: number for number, label in enumerate(sorted(set(known.values())))}
+    classes = np.array([numbers[known[item]] if item in known else -1 for item in ids], np.int64)
+    return _Items((one.name, other.name), ids, one.vectors[first], other.vectors[second], classes)
+
+
+class _Trial(NamedTuple):
+    """Held-out items by both models, as queries and as gallery; rows of queries that choose, and that judge."""
+
+    evidence: Evidence
+    choosing: Indices
+    judging: Indices
+
+
+class _Division(NamedTuple):
+    """What to fit on, what to judge with (None: nothing can), and what kind of evidence that is."""
+
+    fitted: _Items
+    trial: _Trial | None
+    proof: Proof
+
+
+def _divided(items: _Items, wanted: Mapping[str, set[str]], options: BridgeOptions) -> _Division:
+    if wanted:
+        return _by_relevance(items, wanted, options)
+    rows = np.arange(len(items))
+    labelled = np.flatnonzero(items.classes >= 0)
+    pool = labelled if len(labelled) else rows
+    share = options.held_out if len(labelled) else min(options.held_out, 0.4)
+    shuffled = np.random.default_rng(options.rules.seed).permutation(pool)
+    held = np.sort(shuffled[: round(share * len(pool))])
+    fitted = items.take(np.setdiff1d(rows, held))
+    judged = items.take(held).without(fitted)
+    if len(labelled):
+        return _Division(fitted, _by_labels(judged.searchable(), options), "labels")
+    return _Division(fitted, _by_neighbours(judged, options), "old neighbours")
+
+
+def _by_labels(judged: _Items, options: BridgeOptions) -> _Trial | None:
+    """Half of each class is the gallery; right is an item of the query's class."""
+    if not len(judged):
+        return None
+    split = gallery_query_split(judged.classes, seed=options.rules.seed)
+    truth = judged.classes[split.queries]
+    measure = by_class(truth, judged.classes[split.gallery])
+    return _trial(judged, split.queries, split.gallery, measure, truth, options)
+
+
+def _by_neighbours(judged: _Items, options: BridgeOptions) -> _Trial | None:
+    """Half of the items are the gallery; measured is the share of the old model's nearest that is found again."""
+    queries = np.arange(0, len(judged), 2)
+    gallery = np.arange(1, len(judged), 2)
+    if len(gallery) < 2:
+        return None
+    k = min(NEIGHBOURS, len(gallery))
+    before = nearest(judged.old[queries], judged.old[gallery], k)[0]
+
+    def agree(scores: Floats, rows: Indices) -> NDArray[np.float64]:
+        found = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        same = (found[:, :, None] == before[rows][:, None, :]).any(axis=2)
+        return np.asarray(same.mean(axis=1))
+
+    return _trial(judged, queries, gallery, agree, np.zeros(len(queries), np.int64), options)
+
+
+def _by_relevance(items: _Items, wanted: Mapping[str, set[str]], options: BridgeOptions) -> _Division:
+    """Queries with known relevant items, those items, and a share of all others as the gallery they are found in."""
+    row_of = {item: row for row, item in enumerate(items.ids)}
+    right: dict[int, set[int]] = {}
+    for query, relevant in wanted.items():
+        rows = {row_of[item] for item in relevant if item in row_of}
+        if rows and query in row_of:
+            right[row_of[query]] = rows
+    if not right:
+        raise InputError(
+            f"none of the {len(wanted):,} queries and one of its relevant items have vectors by both models"
+        )
+    named = np.array(sorted(set().union(*right.values()) - right.keys()), np.int64)
+    others = np.setdiff1d(np.arange(len(items)), [*right, *named])
+    shuffled = np.random.default_rng(options.rules.seed).permutation(others)
+    more = shuffled[: round(options.held_out * len(others))] if options.held_out < 1 else others[:0]
+    gallery = np.sort(np.concatenate([named, more]))
+    if not len(gallery):
+        raise InputError("every relevant item is a query itself, so that nothing is left to search")
+    queries = np.array(sorted(query for query, rows in right.items() if rows & set(named.tolist())), np.int64)
+    is_right = np.array([np.isin(gallery, list(right[query])) for query in queries.tolist()])
+
+    def measure(scores: Floats, rows: Indices) -> NDArray[np.bool_]:
+        return np.asarray(is_right[rows, scores.argmax(axis=1)])
+
+    fitted = items.take(np.setdiff1d(others, more))
+    trial = _trial(items, queries, gallery, measure, np.zeros(len(queries), np.int64), options)
+    return _Division(fitted, trial, "relevance")
+
+
+def _trial(
+    items: _Items, queries: Indices, gallery: Indices, measure: Measure, classes: Classes, options: BridgeOptions
+) -> _Trial | None:
+    source, target = items.names
+    old = VersionFeatures(source, items.old[queries], items.old[gallery])
+    new = VersionFeatures(target, items.new[queries], items.new[gallery])
+    evidence = Evidence(old, new, measure)
+    if options.rules.weight is not None:  # nothing is chosen: all judge
+        rows = np.arange(len(queries))
+        return _Trial(evidence, rows[:0], rows)
+    choosing, judging = halves(classes, options.rules.seed)
+    return _Trial(evidence, choosing, judging) if len(judging) else None
+
+
+# --- fitting and choosing
+
+
+class _Ways(NamedTuple):
+    """Translations by all kinds of maps at the usual weight, the usual maps first, and why kinds are left out."""
+
+    ways: list[Translation]
+    left_out: dict[str, str]
+
+
+def _fitted_ways(names: tuple[str, str], pairs: Pairs, options: BridgeOptions, progress: bool) -> _Ways:
+    left_out = {kind: short for kind in options.kinds if (short := lacking_pairs(kind, len(pairs)))}
+    forward = [kind for kind in FORWARD if kind in options.kinds and kind not in left_out]
+    backward = [kind for kind in BACKWARD if kind in options.kinds and kind not in left_out]
+    if not forward or (options.one_model and not backward):
+        least = ", ".join(f"{kind} {KINDS[kind].least}" for kind in options.kinds)
+        raise InputError(
+            f"no map can be fitted on {plural(len(pairs), 'pair')}; needed are, by kind: {least}. Embed more items "
+            "with both models"
+        )
+    ahead: list[_Made] = []
+    back: list[_Made] = []
+    with progress_bar("fitting", len(forward) + len(backward), "maps", show=progress) as advance:
+        for kind in forward:
+            ahead.append(_Made(kind, fit_map(kind, pairs).map))
+            advance()
+        for kind in backward:
+            back.append(_Made(kind, fit_map(kind, pairs.reversed).map))
+            advance()
+    tried: list[_Made | None] = [*back] or [None]
+    ways = [_usual_way(names, there, here, options) for there in ahead for here in tried]
+    return _Ways(ways, left_out)
+
+
+class _Made(NamedTuple):
+    """A map and its kind."""
+
+    kind: str
+    map: Map
+
+
+def _usual_way(names: tuple[str, str], forward: _Made, backward: _Made | None, options: BridgeOptions) -> Translation:
+    """Two maps at the usual weight, or at the one that is given."""
+    weight = USUAL if options.rules.weight is None else options.rules.weight
+    return Translation(
+        *names,
+        forward=forward.map,
+        backward=None if backward is None else backward.map,
+        one=None if backward is None else weight,
+        two=None if options.one_model else weight,
+        about={"maps": {"forward": forward.kind, "backward": None if backward is None else backward.kind}},
+    )
+
+
+def _chosen(ways: Sequence[Translation], trial: _Trial, options: BridgeOptions) -> Translation:
+    """The best maps and weights; where two models may ask, their forward map is also that of one."""
+    usual = ways[0]
+    if options.rules.weight is not None:
+        return usual
+    if options.one_model:
+        return choose(ways, trial.evidence, trial.choosing, two=False)
+    ahead = [way for way in ways if way.backward is usual.backward]
+    both = choose(ahead, trial.evidence, trial.choosing, two=True)
+    if both.backward is None:
+        return both
+    same_forward = [way for way in ways if way.forward is both.forward]
+    alone = choose(same_forward, trial.evidence, trial.choosing, two=False)
+    return replace(alone, two=both.two)
+
+
+# --- the judgement
+
+
+def _judged(
+    items: _Items, wanted: Mapping[str, set[str]], everything: bool, options: BridgeOptions, progress: bool
+) -> Bridged:
+    """``everything``: all old items have a new vector, so that re-embedding all of them is possible."""
+    fitted, trial, proof = _divided(items, wanted, options)
+    if not len(fitted):
+        raise InputError(
+            "all items are held out to judge, so that none is left to fit on; hold out fewer",
+            NextStep("repeat", {"held_out": 0.4}),
+        )
+    ways, left_out = _fitted_ways(items.names, fitted.pairs(options.rules.seed), options, progress)
+    fitted_on = plural(len(fitted), "pair")
+    if trial is None:
+        source, target = items.names
+        return Bridged(
+            outcome="missing evidence",
+            sentence=f"Unproven: nothing shows what {target} finds among vectors of {source}. Two labelled items of "
+            "one class that were not fitted are the least to judge with",
+            evidence="none",
+            fitted_on=fitted_on,
+            translation=ways[0],
+            left_out=left_out,
+        )
+    if proof == "old neighbours":
+        return _agreeing(ways[0], trial, fitted_on, left_out, options)
+    way = _chosen(ways, trial, options)
+    outcomes = _outcomes(way, trial.evidence)
+    ranked = _by_preference(way, outcomes, trial)
+    confidence = options.rules.shared(len(ranked))
+    measured = {
+        name: _measured(name, way, hits, outcomes[OLD], trial, replace(options.rules, confidence=confidence))
+        for name, hits in outcomes.items()
+    }
+    outcome, chosen = _decided(ranked, measured)
+    found = Bridged(
+        outcome=outcome,
+        sentence="",
+        evidence=proof,
+        fitted_on=fitted_on,
+        translation=way.with_one_model() if chosen == ONE else way,
+        queries=len(trial.judging),
+        gallery=len(trial.evidence.old.gallery),
+        chosen=chosen,
+        measured=measured,
+        left_out=left_out,
+    )
+    sentence = _verdict_words(found, confidence, options.rules)
+    if everything and _much_better(outcomes[AGAIN], outcomes[chosen], trial, options.rules):
+        again = percent(measured[AGAIN].finds)
+        here = percent(measured[chosen].finds)
+        sentence = f"Re-embedding everything would find {again}; this finds {here} without it. {sentence}"
+    return replace(found, sentence=sentence)
+
+
+def _outcomes(way: Translation, evidence: Evidence) -> dict[str, NDArray[Any]]:
+    """How right each query is, [N], in every way to search."""
+    rows = np.arange(len(evidence.new.queries))
+    found = {OLD: evidence.before()}
+    with_old = evidence.by_weight(way, "two", [1.0, *([] if way.two is None else [way.two])], rows)
+    found[AHEAD] = with_old[1.0]
+    if way.one is not None:
+        alone = evidence.by_weight(way, "one", [0.0, way.one], rows)
+        found[BACK] = alone[0.0]
+        found[ONE] = alone[way.one]
+    if way.two is not None:
+        found[TWO] = with_old[way.two]
+    found[AGAIN] = evidence.reembedded()
+    return found
+
+
+def _by_preference(way: Translation, outcomes: Mapping[str, NDArray[Any]], trial: _Trial) -> list[str]:
+    """The ways to search that are judged, the better first, by the queries that choose.
+
+    Two models per query come first if they gain more than their standard error: one model costs less. With weight 0
+    two models are the old model's own queries, and there is nothing to judge.
+    """
+    names = [name for name, weight in ((ONE, way.one), (TWO, way.two or None)) if weight is not None]
+    if len(names) < 2 or not len(trial.choosing):
+        return names[::-1]
+    gained = gain(outcomes[TWO][trial.choosing], outcomes[ONE][trial.choosing])
+    return [TWO, ONE] if gained > 0 else [ONE, TWO]
+
+
+def _decided(ranked: Sequence[str], measured: Mapping[str, Measured]) -> tuple[Outcome, str]:
+    """The outcome, and the way to search that it is about: the best that passes, else the best that may."""
+    passing = [name for name in ranked if measured[name].verdict == "compatible"]
+    if passing:
+        return "pass", passing[0]
+    undecided = [name for name in ranked if measured[name].verdict == "not decided"]
+    if undecided:
+        return "missing evidence", undecided[0]
+    return "refuse", ranked[0] if ranked else TWO
+
+
+def _measured(
+    name: str, way: Translation, hits: NDArray[Any], before: NDArray[Any], trial: _Trial, rules: GateRules
+) -> Measured:
+    after = hits[trial.judging]
+    own = before[trial.judging]
+    weights = {AHEAD: 1.0, BACK: 0.0, ONE: way.one, TWO: way.two}
+    judged = judged_difference(after, own, rules.confidence, rules)
+    return Measured(
+        finds=float(after.mean()),
+        difference=judged.mean,
+        low=0.0 if name == OLD else judged.low,
+        high=0.0 if name == OLD else judged.high,
+        verdict="the one to beat" if name == OLD else judged.verdict,
+        lost=int(np.count_nonzero(own & ~after)),
+        won=int(np.count_nonzero(after & ~own)),
+        models=2 if name == TWO else 1,
+        weight=weights.get(name),
+    )
+
+
+def _much_better(again: NDArray[Any], after: NDArray[Any], trial: _Trial, rules: GateRules) -> bool:
+    judged = judged_difference(again[trial.judging], after[trial.judging], rules.confidence, rules)
+    return judged.mean >= MUCH and judged.low > 0
+
+
+def _verdict_words(found: Bridged, confidence: float, rules: GateRules) -> str:
+    best = found.best
+    assert best is not None
+    assert best.difference is not None
+    old = found.translation.source
+    own = found.measured[OLD].finds
+    if best.models == 2 and not best.weight:
+        return (
+            f"Keep the old model: no way to search with {found.translation.target} was better than its own queries, "
+            f"which find {percent(own)}"
+        )
+    figures = (
+        f"{found.chosen} per query, w {best.weight:g}, finds {percent(best.finds)} of {found.queries:,} held-out "
+        f"queries, {old} itself {percent(own)}: {points(best.difference)} points, with {100 * confidence:g} % "
+        f"confidence between {points(best.low)} and {points(best.high)}"
+    )
+    if found.outcome == "pass":
+        return f"Use it: {figures}{_gain_words(found)}"
+    if found.outcome == "refuse":
+        return f"Keep the old model: {figures}"
+    judged = Difference(best.difference, best.low, best.high, "not decided", best.lost + best.won)
+    needed = needed_queries(judged, found.queries, confidence, rules.tolerance)
+    more = "More of the same queries would not show a gain"
+    if needed is not None:
+        half = "" if rules.weight is not None else ": half of all queries judge"
+        more = f"If it stays like this, about {needed:,} judging queries would decide{half}"
+    return f"Keep the old model for now: {figures}. {more}"
+
+
+def _gain_words(found: Bridged) -> str:
+    """How much of the whole gain is had."""
+    best = found.best
+    again = found.measured[AGAIN].difference
+    assert best is not None
+    if best.difference is None or again is None or best.difference <= 0:
+        return ""
+    if found.share is None or found.share >= 1:
+        return f". Re-embedding everything would not gain more: {points(again)} points"
+    return f". It gains {in_points(best.difference)} of {in_points(again)} points, {100 * found.share:.0f} %"
+
+
+def _agreeing(
+    way: Translation, trial: _Trial, fitted_on: str, left_out: Mapping[str, str], options: BridgeOptions
+) -> Bridged:
+    """Without labels: how many of the old model's nearest each way finds again. Nothing is chosen by that."""
+    rules = options.rules
+    rows = np.concatenate([trial.choosing, trial.judging])
+    outcomes = _outcomes(way, trial.evidence)
+    measured = {}
+    for name in (AHEAD, BACK, ONE, TWO):
+        if name not in outcomes:
+            continue
+        share = outcomes[name][rows]
+        found = paired_bootstrap(share, np.zeros(len(share)), confidence=rules.confidence, seed=rules.seed)
+        weights = {AHEAD: 1.0, BACK: 0.0, ONE: way.one, TWO: way.two}
+        measured[name] = Measured(
+            finds=found.mean,
+            difference=None,
+            low=found.low,
+            high=found.high,
+            verdict="unproven",
+            lost=0,
+            won=0,
+            models=2 if name == TWO else 1,
+            weight=weights[name],
+        )
+    told = [f"{percent(measured[name].finds)} ({name})" for name in (ONE, TWO) if name in measured]
+    k = min(NEIGHBOURS, len(trial.evidence.old.gallery))
+    return Bridged(
+        outcome="missing evidence",
+        sentence=f"Unproven: there are no labels. Of the {k} nearest that {way.source} finds, {' or '.join(told)} are "
+        "found again. That shows how much would change, not whether it is better. Labels, or known relevant items, "
+        "would decide",
+        evidence="old neighbours",
+        fitted_on=fitted_on,
+        translation=way,
+        queries=len(rows),
+        gallery=len(trial.evidence.old.gallery),
+        measured=measured,
+        left_out=left_out,
+    )
+
+
+# --- sets without a common item
+
+
+def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], options: BridgeOptions) -> Bridged:
+    """Rotations by pseudo-pairs: by class centres where both sides have labels, else by the vectors alone."""
+    seed = options.rules.seed
+    rng = np.random.default_rng(seed)
+    old, old_labels = _drawn(one, known, options.sample, rng)
+    new, new_labels = _drawn(other, known, options.sample, rng)
+    if old_labels.astype(bool).any() and new_labels.astype(bool).any():
+        first = old_labels != ""
+        second = new_labels != ""
+        found = pseudo_pairs(old[first], new[second], old_labels[first], new_labels[second], seed=seed)
+    else:
+        found = pseudo_pairs(old, new, seed=seed)
+    forward = _Made("rotation", fit_map("rotation", found.pairs).map)
+    backward = _Made("rotation", fit_map("rotation", found.pairs.reversed).map)
+    fitted_on = f"{len(found.pairs):,} pseudo-pairs from {found.anchors}"
+    return Bridged(
+        outcome="missing evidence",
+        sentence="Unproven: no item has vectors by both models, so nothing shows whether this works. Rotations were "
+        f"fitted on {fitted_on}. Keep the old model until labelled items embedded by both models have judged it",
+        evidence="none",
+        fitted_on=fitted_on,
+        translation=_usual_way((one.name, other.name), forward, backward, options),
+    )
+
+
+def _drawn(
+    side: Embedded, known: Mapping[str, str], sample: int, rng: np.random.Generator
+) -> tuple[Vectors, NDArray[np.str_]]:
+    """Some vectors of a side, and their labels, empty where unknown."""
+    rows = np.sort(rng.permutation(len(side.ids))[:sample])
+    ids = [side.ids[row] for row in rows.tolist()]
+    labels = [side.labels.get(item) or known.get(item, "") for item in ids]
+    return side.vectors[rows], np.array(labels, str)

@@ -1,0 +1,534 @@
+"""Pairs: vectors that two versions made of the same items, which a translation is fitted on and judged with.
+
+They come from images that both models embed: those of a training, those of a folder without labels, or those of items
+in the gallery, whose old vectors are stored already. They may come from a file. Where no image is left, the class means
+of labelled vectors are paired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.data.image_set import ImageSet
+from fixstar.data.pixels import Augmentation
+from fixstar.errors import DataError, InputError, NextStep, plural
+from fixstar.evaluation import VersionFeatures, gallery_query_split, nearest
+from fixstar.gallery import Gallery, Item
+from fixstar.geometry import short_basis, unit
+from fixstar.models import Encoder, FrozenEncoder
+from fixstar.progress import progress_bar
+from fixstar.translation import Evidence, Pairs, Translation, by_class, translated
+from fixstar.translation.calibrate import standardised
+from fixstar.translation.fit import as_labels, fit_translations
+from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
+from fixstar.workspace.translations import SCALE, TARGET_SCALE, home_of, sharing_space
+
+if TYPE_CHECKING:
+    from fixstar.workspace.search import Serving
+
+Vectors = NDArray[np.float32]
+
+SAMPLE = 8000  # items by both models, at most
+HELD_OUT = 0.4  # of the items of a version without a model: they judge and are never fitted
+VIEWS = 3  # augmented views of each training image beside the image itself
+LEAST_CLASSES = 10  # whose means are paired
+_EMBED_BATCH = 256
+_SAME = 1e-6  # below 1: the cosine of two equal vectors, up to rounding
+_ROUNDING = 0.01  # of a unit vector: how far a full feature, even in half precision, may lie outside its version's span
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Items by both versions, ``old`` [N, a] and ``new`` [N, b], with the label of each, None if unknown."""
+
+    old: Vectors
+    new: Vectors
+    labels: Sequence[str | None]
+    weights: NDArray[np.float64] | None = None
+    origin: str = ""
+
+    def __len__(self) -> int:
+        return len(self.old)
+
+    def take(self, rows: NDArray[Any]) -> Sample:
+        """Some of them."""
+        weights = None if self.weights is None else self.weights[rows]
+        labels = [self.labels[row] for row in rows.tolist()]
+        return replace(self, old=self.old[rows], new=self.new[rows], labels=labels, weights=weights)
+
+    def coded(self) -> NDArray[np.int64]:
+        """The number of each item's class, -1 if unknown."""
+        classes = sorted({label for label in self.labels if label is not None})
+        number: dict[str | None, int] = {name: place for place, name in enumerate(classes)}
+        return np.array([number.get(label, -1) for label in self.labels], np.int64)
+
+    def pairs(self, seed: int = 0) -> Pairs:
+        """To fit on; classes stay together if all are known."""
+        codes = self.coded()
+        groups = codes if len(codes) and (codes >= 0).all() and len(np.unique(codes)) > 1 else None
+        return Pairs.checked(self.old, self.new, weights=self.weights, groups=groups, seed=seed)
+
+    def searchable(self) -> Sample:
+        """Those of a class that has at least two."""
+        codes = self.coded()
+        counts = np.bincount(codes + 1)
+        return self.take(np.flatnonzero((codes >= 0) & (counts[codes + 1] > 1)))
+
+    def without(self, fitted: Sample) -> Sample:
+        """Without items that are among the fitted ones, recognised by their old vectors."""
+        if not len(self) or not len(fitted):
+            return self
+        closest = nearest(self.old, fitted.old)[0][:, 0]
+        cosines = np.einsum("ij,ij->i", self.old, fitted.old[closest], dtype=np.float64)
+        return self.take(np.flatnonzero(cosines < 1 - _SAME))
+
+    def divided(self, held_out: float, seed: int) -> tuple[Sample, Sample]:
+        """What to fit on, and a share to judge with; an item that occurs twice is on one side only."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        out = round(held_out * len(self))
+        fitted = self.take(np.sort(order[out:]))
+        return fitted, self.take(np.sort(order[:out])).without(fitted)
+
+    def evidence(self, source: str, target: str, seed: int) -> Evidence:
+        """Half of each class as gallery and half as queries; of items with a label."""
+        codes = self.coded()
+        split = gallery_query_split(codes, seed=seed)
+        old = VersionFeatures(source, self.old[split.queries], self.old[split.gallery])
+        new = VersionFeatures(target, self.new[split.queries], self.new[split.gallery])
+        return Evidence(old, new, by_class(codes[split.queries], codes[split.gallery]))
+
+
+def together(samples: Sequence[Sample]) -> Sample:
+    """Several samples as one; those without items are left out."""
+    kept = [sample for sample in samples if len(sample)]
+    if len(kept) < 2:
+        return kept[0] if kept else samples[0]
+    labels = [label for sample in kept for label in sample.labels]
+    origin = ", ".join(sample.origin for sample in kept)
+    old = np.concatenate([sample.old for sample in kept])
+    new = np.concatenate([sample.new for sample in kept])
+    return Sample(old, new, labels, origin=origin)
+
+
+# --- from images that both models embed
+
+
+def from_images(
+    old: Encoder,
+    new: Encoder,
+    images: ImageSet,
+    *,
+    origin: str,
+    augmentation: Augmentation | None = None,
+    most: int = SAMPLE,
+    seed: int = 0,
+    progress: bool = False,
+) -> Sample:
+    """Images as both models embed them, at most ``most``; with an augmentation, ``VIEWS`` more views of each.
+
+    Both models see the same views. A model's vectors of views differ as those of other photos do, so a map that is
+    fitted on views holds better on images that neither model was trained on.
+    """
+    if len(images) > most:
+        chosen = np.random.default_rng(seed).permutation(len(images))[:most]
+        images = images.take(np.sort(chosen))
+    loaded = images.load(new.preprocessing, "skip").images
+    pixels = np.stack([np.asarray(image) for image in loaded.images])
+    shown = [pixels]
+    if augmentation is not None:
+        rng = np.random.default_rng(seed)
+        shown += [augmented(pixels, augmentation, rng) for _ in range(VIEWS)]
+    known = len(loaded.classes) > 1
+    names = [loaded.classes[label] if known else None for label in loaded.labels.tolist()]
+    parts = []
+    first = FrozenEncoder(old)
+    second = FrozenEncoder(new)
+    with progress_bar("embedding with both models", len(shown) * len(pixels), "images", show=progress) as advance:
+        for view in shown:
+            parts.append(Sample(first.encode(view, form="short"), second.encode(view, form="short"), names))
+            advance(len(view))
+    found = together(parts)
+    kept = np.flatnonzero(np.isfinite(found.old).all(axis=1) & np.isfinite(found.new).all(axis=1))
+    return replace(found.take(kept), origin=origin)
+
+
+def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """One view of each image [N, H, W, C]: a random crop of the padded image, flipped or not, as in training."""
+    count, height, width, _ = pixels.shape
+    pad = augmentation.crop_padding
+    edges = ((0, 0), (pad, pad), (pad, pad), (0, 0))
+    padded: NDArray[Any] = np.pad(pixels, edges, constant_values=augmentation.fill)
+    tops: list[int] = rng.integers(0, 2 * pad + 1, (count,)).tolist()
+    lefts: list[int] = rng.integers(0, 2 * pad + 1, (count,)).tolist()
+    flipped: list[bool] = (rng.random((count,)) < 0.5).tolist()
+    out = np.empty(pixels.shape, np.uint8)
+    for row in range(count):
+        top = tops[row]
+        left = lefts[row]
+        view = padded[row, top : top + height, left : left + width]
+        out[row] = view[:, ::-1] if augmentation.flip and flipped[row] else view
+    return out
+
+
+def unlabelled_images(path: Path) -> ImageSet:
+    """All images below a folder, whatever its subfolders mean: only their pixels count."""
+    from fixstar.data.formats import list_images
+
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder; give a folder of images for both models to embed")
+    images, _ = list_images(path)
+    if not images:
+        raise DataError(f"{path} holds no images")
+    return ImageSet(tuple(images), np.zeros(len(images), np.int64), ("unlabelled",), path.name)
+
+
+# --- from items of the gallery
+
+
+def from_gallery(
+    serving: Serving,
+    source: str,
+    target: str,
+    *,
+    judging: bool | None = None,
+    most: int = SAMPLE,
+    seed: int = 0,
+    progress: bool = False,
+) -> tuple[Sample, int]:
+    """Random items of a version whose images are here, as ``target`` embeds them, and how many there are.
+
+    ``judging`` takes the labelled ones among those that judge, or all that are fitted; None takes all of both.
+    """
+    find = ImageStore(serving.path).find
+
+    def wanted(item: Item) -> bool:
+        if judging is not None and judges(item.id) != judging:
+            return False
+        if judging and label_of(item) is None:
+            return False
+        return find(item) is not None
+
+    items, of = _draw(serving.gallery, source, wanted, most, seed)
+    embedder = LocalEmbedder(serving.encoder(target))
+    made = [np.empty((0, serving.gallery.space(target).width), np.float32)]
+    with progress_bar(f"embedding with {target}", len(items), "items", show=progress and bool(items)) as advance:
+        for start in range(0, len(items), _EMBED_BATCH):
+            paths = [find(item) or Path("gone") for item in items[start : start + _EMBED_BATCH]]
+            made.append(embedder.one(paths).vectors)
+            advance(len(paths))
+    old = _stacked(items, serving.gallery.space(source).width)
+    labels = [label_of(item) for item in items]
+    found = Sample(old, np.concatenate(made), labels, origin=f"{plural(len(items), 'item')} of the gallery")
+    return found.take(np.flatnonzero(~np.isnan(found.new).any(axis=1))), of
+
+
+def judges(item: str) -> bool:
+    """Whether an item is one of those that judge translations and are never fitted; its id decides, for ever."""
+    drawn = int.from_bytes(hashlib.blake2b(item.encode(), digest_size=8).digest(), "big") / 2**64
+    return drawn < HELD_OUT
+
+
+def by_class_means(serving: Serving, source: str, target: str, *, most: int = SAMPLE, seed: int = 0) -> Sample:
+    """Weighted class means of two gallery versions that have no image in common, by the labels of their items."""
+    from fixstar.translation.unpaired import paired_by_class
+
+    sides = []
+    for name in (source, target):
+        items, _ = _draw(serving.gallery, name, lambda item: label_of(item) is not None, most, seed)
+        sides.append((_stacked(items, serving.gallery.space(name).width), [str(label_of(item)) for item in items]))
+    (old, old_labels), (new, new_labels) = sides
+    shared = set(old_labels) & set(new_labels)
+    if len(shared) < LEAST_CLASSES:
+        raise InputError(
+            f"no image of {source}'s items can be found, and the labelled items of {source} and {target} share "
+            f"{plural(len(shared), 'class')} of at least {LEAST_CLASSES}. Give images for both models to embed, or a "
+            "file of pairs",
+            NextStep("check", {"version": target, "images": ...}, "images without labels, for both models to embed"),
+            NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz"),
+        )
+    means = paired_by_class(old, old_labels, new, new_labels)
+    origin = f"the means of {plural(len(means), 'class')}: no image of {source}'s items can be found"
+    first = np.asarray(means.X, np.float32)
+    second = np.asarray(means.Y, np.float32)
+    return Sample(first, second, [None] * len(means), means.weights, origin)
+
+
+def _draw(
+    gallery: Gallery, version: str, wanted: Callable[[Item], bool], most: int, seed: int
+) -> tuple[list[Item], int]:
+    """Up to ``most`` of the wanted items, each equally likely (reservoir sampling), and how many there are."""
+    rng = np.random.default_rng(seed)
+    kept: list[Item] = []
+    seen = 0
+    for item in gallery.iterate(version):
+        if not wanted(item):
+            continue
+        seen += 1
+        if len(kept) < most:
+            kept.append(item)
+            continue
+        place = int(rng.integers(seen))
+        if place < most:
+            kept[place] = item
+    return kept, seen
+
+
+def label_of(item: Item) -> str | None:
+    """The label in an item's payload, if there is one."""
+    return known_label(item.payload.get(LABEL))
+
+
+def known_label(label: object) -> str | None:
+    """A label as text; an empty cell of a table or an array is not a class."""
+    unknown = label is None or label in ("", b"") or (isinstance(label, float) and math.isnan(label))
+    return None if unknown else str(label)
+
+
+def _stacked(items: Sequence[Item], width: int) -> Vectors:
+    return np.stack([item.vector for item in items]) if items else np.empty((0, width), np.float32)
+
+
+# --- from a file
+
+
+def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
+    """Arrays ``old``, ``new`` (stored or full vectors of the same items) and maybe ``labels`` of FILE.npz."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; pairs are FILE.npz with arrays old and new")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as FILE.npz: {error}") from error
+    missing = {"old", "new"} - set(arrays)
+    if missing:
+        there = ", ".join(arrays) or "none"
+        raise DataError(f"{path} lacks {' and '.join(sorted(missing))}; it needs arrays old and new, and has: {there}")
+    old = _as_stored(unit_rows(arrays["old"], "old", path), f"{path}: old", gallery, source)
+    new = _as_stored(unit_rows(arrays["new"], "new", path), f"{path}: new", gallery, target)
+    labels: list[str | None] = [None] * len(old)
+    if "labels" in arrays:
+        labels = [known_label(label) for label in as_labels(arrays["labels"]).tolist()]
+    if not len(old) == len(new) == len(labels):
+        raise DataError(f"{path}: {len(old)} rows of old, {len(new)} of new, {len(labels)} labels; row i is one item")
+    return Sample(old, new, labels, origin=f"{plural(len(old), 'pair')} of {path.name}")
+
+
+def unit_rows(array: NDArray[Any], name: str, where: str | Path) -> Vectors:
+    """A matrix of unit vectors; other lengths are divided out, as an import does."""
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
+        raise DataError(f"{where}: {name} is a matrix [items, components] of numbers; got {array.dtype} {array.shape}")
+    lengths = np.linalg.norm(array.astype(np.float64), axis=1)
+    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+    if bad.size:
+        raise DataError(f"{where}: row {bad[0]} of {name} is zero, NaN or infinite; leave that item out of both")
+    rows: Vectors = (array / lengths[:, None]).astype(np.float32)
+    return rows
+
+
+def _as_stored(rows: Vectors, where: str, gallery: Gallery, version: str) -> Vectors:
+    """Unit vectors as the gallery stores them. A full feature is z = Q u, u its short form, so u = Q^T z exactly."""
+    width = gallery.space(version).width
+    seen = rows.shape[1]
+    if seen == width:
+        return rows
+    Q = short_basis(gallery.projection(version))  # [full width, width]
+    if Q is None or seen != len(Q):
+        full = "" if Q is None else f" in the short form (encode(images, form='short')) and {len(Q)} in full"
+        raise DataError(f"{where} has {seen} components, vectors of {version} have {width}{full}")
+    short = rows.astype(np.float64) @ Q
+    outside = np.linalg.norm(rows - short @ Q.T, axis=1)
+    far = np.flatnonzero(outside > _ROUNDING)
+    if far.size:
+        raise DataError(
+            f"{where} has {seen} components like full features of {version}, but row {far[0]} is not one: "
+            f"{outside[far[0]]:.2f} of its length lies where {version} has no features. Make them with {version}"
+        )
+    found: Vectors = unit(short).astype(np.float32)
+    return found
+
+
+# --- the scale of a translation's scores
+
+
+def with_scales(way: Translation, old: VersionFeatures, new: VersionFeatures) -> Translation:
+    """The translation with what standardises its scores, and those among the target's own vectors; no labels needed."""
+    own = replace(new, queries=unit(np.asarray(new.queries, np.float32)))
+    about = {
+        **way.about,
+        SCALE: list(standardised(translated(way, old, new))),
+        TARGET_SCALE: list(standardised(own)),
+    }
+    return replace(way, about=about)
+
+
+# --- what a check fits and judges with
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """A version whose vectors the candidate would search.
+
+    ``ways`` are the translations to choose among, the usual one first. Without its model here, ``sample`` are labelled
+    items of the gallery by both versions, which were not fitted. ``lacking`` says why something is missing, and
+    ``next_steps`` what can be done about it.
+    """
+
+    name: str
+    ways: tuple[Translation, ...] = ()
+    has_model: bool = True
+    sample: Sample | None = None
+    lacking: str = ""
+    next_steps: tuple[NextStep, ...] = ()
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the candidate's own queries reach these vectors at all."""
+        return any(way.shared or way.forward is not None for way in self.ways)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is anything to choose."""
+        return len(self.ways) > 1 or any(way.forward is not None for way in self.ways)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What translations are fitted on beside what a workspace finds by itself.
+
+    ``images`` are embedded by both models; labels are not needed. ``pairs`` is FILE.npz with vectors by both models.
+    ``refit`` fits again where a translation was fitted before.
+    """
+
+    images: ImageSet | None = None
+    pairs: Path | None = None
+    sample: int = SAMPLE
+    seed: int = 0
+    refit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sample < 20:
+            raise InputError(f"a sample is 20 items or more, got {self.sample}")
+
+    @property
+    def asks(self) -> bool:
+        """Whether something was given to fit on."""
+        return self.refit or self.images is not None or self.pairs is not None
+
+
+def fit(
+    serving: Serving, source: str, target: str, options: FitOptions | None = None, progress: bool = False
+) -> list[Translation]:
+    """Fit translations from one version to another on all pairs that can be had, and keep them."""
+    options = options or FitOptions()
+    samples = list(_samples(serving, source, target, options, progress))
+    if not samples:
+        samples = [by_class_means(serving, source, target, most=options.sample, seed=options.seed)]
+    return keep_fitted(serving, together(samples), source, target, options.seed)
+
+
+def _samples(serving: Serving, source: str, target: str, options: FitOptions, progress: bool) -> Iterator[Sample]:
+    """Pairs from a file, from images for both models, and from items of the gallery; only those with items."""
+    has_model = source in serving.registry.names()
+    if options.pairs is not None:
+        yield from_file(options.pairs, serving.gallery, source, target)
+    if options.images is not None:
+        if not has_model:
+            raise InputError(
+                f"the model of {source} is not here, so it cannot embed images; pass vectors by both models instead",
+                NextStep("check", {"version": target, "pairs": ...}, "FILE.npz with arrays old and new"),
+            )
+        yield from_images(
+            serving.encoder(source),
+            serving.encoder(target),
+            options.images,
+            origin=f"{plural(min(len(options.images), options.sample), 'image')} of {options.images.name}",
+            most=options.sample,
+            seed=options.seed,
+            progress=progress,
+        )
+    judging = None if has_model else False
+    drawn, _ = from_gallery(
+        serving, source, target, judging=judging, most=options.sample, seed=options.seed, progress=progress
+    )
+    if len(drawn):
+        yield drawn
+
+
+def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed: int = 0) -> list[Translation]:
+    """Fit translations on a sample, and keep them in the workspace; the preferred one first."""
+    spaces = serving.gallery.versions()
+    shared = source in sharing_space(serving.registry, target, spaces)
+    pairs = sample.pairs(seed)
+    device = "cuda" if serving.device.startswith("cuda") else "cpu"
+    has_model = source in serving.registry.names()
+    found = fit_translations(pairs, source, target, shared=shared, old_model=has_model, device=device)
+    token = uuid.uuid4().hex[:12]
+    old = VersionFeatures(source, sample.old, sample.old, serving.gallery.projection(source))
+    new = VersionFeatures(target, sample.new, sample.new, serving.gallery.projection(target))
+    kept = []
+    for way in found:
+        scaled = with_scales(way, old, new)
+        whole = replace(scaled, about={**scaled.about, "fit": token, "fitted_on": sample.origin})
+        serving.translations.keep(whole)
+        kept.append(whole)
+    return kept
+
+
+def searched_versions(
+    serving: Serving, version: str, options: FitOptions | None = None, progress: bool = False
+) -> list[Searched]:
+    """The versions whose vectors a version would search, with the ways to do so; those that are missing are fitted."""
+    options = options or FitOptions()
+    serving.encoder(version)  # makes room for its vectors
+    known = {*serving.registry.names(), *serving.registry.retired()}
+    homes = {name: home_of(name, known) or name for name in serving.live()}
+    shared = sharing_space(serving.registry, version, serving.gallery.versions())
+    found = []
+    for name in dict.fromkeys(homes.values()):
+        if name == version:
+            continue
+        held = any(one in shared for one, home in homes.items() if home == name)
+        found.append(_searched(serving, name, version, options, held, progress))
+    return found
+
+
+def _searched(
+    serving: Serving, source: str, version: str, options: FitOptions, shared: bool, progress: bool
+) -> Searched:
+    has_model = source in serving.registry.names()
+    if has_model:
+        serving.encoder(source)  # makes room for its vectors
+    ways = serving.translations.fitted(source, version)
+    lacking = ""
+    steps: tuple[NextStep, ...] = ()
+    if options.asks or (not ways and not shared):
+        try:
+            ways = fit(serving, source, version, options, progress)
+        except InputError as error:
+            if options.asks:
+                raise
+            lacking = str(error)
+            steps = error.next_steps
+    usual: list[Translation] = []
+    if shared:
+        usual = [Translation.between_shared(source, version)]
+    elif not ways and has_model:
+        usual = [Translation.by_old_queries(source, version)]
+    sample = None
+    if not has_model and ways:
+        drawn, _ = from_gallery(
+            serving, source, version, judging=True, most=options.sample, seed=options.seed, progress=progress
+        )
+        judging = drawn.searchable()
+        sample = judging if len(judging) else None
+    return Searched(source, (*usual, *ways), has_model=has_model, sample=sample, lacking=lacking, next_steps=steps)

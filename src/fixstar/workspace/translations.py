@@ -1,0 +1,322 @@
+"""How do queries of a version search what every other version stored? Gate, search, backfill, status and page ask here.
+
+translations/v1-v2-1.npz, ...    translations that were fitted or chosen; never rewritten
+
+For each version with vectors there is one answer, the first of these that exists:
+
+    the same space       the version itself; NAME@v1, vectors that v1's model made elsewhere, for v1
+    deployed             the translation that the deployment names
+    checked              the one that the version's last check chose
+    fitted               the newest that was fitted between the two, in this direction or the other one
+    a shared space       versions trained here that were held to one space, or said to be compatible
+    through others       translations in a row, from version to version
+    old queries          the other version's own queries, as long as its model is here
+
+A version without any answer is left out of a search, and the result says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from fixstar.durable import exclusive, file_stamp
+from fixstar.errors import InputError
+from fixstar.gallery import Gallery, VersionSpace
+from fixstar.translation import Calibration, Translation, load_translation, save_translation
+from fixstar.workspace.checks import LastChecks
+from fixstar.workspace.deployment import Move, Rollout
+from fixstar.workspace.registry import Card, Registry, lineage
+
+FOLDER = "translations"
+OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with
+OWN_SPACE = "own_space"  # of a card's ``about``: trained freely, so its parent's space is not its own
+CHOSEN = "chosen"  # of a translation's ``about``: by a check, from those that were fitted
+SCALE = "scale"  # of a translation's ``about``: slope and offset that standardise its scores
+TARGET_SCALE = "target_scale"  # those of the target's queries among its own vectors
+
+_WAIT = 10.0  # seconds for another process that writes here
+_LONGEST = 4  # translations in a row, at most
+
+
+class Scales(NamedTuple):
+    """What makes scores of several versions comparable, by version; ``calibrated`` if they are probabilities."""
+
+    by_version: Mapping[str, Calibration]
+    calibrated: bool = False
+
+
+class _Known(NamedTuple):
+    """What the answers for a version depend on, and the answers."""
+
+    seen: tuple[object, ...]
+    ways: dict[str, Translation]
+
+
+class Translations:
+    """The answers for one workspace, kept while nothing they depend on changes. Threads and processes may share it."""
+
+    def __init__(self, registry: Registry, rollout: Rollout, gallery: Gallery) -> None:
+        self._registry = registry
+        self._rollout = rollout
+        self._gallery = gallery
+        self._checks = LastChecks(registry.path)
+        self._directory = registry.path / FOLDER
+        self._loaded: dict[str, Translation] = {}
+        self._known: dict[str, _Known] = {}
+
+    # --- the question
+
+    def of(self, version: str) -> Mapping[str, Translation]:
+        """How queries of a version search the vectors of each gallery version, itself included; some may be missing.
+
+        The source of a translation is the version whose space the vectors lie in: v1 for those called NAME@v1.
+        """
+        spaces = tuple(self._gallery.versions())
+        move = self._rollout.current_move()
+        check = self._checks.of(version)
+        deployed = move if move.version == version else None
+        folders = (self._directory, self._registry.path / "versions", self._registry.path / "retired")
+        seen = (spaces, deployed, check, *map(file_stamp, folders))
+        known = self._known.get(version)
+        if known is None or known.seen != seen:
+            known = _Known(seen, self._answers(version, spaces, deployed))
+            self._known[version] = known
+        return known.ways
+
+    def _answers(self, version: str, spaces: Sequence[VersionSpace], deployed: Move | None) -> dict[str, Translation]:
+        check = self._checks.of(version)
+        chosen = {} if check is None else check.translations
+        named = {**chosen, **(deployed.translations if deployed is not None else {})}
+        shared = sharing_space(self._registry, version, spaces)
+        homes = {*self._registry.names(), *self._registry.retired()}
+        found = {}
+        for space in spaces:
+            home = home_of(space.name, homes) or space.name
+            way = self._answer(home, version, named, shared=space.name in shared)
+            if way is not None:
+                found[space.name] = way
+        return found
+
+    def _answer(self, source: str, version: str, named: Mapping[str, str], shared: bool) -> Translation | None:
+        if source == version:
+            return Translation.between_shared(source, version)
+        if source in named:
+            return self.load(named[source])
+        newest = next(iter(self.fitted(source, version)), None)
+        if newest is not None:
+            return newest
+        back = next(iter(self.fitted(version, source)), None)
+        if back is not None:
+            return back.reversed
+        if shared:
+            return Translation.between_shared(source, version)
+        through = self._through_others(source, version)
+        if through is not None:
+            return through
+        if source in self._registry.names():
+            return Translation.by_old_queries(source, version)
+        return None
+
+    def _through_others(self, source: str, version: str) -> Translation | None:
+        """The shortest row of fitted translations from one version to another; None without any."""
+        known = sorted({*self._pairs(), *((target, origin) for origin, target in self._pairs())})
+        rows: list[list[str]] = [[source]]
+        reached = {source}
+        while rows and len(rows[0]) <= _LONGEST:
+            row = rows.pop(0)
+            for origin, target in known:
+                if origin != row[-1] or target in reached:
+                    continue
+                if target == version:
+                    return self._composed([*row, target])
+                reached.add(target)
+                rows.append([*row, target])
+        return None
+
+    def _composed(self, row: Sequence[str]) -> Translation | None:
+        way: Translation | None = None
+        for origin, target in pairwise(row):
+            step = next(iter(self.fitted(origin, target)), None)
+            if step is None:
+                step = next(iter(self.fitted(target, origin))).reversed
+            try:
+                way = step if way is None else way.then(step)
+            except InputError:  # a map is missing
+                return None
+        return way
+
+    # --- one scale
+
+    def scales(self, version: str, searched: Sequence[str]) -> Scales:
+        """What ranks the vectors of several versions together: by calibrations if there are any for all, else without
+        labels, by what unrelated items score; empty where neither is known, or only one version is searched."""
+        if len(searched) < 2:
+            return Scales({})
+        move = self._rollout.current_move()
+        fitted: Mapping[str, tuple[float, float]] = move.calibrations if move.version == version else {}
+        if not set(searched) <= fitted.keys():
+            check = self._checks.of(version)
+            fitted = {} if check is None else check.calibrations
+        if set(searched) <= fitted.keys():
+            return Scales({name: Calibration(*fitted[name]) for name in searched}, calibrated=True)
+        return self._standardised(version, searched)
+
+    def _standardised(self, version: str, searched: Sequence[str]) -> Scales:
+        ways = self.of(version)
+        found: dict[str, Calibration] = {}
+        for name in searched:
+            if name != version and SCALE in ways[name].about:
+                found[name] = Calibration(*ways[name].about[SCALE])
+        own = [way.about[TARGET_SCALE] for way in ways.values() if TARGET_SCALE in way.about and way.target == version]
+        if own:
+            found[version] = Calibration(*own[0])
+        complete = set(searched) <= found.keys()
+        return Scales({name: found[name] for name in searched} if complete else {})
+
+    def thresholds(self, version: str) -> dict[str, float]:
+        """The scores, by version searched, under which a hit is probably no match, as the last check measured them."""
+        check = self._checks.of(version)
+        return {} if check is None else {name: found.score for name, found in check.thresholds.items()}
+
+    # --- files
+
+    def load(self, name: str) -> Translation:
+        """The translation of a file's name, loaded the first time."""
+        if name not in self._loaded:
+            self._loaded[name] = load_translation(self._directory / name)
+        return self._loaded[name]
+
+    def fitted(self, source: str, target: str) -> list[Translation]:
+        """The ways that the newest fit from one version to another found, the preferred one first."""
+        files = sorted(self._files(source, target), key=_number, reverse=True)
+        ways = [self.load(file.name) for file in files]
+        fitted = [way for way in ways if not way.about.get(CHOSEN)]
+        if not fitted:
+            return []
+        newest = fitted[0].about.get("fit")
+        return [way for way in fitted if way.about.get("fit") == newest][::-1]
+
+    def keep(self, way: Translation) -> str:
+        """Keep a translation; the name of its file."""
+        with self._locked():
+            names = (file.name for file in self._files(way.source, way.target))
+            number = 1 + max((_number(Path(name)) for name in names), default=0)
+            name = f"{_quoted(way.source)}-{_quoted(way.target)}-{number}.npz"
+            save_translation(way, self._directory / name, onnx=False)
+        self._loaded[name] = way
+        return name
+
+    def _files(self, source: str, target: str) -> Iterator[Path]:
+        stem = f"{_quoted(source)}-{_quoted(target)}-"
+        for file in self._directory.glob("*.npz"):
+            rest = file.stem.removeprefix(stem)
+            if rest != file.stem and rest.isdigit():
+                yield file
+
+    def _pairs(self) -> set[tuple[str, str]]:
+        """The versions between which a translation was fitted."""
+        found = set()
+        for file in self._directory.glob("*.npz"):
+            parts = file.stem.split("-")
+            if len(parts) == 3 and parts[2].isdigit():
+                found.add((unquote(parts[0]), unquote(parts[1])))
+        return found
+
+    def _locked(self) -> AbstractContextManager[None]:
+        seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
+        return exclusive(self._directory, _WAIT, InputError(seen))
+
+
+def _quoted(version: str) -> str:
+    """A version's name as a part of a file's name: without a hyphen, which stands between the parts."""
+    return quote(version, safe="@").replace("-", "%2D")
+
+
+def _number(file: Path) -> int:
+    return int(file.stem.rpartition("-")[2])
+
+
+def translation_files(workspace: Path) -> list[Path]:
+    """All files of translations."""
+    return sorted((workspace / FOLDER).glob("*.npz"))
+
+
+# --- spaces
+
+
+def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpace]) -> frozenset[str]:
+    """Of the gallery versions in ``spaces``, those whose vectors lie in one space with a version's.
+
+    Versions trained here share a space while each was held to the one before; one that was trained freely begins a
+    space of its own, and so does an added model, unless it was said to be compatible. Full widths must be equal, or one
+    grown from the other. Vectors that a version was trained to agree with (``bct-vectors``) share its space by width.
+    """
+    known = {*registry.names(), *registry.retired()}
+    card = cache(registry.card)
+    widths = {space.name: space.full_width for space in spaces}
+    return frozenset(name for name in widths if name == version or _is_shared(card, version, name, widths, known))
+
+
+def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], known: set[str]) -> bool:
+    my_home = home_of(one, known)
+    their_home = home_of(other, known)
+    if my_home is not None and their_home is not None:
+        theirs = widths[other]
+        mine = widths.get(one, theirs)  # its first encoder makes room in the gallery
+        if space_root(card, my_home) != space_root(card, their_home):
+            return False
+        return mine == theirs or _is_grown(card(my_home), mine, card(their_home), theirs)
+    if my_home is not None:
+        return _agrees(card, my_home, widths[other])
+    return their_home is not None and one in widths and _agrees(card, their_home, widths[one])
+
+
+def space_root(card: Card, version: str) -> str | None:
+    """The version that a version's space begins with; None for the space of the first version that was trained here."""
+    for name in reversed(lineage(card, version)):
+        about = card(name)["about"]
+        if "added" in about and about.get("parent") is None:
+            return name
+        if about.get(OWN_SPACE):
+            return name
+    return None
+
+
+def home_of(name: str, known: set[str]) -> str | None:
+    """The version whose space vectors of this name lie in, if the name says so.
+
+    >>> home_of("v1", {"v1"}), home_of("clip@v1", {"v1"}), home_of("clip", {"v1"}), home_of("clip@v9", {"v1"})
+    ('v1', 'v1', None, None)
+    """
+    if name in known:
+        return name
+    prefix, at, version = name.rpartition("@")
+    return version if prefix and at and version in known else None
+
+
+def _is_grown(one: Mapping[str, Any], width: int, other: Mapping[str, Any], other_width: int) -> bool:
+    """Whether one space, by its card and width, is the other with simplices added: smaller vectors are zero there."""
+    first = _simplex_widths(one)
+    second = _simplex_widths(other)
+    shared = min(len(first), len(second))
+    whole = sum(first) == width and sum(second) == other_width
+    return shared > 0 and whole and first[:shared] == second[:shared]
+
+
+def _simplex_widths(card: Mapping[str, Any]) -> tuple[int, ...]:
+    """The widths of the simplices that a version's feature is made of; empty for other classifiers."""
+    if card["classifier"]["kind"] != "simplex":
+        return ()
+    options = card["classifier"]["options"]
+    return tuple(capacity - 1 for capacity in (options["capacity"], *options.get("added", ())))
+
+
+def _agrees(card: Card, version: str, width: int) -> bool:
+    """Whether a version, or one before it, was trained to agree with stored vectors of a width."""
+    return any(card(name)["about"].get(OLD_WIDTH) == width for name in lineage(card, version))
