@@ -208,9 +208,10 @@ def test_the_backfill_curve_agrees_with_a_slow_loop(protocol: str) -> None:
 def test_old_vectors_may_be_searched_with_other_queries() -> None:
     (old, old_full), (new, new_full) = make(2, 40, 12), make(3, 40, 8)
     asked = geometry.unit(old.queries + 0.3 * np.random.default_rng(5).normal(size=old.queries.shape))
+    asking = replace(new, asked={old.name: asked})
     order = np.random.default_rng(4).permutation(len(GALLERY_LABELS))
     shares, scores = [0.0, 0.5, 1.0], {"v2": (4.0, -1.0), "v3": (3.0, -2.0)}
-    curve = backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, scores=scores, asked=asked)
+    curve = backfill_curve(old, asking, QUERY_LABELS, GALLERY_LABELS, shares, order, scores=scores)
     Q = geometry.short_basis(old.projection)
     assert Q is not None
     in_full = asked @ Q.T
@@ -233,8 +234,8 @@ def test_old_vectors_may_be_searched_with_other_queries() -> None:
     plain = backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, scores=scores)
     assert curve.accuracy[0] != plain.accuracy[0]
     assert curve.accuracy[-1] == plain.accuracy[-1]
-    with pytest.raises(InputError, match="for protocol 'image' only"):
-        backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, asked=asked, protocol="template")
+    with pytest.raises(InputError, match="by protocol 'image' only"):
+        backfill_curve(old, asking, QUERY_LABELS, GALLERY_LABELS, shares, order, protocol="template")
 
 
 def test_whole_classes_are_backfilled_at_once() -> None:
