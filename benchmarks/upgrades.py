@@ -3,11 +3,20 @@
 Each run takes the path of a new user: ``train`` on some classes, ``upgrade`` on more classes or more images, ``check``.
 It then searches classes that neither version has seen, by nearest image and by class template:
 
-    v1      v1's queries on v1's vectors: the system before the upgrade
-    v2/v1   v2's queries on v1's vectors: what deploying v2 without re-embedding gives
-    v2      v2's queries on v2's vectors: everything re-embedded
-    auto    what ``deploy --blend auto`` searches v1's vectors with: both queries blended (slerp), by as much as the
-            check on the searched images, half of them to choose and half to judge, shows to lose nothing
+    v1          v1's queries on v1's vectors: the system before the upgrade
+    one         v2's queries on v1's vectors through the translation: v2 deployed, nothing re-embedded
+    two         the same with v1's own query too: two models per query
+    v2          v2's queries on v2's vectors: everything re-embedded
+    direct      v2's queries on v1's vectors as they are, without a translation
+    half        half of the vectors re-embedded in random order, the others translated, all in one ranking
+    scaled      the same with scores standardised per version; by nearest image only
+    area        the mean accuracy while everything is re-embedded in random order: the area under the backfill curve
+    unsure      the same, vectors first whose translation is expected to be furthest off
+    fastfill    the same in the order of FastFill (Jaeckle et al. 2023): by a variance that a perceptron has learnt
+    rotation, low-rank, mlp     maps of Drift-Adapter: v2's query in v1's space, and nothing else
+
+The translation is what the workspace has after a check with images that were held out, before any searched image is
+shown. Rivals' maps and orders are fitted on the images that v2 was trained on, in the same views.
 
 The seed draws the classes, the images and the initial weights; all methods get the same draws. Cases marked "confirm"
 are set aside: tune on the others, and look at these once at the end. Every run on them is noted in
@@ -15,13 +24,14 @@ are set aside: tune on the others, and look at these once at the end. Every run 
 again. Intervals are bootstraps over the seeds, which are a little too narrow for five of them.
 
     python benchmarks/upgrades.py --data DATA                                 the tuning cases, 5 seeds
+    python benchmarks/upgrades.py --data DATA --way free                      a rival or control by its name
     python benchmarks/upgrades.py --data DATA --cases photos-30+30 --method fd --option on=all --capacity 10000
     python benchmarks/upgrades.py --data DATA --cases confirm --device cuda --picture docs/pictures/upgrades.png
 
 DATA holds any of cifar-100-binary/, omniglot/ (images_background, images_evaluation), celeba-identities/ and
-CUB_200_2011/; cases without data are skipped. Every run uses one thread: photos-30+30 takes 70 seconds on one CPU core,
-cases with ``resnet20`` several times that. Finished runs are kept in --out and not repeated; give each command that
-runs at the same time its own file.
+CUB_200_2011/; cases without data are skipped. Every run uses one thread; cases with ``resnet20`` take several times as
+long as the others. Finished runs are kept in --out and not repeated; give each command that runs at the same time its
+own file.
 """
 
 from __future__ import annotations
@@ -49,28 +59,42 @@ import torch
 from numpy.typing import NDArray
 
 from fixstar.benchmarks.ledger import Look, default_path, known_looks, note, warning
+from fixstar.benchmarks.translations import VIEWS, embedded, views_of
 from fixstar.cli.versions import train
-from fixstar.data import Augmentation, ImageSet, concatenate, from_arrays
+from fixstar.data import Augmentation, ImageSet, ReplayMemory, concatenate, from_arrays
 from fixstar.data.formats import cifar100, image_folder, omniglot_folder
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
 from fixstar.durable import replace_json
 from fixstar.errors import DataError, FixstarError, InputError, UnknownNameError
-from fixstar.evaluation.search import templates
-from fixstar.geometry import slerp
+from fixstar.evaluation import VersionFeatures, backfill_curve
+from fixstar.evaluation.features import version_features
+from fixstar.evaluation.search import searcher
+from fixstar.geometry import unit
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
+from fixstar.models import Encoder
 from fixstar.models.backbones import create_backbone
 from fixstar.models.slots import CAPACITY
 from fixstar.training import Settings, paper_recipe
-from fixstar.workspace import UpgradeOptions, Workspace
+from fixstar.translation import Map, Pairs, Translation, fit_map
+from fixstar.translation.calibrate import standardised
+from fixstar.translation.fit import gcv_penalty
+from fixstar.translation.score import translated, translated_pair
+from fixstar.translation.translation import USUAL
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.integer[Any]]
+Indices = NDArray[np.int64]
 Record = dict[str, Any]
 
 PROTOCOLS = {"image": "nearest image", "template": "class template"}
-KINDS = ("v1", "v2/v1", "v2", "auto", "half", "best blend", "v2/v1 - v1", "half - v1", "auto - v1")
-ALPHAS = tuple(step / 10 for step in range(11))
+HEADLINE = ("v1", "one", "two", "v2")
+DETAILS = ("direct", "half", "scaled", "area", "unsure", "fastfill", "rotation", "low-rank", "mlp")
+GAINS = ("one", "two", "half", "direct")  # whose difference to v1 is kept too
+SHARES = np.linspace(0, 1, 11)  # of the gallery that is re-embedded
+HALF = 5  # the place of one half in them
+RANDOM_ORDERS = 3
+REMEMBERED = 20  # images of a class of v1 that its replay memory has
 HOLD_OUT = 0.1  # the command line's default
 OUTCOMES = ("pass", "missing evidence", "refuse")
 
@@ -126,6 +150,8 @@ CASES: dict[str, Case] = {
     "drawings-100+100": _drawings(100, 100, (15, 15)),
     "drawings-200+200": _drawings(200, 200, (10, 10)),
     "faces-70+70": Case("faces", 70, 70, (25, 25), searched=60, gallery=10, queries=20, epochs=30),
+    "characters-60+60": Case("characters", 60, 60, (20, 20), 100, 10, 20, epochs=20, flip=False),
+    "characters-more": Case("characters", 60, 0, (10, 20), 100, 10, 20, epochs=20, more=True, flip=False),
     "characters-both": Case(
         *("characters", 60, 60, (20, 20), 100, 10, 20), epochs=20, more=True, flip=False, confirm=True
     ),
@@ -183,23 +209,40 @@ def draw_images(name: str, case: Case, seed: int, data: Path) -> Images:
 
 @dataclass(frozen=True)
 class Way:
-    """How the versions are trained; ``epochs=None`` leaves the number to the case."""
+    """How the versions are trained; ``epochs=None`` leaves the number to the case.
+
+    With ``replay`` v2 gets v1's replay memory, also where its method would take all earlier images.
+    """
 
     method: str
-    capacity: int
+    capacity: int = CAPACITY
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int | None = None
     longer: float = 1.0  # times as many epochs for v2
+    replay: bool = False
 
     def __str__(self) -> str:
         options = "".join(f" {key}={value}" for key, value in sorted(self.options.items()))
         epochs = f" epochs={self.epochs}" * (self.epochs is not None) + f" longer={self.longer:g}" * (self.longer != 1)
-        return f"{self.method}{options} K={self.capacity}{epochs}"
+        return f"{self.method}{options} K={self.capacity}{epochs}{' replay' * self.replay}"
+
+
+WAYS: dict[str, Way] = {
+    "vega": Way("vega"),
+    "free": Way("vega", options={"head": 0.0, "contrast": 0.0}),  # the control: no heads
+    "polaris": Way("polaris"),
+    "hoc": Way("hoc", 1000),
+    "bct": Way("bct"),
+    "independent": Way("itm"),
+}
+"""Rivals and controls by name."""
 
 
 def setting_of(way: Way, case: Case) -> Record:
     """How a case is trained, as the ledger of looks notes it: with all options, also those that were not given."""
-    changed = {"longer": way.longer} if way.longer != 1 else {}
+    changed: Record = {"longer": way.longer} if way.longer != 1 else {}
+    if way.replay:
+        changed["replay"] = True
     return {
         "method": way.method,
         "options": dict(create_method(way.method, **way.options).options),
@@ -214,15 +257,19 @@ def default_of(option: str) -> Any:
     return inspect.signature(train).parameters[option].default
 
 
-class Vectors(NamedTuple):
-    """One version's full unit features."""
+class Upgraded(NamedTuple):
+    """Both encoders, the translation between them, the images that v2 was trained on, and what the gate said."""
 
-    queries: Floats
-    gallery: Floats
+    encoders: tuple[Encoder, Encoder]
+    translation: Translation
+    learnt: ImageSet
+    facts: Record
 
 
-def upgrade(case: Case, images: Images, way: Way, seed: int, device: str) -> tuple[list[Vectors], Record]:
+def upgrade(case: Case, images: Images, way: Way, seed: int, device: str) -> Upgraded:
     """Train v1, upgrade to v2, check v2: all that this benchmark asks of the library."""
+    from fixstar.workspace import UpgradeOptions, Workspace
+
     method = create_method(way.method, **way.options)
     settings = Settings(
         backbone=case.backbone,
@@ -231,59 +278,241 @@ def upgrade(case: Case, images: Images, way: Way, seed: int, device: str) -> tup
         preprocessing=case.inputs(),
         recipe=replace(paper_recipe(method.scenario).shortened(way.epochs or case.epochs), batch_size=case.batch_size),
         augmentation=Augmentation(flip=case.flip),
+        replay_per_class=REMEMBERED,
         seed=seed,
         device=device,
     )
-    later = concatenate([images.first, images.later]) if "all images" in method.needs else images.later
+    everything = "all images" in method.needs or (method.own_space and not way.replay)
+    later = concatenate([images.first, images.later]) if everything else images.later
     labelled = concatenate([images.gallery, images.queries])
+    recipe = settings.recipe.shortened(round(way.longer * settings.recipe.epochs))
+    options = UpgradeOptions(recipe, device=device, hold_out=HOLD_OUT, progress=False)
     with tempfile.TemporaryDirectory() as folder, Workspace.create(Path(folder) / "w", device=device) as space:
         times = [time.perf_counter()]
         space.train(images.first, settings, method, progress=False, hold_out=HOLD_OUT)
         times.append(time.perf_counter())
-        recipe = settings.recipe.shortened(round(way.longer * settings.recipe.epochs))
-        space.upgrade(later, UpgradeOptions(recipe, device=device, hold_out=HOLD_OUT, progress=False), trials=0)
+        space.upgrade(later, options, trials=0)
         times.append(time.perf_counter())
-        checks = {
-            "held out": space.check("v2", report=False, progress=False),
-            "labelled": space.check("v2", labelled, report=False, progress=False),
-        }
-        encoders = [space.encoder(name, device) for name in ("v1", "v2")]
-    vectors = [Vectors(one.encode(images.queries.images), one.encode(images.gallery.images)) for one in encoders]
+        held_out = space.check("v2", report=False, progress=False)
+        found = space.translations.of("v2")["v1"]  # before a searched image is shown to the gate
+        shown = space.check("v2", labelled, report=False, progress=False)
+        old, new = (space.encoder(name, device) for name in ("v1", "v2"))
     facts = {
-        "gate": {on: check.outcome for on, check in checks.items()},
-        "alpha": {on: check.blends[0].alpha if check.blends else 1.0 for on, check in checks.items()},
+        "gate": {"held out": held_out.outcome, "labelled": shown.outcome},
+        "weights": {"one": found.one, "two": found.two},
         "seconds": np.diff(times).round(1).tolist(),
     }
-    return vectors, facts
+    return Upgraded((old, new), found, learnt_images(images, everything, settings), facts)
 
 
-def measure(old: Vectors, new: Vectors, query_labels: Labels, gallery_labels: Labels, alpha: float) -> Record:
-    """Top-1 accuracy of every kind of query, by protocol. ``blends`` has one per alpha of ``ALPHAS``."""
+def learnt_images(images: Images, everything: bool, settings: Settings) -> ImageSet:
+    """What v2 is trained on: all images, or the later ones and as many of each earlier class as a memory has."""
+    if everything:
+        return concatenate([images.first, images.later])
+    inputs = settings.preprocessing
+    assert inputs is not None
+    memory = ReplayMemory(settings.replay_per_class).extended(images.first, inputs, seed=settings.seed)
+    return concatenate([images.later, *([] if memory.images is None else [memory.images])])
+
+
+def pairs_of(encoders: tuple[Encoder, Encoder], learnt: ImageSet, augmentation: Augmentation, seed: int) -> Pairs:
+    """Vectors of both models of the images that v2 was trained on, each also in a few crops."""
+    pixels = views_of(learnt, augmentation, seed)
+    vectors = [embedded(encoder, pixels) for encoder in encoders]
+    return Pairs.checked(*vectors, groups=np.tile(learnt.labels, 1 + VIEWS), seed=seed)
+
+
+def low_rank(pairs: Pairs) -> Map:
+    """x A B + c of the rank whose map has the largest mean cosine on pairs that were not fitted (Drift-Adapter).
+
+    Reduced-rank ridge regression: of all matrices of rank r the one of least ridge error.
+    """
+    shown, judged = pairs.inner
+    most = min(pairs.X.shape[1], pairs.Y.shape[1])
+    ranks = sorted({min(most, 2**power) for power in range(most.bit_length() + 1)})
+
+    def mean_cosine(rank: int) -> float:
+        mapped = _of_rank(shown, rank)(judged.X)
+        return float(np.einsum("ij,ij->i", mapped, judged.Y).mean())
+
+    return _of_rank(pairs, max(ranks, key=mean_cosine))
+
+
+def _of_rank(pairs: Pairs, rank: int) -> Map:
+    """W V V^T, with W the ridge solution and V the leading right singular vectors of what it fits."""
+    found = pairs.spectrum
+    penalty = gcv_penalty(found)
+    W = found.ridge(penalty)
+    fits = found.targets / np.sqrt(found.values + penalty)[:, None]
+    V = np.linalg.svd(fits, full_matrices=False)[2][:rank].T
+    reduced = W @ V @ V.T
+    return Map.linear(reduced, found.y - found.x @ reduced)
+
+
+def rival_maps(pairs: Pairs) -> dict[str, Map]:
+    """Drift-Adapter's maps from v2's queries to v1's space."""
+    back = pairs.reversed
+    return {
+        "rotation": fit_map("rotation", back).map,
+        "low-rank": low_rank(back),
+        "mlp": fit_map("residual", back).map,
+    }
+
+
+def fastfill_order(forward: Map, pairs: Pairs, stored: Floats, epochs: int = 100) -> Indices:
+    """The stored vectors, those of largest variance first: FastFill's order.
+
+    A perceptron learns log s^2(x) by the likelihood |F(x) - y|^2 / (2 s^2) + log(s^2) / 2 on the pairs.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(pairs.seed)
+        width = pairs.X.shape[1]
+        model = torch.nn.Sequential(torch.nn.Linear(width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        x = torch.tensor(np.asarray(pairs.X, np.float32))
+        off = torch.tensor(((forward(pairs.X) - pairs.Y) ** 2).sum(axis=1), dtype=torch.float32)
+        optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(epochs):
+            for rows in torch.split(torch.randperm(len(x)), 512):
+                log_variance = model(x[rows])[:, 0]
+                loss = (off[rows] / (2 * log_variance.exp()) + log_variance / 2).mean()
+                optimiser.zero_grad()
+                torch.autograd.backward(loss)
+                optimiser.step()
+        with torch.no_grad():
+            variance = model(torch.tensor(np.asarray(stored, np.float32)))[:, 0].numpy()
+    return np.argsort(-variance, kind="stable")
+
+
+def with_models(way: Translation, models: str) -> Translation | None:
+    """The translation with one model per query or two, at its own weight or the usual one; None if that cannot be."""
+    usual = 0.0 if way.forward is None else USUAL
+    if models == "two":
+        return replace(way, two=usual if way.two is None else way.two)
+    if not (way.shared or way.backward is not None):
+        return None
+    return replace(way, one=usual if way.one is None else way.one, two=None)
+
+
+class Measured(NamedTuple):
+    """What is searched: v1 and v2 on the same queries and gallery, with the labels of both."""
+
+    old: VersionFeatures
+    new: VersionFeatures
+    query_labels: Labels
+    gallery_labels: Labels
+
+    def accuracy(self, queries: Any, gallery: Any, protocol: str) -> float:
+        """Top-1 of queries in a gallery."""
+        hits = searcher(protocol, gallery, self.gallery_labels)(queries, self.query_labels)
+        return round(float(hits.mean()), 5)
+
+    def curve(self, way: Translation, order: Indices | None, protocol: str, scaled: bool = False) -> Floats:
+        """Accuracies at ``SHARES`` while the gallery is re-embedded in an order, by default a mean of random ones."""
+        if protocol == "template":
+            return self._template_curve(way, order)
+        old, new = translated_pair(way, self.old, self.new)
+        scales = {}
+        if scaled:
+            scales = {old.name: standardised(translated(way, self.old, self.new)), new.name: standardised(self.new)}
+        found = backfill_curve(
+            old,
+            new,
+            self.query_labels,
+            self.gallery_labels,
+            SHARES,
+            "images" if order is None else order,
+            orders=RANDOM_ORDERS if order is None else 1,
+            scores=scales or None,
+        )
+        accuracies: Floats = found.accuracy.astype(np.float32)
+        return accuracies
+
+    def _template_curve(self, way: Translation, order: Indices | None) -> Floats:
+        """A class is the mean of its items, each in the space that it is stored in: translated ones beside new ones."""
+        view = translated(way, self.old, self.new)
+        own = unit(np.asarray(self.new.gallery, np.float32))
+        queries = np.hstack([view.queries, unit(np.asarray(self.new.queries, np.float32))])
+        stored = np.hstack([view.gallery, np.zeros_like(own)])
+        renewed = np.hstack([np.zeros_like(view.gallery), own])
+        count = len(stored)
+        orders = [order]
+        if order is None:
+            orders = [np.random.default_rng(seed).permutation(count) for seed in range(RANDOM_ORDERS)]
+        runs = []
+        for rows in orders:
+            assert rows is not None
+            place = np.argsort(rows)
+            mixed = [np.where((place < round(share * count))[:, None], renewed, stored) for share in SHARES]
+            runs.append([self.accuracy(queries, gallery, "template") for gallery in mixed])
+        means: Floats = np.mean(runs, axis=0, dtype=np.float32)
+        return means
+
+
+def area(curve: Floats) -> float:
+    """The mean height of a curve over ``SHARES``, by trapezoids.
+
+    >>> area(np.linspace(0.0, 1.0, 11, dtype=np.float32))
+    0.5
+    """
+    return round(float(np.mean((curve[1:] + curve[:-1]) / 2)), 5)
+
+
+def measure(searched: Measured, way: Translation, pairs: Pairs | None = None) -> Record:
+    """Top-1 accuracy of every kind of query, by protocol; rivals need ``pairs`` to be fitted on."""
+    old, new = searched.old, searched.new
+    asked = {models: with_models(way, models) for models in ("one", "two")}
+    views = {models: translated(one, old, new) for models, one in asked.items() if one is not None}
+    maps = {} if pairs is None else rival_maps(pairs)
+    orders: dict[str, Indices] = {}
+    if way.uncertainty is not None:
+        orders["unsure"] = np.argsort(-way.uncertainty(unit(np.asarray(old.gallery, np.float32))), kind="stable")
+    if pairs is not None and way.forward is not None:
+        orders["fastfill"] = fastfill_order(way.forward, pairs, old.gallery)
     found: Record = {}
     for protocol in PROTOCOLS:
-        before, after, labels = old.gallery, new.gallery, gallery_labels
-        if protocol == "template":
-            (before, labels), (after, _) = templates(before, labels), templates(after, labels)
-
-        def accuracy(cosines: NDArray[Any], labels: Labels = labels) -> float:
-            return round(float(np.mean(labels[cosines.argmax(axis=1)] == query_labels)), 5)
-
-        v1, cross = accuracy(old.queries @ before.T), accuracy(new.queries @ before.T)
-        blends = [accuracy(slerp(old.queries, new.queries, alpha) @ before.T) for alpha in ALPHAS]
-        auto, half, best = blends[ALPHAS.index(alpha)], blends[ALPHAS.index(0.5)], max(blends)
-        figures = (v1, cross, accuracy(new.queries @ after.T), auto, half, best, cross - v1, half - v1, auto - v1)
-        found[protocol] = {**dict(zip(KINDS, figures, strict=True)), "blends": blends}
+        figures: Record = {
+            "v1": searched.accuracy(old.queries, old.gallery, protocol),
+            "v2": searched.accuracy(new.queries, new.gallery, protocol),
+        }
+        for models, view in views.items():
+            figures[models] = searched.accuracy(view.queries, view.gallery, protocol)
+        if new.comparable_with(old):
+            figures["direct"] = searched.accuracy(new.searching(old), old.gallery, protocol)
+        for name, one in maps.items():
+            mapped = one(unit(np.asarray(new.queries, np.float32)))
+            figures[name] = searched.accuracy(mapped, old.gallery, protocol)
+        served = asked["one"] or asked["two"]
+        assert served is not None
+        figures |= backfilled(searched, served, orders, protocol)
+        figures |= {f"{kind} - v1": figures[kind] - figures["v1"] for kind in GAINS if kind in figures}
+        found[protocol] = figures
     return found
+
+
+def backfilled(searched: Measured, way: Translation, orders: Mapping[str, Indices], protocol: str) -> Record:
+    """What is found while the gallery is re-embedded: half way, and on average, in random and in given orders."""
+    plain = searched.curve(way, None, protocol)
+    figures: Record = {"half": round(float(plain[HALF]), 5), "area": area(plain)}
+    if protocol == "image":
+        figures["scaled"] = round(float(searched.curve(way, None, protocol, scaled=True)[HALF]), 5)
+    for name, order in orders.items():
+        figures[name] = area(searched.curve(way, order, protocol))
+    return figures
 
 
 def run(name: str, case: Case, seed: int, way: Way, data: Path, device: str) -> Record:
     """One upgrade, in any process."""
     warnings.filterwarnings("ignore", "left out classes")  # of which too few images were held out
     images = draw_images(name, case, seed, data)
-    (old, new), facts = upgrade(case, images, way, seed, device)
-    accuracies = measure(old, new, images.queries.labels, images.gallery.labels, facts["alpha"]["labelled"])
+    done = upgrade(case, images, way, seed, device)
+    old, new = (
+        version_features(called, encoder, images.queries, images.gallery)
+        for called, encoder in zip(("v1", "v2"), done.encoders, strict=True)
+    )
+    pairs = pairs_of(done.encoders, done.learnt, Augmentation(flip=case.flip), seed)
+    searched = Measured(old, new, images.queries.labels, images.gallery.labels)
     about = {"case": name, "seed": seed, "way": str(way), "device": device, "queries": len(images.queries)}
-    return {**about, **accuracies, **facts, "definition": case.described()}
+    return {**about, **measure(searched, done.translation, pairs), **done.facts, "definition": case.described()}
 
 
 def set_aside(name: str) -> str:
@@ -293,8 +522,10 @@ def set_aside(name: str) -> str:
 
 def look_at(result: Record, setting: Record, file: Path) -> Look:
     """A finished run of a set-aside case, as the ledger notes it."""
-    headline = ("v1", "v2/v1", "v2")
-    figures: Record = {protocol: {kind: result[protocol][kind] for kind in headline} for protocol in PROTOCOLS}
+    figures: Record = {
+        protocol: {kind: result[protocol][kind] for kind in HEADLINE if kind in result[protocol]}
+        for protocol in PROTOCOLS
+    }
     return Look(
         set=set_aside(result["case"]),
         benchmark="upgrades",
@@ -358,7 +589,7 @@ def summarise(runs: Sequence[Record]) -> Record:
     cases = {name: [run for run in runs if run["case"] == name] for name in dict.fromkeys(run["case"] for run in runs)}
 
     def spreads(groups: Sequence[Sequence[Record]]) -> Record:
-        return {p: {kind: spread([[run[p][kind] for run in g] for g in groups]) for kind in KINDS} for p in PROTOCOLS}
+        return {protocol: _spreads([[run[protocol] for run in group] for group in groups]) for protocol in PROTOCOLS}
 
     summary = {name: spreads([mine]) for name, mine in cases.items()}
     for name, mine in cases.items():
@@ -367,43 +598,64 @@ def summarise(runs: Sequence[Record]) -> Record:
     return {"cases": summary, "mean over cases": spreads(list(cases.values()))}
 
 
+def _spreads(groups: Sequence[Sequence[Record]]) -> Record:
+    """The spread of every kind that all runs have."""
+    kinds = [kind for kind in groups[0][0] if all(kind in figures for group in groups for figures in group)]
+    return {kind: spread([[figures[kind] for figures in group] for group in groups]) for kind in kinds}
+
+
 def tables(summary: Record) -> str:
     """Per cent and points, at 80 columns."""
     lines = []
+    rows = {**summary["cases"], "mean over cases": summary["mean over cases"]}
     for protocol, title in PROTOCOLS.items():
-        lines.append(f"{title:16s}  n    v1 v2/v1    v2  auto  v2/v1 - v1        auto - v1")
-        for name, row in {**summary["cases"], "mean over cases": summary["mean over cases"]}.items():
+        lines.append(f"{title:16s}  n    v1   one   two    v2    one - v1          two - v1")
+        for name, row in rows.items():
             found = row[protocol]
-            accuracies = "".join(f"{100 * found[kind]['mean']:6.1f}" for kind in KINDS[:4])
-            differences = "".join(points(found[kind]) for kind in ("v2/v1 - v1", "auto - v1"))
-            lines.append(f"{name:16s}{found['v1']['runs']:3d}{accuracies}{differences}".rstrip())
+            differences = "".join(points(found.get(kind)) for kind in ("one - v1", "two - v1"))
+            lines.append(f"{name:16s}{found['v1']['runs']:3d}{accuracies(found, HEADLINE)}{differences}".rstrip())
         lines.append("")
-    lines.append("                  deviation of v2/v1 - v1   pass/undecided/refused      seconds")
+        heads = "".join(f"{kind[:6]:>7s}" for kind in DETAILS)
+        lines.append(f"{title:16s}{heads}")
+        lines += [f"{name:16s}{accuracies(row[protocol], DETAILS, width=7)}" for name, row in rows.items()]
+        lines.append("")
+    lines.append("                  deviation of one - v1     pass/undecided/refused      seconds")
     lines.append("                       image     template     held out    labelled    v1    v2")
     for name, row in summary["cases"].items():
-        found = [row[protocol]["v2/v1 - v1"]["deviation"] for protocol in PROTOCOLS]
+        found = [row[protocol].get("one - v1", {}).get("deviation") for protocol in PROTOCOLS]
         deviations = "".join(f"{'-' if one is None else format(100 * one, '.1f'):>13s}" for one in found)
         gates = "".join(f"{'/'.join(str(gate.get(one, 0)) for one in OUTCOMES):>12s}" for gate in row["gate"].values())
         lines.append(f"{name:16s}{deviations} {gates}" + "".join(f"{one:6.0f}" for one in row["seconds"]))
     return "\n".join(lines)
 
 
-def points(difference: Record) -> str:
+def accuracies(found: Record, kinds: Sequence[str], width: int = 6) -> str:
+    """Per cent, or a dash where a kind was not measured."""
+    texts = [f"{100 * found[kind]['mean']:.1f}" if kind in found else "-" for kind in kinds]
+    return "".join(f"{text:>{width}s}" for text in texts)
+
+
+def points(difference: Record | None) -> str:
+    """A difference in points with its interval."""
+    if difference is None:
+        return f"{'-':>6s}{'':12s}"
     interval = difference["interval"]
     shown = f"[{100 * interval[0]:+.1f} {100 * interval[1]:+.1f}]" if interval else ""
     return f"{100 * difference['mean']:+6.1f} {shown:11s}"
 
 
 def draw_picture(summary: Record, title: str, path: Path) -> None:
-    """Per case the four accuracies as dots, with the 95 % intervals of their means."""
+    """Per case the headline accuracies as dots, with the 95 % intervals of their means."""
     from matplotlib.figure import Figure
 
     cases = summary["cases"]
-    colours = {"v1": "#777777", "v2/v1": "#d1495b", "auto": "#edae49", "v2": "#00798c"}
+    colours = dict(zip(HEADLINE, ("#777777", "#d1495b", "#edae49", "#00798c"), strict=True))
     figure = Figure(figsize=(10, 1.5 + 0.45 * len(cases)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (protocol, label) in zip(panels, PROTOCOLS.items(), strict=True):
         for place, (kind, colour) in enumerate(colours.items()):
+            if any(kind not in row[protocol] for row in cases.values()):
+                continue
             found = [row[protocol][kind] for row in cases.values()]
             means = np.array([one["mean"] for one in found])
             ends = np.array([one["interval"] or [one["mean"]] * 2 for one in found])
@@ -445,16 +697,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", default="tune", help="tune, confirm, all, or names separated by commas")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--way", choices=tuple(WAYS), help="a rival or control by its name, instead of a method")
     parser.add_argument("--method", default=default_of("method"))
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the method")
     parser.add_argument("--capacity", type=int, default=CAPACITY)
     parser.add_argument("--epochs", type=int, help="for every case, instead of its own number")
     parser.add_argument("--longer", type=float, default=1.0, help="times as many epochs for v2")
+    parser.add_argument("--replay", action="store_true", help="v2 gets the replay memory, not all earlier images")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--picture", type=Path, help="draw the accuracies of every case")
     parser.add_argument("--ledger", type=Path, default=default_path(), help="notes runs of set-aside cases")
     given = parser.parse_args(words)
-    way = Way(given.method, given.capacity, parse_options(given.option), given.epochs, given.longer)
+    way = Way(given.method, given.capacity, parse_options(given.option))
+    if given.way is not None:
+        way = WAYS[given.way]
+    way = replace(way, epochs=given.epochs, longer=given.longer, replay=given.replay)
     create_method(way.method, **way.options)  # an unknown name fails here, not in every run
     content: Record = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
     runs = content.setdefault("runs", {})
@@ -466,7 +723,8 @@ def main(words: Sequence[str] | None = None) -> int:
     }
 
     def is_done(key: str) -> bool:
-        return key in runs and runs[key]["definition"] == plan[key][1].described()
+        known = runs.get(key)
+        return known is not None and "area" in known["image"] and known["definition"] == plan[key][1].described()
 
     warn_of_looks(list(dict.fromkeys(plan[key][0] for key in plan if not is_done(key))), way, given.ledger)
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # for the processes that are started here
@@ -484,7 +742,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 setting = setting_of(way, CASES[result["case"]])
                 note(given.ledger, [look_at(result, setting, given.out)])
             replace_json(given.out, content)
-            found = "  ".join(f"{kind} {100 * result['image'][kind]:.1f}" for kind in KINDS[:4])
+            shown = [kind for kind in HEADLINE if kind in result["image"]]
+            found = "  ".join(f"{kind} {100 * result['image'][kind]:.1f}" for kind in shown)
             print(f"{result['case']} {result['seed']}: {found}  {result['gate']['labelled']}", flush=True)
     if finished := [runs[key] for key in plan if is_done(key)]:
         summary = summarise(finished)

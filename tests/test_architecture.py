@@ -265,8 +265,8 @@ EXPORTED = {
         "train",
     ],
     "fixstar.geometry": [
-        *("blended", "bridge", "carry", "short_basis", "short_factors", "short_form"),
-        *("simplex_constants", "simplex_logits", "slerp", "unit"),
+        *("bridge", "carry", "short_basis", "short_factors", "short_form"),
+        *("simplex_constants", "simplex_logits", "unit"),
     ],
     "fixstar.polytopes": [
         *("cube_dimension", "cube_logits", "orthoplex_logits", "polygon_logits", "polygon_prototypes"),
@@ -282,8 +282,8 @@ EXPORTED = {
     ],
     "fixstar.data": [
         *("Augmentation", "Batch", "BatchSource", "Batches", "ImageSet", "ReplayMemory", "Task", "TaskStream"),
-        *("class_and_sample_stream", "class_order", "class_stream", "concatenate", "from_arrays", "open_images"),
-        *("pixel_source", "sample_stream"),
+        *("augmented_views", "class_and_sample_stream", "class_order", "class_stream", "concatenate", "from_arrays"),
+        *("open_images", "pixel_source", "sample_stream"),
     ],
     "fixstar.evaluation": [
         *("MEASURES", "PROTOCOLS", "BackfillCurve", "CrossTest", "Difference"),

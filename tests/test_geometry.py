@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 
 from fixstar.errors import InputError
 from fixstar.geometry import (
-    blended,
     carry,
     short_basis,
     short_factors,
     short_form,
     simplex_logits,
-    slerp,
     unit,
 )
 
@@ -220,66 +218,3 @@ def test_geometry_does_not_import_torch() -> None:
         "import sys, numpy as np, fixstar.geometry as g; g.simplex_logits(np.ones(3), 4); print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
-
-
-def test_slerp_by_angles() -> None:
-    p = np.array([[1.0, 0.0]])
-    for degrees in (1e-7, 10.0, 90.0, 170.0, 180 - 1e-7):
-        turn = np.deg2rad(degrees)
-        q = np.array([[np.cos(turn), np.sin(turn)]])
-        for t in (0.0, 0.25, 0.5, 1.0):
-            np.testing.assert_allclose(slerp(p, q, t), [[np.cos(t * turn), np.sin(t * turn)]], atol=1e-9)
-
-
-@given(t=st.floats(0.01, 0.99), seed=seeds)
-@settings(max_examples=50, deadline=None)
-def test_slerp_equals_the_textbook_row_by_row(t: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    p, q = unit(rng.normal(size=(5, 7))), unit(rng.normal(size=(5, 7)))
-    for a, b, found in zip(p, q, slerp(p, q, t), strict=True):
-        w = np.arccos(a @ b)
-        np.testing.assert_allclose(found, (np.sin((1 - t) * w) * a + np.sin(t * w) * b) / np.sin(w), atol=1e-9)
-
-
-def test_slerp_of_equal_and_of_opposite_vectors_is_of_length_one() -> None:
-    p = unit(np.random.default_rng(0).normal(size=(4, 6))).astype(np.float32)
-    close = unit(p + np.float32(1e-6))
-    for q in (p, close, -p, -close, p[::-1]):
-        assert slerp(p, q, 0.0) is p
-        assert slerp(p, q, 1.0) is q
-        for t in (0.1, 0.5, 0.9):
-            way = slerp(p, q, t)
-            assert way.dtype == np.float32
-            np.testing.assert_allclose(np.linalg.norm(way, axis=1), 1, atol=1e-6)
-            angle = 2 * np.arctan2(np.linalg.norm(p - q, axis=1), np.linalg.norm(p + q, axis=1))
-            np.testing.assert_allclose((way * p).sum(1), np.cos(t * angle), atol=1e-6)
-    one, other = np.array([[1.0]]), np.array([[-1.0]])
-    assert slerp(one, other, 0.4) is one  # nothing lies between
-    assert slerp(one, other, 0.6) is other
-
-
-@pytest.mark.parametrize(("old_shape", "new_shape"), [((9, 4), (9, 3)), ((9, 4), (12, 5)), ((4, 9), (4, 6))])
-def test_blended_short_forms_rank_like_the_slerp_of_full_features(old_shape: Any, new_shape: Any) -> None:
-    rng = np.random.default_rng(1)
-    P, R = rng.normal(size=old_shape), rng.normal(size=new_shape)
-    old, new = (short_form(rng.normal(size=(8, shape[1])), M) for shape, M in ((old_shape, P), (new_shape, R)))
-    stored = short_form(rng.normal(size=(20, old_shape[1])), P)
-    carried = carry(new, short_basis(R), short_basis(P), old_shape[0])
-    wide = max(old_shape[0], new_shape[0])  # a grown space: the old features are zero in the rest
-
-    def full(vectors: Any, projection: Any) -> Any:
-        features = full_form(vectors, projection)
-        return np.pad(features, ((0, 0), (0, wide - features.shape[1])))
-
-    for alpha in (0.0, 0.3, 0.5, 1.0):
-        expected = slerp(full(old, P), full(new, R), alpha) @ full(stored, P).T
-        queries = blended(old, carried, alpha)
-        np.testing.assert_allclose(np.linalg.norm(queries, axis=1), 1, atol=1e-12)
-        found = queries @ stored.T
-        length = np.linalg.norm(expected, axis=1, keepdims=True) / np.linalg.norm(found, axis=1, keepdims=True)
-        np.testing.assert_allclose(found * length, expected, atol=1e-12)
-
-
-def test_opposite_queries_that_leave_nothing_keep_the_old_one() -> None:
-    old = np.array([[1.0]])
-    np.testing.assert_array_equal(blended(old, -old, 0.5), old)

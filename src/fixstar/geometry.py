@@ -11,11 +11,7 @@ the logits of a feature z are (z_j - c S) / r for j < K and (a - c) S / r for j 
 m-dimensional subspace: with P = Q R (thin), u = R h / |R h| has m numbers and z / |z| = Q u. To search items of version
 k, a query of version t becomes (Q_k^T Q_t) u_t; its dot product with u_k is exactly the cosine of the full features.
 
-**Queries by two models.** slerp(old(x), new(x), alpha) lies on the great circle between the queries that two models
-make of one image: the old one at alpha = 0, the new one at alpha = 1.
-
-Every function takes NumPy arrays or torch tensors and returns the same kind, ``slerp`` and ``blended`` NumPy arrays
-only; torch is imported only when used.
+Every function takes NumPy arrays or torch tensors and returns the same kind; torch is imported only when used.
 """
 
 from __future__ import annotations
@@ -25,27 +21,22 @@ import sys
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fixstar.errors import InputError
 
 __all__ = [
-    "blended",
     "carry",
     "short_basis",
     "short_factors",
     "short_form",
     "simplex_constants",
     "simplex_logits",
-    "slerp",
     "unit",
 ]
 
-Floats = NDArray[np.floating[Any]]
 Array = TypeVar("Array")  # a NumPy array or a torch tensor
 
 _TINY = 1e-12  # a zero feature stays zero instead of becoming NaN
-_APART = 0.99  # cosine of vectors that are neither nearly equal nor nearly opposite
 
 
 def _is_torch(array: Any) -> bool:
@@ -169,62 +160,3 @@ def carry(queries: Array, Q_from: Array | None, Q_to: Array | None, width: int) 
     padded: Any = full.new_zeros(len(full), width) if _is_torch(full) else np.zeros((len(full), width), full.dtype)
     padded[:, :shared] = full
     return padded
-
-
-def slerp(p: Floats, q: Floats, t: float) -> Floats:
-    """Unit vectors [N, b] a share ``t`` of the way from p to q along the great circle: exactly p at 0, exactly q at 1.
-
-    (sin((1 - t) w) p + sin(t w) q) / sin w, with w the angle between p and q. Between opposite ones every way is as
-    short, and one is chosen.
-
-    >>> slerp(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), 1 / 3).round(3).tolist()
-    [[0.866, 0.5]]
-    """
-    if t in (0, 1) or p.shape[-1] == 1:  # between 1 and -1 there is nothing
-        return q if t > 0.5 else p
-    cosine = np.einsum("ni,ni->n", p, q, dtype=np.float64)
-    angle = np.arccos(cosine.clip(-_APART, _APART))
-    of_p, of_q = ((np.sin(share * angle) / np.sin(angle))[:, None].astype(p.dtype) for share in (1 - t, t))
-    way: Floats = of_p * p + of_q * q
-    if (close := np.abs(cosine) > _APART).any():
-        way[close] = _slerp_close(p[close], q[close], t)
-    return way
-
-
-def _slerp_close(p: Floats, q: Floats, t: float) -> Floats:
-    """The slerp of nearly equal or opposite vectors, where sin w has few digits left.
-
-    cos(t w) p + sin(t w) e, with e the unit vector at right angles to p towards q.
-    """
-    a, b = p.astype(np.float64), q.astype(np.float64)
-    nearer = np.where((a * b).sum(-1, keepdims=True) < 0, b + a, b - a)  # short, so that little is rounded off
-    towards = nearer - (nearer * a).sum(-1, keepdims=True) * a
-    no_direction = np.linalg.norm(towards, axis=-1) < _TINY
-    if no_direction.any():  # equal or opposite: from p towards the axis that it is farthest from
-        axis = np.eye(a.shape[-1])[np.abs(a[no_direction]).argmin(-1)]
-        towards[no_direction] = axis - (axis * a[no_direction]).sum(-1, keepdims=True) * a[no_direction]
-    lengths = (np.linalg.norm(ends, axis=-1, keepdims=True) for ends in (a - b, a + b))
-    angle = 2 * np.arctan2(*lengths)
-    way: Floats = np.cos(t * angle) * a + np.sin(t * angle) * unit(towards)
-    return way
-
-
-def blended(old: Floats, carried: Floats, alpha: float) -> Floats:
-    """Queries by two models in the space in which the old one's vectors are stored: unit vectors [N, s].
-
-    ``old`` are the old model's own queries, unit vectors. ``carried`` are the new one's in that space (``carry``),
-    shorter than 1 where the space cannot hold them in full. The slerp is that of the full features: what does not fit
-    is one more component, at right angles to the space, which is left out in the end. Dot products with stored vectors
-    are in the same order as cosines of the full features. Where two opposite queries leave nothing, the old one stays.
-
-    >>> blended(np.array([[1.0, 0.0]]), np.array([[0.0, 0.5]]), 0.5).round(3).tolist()  # 45 degrees in full
-    [[0.894, 0.447]]
-    """
-    if alpha == 0:
-        return old
-    if alpha == 1:
-        return unit(carried)
-    outside = np.sqrt(np.maximum(0, 1 - (carried * carried).sum(-1, keepdims=True)))
-    inside = slerp(np.hstack([old, np.zeros_like(outside)]), np.hstack([carried, outside]), alpha)[:, :-1]
-    nothing = np.linalg.norm(inside, axis=-1, keepdims=True) < _TINY
-    return unit(np.where(nothing, old, inside))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from PIL import Image
 
 from fixstar.errors import DataError, UnknownNameError
+from fixstar.evaluation import VersionFeatures
 from fixstar.evaluation.search import image_search, template_search
+from fixstar.translation import Map, Pairs, Translation, Uncertainty
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "upgrades.py"
 
@@ -66,36 +69,201 @@ def test_images_are_drawn_by_the_seed_and_searched_classes_are_never_learnt(upgr
         upgrades.draw_images("one", small(upgrades, images=(9, 9), more=True), 1, data)
 
 
-@pytest.mark.parametrize("changes", [{}, {"new": 0, "more": True}], ids=["new classes", "more images"])
-def test_one_run_trains_upgrades_checks_and_searches(upgrades: ModuleType, data: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "method", "options"),
+    [({"images": (6, 6)}, "hoc", {}), ({"old": 4, "new": 0, "more": True}, "vega", {"rotated": False, "longer": 1.0})],
+    ids=["new classes, held", "more images, free"],
+)
+def test_one_run_trains_upgrades_checks_and_searches(
+    upgrades: ModuleType, data: Path, changes: dict[str, Any], method: str, options: dict[str, Any]
+) -> None:
     case = small(upgrades, **changes)
-    result = upgrades.run("one", case, 1, upgrades.Way("hoc", 50), data, "cpu")
+    result = upgrades.run("one", case, 1, upgrades.Way(method, 50, options), data, "cpu")
     assert json.loads(json.dumps(result)) == result
     assert result["queries"] == 12
     assert set(result["gate"]) == {"held out", "labelled"}
+    assert set(result["weights"]) == {"one", "two"}
     for protocol in ("image", "template"):
         found = result[protocol]
-        assert found["blends"][0] == found["v1"]
-        assert found["blends"][10] == found["v2/v1"]
-        assert found["half - v1"] == pytest.approx(found["blends"][5] - found["v1"])
-        assert found["auto"] in found["blends"]
+        wanted = (
+            {*upgrades.HEADLINE, *upgrades.DETAILS} - {"unsure"} - ({"scaled"} if protocol == "template" else set())
+        )
+        assert wanted <= found.keys()  # few pairs say nothing about uncertainty
+        assert found["one - v1"] == pytest.approx(found["one"] - found["v1"])
+        assert all(0 <= found[kind] <= 1 for kind in wanted)
 
 
-def test_figures_agree_with_searches_by_each_blended_query(upgrades: ModuleType) -> None:
-    rng = np.random.default_rng(0)
+def pair(upgrades: ModuleType, seed: int = 0, width: int = 6) -> Any:
+    """Two versions of 40 queries and 40 gallery images of 5 classes; equal widths, so that they can be compared."""
+    rng = np.random.default_rng(seed)
     labels = np.arange(40) % 5
-    old, new = (upgrades.Vectors(unit_rows(rng, 40, 6), unit_rows(rng, 40, 6)) for _ in range(2))
-    new.queries[0] = old.queries[0]  # parallel: no angle to divide by
-    found = upgrades.measure(old, new, labels, labels, 0.3)
-    for protocol, search in (("image", image_search), ("template", template_search)):
-        for alpha, accuracy in zip(upgrades.ALPHAS, found[protocol]["blends"], strict=True):
-            blended = []
-            for a, b in zip(old.queries.astype(np.float64), new.queries.astype(np.float64), strict=True):
-                angle = np.arccos(min(1.0, a @ b))
-                near = angle < 1e-3
-                blended.append(a if near else np.sin((1 - alpha) * angle) * a + np.sin(alpha * angle) * b)
-            assert accuracy == pytest.approx(search(np.array(blended), labels, old.gallery, labels).mean(), abs=1e-5)
-        assert found[protocol]["v2"] == pytest.approx(search(new.queries, labels, new.gallery, labels).mean())
+    centres = rng.normal(size=(5, width))
+    made = [unit_rows(rng, 40, width) + 0.4 * centres[labels].astype(np.float32) for _ in range(4)]
+    old, new = (VersionFeatures(name, *made[at : at + 2]) for name, at in (("v1", 0), ("v2", 2)))
+    return upgrades.Measured(old, new, labels, labels)
+
+
+def translation(seed: int = 1, width: int = 6, shared: bool = False) -> Translation:
+    rng = np.random.default_rng(seed)
+    forward, backward = (Map.linear(rng.normal(size=(width, width))) for _ in range(2))
+    slope = rng.normal(size=width).astype(np.float32)
+    uncertain = Uncertainty(slope, 1.0)
+    return Translation(
+        "v1", "v2", forward, None if shared else backward, one=0.7, two=0.4, shared=shared, uncertainty=uncertain
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["mapped back", "carried"])
+def test_figures_agree_with_slow_searches(upgrades: ModuleType, shared: bool) -> None:
+    searched, way = pair(upgrades), translation(shared=shared)
+    found = upgrades.measure(searched, way)
+    assert "rotation" not in found["image"]  # rivals need pairs
+    old, new, labels = searched.old, searched.new, searched.query_labels
+    q, z = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (new.queries, old.gallery))
+    own = old.queries / np.linalg.norm(old.queries, axis=1, keepdims=True)
+    assert way.forward is not None
+    back = q if way.backward is None else way.backward(q)
+    scores = {
+        "v1": own @ z.T,
+        "direct": q @ z.T,
+        "one": 0.7 * q @ way.forward(z).T + 0.3 * back @ z.T,
+        "two": 0.4 * q @ way.forward(z).T + 0.6 * own @ z.T,
+    }
+    for kind, each in scores.items():
+        assert found["image"][kind] == pytest.approx((labels[each.argmax(axis=1)] == labels).mean(), abs=1e-5), kind
+    for kind, search in (("image", image_search), ("template", template_search)):
+        expected = search(new.queries, labels, new.gallery, labels).mean()
+        assert found[kind]["v2"] == pytest.approx(expected, abs=1e-5)
+    means = np.stack([np.hstack([way.forward(z), z])[labels == label].mean(axis=0) for label in range(5)])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    asked = np.hstack([0.7 * q, 0.3 * back])
+    assert found["template"]["one"] == pytest.approx(((asked @ means.T).argmax(axis=1) == labels).mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("protocol", ["image", "template"])
+def test_a_half_re_embedded_gallery_is_one_ranking(upgrades: ModuleType, protocol: str) -> None:
+    searched, way = pair(upgrades), translation().with_one_model()
+    order = np.random.default_rng(3).permutation(40)
+    found = searched.curve(way, order, protocol)
+    figures = upgrades.measure(searched, way)[protocol]
+    assert [found[0], found[-1]] == pytest.approx([figures["one"], figures["v2"]], abs=1e-5)
+    old, new, labels = searched.old, searched.new, searched.query_labels
+    q, z, own = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (new.queries, old.gallery, new.gallery))
+    assert way.forward is not None
+    assert way.backward is not None
+    scores = 0.7 * q @ way.forward(z).T + 0.3 * way.backward(q) @ z.T
+    renewed = np.isin(np.arange(40), order[:20])
+    scores[:, renewed] = (q @ own.T)[:, renewed]
+    if protocol == "image":
+        right = labels[scores.argmax(axis=1)] == labels
+        scaled = searched.curve(way, order, protocol, scaled=True)
+        assert scaled[0] == found[0]  # one version alone ranks as before
+        assert scaled[-1] == found[-1]
+    else:
+        long = np.hstack([way.forward(z), z]) / np.sqrt(2)
+        right_of = []
+        for label in range(5):
+            mine = (labels == label) & renewed
+            others = (labels == label) & ~renewed
+            length = np.sqrt((own[mine].sum(axis=0) ** 2).sum() + (long[others].sum(axis=0) ** 2).sum())
+            right_of.append(scores[:, labels == label].sum(axis=1) / length)
+        right = np.argmax(right_of, axis=0) == labels
+    assert found[upgrades.HALF] == pytest.approx(right.mean(), abs=1e-5)
+
+
+def test_vectors_that_are_least_certain_come_first(upgrades: ModuleType) -> None:
+    searched, way = pair(upgrades), translation()
+    assert way.uncertainty is not None
+    stored = searched.old.gallery / np.linalg.norm(searched.old.gallery, axis=1, keepdims=True)
+    order = np.argsort(-way.uncertainty(stored), kind="stable")
+    found = upgrades.measure(searched, way)["image"]
+    assert found["unsure"] == upgrades.area(searched.curve(way.with_one_model(), order, "image"))
+    assert found["area"] != found["unsure"]
+
+
+def paired(seed: int = 0, count: int = 400, noise: float = 0.05) -> tuple[Pairs, Any]:
+    """Pairs whose second space is the first one turned, and the turn."""
+    rng = np.random.default_rng(seed)
+    X = unit_rows(rng, count, 8)
+    turn = np.linalg.qr(rng.normal(size=(8, 8)))[0]
+    Y = X @ turn + noise * rng.normal(size=X.shape)
+    Y /= np.linalg.norm(Y, axis=1, keepdims=True)
+    return Pairs.checked(X, Y.astype(np.float32)), turn
+
+
+def test_rivals_map_the_query_and_nothing_else(upgrades: ModuleType) -> None:
+    pairs, turn = paired()
+    maps = upgrades.rival_maps(pairs)
+    assert set(maps) == {"rotation", "low-rank", "mlp"}
+    for name, one in maps.items():
+        assert np.einsum("ij,ij->i", one(pairs.Y), pairs.X).mean() > 0.95, name
+    assert np.allclose(maps["rotation"].layers[0].W, turn.T, atol=0.05)
+    searched = pair(upgrades, width=8)
+    way = translation(width=8)
+    found = upgrades.measure(searched, way, pairs)["image"]
+    q = searched.new.queries / np.linalg.norm(searched.new.queries, axis=1, keepdims=True)
+    z = searched.old.gallery / np.linalg.norm(searched.old.gallery, axis=1, keepdims=True)
+    hits = searched.gallery_labels[(maps["rotation"](q) @ z.T).argmax(axis=1)] == searched.query_labels
+    assert found["rotation"] == pytest.approx(hits.mean(), abs=1e-5)
+    assert {"fastfill", "unsure"} <= found.keys()
+
+
+def test_a_map_of_low_rank_is_the_best_of_its_rank(upgrades: ModuleType) -> None:
+    """Against singular vectors of the fitted values, where the penalty is nothing."""
+    rng = np.random.default_rng(0)
+    X = unit_rows(rng, 3000, 8)
+    Y = X @ (rng.normal(size=(8, 2)) @ rng.normal(size=(2, 5)))
+    Y = (Y / np.linalg.norm(Y, axis=1, keepdims=True)).astype(np.float32)
+    pairs = Pairs.checked(X, Y)
+    x, y = (rows - rows.mean(axis=0) for rows in (X.astype(float), Y.astype(float)))
+    W = np.linalg.lstsq(x, y, rcond=None)[0]
+    for rank in (1, 2, 4):
+        V = np.linalg.svd(x @ W, full_matrices=False)[2][:rank].T
+        layer = upgrades._of_rank(pairs, rank).layers[0]
+        assert np.allclose(layer.W, W @ V @ V.T, atol=1e-3)
+        assert np.linalg.matrix_rank(layer.W, tol=1e-4) == min(rank, 2)
+    chosen = upgrades.low_rank(pairs).layers[0].W
+    assert np.linalg.matrix_rank(chosen, tol=1e-4) == 2  # more is no better, and the smaller one is taken
+
+
+def test_fastfill_takes_vectors_first_that_the_map_gets_wrong(upgrades: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    X = unit_rows(rng, 2000, 8)
+    wrong = X[:, 0] > 0
+    Y = np.where(wrong[:, None], unit_rows(rng, 2000, 8), X)
+    pairs = Pairs.checked(X, Y)
+    order = upgrades.fastfill_order(Map.linear(np.eye(8)), pairs, X[:200])
+    assert wrong[order[:50]].mean() > 0.9
+    assert wrong[order[-50:]].mean() < 0.1
+    assert sorted(order.tolist()) == list(range(200))
+    again = upgrades.fastfill_order(Map.linear(np.eye(8)), pairs, X[:200])
+    assert np.array_equal(order, again)
+
+
+def test_a_translation_that_asks_in_one_way_is_measured_in_both(upgrades: ModuleType) -> None:
+    way = translation()
+    one, two = (upgrades.with_models(way, models) for models in ("one", "two"))
+    assert (one.one, one.two) == (0.7, None)
+    assert two.two == 0.4
+    assert upgrades.with_models(replace(way, one=None), "one").one == 0.6
+    assert upgrades.with_models(way.with_one_model(), "two").two == 0.6
+    assert upgrades.with_models(Translation.between_shared("v1", "v2"), "two").two == 0.0
+    assert upgrades.with_models(Translation.by_old_queries("v1", "v2"), "one") is None
+    searched = pair(upgrades)
+    found = upgrades.measure(searched, Translation.by_old_queries("v1", "v2"))
+    assert "one" not in found["image"]
+    assert found["image"]["two"] == found["image"]["v1"]
+
+
+def test_rivals_and_controls_have_names(upgrades: ModuleType) -> None:
+    assert {"free", "polaris", "hoc", "bct", "independent"} <= upgrades.WAYS.keys()
+    for way in upgrades.WAYS.values():
+        assert upgrades.create_method(way.method, **way.options).name == way.method
+    free = upgrades.create_method("vega", **upgrades.WAYS["free"].options)
+    assert "old model" not in free.needs
+    assert str(replace(upgrades.WAYS["free"], replay=True)).endswith(f"K={upgrades.CAPACITY} replay")
+    setting = upgrades.setting_of(replace(upgrades.WAYS["vega"], replay=True), upgrades.CASES["photos-30+30"])
+    assert setting["replay"] is True
 
 
 def test_a_spread_is_over_runs_within_cases(upgrades: ModuleType) -> None:
@@ -106,13 +274,17 @@ def test_a_spread_is_over_runs_within_cases(upgrades: ModuleType) -> None:
 
 
 def test_tables_fit_into_80_columns(upgrades: ModuleType) -> None:
-    figures = dict.fromkeys(upgrades.KINDS, 0.876) | {"v2/v1 - v1": -0.0456, "auto - v1": -0.0123}
+    kinds = (*upgrades.HEADLINE, *upgrades.DETAILS)
+    figures = dict.fromkeys(kinds, 0.876) | {"one - v1": -0.0456, "two - v1": -0.0123}
     gate = {"held out": "missing evidence", "labelled": "refuse"}
     run = {"case": max(upgrades.CASES, key=len), "image": figures, "template": figures, "gate": gate}
     text = upgrades.tables(upgrades.summarise([{**run, "seconds": [1234.5, 2345.6]}] * 10))
     assert max(map(len, text.splitlines())) <= 80
     assert "87.6  -4.6 [-4.6 -4.6]" in text
     assert "0/10/0      0/0/10" in text
+    unknown = {kind: value for kind, value in figures.items() if kind not in ("direct", "one", "one - v1")}
+    fewer = upgrades.tables(upgrades.summarise([{**run, "image": unknown, "template": unknown, "seconds": [1.0, 2.0]}]))
+    assert "     -" in fewer
 
 
 def test_finished_runs_are_not_repeated_and_missing_data_is_named(
@@ -125,7 +297,9 @@ def test_finished_runs_are_not_repeated_and_missing_data_is_named(
     case, way = small(upgrades), upgrades.Way("hoc", 50, {"lam": 0.5})
     monkeypatch.setattr(upgrades, "CASES", {"one": case, "two": upgrades.Case(**{**vars(case), "source": "birds"})})
     out, picture = tmp_path / "results" / "upgrades.json", tmp_path / "upgrades.png"
-    results = {seed: upgrades.run("one", case, seed, way, data, "cpu") for seed in (1, 2)}
+    figures = upgrades.measure(pair(upgrades), translation())
+    facts = {"gate": {"held out": "pass", "labelled": "refuse"}, "seconds": [1.0, 2.0], "definition": case.described()}
+    results = {seed: {"case": "one", "seed": seed, "way": str(way), **figures, **facts} for seed in (1, 2)}
     out.parent.mkdir()
     keyed = {f"one seed={seed} hoc lam=0.5 K=50 epochs=1": result for seed, result in results.items()}
     out.write_text(json.dumps({"runs": keyed}))
@@ -144,6 +318,7 @@ def test_finished_runs_are_not_repeated_and_missing_data_is_named(
 
 def test_searched_classes_and_cases_set_aside(upgrades: ModuleType) -> None:
     assert sum(case.confirm for case in upgrades.CASES.values()) == 5
+    assert {"characters-60+60", "characters-more"} <= upgrades.CASES.keys()
     for case in upgrades.CASES.values():
         assert case.new or case.more
         assert 1000 <= case.searched * case.queries <= 2000

@@ -23,9 +23,8 @@ from fixstar.evaluation import (
     cross_test,
     gallery_query_split,
     sample_pairs,
-    verdicts,
 )
-from fixstar.geometry import slerp, unit
+from fixstar.evaluation.evidence import verdicts
 from fixstar.wording import percent
 
 QUERY_LABELS, GALLERY_LABELS = np.arange(200) % 5, np.arange(100) % 5
@@ -123,25 +122,6 @@ def test_every_protocol(files: list[str], protocol: str) -> None:
     assert found["protocol"] == protocol
     assert found["matrix"][1] == expected.matrix[1].tolist()
     assert found["AC"] == expected.summary()["AC"]
-
-
-@pytest.mark.parametrize("protocol", ["image", "template", "map"])
-def test_queries_by_two_models_have_a_row_of_their_own(files: list[str], protocol: str, tmp_path: Path) -> None:
-    old, new = (replace(one, queries=unit(one.queries), gallery=unit(one.gallery)) for one in features())
-    both = replace(new, queries=slerp(old.queries, new.queries, 0.3), gallery=old.gallery)
-    expected = cross_test([old, both], QUERY_LABELS, GALLERY_LABELS, protocol)
-    words = [*files, "--protocol", protocol, "--blend", "0.3"]
-    (found,) = answer(*words, "--report", tmp_path / "report")["blended"]
-    assert (found["query"], found["gallery"]) == ("new with old 0.3", "old")
-    assert found["cross"] == pytest.approx(expected.matrix[1, 0])
-    assert found["low"] == pytest.approx(verdicts(expected)[1, 0].low, abs=1e-9)
-    assert percent(expected.matrix[1, 0]) in next(
-        line for line in fixstar("evaluate", *words).splitlines() if "new with old 0.3" in line
-    )
-    table = json.loads((tmp_path / "report" / "report.json").read_text())["tables"][-1]
-    assert table["rows"]["new with old 0.3, on old's gallery"][2] == found["cross"]
-    with pytest.raises(FixstarError, match="alpha is a share"):
-        fixstar("evaluate", *files, "--blend", "2")
 
 
 def test_confidence_and_classes_change_the_evidence(files: list[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from test_batches import PLAIN, images, lane
 
-from fixstar.data import Augmentation, Batches, ImageSet, from_arrays
+from fixstar.data import Augmentation, Batches, ImageSet, augmented_views, from_arrays
 from fixstar.data.batches import BatchSource
 from fixstar.data.formats import image_folder
 from fixstar.data.pixels import ResidentPixels
@@ -48,6 +48,28 @@ def test_the_views_are_different_crops() -> None:
     halves = [(batch.pixels[:6], batch.pixels[6:]) for batch in batches(2).epoch(0)]
     differ = [not torch.equal(a, b) for first, second in halves for a, b in zip(first, second, strict=True)]
     assert np.mean(differ) > 0.8  # 5 x 5 offsets and a flip: one pair in fifty is the same
+
+
+def test_views_of_images_are_crops_of_the_padded_image_drawn_by_the_seed() -> None:
+    pixels = np.asarray(images(9).images)
+    augmentation = Augmentation(crop_padding=2, fill=7)
+    views = augmented_views(pixels, augmentation, 3, seed=4)
+    height, width = pixels.shape[1:3]
+    assert views.shape == (27, *pixels.shape[1:])
+    padded = np.pad(pixels, ((0, 0), (2, 2), (2, 2), (0, 0)), constant_values=7)
+    flipped = 0
+    for row, view in enumerate(views):
+        source = padded[row % 9]  # view by view
+        crops = [source[y : y + height, x : x + width] for y in range(5) for x in range(5)]
+        upright = any(np.array_equal(view, crop) for crop in crops)
+        mirrored = any(np.array_equal(view, crop[:, ::-1]) for crop in crops)
+        assert upright or mirrored
+        flipped += not upright
+    assert 4 < flipped < 23
+    assert np.array_equal(views, augmented_views(pixels, augmentation, 3, seed=4))
+    assert not np.array_equal(views, augmented_views(pixels, augmentation, 3, seed=5))
+    still = augmented_views(pixels, Augmentation(crop_padding=0, flip=False), 2)
+    assert np.array_equal(still, np.concatenate([pixels, pixels]))
 
 
 def test_the_second_view_is_rotated_by_its_turns() -> None:

@@ -36,6 +36,7 @@ from fixstar.training import (
     train_version,
     version_features,
 )
+from fixstar.translation import Pairs, fit_map
 
 OLD, NEW = [str(digit) for digit in range(5)], [str(digit) for digit in range(5, 10)]
 SETTINGS = Settings(
@@ -249,6 +250,24 @@ def _polaris(seed: int) -> list[Claim]:
     return [Claim("nearness", nearness(held), nearness(free), 0.17), Claim("cross", cross(held), cross(free), 0.01)]
 
 
+def mapped_back(pair: Pair) -> float:
+    """The mean cosine of new features, mapped by a ridge of the training images, and the old ones of the same image."""
+    images = digits()[0].images
+    back = fit_map("ridge", Pairs.checked(pair.new.encode(images), pair.old.encode(images))).map
+    return float((back(vectors(pair.new, OLD + NEW)) * vectors(pair.old, OLD + NEW)).sum(axis=1).mean())
+
+
+def _vega(seed: int) -> list[Claim]:
+    """It is not held at the old features, yet they can be read from it."""
+    pair = trained("vega", seed, rotated=False)
+    headless = trained("vega", seed, rotated=False, head=0.0, contrast=0.0)
+    held = trained("polaris", seed, rotated=False)
+    return [
+        Claim("mapped back", mapped_back(pair), mapped_back(headless), 0.01),
+        Claim("self-test", crossed(pair)[1, 1], crossed(held)[1, 1], 0.12),
+    ]
+
+
 def _er(seed: int) -> list[Claim]:
     with_memory, without = trained("er", seed), trained("er", seed, remembered=0)
     return [
@@ -338,6 +357,7 @@ SIGNATURES: dict[str, Callable[[int], list[Claim]]] = {
     "lwf": _beats("lwf", "ift", {follows: 0.1}),
     "podnet": _beats("podnet", "podnet", {same_maps: 0.07, nearness: 0.08}, spatial=0.0, flat=0.0),
     "polaris": _polaris,
+    "vega": _vega,
 }
 
 

@@ -30,6 +30,7 @@ Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
 # changed, and run again), 7 to 9 were looked at by an independent reader, 10 to 12 are fresh. A run on any of them is
 # noted in benchmarks/looks.json.
 SET_ASIDE_ORDERS = {"cifar100": range(4, 13)}
+_OF_CHOICE = ("capacity", "epochs", "translate")  # of a method in the catalogue; all else are its options
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -88,14 +89,26 @@ class Tasks:
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method with the options that the paper gives it."""
+    """A method with the options that the paper gives it; for our own also what else belongs to the setting.
+
+    ``capacity`` and ``epochs`` replace the benchmark's. ``translate`` says whether old vectors are searched through
+    translations too; None leaves it to the method.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    capacity: int | None = None
+    epochs: int | None = None
+    translate: bool | None = None
 
     def create(self) -> Method:
         """The method, ready for a scenario."""
         return create_method(self.name, **self.options)
+
+    def described(self) -> dict[str, Any]:
+        """What it sets: options, and what it replaces of the benchmark."""
+        own = {name: getattr(self, name) for name in _OF_CHOICE}
+        return {**self.options, **{name: value for name, value in own.items() if value is not None}}
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,7 @@ class Replacement:
 class Benchmark:
     """One experiment of the papers, as data.
 
+    ``methods`` are those of the paper's table, ``ours`` settings of our own methods, which run only if they are named.
     ``pretraining`` is the dataset that replacements are pre-trained on, and how many of its classes the last of them
     sees. ``pairs`` are (genuine, impostor), None if the dataset has its own. ``orders`` are seeds of the class order,
     None the dataset's own. ``ablations`` are named variants, ``note`` says what a paper leaves open and what is assumed
@@ -152,6 +166,7 @@ class Benchmark:
     model_selection: bool = False
     partial_backfill: bool = False
     pretraining_classes: int = 0
+    ours: Mapping[str, MethodChoice] = field(default_factory=dict)
     note: str = ""
 
     def settings(self, seed: int = 0, device: str = "auto") -> Settings:
@@ -205,14 +220,20 @@ def _recipe(values: Mapping[str, Any]) -> Recipe:
 
 
 def _methods(values: Mapping[str, Mapping[str, Any]]) -> dict[str, MethodChoice]:
-    plain = {key: {"method": key, **options} for key, options in values.items()}
-    return {key: MethodChoice(options.pop("method"), options) for key, options in plain.items()}
+    return {key: _choice({"method": key, **fields}) for key, fields in values.items()}
+
+
+def _choice(fields: Mapping[str, Any]) -> MethodChoice:
+    own = {name: value for name, value in fields.items() if name in _OF_CHOICE}
+    options = {name: value for name, value in fields.items() if name not in (*_OF_CHOICE, "method")}
+    return MethodChoice(fields["method"], options, **own)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "tasks": _tasks,
     "recipe": _recipe,
     "methods": _methods,
+    "ours": _methods,
     "augmentation": lambda values: Augmentation(**values),
     "preprocessing": lambda values: Preprocessing(**{**_IMAGENET, **values}),
     "orders": lambda values: tuple(order or None for order in values),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.benchmarks.catalogue import Benchmark
-from fixstar.benchmarks.plan import changed_settings, file_stem, method_choice
+from fixstar.benchmarks.plan import changed_settings, file_stem, method_choice, translation_words, usual_capacity
 from fixstar.benchmarks.published import Figure, Row, published
 from fixstar.benchmarks.result import METRICS, RunResult
 from fixstar.evaluation.compatibility import Spread, summarise, summarise_matrices
@@ -95,7 +95,7 @@ def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
         key = (result.method, _special(benchmark, result), _orders(benchmark, result), result.epochs)
         groups.setdefault(key, []).append(result)
     columns = [*METRICS, *sorted({name for entry in theirs.values() for name in entry.values if name.startswith("C[")})]
-    order = {name: place for place, name in enumerate([*theirs, *benchmark.methods])}
+    order = {name: place for place, name in enumerate([*theirs, *benchmark.methods, *benchmark.ours])}
     lines = [
         _line(*key, runs, theirs.get(key[0]), columns)
         for key, runs in sorted(groups.items(), key=lambda item: (order.get(item[0][0], len(order)), item[0]))
@@ -136,7 +136,8 @@ def _special(benchmark: Benchmark, result: RunResult) -> tuple[str, ...]:
     asked = result.settings["method"]["options"]
     words = [f"{key}={value}" for key, value in asked.items() if usual.get(key) != value]
     capacity = result.settings["capacity"]
-    words += [f"K={capacity}"] if capacity != benchmark.capacity else []
+    words += [f"K={capacity}"] if capacity != usual_capacity(benchmark, result.method) else []
+    words += translation_words(benchmark, result.method, result.settings.get("translation", {}).get("weight"))
     return (*words, *(f"{key}={value}" for key, value in changed_settings(benchmark, result.settings).items()))
 
 

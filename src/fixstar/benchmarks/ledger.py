@@ -171,12 +171,14 @@ def set_aside(run: Run) -> str:
 def setting_of(run: Run) -> dict[str, Any]:
     """How a run is trained: with all options of its method, also those that were not given."""
     settings = run.settings()
+    translation = {"translated": run.weight} if run.translated else {}
     return {
-        "method": run.method,
+        "method": run.choice.name,
         "options": dict(run.create().options),
         "capacity": settings.capacity,
         "epochs": settings.recipe.epochs,
         **run.changes,
+        **translation,
     }
 
 

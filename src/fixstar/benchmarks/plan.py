@@ -23,14 +23,19 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.training import Recipe, Settings
+from fixstar.translation.translation import USUAL
 
+SEARCHES = ("template", "image")  # protocols that translations are measured by
 _RECIPE = ("learning_rate", "weight_decay")
 SETTINGS = (*_RECIPE, "replay_per_class", "length")  # that a run may change; the last is of fixed prototypes
 
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one benchmark, in one class order, with one seed; the other fields replace the catalogue's."""
+    """One method on one benchmark, in one class order, with one seed; the other fields replace the catalogue's.
+
+    ``translate`` asks for translations or declines them; None leaves it to the catalogue. ``weight`` is their w.
+    """
 
     benchmark: Benchmark
     method: str
@@ -40,8 +45,17 @@ class Run:
     capacity: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, float] = field(default_factory=dict)
+    translate: bool | None = None
+    weight: float = USUAL
 
     def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1:
+            raise InputError(f"the weight of a translation lies between 0 and 1, got {self.weight}")
+        if self.translate and not searches(self.benchmark):
+            raise InputError(
+                f"{self.benchmark.name} is not judged by {' or '.join(SEARCHES)}, so there is no search to translate; "
+                "run it without translations"
+            )
         for name, value in (("class order", self.class_order), ("seed", self.seed)):
             if value < 0:
                 raise InputError(f"a {name} is a number from 0 on, got {value}")
@@ -69,7 +83,13 @@ class Run:
 
     def shortened(self, recipe: Recipe) -> Recipe:
         """A recipe with the changed number of epochs, if any."""
-        return recipe if self.epochs is None else recipe.shortened(self.epochs)
+        epochs = self.choice.epochs if self.epochs is None else self.epochs
+        return recipe if epochs is None else recipe.shortened(epochs)
+
+    @property
+    def translated(self) -> bool:
+        """Whether old vectors are searched through translations too."""
+        return usually_translated(self.benchmark, self.method) if self.translate is None else self.translate
 
     def pretraining(self, model: Replacement) -> Recipe:
         """The recipe of a replacement, shortened or lengthened as the benchmark's own."""
@@ -82,18 +102,19 @@ class Run:
         usual, asked = method_choice(self.benchmark, self.method).create().options, self.create().options
         parts = [file_stem(self.benchmark.name), self.method]
         parts += [f"{key}={_short(value)}" for key, value in asked.items() if usual.get(key) != value]
-        if self.capacity not in (None, self.benchmark.capacity):
+        if self.settings().capacity != usual_capacity(self.benchmark, self.method):
             parts.append(f"K={self.capacity}")
+        parts += translation_words(self.benchmark, self.method, self.weight if self.translated else None)
         parts += [f"{key}={_short(value)}" for key, value in changed_settings(self.benchmark, self.settings()).items()]
         parts += [f"order{self.class_order}", f"seed{self.seed}"]
-        if self.recipe.epochs != self.benchmark.recipe.epochs:
+        if self.recipe.epochs != usual_epochs(self.benchmark, self.method):
             parts.append(f"e{self.recipe.epochs}")
         return "__".join(parts)
 
     def settings(self, device: str = "auto") -> Settings:
         """The training settings."""
         usual = self.benchmark.settings(self.seed, device)
-        capacity = usual.capacity if self.capacity is None else self.capacity
+        capacity = usual_capacity(self.benchmark, self.method) if self.capacity is None else self.capacity
         settings = replace(usual, recipe=self.recipe, capacity=capacity)
         if "replay_per_class" in self.changes:
             settings = replace(settings, replay_per_class=int(self.changes["replay_per_class"]))
@@ -119,6 +140,8 @@ def plan(
     capacity: int | None = None,
     options: Mapping[str, Any] | None = None,
     changes: Mapping[str, float] | None = None,
+    translate: bool | None = None,
+    weight: float = USUAL,
 ) -> list[Run]:
     """Every method in every class order with every seed; by default the benchmark's methods and orders.
 
@@ -146,9 +169,23 @@ def plan(
         fixed = CLASSIFIERS[method.classifier].fixed
         mine = {key: value for key, value in wanted.items() if key in method.options}
         changed = {key: value for key, value in (changes or {}).items() if fixed or key != "length"}
-        runs.append(Run(benchmark, name, order, seed, epochs, capacity if fixed else None, mine, changed))
-        runs[-1].create()  # refuses a wrong value before anything is trained
-        runs[-1].settings()
+        run = Run(
+            benchmark,
+            name,
+            order,
+            seed,
+            epochs=epochs,
+            capacity=capacity if fixed else None,
+            options=mine,
+            changes=changed,
+            translate=translate,
+            weight=weight,
+        )
+        run.create()  # refuses a wrong value before anything is trained
+        run.settings()
+        runs.append(run)
+    if weight != USUAL and not any(run.translated for run in runs):
+        raise InputError(f"the weight {weight} is of translations, and no run has any; ask for translations too")
     return list({run.name: run for run in runs}.values())
 
 
@@ -195,10 +232,50 @@ def file_stem(benchmark: str) -> str:
 
 def method_choice(benchmark: Benchmark, method: str) -> MethodChoice:
     """The method as the catalogue has it for this benchmark, or with its own defaults if it is not in there."""
-    choice = benchmark.methods.get(method, MethodChoice(method))
+    known = {**benchmark.methods, **benchmark.ours}
+    choice = known.get(method, MethodChoice(method))
     if choice.name not in METHODS:
-        raise UnknownNameError("method", method, {*METHODS, *benchmark.methods})
+        raise UnknownNameError("method", method, {*METHODS, *known})
     return choice
+
+
+def usual_capacity(benchmark: Benchmark, method: str) -> int:
+    """K as the catalogue has it: the method's own, or the benchmark's."""
+    own = method_choice(benchmark, method).capacity
+    return benchmark.capacity if own is None else own
+
+
+def usual_epochs(benchmark: Benchmark, method: str) -> int:
+    """Epochs per version as the catalogue has them: the method's own, or the benchmark's."""
+    own = method_choice(benchmark, method).epochs
+    return benchmark.recipe.epochs if own is None else own
+
+
+def usually_translated(benchmark: Benchmark, method: str) -> bool:
+    """Whether old vectors are translated if nothing is said: as the catalogue has it, else where they must be."""
+    choice = method_choice(benchmark, method)
+    wanted = choice.create().own_space if choice.translate is None else choice.translate
+    return wanted and searches(benchmark)
+
+
+def searches(benchmark: Benchmark) -> bool:
+    """Whether a benchmark is judged by searches that a translation can take part in."""
+    return any(protocol in SEARCHES for protocol in benchmark.protocols)
+
+
+def translation_words(benchmark: Benchmark, method: str, weight: float | None) -> list[str]:
+    """What is special about a run's translations of this weight, or about a run without them (None).
+
+    >>> from fixstar.benchmarks import benchmark
+    >>> seven = benchmark("cifar100-10/7")
+    >>> translation_words(seven, "hoc", 0.6), translation_words(seven, "vega", None)
+    (['translated'], ['untranslated'])
+    """
+    usual = usually_translated(benchmark, method)
+    if weight is None:
+        return ["untranslated"] if usual else []
+    words = [] if usual else ["translated"]
+    return [*words, f"w={_short(weight)}"] if weight != USUAL else words
 
 
 def _short(value: object) -> str:

@@ -17,6 +17,8 @@ from fixstar.evaluation import summary
 from fixstar.evaluation.compatibility import lower_triangle
 
 METRICS = ("AC", "AA", "ACA", "BC", "FC")
+TRANSLATED = ("translated", "translated, two models")
+"""What protocols of a translated run are called: "image, translated" has one model per query, the other one two."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class RunResult:
     """The record of a run.
 
     ``protocols`` holds the ``matrix`` (lower-triangular fractions), AC, AA, ACA, BC and FC of each protocol. The
-    seconds leave out work that was lost in a kill.
+    seconds leave out work that was lost in a kill; those of evaluation count embedding, translating and measuring.
     """
 
     benchmark: str

@@ -5,6 +5,7 @@ Each run has its own folder in the work folder:
 ../pretrained/  models that were trained before the tasks, shared by the runs
 run/            the scenario's run directory: finished versions, memory, checkpoint
 features/       vectors of queries and gallery by finished versions; removed at the end
+translations/   between finished versions, if old vectors are translated
 progress.json   seconds and losses so far, and the number of restarts
 log.txt         its output, if it ran as one of several jobs
 """
@@ -16,7 +17,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,9 @@ from numpy.typing import NDArray
 from fixstar import __version__
 from fixstar.benchmarks.catalogue import Benchmark, Replacement
 from fixstar.benchmarks.datasets import Protocol, dataset
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.result import RunResult, measured
+from fixstar.benchmarks.plan import SEARCHES, Run
+from fixstar.benchmarks.result import TRANSLATED, RunResult, measured
+from fixstar.benchmarks.translations import VIEWS, embedded, fit_translations, read_translation
 from fixstar.data import ImageSet, TaskStream, class_order
 from fixstar.durable import exclusive, replace_json
 from fixstar.errors import CheckpointError
@@ -47,7 +49,7 @@ from fixstar.evaluation import (
     templates,
 )
 from fixstar.evaluation.compatibility import lower_triangle
-from fixstar.evaluation.features import blended_version, save_arrays
+from fixstar.evaluation.features import save_arrays
 from fixstar.methods import Method, Scenario, create_method
 from fixstar.models import Encoder
 from fixstar.training import (
@@ -59,6 +61,7 @@ from fixstar.training import (
     train_version,
 )
 from fixstar.training.version import VersionPlan
+from fixstar.translation import Translation, score
 
 PAIRS_SEED = 0  # the same pairs in every run
 
@@ -146,17 +149,27 @@ class Searched:
         means, _ = templates(version.gallery, self.gallery.labels, self.protocol.media)
         return replace(version, queries=means, gallery=means)
 
-    def two_models(
-        self, versions: Sequence[VersionFeatures], protocols: Sequence[str], device: str | None = None
+    def translated(
+        self,
+        versions: Sequence[VersionFeatures],
+        way: Callable[[int, int], Translation],
+        plain: Mapping[str, NDArray[np.float64]],
+        device: str | None = None,
     ) -> dict[str, NDArray[np.float64]]:
-        """C[t, k] by protocol, with the queries of t and k blended half and half (slerp) on k's gallery."""
-        matrices = {name: np.full((len(versions), len(versions)), np.nan) for name in protocols}
+        """C[t, k] through ``way(k, t)`` by the protocols of ``plain``, with one model per query and with two.
+
+        A version's own gallery needs no translation: C[k, k] is that of ``plain``.
+        """
+        itself = np.eye(len(versions), dtype=bool)
+        found = {f"{name}, {how}": np.where(itself, C, np.nan) for name, C in plain.items() for how in TRANSLATED}
         for t, new in enumerate(versions):
-            for k, old in enumerate(versions[: t + 1]):
-                both = new if k == t else blended_version(old, new, 0.5)
-                for name, matrix in matrices.items():
-                    matrix[t, k] = self.matrix([both], name, device)[0, 0]
-        return matrices
+            for k, old in enumerate(versions[:t]):
+                with_two = way(k, t)
+                for how, asked in zip(TRANSLATED, (with_two.with_one_model(), with_two), strict=True):
+                    view = score.translated(asked, old, new)
+                    for name in plain:
+                        found[f"{name}, {how}"][t, k] = self.matrix([view], name, device)[0, 0]
+        return found
 
     def over_draws(
         self, versions: Sequence[VersionFeatures], protocol: str, counts: tuple[int, int], draws: int = 50
@@ -200,7 +213,6 @@ def _rows_of(
 
 _PAIRS = ("first", "second", "same")
 _SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
-_BLENDED = 1 << 33  # numbers in the queries by two models of all pairs: beyond it they take longer than training
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
 
@@ -284,9 +296,6 @@ def _pretraining_images(run: Run, data: Path) -> Iterator[tuple[Replacement, Ima
         yield model, replace(seen, classes=tuple(f"{name}: {one}" for one in seen.classes))
 
 
-_PIXELS = 1 << 20  # embedded at a time, in 256 to 1024 images: a GPU waits for the host after each batch
-
-
 @dataclass
 class Progress:
     """The progress of a run, on disk: one record per finished version, and the current stage."""
@@ -344,27 +353,40 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
         features.append(_features(version, searched, folder / "features" / f"{version.name}.npz", progress))
         record = state.versions[version.number - 1]
         record.setdefault("seconds_embedding", round(time.monotonic() - started, 2))
+        if run.translated:
+            state.save(f"translating to {version.name}")
+            started = time.monotonic()
+            fit_translations(
+                version,
+                stream,
+                settings,
+                folder,
+                lifelong=_is_lifelong(run),
+                shared=run.create().shares_space,
+                weight=run.weight,
+            )
+            record.setdefault("seconds_translating", round(time.monotonic() - started, 2))
         state.save(f"training v{version.number + 1}" if version.number < len(stream) else "measuring")
     started = time.monotonic()
     found_on = str(settings.torch_device()) if settings.torch_device().type == "cuda" else None
-    protocols = {
-        name: measured(searched.matrix(features, name, found_on), ties=name == "verification-published")
-        for name in run.benchmark.protocols
-    }
+    matrices = {name: searched.matrix(features, name, found_on) for name in run.benchmark.protocols}
+    if run.translated:
+        plain = {name: matrix for name, matrix in matrices.items() if name in SEARCHES}
+        matrices |= searched.translated(features, partial(_translation, folder), plain, found_on)
+    protocols = {name: measured(matrix, ties=name == "verification-published") for name, matrix in matrices.items()}
     if run.benchmark.pairs is not None:
         for name in [name for name in protocols if name.startswith("verification")]:
             protocols[name]["over_draws"] = searched.over_draws(features, name, run.benchmark.pairs)
-    one_width = len({version.width for version in features}) == 1
-    moved = any(version.adapt for version in features)  # such a gallery has no queries of its own
-    if one_width and not moved and math.comb(len(features), 2) * features[0].queries.size <= _BLENDED:
-        searches = [name for name in protocols if name in ("template", "image")]
-        for name, matrix in searched.two_models(features, searches, found_on).items():
-            protocols[f"{name}, two models"] = measured(matrix)
     if run.benchmark.partial_backfill:
         protocols["rank1"]["backfill"] = searched.backfilled(features[0], features[-1])
     result = _result(run, stream, settings, state, protocols, time.monotonic() - started)
     shutil.rmtree(folder / "features")
     return result
+
+
+def _translation(folder: Path, source: int, target: int) -> Translation:
+    """The translation between two versions by their place, from 0."""
+    return read_translation(folder, source + 1, target + 1)
 
 
 def _versions(
@@ -418,14 +440,10 @@ def _features(version: Version, searched: Searched, path: Path, progress: bool) 
     """Short forms of queries and gallery; after a restart they are read back."""
     encoder = version.encoder
     if not path.exists():
-        batch = min(1024, max(256, _PIXELS // math.prod(encoder.preprocessing.size)))
         sets = {"gallery": searched.gallery}
         if searched.queries is not searched.gallery:
             sets["queries"] = searched.queries
-        arrays = {
-            name: encoder.encode(images.images, batch_size=batch, form="short", progress=progress)
-            for name, images in sets.items()
-        }
+        arrays = {name: embedded(encoder, images.images, progress) for name, images in sets.items()}
         save_arrays(path, arrays)
     with np.load(path, allow_pickle=False) as content:
         gallery = content["gallery"]
@@ -438,13 +456,18 @@ def _result(
     run: Run, stream: TaskStream, settings: Settings, state: Progress, protocols: dict[str, Any], measuring: float
 ) -> RunResult:
     training = sum(version["seconds"] for version in state.versions)
-    evaluation = sum(version["seconds_embedding"] for version in state.versions) + measuring
+    kinds = ("seconds_embedding", "seconds_translating")
+    evaluation = sum(version.get(kind, 0) for version in state.versions for kind in kinds) + measuring
     method, device = run.create(), settings.torch_device()
     is_gpu = device.type == "cuda"
     return RunResult(
         benchmark=run.benchmark.name,
         method=run.method,
-        settings={"method": {"name": method.name, "options": dict(method.options)}, **settings.to_json()},
+        settings={
+            "method": {"name": method.name, "options": dict(method.options)},
+            **settings.to_json(),
+            **({"translation": {"weight": run.weight, "views": VIEWS}} if run.translated else {}),
+        },
         tasks=[len(task.images.classes) for task in stream],
         class_order=run.class_order,
         seed=run.seed,

@@ -9,13 +9,19 @@ from pathlib import Path
 from fixstar.benchmarks.comparison import Comparison, Line
 from fixstar.benchmarks.plan import file_stem
 from fixstar.benchmarks.published import Figure
-from fixstar.benchmarks.result import METRICS, RunResult
+from fixstar.benchmarks.result import METRICS, TRANSLATED, RunResult
 from fixstar.evaluation import accuracy_panels, side_by_side
 from fixstar.evaluation.compatibility import format_spread
 from fixstar.evaluation.curves import COLOURS, accuracy_curves, metric_curve
 
 _FRACTIONS = {"AC": 2, "BC": 3, "FC": 3}  # digits; the others are percent, as most tables print them
 _NOTHING = "—"
+_TRANSLATED = (
+    "Old vectors translated. These rows see more than the tables above: they keep every older model, embed the images "
+    "that a version was trained on with each (no other image), and fit a map from its vectors to the newest model's. "
+    "With two models the older one also embeds every query:"
+)
+_SLERPS = "Queries by two models in older runs, the old and the new one's halfway on the great circle (slerp):"
 
 
 def table_of(
@@ -36,15 +42,17 @@ def table_of(
 
 
 def tables_of(comparison: Comparison) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Title, head and rows: what the paper prints, what else was measured, and queries by two models."""
+    """Title, head and rows: what the paper prints, what else was measured, translations, and slerps of older runs."""
     main = list(comparison.printed_columns)
     yield "", *table_of(comparison, main)
     rest = [name for name in comparison.columns if name not in main]
     if rest and any(line.runs for line in comparison.lines):
         yield "Also measured, not in the paper's table:", *table_of(comparison, rest)
-    if blended := list(dict.fromkeys(name for line in comparison.lines for name in line.ours if "two models" in name)):
-        title = "Queries by two models, the old and the new one's blended half and half:"
-        yield title, *table_of(comparison, METRICS[:3], blended)
+    measured = dict.fromkeys(name for line in comparison.lines for name in line.ours)
+    if translated := [name for name in measured if name.endswith(TRANSLATED)]:
+        yield _TRANSLATED, *table_of(comparison, METRICS[:3], translated)
+    if slerps := [name for name in measured if name.endswith(", two models") and name not in translated]:
+        yield _SLERPS, *table_of(comparison, METRICS[:3], slerps)
 
 
 def figure_text(figure: Figure, column: str) -> str:
@@ -109,6 +117,7 @@ def what_differs(comparison: Comparison) -> list[str]:
     shorter = sorted({line.epochs for line in lines if line.epochs is not None} - {whole})
     found += [f"Epochs per version: {epochs} instead of {whole}, milestones in proportion." for epochs in shorter]
     found += _settings(lines)
+    found += _ours(comparison, lines)
     found += _not_judged(comparison, lines)
     found += _about_figures(comparison)
     absent = list(dict.fromkeys(line.method for line in comparison.lines if not line.runs))
@@ -124,6 +133,16 @@ def _settings(lines: Sequence[Line]) -> list[str]:
         if line.special and (asked := ", ".join(line.special)) not in words:
             words.append(asked)
     return [f"{method}: {'; '.join(words)} instead of the paper's." for method, words in by_method.items() if words]
+
+
+def _ours(comparison: Comparison, lines: Sequence[Line]) -> list[str]:
+    """What our own settings of the catalogue are, where they were run."""
+    found = []
+    for method in dict.fromkeys(line.method for line in lines):
+        if choice := comparison.benchmark.ours.get(method):
+            words = ", ".join(f"{key}={value}" for key, value in choice.described().items())
+            found.append(f"{method}: {choice.name} with {words}, a setting of ours.")
+    return found
 
 
 def _not_judged(comparison: Comparison, lines: Sequence[Line]) -> list[str]:

@@ -96,6 +96,7 @@ def _details(entry: Benchmark, data: Path) -> dict[str, Any]:
         "gallery": f"{entry.evaluation}, {entry.gallery_split}",
         "pairs": entry.pairs,
         "methods": {key: choice.options for key, choice in entry.methods.items()},
+        "ours": {key: choice.described() for key, choice in entry.ours.items()},
         "class orders": [order or 0 for order in entry.orders],
         "variants": {key: list(values) for key, values in entry.ablations.items()},
         "note": entry.note,
@@ -129,6 +130,7 @@ def _words(value: object) -> str:
 @verb(
     "fixstar bench run cifar100-10/7 --data DATA --method hoc --method er --orders 3 --jobs 4",
     "fixstar bench run cifar100-10/16 --data DATA --method hoc --option lam=0.25 --capacity 1000 --epochs 40",
+    "fixstar bench run cifar100-10/7 --data DATA --method polaris-translated --method vega",
     group=bench_app,
 )
 def run(
@@ -155,6 +157,17 @@ def run(
         list[str] | None,
         typer.Option(help="weight_decay, learning_rate, replay_per_class or length (of prototypes): length=0.1."),
     ] = None,
+    translate: Annotated[
+        bool | None,
+        typer.Option(
+            "--translate/--no-translate",
+            help="Fit translations, and search old vectors through them too.",
+            show_default="for methods that need them",
+        ),
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="w of the translations, from 0 to 1.", show_default="0.6")
+    ] = None,
     work: Annotated[Path, typer.Option(help="Folder for unfinished runs.")] = Path("bench-work"),
     results: Annotated[Path, typer.Option(help="Folder for results: one JSON file per run.")] = RESULTS,
     ledger: Annotated[
@@ -173,6 +186,7 @@ def run(
     from fixstar.benchmarks.jobs import Folders
     from fixstar.benchmarks.ledger import default_path, warnings_of
     from fixstar.benchmarks.plan import plan
+    from fixstar.translation.translation import USUAL
 
     entry = benchmark(name)
     runs = plan(
@@ -184,6 +198,8 @@ def run(
         capacity=capacity,
         options=dict(key_value(text, "--option", "lam=0.25") for text in option or []),
         changes=dict(key_value(text, "--setting", "length=0.1") for text in setting or []),
+        translate=translate,
+        weight=USUAL if weight is None else weight,
     )
     folders = Folders(data, work, results, ledger or default_path())
     for sentence in warnings_of([one for one in runs if not folders.result(one).exists()], folders.ledger):
@@ -246,6 +262,10 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
     words = ["--order", str(one.class_order), "--seed", str(one.seed)]
     words += [] if one.epochs is None else ["--epochs", str(one.epochs)]
     words += [] if one.capacity is None else ["--capacity", str(one.capacity)]
+    if one.translate is not None:
+        words.append("--translate" if one.translate else "--no-translate")
+    if one.translated:
+        words += ["--weight", str(one.weight)]
     words += [word for key, value in one.changes.items() for word in ("--setting", f"{key}={value}")]
     words += [word for key, value in one.options.items() for word in ("--option", f"{key}={json.dumps(value)}")]
     words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
@@ -332,16 +352,20 @@ def _commands(comparison: Comparison) -> list[str]:
 
 
 def _options(entry: Benchmark, line: Line) -> tuple[str, ...]:
-    from fixstar.benchmarks.plan import SETTINGS
+    from fixstar.benchmarks.plan import SETTINGS, usual_epochs
 
+    known = {"translated": "--translate", "untranslated": "--no-translate"}
+    translation = [known[word] for word in line.special if word in known]
+    translation += [f"--weight {word.removeprefix('w=')}" for word in line.special if word.startswith("w=")]
     settings = [word for word in line.special if word.partition("=")[0] in SETTINGS]
-    options = [word for word in line.special if not word.startswith("K=") and word not in settings]
     capacity = [word.removeprefix("K=") for word in line.special if word.startswith("K=")]
-    epochs = [] if line.epochs == entry.recipe.epochs else [f"--epochs {line.epochs}"]
+    others = ("K=", "w=", *known, *settings)
+    options = [word for word in line.special if not word.startswith(others)]
+    epochs = [] if line.epochs == usual_epochs(entry, line.method) else [f"--epochs {line.epochs}"]
     orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
     listed = [*_asked("order", orders, first=1), *_asked("seed", seeds, first=0)]
     changed = [f"--capacity {k}" for k in capacity] + [f"--setting {word}" for word in settings]
-    return (*listed, *epochs, *changed, *(f"--option {word}" for word in options))
+    return (*listed, *epochs, *changed, *translation, *(f"--option {word}" for word in options))
 
 
 def _asked(what: str, numbers: set[int], first: int) -> list[str]:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fixstar.evaluation.trial import Trial
 
     Evidence = Mapping[tuple[int, int], Difference]
-    Blended = Mapping[str, tuple[CrossTest, Evidence]]  # by gallery
 
 PICTURES = (".pdf", ".png", ".svg")
 
@@ -62,10 +61,6 @@ def evaluate(
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of each verdict, between 0 and 1.")] = 0.95,
     by_class: Annotated[bool, typer.Option("--by-class", help="Bootstrap over classes, not single queries.")] = False,
-    blend: Annotated[
-        float | None,
-        typer.Option(help="Also measure queries by two models, the newest with each older one, at this alpha."),
-    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write report.html, pictures and report.json here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")] = None,
     split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
@@ -85,7 +80,8 @@ def evaluate(
 
     A cross-test is compatible, incompatible (x) or not decided (?), by paired bootstrap over the queries.
     """
-    from fixstar.evaluation import compatibility_heat_map, cross_test, needed_resamples, verdicts
+    from fixstar.evaluation import compatibility_heat_map, cross_test
+    from fixstar.evaluation.evidence import needed_resamples, verdicts
     from fixstar.evaluation.trial import searchable, trial_of_images
 
     needed_resamples(confidence)  # refuses a wrong confidence before anything is computed
@@ -109,16 +105,14 @@ def evaluate(
     evidence: Evidence = {}
     if len(result.names) > 1:
         evidence = verdicts(result, confidence=confidence, clusters=clusters)
-    blended = [] if blend is None else given.blended(blend, protocol)
-    both = {test.names[0]: (test, verdicts(test, confidence=confidence, clusters=clusters)) for test in blended}
     if picture is not None:
         compatibility_heat_map(result.matrix, list(result.names), f"by {protocol}", picture, evidence)
     if report is not None:
-        given.report(result, confidence, by_class, blended=blended).write(report)
+        given.report(result, confidence, by_class).write(report)
     if as_json:
-        print_json(_evaluation_json(result, evidence, confidence, by_class, both))
+        print_json(_evaluation_json(result, evidence, confidence, by_class))
     else:
-        _print_evaluation(result, evidence, confidence, both)
+        _print_evaluation(result, evidence, confidence)
         if report is not None:
             print(f"Report: {report / 'report.html'}")
 
@@ -233,9 +227,7 @@ def _named_files(word: str) -> tuple[str, str]:
     return name, files
 
 
-def _evaluation_json(
-    result: CrossTest, evidence: Evidence, confidence: float, by_class: bool, blended: Blended
-) -> dict[str, Any]:
+def _evaluation_json(result: CrossTest, evidence: Evidence, confidence: float, by_class: bool) -> dict[str, Any]:
     from fixstar.evaluation import cell_evidence
     from fixstar.evaluation.compatibility import lower_triangle
     from fixstar.evaluation.report import evidence_numbers
@@ -250,12 +242,10 @@ def _evaluation_json(
         found |= result.summary()
         found |= {"confidence": confidence, "by_class": by_class, "evidence": cell_evidence(evidence)._asdict()}
         found["cells"] = evidence_numbers(result, evidence)
-    if blended:
-        found["blended"] = [cell for test, judged in blended.values() for cell in evidence_numbers(test, judged)]
     return found
 
 
-def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float, blended: Blended) -> None:
+def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float) -> None:
     from fixstar.evaluation import cell_evidence, compatible_cells
     from fixstar.evaluation.report import MARKS, verdict_sentences
 
@@ -267,10 +257,6 @@ def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float, 
 
     count = len(result.names)
     rows: list[tuple[Cell, ...]] = [(name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)]
-    for gallery, (test, judged) in blended.items():
-        verdict = judged[1, 0].verdict
-        shown: Cell = f"{percent(test.matrix[1, 0])} {MARKS[verdict]}".rstrip(), styles[verdict]
-        rows.append((test.names[1], *(shown if name == gallery else "" for name in result.names)))
     print_table(("queries by", *(f"gallery {name}" for name in result.names)), rows)
     if not evidence:
         return

@@ -127,6 +127,21 @@ class ResidentFeatures:
         return self.table[index, flip.long()]
 
 
+def augmented_views(images: Array, augmentation: Augmentation, count: int, seed: int = 0) -> Array:
+    """``count`` random crops of each image, as training cuts them: uint8 [count * N, H, W, C], view by view."""
+    n = len(images)
+    every = np.arange(n)
+    padded = _padded(images, augmentation)
+    rng = np.random.default_rng(seed)
+    views = np.empty((count, *images.shape), np.uint8)
+    for view in views:
+        down, right = rng.integers(0, 2 * augmentation.crop_padding + 1, (2, n))
+        flip = rng.random(n) < 0.5 if augmentation.flip else np.zeros(n, bool)
+        cut = _cut_numpy(padded, every, down, right, flip, images.shape[1:3])
+        view[:] = cut.transpose(0, 2, 3, 1)
+    return views.reshape(count * n, *images.shape[1:])
+
+
 def _readable(item: Array | ImageError) -> Array:
     if isinstance(item, ImageError):
         raise DataError(f"{item.name} was readable before and is not now: {item.reason}. Repair it and train again")

@@ -175,14 +175,6 @@ def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
     )
 
 
-def blended_version(old: VersionFeatures, new: VersionFeatures, alpha: float) -> VersionFeatures:
-    """Queries by two models, slerp(old(x), new(x), alpha), as a version of their own over ``old``'s gallery."""
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha is a share from 0 (old queries) to 1 (new queries); got {alpha:g}")
-    queries = geometry.blended(old.queries_in(old), new.queries_in(old), alpha)
-    return replace(old, name=f"{new.name} with {old.name} {alpha:g}", queries=queries, adapt=None)
-
-
 def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[VersionFeatures]]:
     """After each version, all versions so far with their galleries as then stored, moved if one has ``adapt``."""
     stored: list[VersionFeatures] = []

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, InputError, plural
-from fixstar.evaluation.cross_test import CrossTest, cross_test, cross_test_cmc, cross_test_scores, takes_pairs
+from fixstar.evaluation.cross_test import CrossTest, cross_test_cmc, cross_test_scores, takes_pairs
 from fixstar.evaluation.evidence import flips
-from fixstar.evaluation.features import VersionFeatures, blended_version
+from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import PROTOCOLS, Labels
@@ -59,36 +59,20 @@ class Trial:
             return self.query_labels[np.isin(self.query_labels, self.gallery_labels)]
         return self.query_labels
 
-    def blended(self, alpha: float, protocol: str = "image") -> list[CrossTest]:
-        """Queries by two models, the newest with each older one, on that one's gallery: C[1, 0] of each."""
-        *older, newest = self.versions
-        labels = self.query_labels, self.gallery_labels
-        pairs = ([old, blended_version(old, newest, alpha)] for old in older)
-        return [cross_test(both, *labels, protocol, pairs=self.pairs) for both in pairs]
-
     def report(
         self,
         result: CrossTest,
         confidence: float = 0.95,
         by_class: bool = False,
         seed: int = 0,
-        blended: Sequence[CrossTest] = (),
         curve: BackfillCurve | None = None,
     ) -> Report:
-        """The report of a cross-test, with details of the newest upgrade, and of blended queries if there are any.
+        """The report of a cross-test, with details of the newest upgrade.
 
         ``curve`` is the accuracy while the newest version re-embeds its predecessor's gallery, if it is known.
         """
         *older, newest = result.names
         details = self._upgrade_details(result, curve)
-        if blended:
-            columns = "the gallery's own queries", f"{newest}'s", "both blended"
-            rows = {
-                f"{test.names[1]}, on {test.names[0]}'s gallery": (own, alone, both)
-                for test, alone in zip(blended, result.matrix[-1].tolist(), strict=False)
-                for own, both in [test.matrix[:, 0].tolist()]
-            }
-            details["tables"] = [*details.get("tables", ()), RateTable("Queries by two models", columns, rows)]
         return Report(
             result,
             title=f"{newest} over " + (" and ".join(older) if len(older) < 3 else f"{len(older)} older versions"),

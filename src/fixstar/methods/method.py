@@ -15,6 +15,7 @@ from fixstar.data import ImageSet
 from fixstar.errors import InputError
 from fixstar.evaluation.features import read_labelled_vectors
 from fixstar.models import Encoder, FrozenEncoder, Outputs
+from fixstar.models.classifiers import CLASSIFIERS
 
 Need = Literal["old model", "old classifier", "old vectors", "replay", "all images"]
 Scenario = Literal["lifelong", "retraining"]
@@ -101,6 +102,7 @@ class Objective:
     """The loss of one version. ``module`` is trained along with the encoder and then dropped.
 
     ``then`` are later stages, ``finish`` is called after the last. All state must be in the encoder and in ``module``.
+    ``learning_rate`` and ``epochs`` are factors on the recipe's, for the main stage.
     """
 
     terms: Callable[[Step], Terms]
@@ -108,11 +110,13 @@ class Objective:
     then: tuple[Stage, ...] = ()
     finish: Callable[[], None] | None = None
     learning_rate: float = 1.0
+    epochs: float = 1.0
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The main stage and those after it."""
-        return (Stage(self.terms, learning_rate=self.learning_rate), *self.then)
+        main = Stage(self.terms, epochs=self.epochs, learning_rate=self.learning_rate)
+        return (main, *self.then)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,11 @@ class Method:
     hold_out: float = 0.0
     extra_passes: float = 0.0
     own_space: bool = False
+
+    @property
+    def shares_space(self) -> bool:
+        """Whether all versions have one space, so that a query is compared with older vectors as it is."""
+        return CLASSIFIERS[self.classifier].fixed and not self.own_space
 
     @property
     def cost(self) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.losses import SameClass, feature_distillation, info_nce, info_nce_of, search_contrast
 from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, require
-from fixstar.models import Encoder, FrozenEncoder, Outputs
+from fixstar.models import Encoder, Outputs
 
 WIDE = 8192  # features wider than this are compared through the m x m product of the projections
 
@@ -176,7 +176,9 @@ def polaris(
     )
 
 
-def vega(head: float = 2.0, contrast: float = 0.3, rho: float = 5.0, rotated: bool = True) -> Method:
+def vega(
+    head: float = 0.5, contrast: float = 0.3, rho: float = 5.0, rotated: bool = True, longer: float = 2.0
+) -> Method:
     """Vega, our own: the new model is free. What older models stored is translated, not held in place.
 
     CE + ``head`` (1 - cos(W h, old feature)) + ``contrast`` search contrast of the same two, over the whole batch:
@@ -186,55 +188,69 @@ def vega(head: float = 2.0, contrast: float = 0.3, rho: float = 5.0, rotated: bo
       vectors can answer. It is dropped after training: a translation is fitted to the finished model.
     - From the third version on, a second head does the same for the first version.
     - Images come twice, the second time ``rotated``, as for Polaris.
+    - An upgrade trains ``longer``: so many times the recipe's epochs. A free model has more to gain from them.
+
+    With ``head`` and ``contrast`` 0 there are no heads, and the old model is not needed to train.
     """
-    options = {"head": head, "contrast": contrast, "rho": rho, "rotated": rotated}
-    rule = "head >= 0, contrast >= 0 and rho > 0"
-    require("vega", options, rule, head >= 0 and contrast >= 0 and rho > 0)
+    options = {"head": head, "contrast": contrast, "rho": rho, "rotated": rotated, "longer": longer}
+    rule = "head >= 0, contrast >= 0, rho > 0 and longer > 0"
+    require("vega", options, rule, head >= 0 and contrast >= 0 and rho > 0 and longer > 0)
+    has_heads = head > 0 or contrast > 0
 
     def begin(upgrade: Upgrade) -> Objective:
         slots = rotated_slots(upgrade.encoder) if rotated else None
-        pasts = {"old": upgrade.teacher, "first": upgrade.first}
-        heads = nn.ModuleDict({name: _head(upgrade.encoder, past) for name, past in pasts.items() if past is not None})
-        heads.to(upgrade.encoder.device)
+        heads = _heads(upgrade) if has_heads else nn.ModuleDict()
 
         def terms(step: Step) -> Terms:
             targets = _turned_targets(step, slots)
             found = {"ce": step.new.cross_entropy(targets)}
             for name, past in (("old", step.old), ("first", step.first)):
-                if past is None:
+                if past is None or name not in heads:
                     continue
                 asked = Outputs(heads[name](step.new.h), past.classifier, past.projection)
                 across = asked.cosines(past)
                 found[f"head to {name}"] = head * (1 - across.diagonal()).mean()
                 if contrast:
-                    found[f"contrast to {name}"] = contrast * search_contrast(
-                        across, asked.cosines(asked), targets, rho
-                    )
+                    among = asked.cosines(asked)
+                    found[f"contrast to {name}"] = contrast * search_contrast(across, among, targets, rho)
             return found
 
-        return Objective(terms, module=heads if len(heads) else None)
+        module = heads if len(heads) else None
+        return Objective(terms, module, epochs=longer if upgrade.old_classes else 1.0)
 
     return Method(
         "vega",
         "train freely against the fixed simplex; what older models stored is translated",
-        "ours",
+        "ours; the prototypes are those of CoReS",
         begin=begin,
-        needs=frozenset({"old model", "replay"}),
+        needs=frozenset({"old model", "replay"} if has_heads else {"replay"}),
         options=options,
         views=2 if rotated else 1,
         rotated=rotated,
-        first=True,
+        first=has_heads,
         own_space=True,
     )
 
 
-def _head(encoder: Encoder, past: FrozenEncoder) -> nn.Linear:
-    """From the new model's backbone feature to the past one's; where both are as wide it starts as the identity."""
-    inputs, outputs = encoder.backbone.feature_dim, past.backbone_dim
-    head = nn.Linear(inputs, outputs, bias=False)
-    if inputs == outputs:
-        nn.init.eye_(head.weight)
-    return head
+def _heads(upgrade: Upgrade) -> nn.ModuleDict:
+    """A linear head for each past model, from the new backbone feature to the past one's.
+
+    Where both are as wide it starts as the identity, else from the upgrade's seed: a run that is started again, or
+    resumed, has the same heads.
+    """
+    inputs = upgrade.encoder.backbone.feature_dim
+    pasts = {"old": upgrade.teacher, "first": upgrade.first}
+    heads = nn.ModuleDict()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(upgrade.seed)
+        for name, past in pasts.items():
+            if past is None:
+                continue
+            head = nn.Linear(inputs, past.backbone_dim, bias=False)
+            if inputs == past.backbone_dim:
+                nn.init.eye_(head.weight)
+            heads[name] = head
+    return heads.to(upgrade.encoder.device)
 
 
 def _turned_targets(step: Step, slots: Tensor | None) -> Tensor:
