@@ -8,10 +8,11 @@ Collections are called fixstar-test-... and removed afterwards. QDRANT_API_KEY i
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -28,8 +29,27 @@ def qdrant_client() -> QdrantClient:
         "qdrant_client", reason="qdrant-client is not installed: pip install 'fixstar[qdrant]'"
     )
     make = module.QdrantClient
-    client: QdrantClient = make(url=URL, api_key=os.environ.get("QDRANT_API_KEY")) if URL else make(":memory:")
-    return client
+    if URL:
+        return cast("QdrantClient", make(url=URL, api_key=os.environ.get("QDRANT_API_KEY")))
+    return cast("QdrantClient", _OneAtATime(make(":memory:")))
+
+
+class _OneAtATime:
+    """The engine does one request at a time, as a server does with a point: it is not made for threads."""
+
+    def __init__(self, client: QdrantClient) -> None:
+        self._client, self._lock = client, threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if not callable(found):
+            return found
+
+        def locked(*arguments: Any, **named: Any) -> Any:
+            with self._lock:
+                return found(*arguments, **named)
+
+        return locked
 
 
 class QdrantTestGallery(QdrantGallery):

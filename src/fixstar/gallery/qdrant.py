@@ -8,6 +8,9 @@ Qdrant has no transactions over collections, nor over requests. What holds inste
 - An item that moves to another version is first written there and then removed where it was, so it is never lost.
   Every write has a number, higher than any earlier write of the item; of two copies the one with the higher number
   counts, in every answer. A removal names the number it is about, so it never removes a newer write.
+- A payload is changed by one request that names the number it is about: the server changes the point only if nobody has
+  written it since, and the change is read back. Else it is made again from what is there by then. If others change the
+  same item in that moment, a change that asked for a revision may be refused although it was made.
 - A move is noted before it begins. If the writer dies between its two steps, the next process that opens or flushes
   the gallery removes the old copy. Until then ``count`` counts both, and a search returns one of them: the newer one
   if both are near, else the one that is.
@@ -49,7 +52,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,6 +76,7 @@ from fixstar.gallery.store import (
     known_version,
     measured_recall,
     replaceable,
+    require_revision,
     stored_payload,
     stored_projection,
 )
@@ -265,11 +269,20 @@ class QdrantServer:
         """Remove points whose write number is one of these; newer ones stay. 0 stands for points without a number."""
         from qdrant_client import models
 
-        same: list[Any] = [models.FieldCondition(key="written", match=models.MatchAny(any=list(written)))]
-        if 0 in written:
-            same.append(models.IsEmptyCondition(is_empty=models.PayloadField(key="written")))
-        condition = models.Filter(must=[models.HasIdCondition(has_id=list(points)), models.Filter(should=same)])
-        self.client.delete(version.collection, models.FilterSelector(filter=condition), wait=True)
+        selected = models.FilterSelector(filter=_still_written(points, written))
+        self.client.delete(version.collection, selected, wait=True)
+
+    def change_payload(self, version: StoredVersion, point: str, written: int, payload: dict[str, Any]) -> None:
+        """Give a point a new payload, unless it was written again since it had this number."""
+        from qdrant_client import models
+
+        self.client.set_payload(
+            version.collection,
+            payload,
+            points=_still_written([point], [written]),
+            wait=True,
+            ordering=models.WriteOrdering.STRONG,  # all replicas compare in the same order
+        )
 
     def retrieve(self, collection: str, points: Sequence[str], payload: bool | list[str], vectors: bool = False) -> Any:
         """The points of these ids that exist."""
@@ -308,6 +321,16 @@ class QdrantServer:
             )
         for field, kind in indexed.items() if not self.is_engine else ():
             self.client.create_payload_index(collection, field, field_schema=models.PayloadSchemaType(kind), wait=True)
+
+
+def _still_written(points: Sequence[str], written: Sequence[int]) -> models.Filter:
+    """A filter for points whose write number is one of these; 0 stands for points without a number."""
+    from qdrant_client import models
+
+    same: list[Any] = [models.FieldCondition(key="written", match=models.MatchAny(any=list(written)))]
+    if 0 in written:
+        same.append(models.IsEmptyCondition(is_empty=models.PayloadField(key="written")))
+    return models.Filter(must=[models.HasIdCondition(has_id=list(points)), models.Filter(should=same)])
 
 
 def point_id(name: str) -> str:
@@ -349,6 +372,12 @@ def written_as(point: Any) -> int:
     return number
 
 
+def _is_written(point: Any, payload: dict[str, Any]) -> bool:
+    """Whether a point has the number and the text that were to be written."""
+    stored = point.payload or {}
+    return all(stored.get(field) == payload[field] for field in ("written", "text"))
+
+
 def item_payload(point: Any, version: str) -> Payload:
     """The payload of a point's item; raises if it is damaged."""
     return stored_payload(known_name(point) or str(point.id), version, (point.payload or {}).get("text"))
@@ -358,7 +387,7 @@ def as_item(name: str, version: str, point: Any) -> Item:
     """A point as the item of this name; raises if it is damaged."""
     if known_name(point) is None:
         raise DamagedItemError(name, version, "its point has lost its id")
-    return Item(name, version, np.array(point.vector, np.float32), item_payload(point, version))
+    return Item(name, version, np.array(point.vector, np.float32), item_payload(point, version), written_as(point))
 
 
 def server_filter(where: Where | None) -> models.Filter | None:
@@ -609,14 +638,22 @@ class QdrantGallery(Gallery):
         with self._asking() as server:
             return server.projection(known_version(server.versions(), version))
 
-    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
+    def _upsert(
+        self, version: str, names: list[str], rows: Floats, texts: list[str], revision: int | None = None
+    ) -> Sequence[int]:
+        """Without transactions: a write by others after a look at the revision is undone."""
+        numbers: list[int] = []
         with self._writing() as server:
             versions = server.versions()
             target = known_version(versions, version)
+            if revision is not None:
+                found = self._get(names).get(names[0])
+                require_revision(names[0], revision, found and found.revision)
             step = max(1, min(_ROWS, _WRITTEN // target.space.width))
             for start in range(0, len(names), step):
                 part = slice(start, start + step)
-                self._write(server, versions, target, names[part], rows[part], texts[part])
+                numbers += self._write(server, versions, target, names[part], rows[part], texts[part])
+        return numbers
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
@@ -639,7 +676,7 @@ class QdrantGallery(Gallery):
         names: list[str],
         rows: Floats,
         texts: list[str],
-    ) -> None:
+    ) -> Sequence[int]:
         points = [point_id(name) for name in names]
         places = _places_of(server, versions, points) if len(versions) > 1 else {}
         moving = [point for point, numbers in places.items() if numbers.keys() - {target.space.name}]
@@ -651,6 +688,23 @@ class QdrantGallery(Gallery):
             _settle(server, versions, points)
         if move is not None:
             server.end_move(move)
+        return range(first, first + len(names))
+
+    def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
+        """The new number is the next one, so any other write since then, which has the time, is newer and counts."""
+        point = point_id(name)
+        with self._writing() as server:
+            while (found := _newest(server, [name]).get(name)) is not None:
+                versions = server.versions()
+                item = as_item(name, *found)
+                text = changed(item)
+                payload = point_payload(name, item.revision + 1, text)
+                server.change_payload(versions[item.version], point, item.revision, payload)
+                now = _newest(server, [name]).get(name)
+                if now is not None and _is_written(now[1], payload):
+                    return as_item(name, *now)
+                _settle(server, versions, [point])  # it may have moved meanwhile
+        return None
 
     def _numbers(self, count: int, above: int) -> int:
         """The first of ``count`` write numbers: the time, or more if needed to exceed all earlier ones."""
@@ -659,15 +713,20 @@ class QdrantGallery(Gallery):
             self._last = first + count - 1
         return first
 
-    def _delete(self, names: list[str]) -> int:
+    def _delete(self, names: list[str], revision: int | None) -> int:
         points = list(dict.fromkeys(map(point_id, names)))
         removed = 0
         with self._writing() as server:
             versions = server.versions()
             for start in range(0, len(points), _ROWS):
-                places = _settle(server, versions, points[start : start + _ROWS])
-                _remove(server, versions, places)
+                part = points[start : start + _ROWS]
+                places = _settle(server, versions, part)
                 removed += len(places)
+                while places:  # again, where a payload was changed in between
+                    for numbers in places.values():
+                        require_revision(names[0], revision, max(numbers.values()))
+                    _remove(server, versions, places)
+                    places = _places_of(server, versions, list(places))
         return removed
 
     def _get(self, names: list[str]) -> dict[str, Item]:

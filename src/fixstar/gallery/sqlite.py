@@ -50,6 +50,7 @@ from fixstar.gallery.store import (
     check_new_version,
     replaceable,
     require_digest,
+    require_revision,
     stored_payload,
     stored_projection,
 )
@@ -61,7 +62,9 @@ _WAL_PAGES = (16 << 20) // _PAGE_SIZE
 _REMOVED_KEPT = 100_000  # a process that missed more reads everything again
 _READ = 512  # rows read at once: so few that the garbage collector is not called for them
 _PAGE = 256  # items read at once by iterate
-_Row = tuple[str, str | None, int, int, bytes, bytes, bytes]  # id, version, its width, number, vector, payload, digest
+_Row = tuple[  # id, version, its width and number, vector, payload, digest, number
+    str, str | None, int, int, bytes, bytes, bytes, int
+]
 _TABLES = (
     "CREATE TABLE versions (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, "
     "width INTEGER NOT NULL, full_width INTEGER NOT NULL, projection BLOB, digest BLOB NOT NULL, "
@@ -283,7 +286,8 @@ def _translated(path: Path) -> Iterator[None]:
 def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> list[_Row]:
     """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
     return db.execute(
-        "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest FROM items "
+        "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest, items.number "
+        "FROM items "
         f"LEFT JOIN versions ON versions.number = items.version WHERE {condition}",
         values,
     ).fetchall()
@@ -303,24 +307,28 @@ def _version_digest(space: VersionSpace, projection: bytes | None) -> bytes:
 
 def _as_item(row: _Row) -> Item:
     """A stored row as an item, or what is wrong with it."""
-    name, version, width, number, vector, payload, digest = row
+    name, version, width, owner, vector, payload, digest, revision = row
     if version is None:
         raise DamagedItemError(name, version, "it belongs to no version of this gallery")
     if len(vector) % 4:
         raise DamagedItemError(name, version, f"the vector is damaged ({len(vector)} bytes)")
     vector_read = np.frombuffer(vector, "<f4").astype(np.float32)
-    item = Item(name, version, vector_read, stored_payload(name, version, payload))
-    return require_digest(item, width, digest == _item_digest(number, name, payload, vector))
+    item = Item(name, version, vector_read, stored_payload(name, version, payload), revision)
+    return require_digest(item, width, digest == _item_digest(owner, name, payload, vector))
 
 
-def _remove_items(db: sqlite3.Connection, names: list[str]) -> int:
-    """Remove items within a transaction, and note their numbers for processes that hold them in memory."""
+def _remove_items(db: sqlite3.Connection, names: list[str], revision: int | None = None) -> int:
+    """Remove items within a transaction, and note their numbers for processes that hold them in memory.
+
+    With a ``revision``, one item, which must still have it.
+    """
     rows = db.execute(
         "SELECT version, number FROM items WHERE id IN (SELECT value FROM json_each(?))",
         (json.dumps(names, ensure_ascii=False),),
     ).fetchall()
     if not rows:
         return 0
+    require_revision(names[0], revision, rows[0][1])
     db.executemany("DELETE FROM items WHERE number = ?", ((number,) for _, number in rows))
     db.executemany("INSERT INTO removed (version, item) VALUES (?, ?)", rows)
     fewer = Counter(version for version, _ in rows)
@@ -336,9 +344,17 @@ def _items_of(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Item]:
     return {row[0]: _as_item(row) for row in _read_rows(db, "id IN (SELECT value FROM json_each(:ids))", wanted)}
 
 
-def _write_items(db: sqlite3.Connection, version: str, names: list[str], rows: Floats, texts: Sequence[str]) -> None:
-    """Store items of a version and remove older ones with the same ids."""
-    _remove_items(db, names)
+def _write_items(
+    db: sqlite3.Connection,
+    version: str,
+    names: list[str],
+    rows: Floats,
+    texts: Sequence[str],
+    revision: int | None = None,
+) -> Sequence[int]:
+    """Store items of a version and remove older ones with the same ids; returns the numbers of their rows."""
+    if not _remove_items(db, names, revision):
+        require_revision(names[0], revision, None)
     (number,) = db.execute("SELECT number FROM versions WHERE name = ?", (version,)).fetchone()
     blobs, size = memoryview(rows.astype("<f4", copy=False).tobytes()), 4 * rows.shape[1]
     db.executemany(
@@ -350,6 +366,8 @@ def _write_items(db: sqlite3.Connection, version: str, names: list[str], rows: F
         ),
     )
     db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
+    (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
+    return range(last - len(names) + 1, last + 1)  # nobody else writes within this transaction
 
 
 def _checked_projection(space: VersionSpace, blob: bytes | None, digest: bytes) -> Floats | None:
@@ -499,22 +517,34 @@ class SqliteGallery(Gallery):
             found = db.execute("SELECT projection, digest FROM versions WHERE name = ?", (version,)).fetchone()
         return _checked_projection(space, *found)
 
-    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
-        if names:
-            with self._writing() as db:
-                _write_items(db, version, names, rows, texts)
+    def _upsert(
+        self, version: str, names: list[str], rows: Floats, texts: list[str], revision: int | None
+    ) -> Sequence[int]:
+        if not names:
+            return ()
+        with self._writing() as db:
+            return _write_items(db, version, names, rows, texts, revision)
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
     ) -> list[str]:
         with self._writing() as db:
             same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
-            _write_items(db, version, names, rows[same], texts)
+            if names:
+                _write_items(db, version, names, rows[same], texts)
         return names
 
-    def _delete(self, names: list[str]) -> int:
+    def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
         with self._writing() as db:
-            return _remove_items(db, names)
+            item = _items_of(db, [name]).get(name)
+            if item is None:
+                return None
+            _write_items(db, item.version, [name], item.vector[None], [changed(item)])
+            return _items_of(db, [name])[name]
+
+    def _delete(self, names: list[str], revision: int | None) -> int:
+        with self._writing() as db:
+            return _remove_items(db, names, revision)
 
     def _get(self, names: list[str]) -> dict[str, Item]:
         with self._reading() as db:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 import uuid
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote_plus
 
 import numpy as np
-from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, Response, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -72,7 +73,12 @@ _MAX_FILE_NAME = 255
 _PAYLOAD = 'send such as {"label": "shoes"}'
 _EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
 
+_ETAG = re.compile(r'(?:W/)?"([0-9]{1,20})"')  # proxies that compress make it a weak one
+
 ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=_MAX_ID, description="The item's id.")]
+IfMatch = Annotated[
+    str | None, Header(max_length=100, description="The item's ETag: nothing is written if it has changed since.")
+]
 Image = Annotated[UploadFile, File(description=f"{FORMATS}.")]
 Images = Annotated[list[UploadFile], File(description=f"{FORMATS}.")]
 Payloads = Annotated[str | None, Form(description="A JSON list: one object per image, stored with it.")]
@@ -350,7 +356,7 @@ def item_page(
                 return ItemPage(items=tuple(found), next=last, looked_at=looked_at)
             looked_at, last = looked_at + 1, item.id
             if passes(item.payload):
-                found.append(Item(**item_fields(item.id, item.version, item.payload)))
+                found.append(_shown_item(item))
     return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
 
 
@@ -358,7 +364,7 @@ def item_page(
 def sample(context: Shared, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[Item]:
     """Some items of as many labels as possible, to begin with; at most 5,000 are looked at."""
     chosen = item_sample(context.workspace.gallery, limit)
-    return [Item(**item_fields(item.id, item.version, item.payload)) for item in chosen]
+    return list(map(_shown_item, chosen))
 
 
 def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
@@ -409,10 +415,9 @@ def count(
 
 
 @router.get("/item", tags=["items"], dependencies=READ, responses=problem_responses(404))
-def item(context: Shared, item_id: ItemId) -> Item:
-    """One item."""
-    found = _find_item(context, item_id)
-    return Item(**item_fields(found.id, found.version, found.payload))
+def item(context: Shared, response: Response, item_id: ItemId) -> Item:
+    """One item. Its ETag is its revision."""
+    return _with_etag(response, _shown_item(_find_item(context, item_id)))
 
 
 @router.get(
@@ -444,19 +449,25 @@ def item_image(
     return Response(picture.content, media_type="image/jpeg", headers=headers)
 
 
-@router.patch("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))
-def change_payload(context: Shared, item_id: ItemId, change: PayloadChange) -> Item:
-    """Change payload fields of an item; its image and vector stay. Null removes a field."""
-    _find_item(context, item_id)
-    stored = context.workspace.update_payload(item_id, _checked_payload(change.payload))
-    return Item(**item_fields(stored.id, stored.version, stored.payload))
+@router.patch("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404, 412))
+def change_payload(
+    context: Shared, response: Response, item_id: ItemId, change: PayloadChange, if_match: IfMatch = None
+) -> Item:
+    """Change payload fields of an item; its image and vector stay. Null removes a field.
+
+    Fields that others change at the same time are kept.
+    """
+    expected = _revision(if_match)
+    stored = context.workspace.update_payload(item_id, _checked_payload(change.payload), expected)
+    return _with_etag(response, _shown_item(stored))
 
 
-@router.delete("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))
-def delete_item(context: Shared, item_id: ItemId) -> Deleted:
+@router.delete("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404, 412))
+def delete_item(context: Shared, item_id: ItemId, if_match: IfMatch = None) -> Deleted:
     """Delete an item, also from the jobs that were to add it."""
+    expected = _revision(if_match)
     with context.jobs.overtaking([item_id]) as was_to_come:
-        deleted = context.workspace.gallery.delete([item_id])
+        deleted = context.workspace.gallery.delete([item_id], expected)
         if not deleted and not was_to_come:
             raise _absent(item_id)
     return Deleted(deleted=deleted)
@@ -474,6 +485,26 @@ def _find_item(context: Context, name: str) -> StoredItem:
     if found is None:
         raise _absent(name)
     return found
+
+
+def _shown_item(stored: StoredItem) -> Item:
+    return Item(**item_fields(stored.id, stored.version, stored.payload), revision=str(stored.revision))
+
+
+def _with_etag(response: Response, shown: Item) -> Item:
+    response.headers["ETag"] = f'"{shown.revision}"'
+    return shown
+
+
+def _revision(if_match: str | None) -> int | None:
+    """The revision that a caller believes an item has; None if it says nothing."""
+    if if_match is None:
+        return None
+    tag = _ETAG.fullmatch(if_match.strip())
+    if tag is None:
+        hint = "send the ETag as it came with the item, in its quotes"
+        raise _invalid(f"If-Match takes the ETag of one item; got {if_match!r:.80}", hint)
+    return int(tag[1])
 
 
 def _absent(name: str) -> Problem:
@@ -503,30 +534,35 @@ class _Upload:
 
 
 class _Stored(NamedTuple):
-    """What was stored by which version, payloads by id, and what was not, with why."""
+    """What was stored by which version, payloads and revisions by id, and what was not, with why."""
 
     version: str
     payloads: dict[str, dict[str, Any]]
     rejected: list[tuple[_Upload, Problem]]
+    revisions: dict[str, int]
 
 
-@router.put("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415))
+@router.put("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(412, 413, 415))
 async def put_item(
     context: Shared,
+    response: Response,
     item_id: ItemId,
     image: Image,
     payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
+    if_match: IfMatch = None,
 ) -> Item:
     """Store one item, replacing the one that had this id."""
+    expected = _revision(if_match)
 
     def plan() -> list[_Upload]:
         content = {} if payload is None else parse_json("payload", payload, _PAYLOAD)
         return _plan_uploads([image], [content], [item_id], 1)
 
-    stored = await _add_images(context, await run_in_threadpool(plan))
+    stored = await _add_images(context, await run_in_threadpool(plan), expected)
     if stored.rejected:
         raise stored.rejected[0][1]
-    return Item(**item_fields(item_id, stored.version, stored.payloads[item_id]))  # another may have written since
+    fields = item_fields(item_id, stored.version, stored.payloads[item_id])  # another may have written since
+    return _with_etag(response, Item(**fields, revision=str(stored.revisions[item_id])))
 
 
 @router.post(
@@ -609,15 +645,20 @@ def _invalid(detail: str, hint: str) -> Problem:
     return Problem("invalid-request", detail, hint)
 
 
-async def _add_images(context: Context, uploads: Sequence[_Upload]) -> _Stored:
-    """Embed and store images with the deployed version; on disk when it returns. Bad ones are left out."""
+async def _add_images(context: Context, uploads: Sequence[_Upload], expected: int | None = None) -> _Stored:
+    """Embed and store images with the deployed version; on disk when it returns. Bad ones are left out.
+
+    ``expected`` is the revision that one item must have to be replaced.
+    """
     space = context.workspace
+    revisions: dict[str, int] = {}
     version, encoder = await run_in_threadpool(deployed_encoder, space)
     decoded = await asyncio.gather(*(_decoded(context, upload, encoder) for upload in uploads))
 
     def write(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
         with context.jobs.overtaking(ids):
-            space.gallery.upsert(version, ids, vectors, payloads)
+            made = space.gallery.upsert(version, ids, vectors, payloads, expected)
+        revisions.update(zip(ids, made, strict=True))
 
     def store() -> _Stored:
         items = [one for one in decoded if isinstance(one, CatalogueItem)]
@@ -627,7 +668,8 @@ async def _add_images(context: Context, uploads: Sequence[_Upload]) -> _Stored:
         context.metrics.embedded.labels(version, "item").inc(done.added)
         problems.update({one.name: Problem("unreadable-image", one.reason) for one in done.bad})
         payloads = {item.id: dict(item.payload) for item in items if item.id not in problems}
-        return _Stored(version, payloads, [(one, problems[one.id]) for one in uploads if one.id in problems])
+        rejected = [(one, problems[one.id]) for one in uploads if one.id in problems]
+        return _Stored(version, payloads, rejected, revisions)
 
     return await run_in_threadpool(store)
 

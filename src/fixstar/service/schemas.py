@@ -66,13 +66,17 @@ def problem_responses(*statuses: int, body: type[ProblemBody] = ProblemBody) -> 
 
 
 class Item(_Response):
-    """An item of the gallery. ``version`` made its vector; ``thumbnail`` is the address of its picture."""
+    """An item of the gallery. ``version`` made its vector; ``thumbnail`` is the address of its picture.
+
+    ``revision`` moves with every change of the item; it is also its ETag. Search results have none.
+    """
 
     id: str
     version: str
     label: str | None = None
     payload: dict[str, Any] = Field(default_factory=dict)
     thumbnail: str | None = None
+    revision: str | None = None
 
 
 class Hit(Item):

@@ -273,7 +273,7 @@ def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
 
 BATCH = 256
 
-Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as Gallery.upsert
+Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], object]  # as Gallery.upsert
 
 
 @dataclass(frozen=True)
@@ -400,15 +400,11 @@ def _same_image(stored: Item | None, item: CatalogueItem) -> bool:
 # --- what is stored
 
 
-def update_payload(gallery: Gallery, name: str, changes: Mapping[str, Any]) -> Item:
-    """Change payload fields of a stored item, None removes one; its vector stays. What others write meanwhile too."""
+def update_payload(gallery: Gallery, name: str, changes: Mapping[str, Any], revision: int | None = None) -> Item:
+    """Change payload fields of a stored item, None removes one; its vector stays. See ``Gallery.update_payload``."""
     if reserved := {IMAGE, STAMP} & changes.keys():
         raise InputError(f"the payload field {min(reserved)!r} is reserved: it says where the item's image is")
-    while (item := gallery.get([name]).get(name)) is not None:
-        payload = {key: value for key, value in {**item.payload, **changes}.items() if value is not None}
-        if gallery.replace_vectors(item.version, [item], item.vector[None], [payload]):
-            return item._replace(payload=payload)
-    raise GalleryError(f"the gallery has no item {name!r}")
+    return gallery.update_payload(name, changes, revision)
 
 
 class Counted(NamedTuple):
