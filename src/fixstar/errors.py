@@ -7,6 +7,7 @@
     ├── DataError             a dataset or one of its files is unusable
     │   └── ImageError        one image cannot be read; carries its name
     ├── ModelError            a saved model is damaged, foreign or does not fit
+    │   └── UntrustedCodeError   a model is made by code that its operator did not name
     ├── CheckpointError       a run cannot be resumed from what is on disk
     ├── GalleryError          vectors that a gallery cannot take or find
     │   ├── DamagedItemError  one stored item cannot be read; carries its id and version
@@ -173,6 +174,12 @@ class ModelError(FixstarError):
     """A saved model is damaged, foreign, or does not fit where it is used."""
 
     type = "unusable-model"
+
+
+class UntrustedCodeError(ModelError):
+    """A model is made by code that the operator of its workspace did not name. Nothing was run."""
+
+    type = "untrusted-code"
 
 
 class CheckpointError(FixstarError):

@@ -84,6 +84,7 @@ def test_a_module_kept_as_onnx_makes_its_vectors_and_comes_back(exported: Path, 
 
 
 def test_a_module_with_an_import_path_comes_back_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIXSTAR_TRUST", __name__)
     source = f"{__name__}:Net"
     model = net()
     Encoder.wrap(model, PREPARED, source=source, arguments={"width": 6}).save(tmp_path / "v1")

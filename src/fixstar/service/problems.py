@@ -51,6 +51,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "missing-extra": (501, "Not installed here", "the operator can install what detail names"),
     "damaged-item": (500, "A stored item is damaged", "the operator can find it by verifying the gallery"),
     "unusable-model": (500, "The workspace cannot do that", _SEE_LOG),
+    "untrusted-code": (500, "The workspace cannot do that", _SEE_LOG),
     "unusable-checkpoint": (500, "The workspace cannot do that", _SEE_LOG),
     "error": (500, "The workspace cannot do that", _SEE_LOG),
     "gallery-unavailable": (503, "The gallery is not available now", f"try again; {_SEE_LOG}"),

@@ -1,7 +1,7 @@
 """Models from elsewhere as backbones: an ONNX file, or a module of the user's own code. Their output is the feature.
 
 A saved version holds all of it: the bytes of an ONNX model are one of its tensors; a module's weights are stored with
-the import path that rebuilds it. Nothing is unpickled.
+the import path that rebuilds it, which runs only if its module is trusted (``fixstar.trust``). Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
+from fixstar.trust import require_own, require_trusted
 
 _UNPREPARED = (
     "{} does not say how its images are prepared, and vectors mean nothing without that: pass its preprocessing (size, "
@@ -178,12 +179,14 @@ def mismatch(error: Exception) -> str:
 
 def _imported(source: str, arguments: Mapping[str, Any]) -> nn.Module:
     module, _, name = source.partition(":")
+    require_trusted(source)
     try:
         make = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing runs code that may raise anything
         raise ModelError(
             f"{source!r} cannot be imported ({error}); it must be importable wherever it is used{mismatch(error)}"
         ) from error
+    require_own(source, make)
     try:
         made = make(**arguments)
     except Exception as error:  # the user's code may raise anything
