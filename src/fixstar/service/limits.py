@@ -58,10 +58,11 @@ _ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async
 _EMBEDDED = ("/v1/embeddings", "/v1/search/examples")
 _JSON_IMAGES = 4  # times the largest image: JSON with images is read into memory as a whole
 _BESIDE_IMAGES = 1 << 20  # bytes of a request beside its images
-_UNLIMITED = ("/healthz", "/readyz")  # polled by monitoring
+_PROBES = ("/healthz", "/readyz")  # polled by monitoring, so others at its address must not use up its requests
 _OPEN = ("/v1/openapi.json", "/v1/docs")  # need no key
-_THUMBNAIL_COST = 0.1  # of a request: one search shows many
+_SMALL_COST = 0.1  # of a request: one search shows many thumbnails, and the page has many files
 _IDLE = 30.0  # seconds that a body may pause
+_SLOWEST = 1 << 14  # bytes per second that a body must come with, after its first seconds
 _DRAIN = 5.0  # seconds in which a refused body is still read, so that its sender sees why
 _MAX_DEPTH = 20  # levels of lists and maps that a request may nest
 _MAX_FIELDS = 100  # of a JSON body: the framework would write an error for every field that it does not know
@@ -195,22 +196,28 @@ class Admission:
     def _unwelcome(self, scope: Scope, headers: Headers) -> Problem | None:
         """The answer to a caller that asks too often, or has no key."""
         path: str = scope["path"]
-        if path in _UNLIMITED or not path.startswith(("/v1", "/metrics")):
-            return None
         caller = identify(scope, headers, self._keys, self._settings)
         name = f"address {address(scope)}" if caller is None else f"key {caller.name}"
-        cost = _THUMBNAIL_COST if path == "/v1/item/image" or path.endswith(".png") else 1.0
-        if wait := self._buckets.take(name, cost):
-            seconds = str(int(wait) + 1)
-            return Problem(
-                "too-many-requests",
-                f"{self._settings.rate} requests per minute are allowed",
-                f"try again in {seconds} s; the operator may allow more with: fixstar serve --rate",
-                headers={"Retry-After": seconds},
-            )
-        if caller is None and path.startswith("/v1/") and path not in _OPEN:
+        problem = too_often(self._buckets, self._settings, name, path)
+        if problem is None and caller is None and path.startswith("/v1/") and path not in _OPEN:
             return missing_key(headers, self._keys)
+        return problem
+
+
+def too_often(buckets: TokenBuckets, settings: ServiceSettings, caller: str, path: str) -> Problem | None:
+    """The answer to a caller that asks more often than allowed, whatever the path; None if it does not."""
+    small = not path.startswith(("/v1", "/metrics")) or path == "/v1/item/image" or path.endswith(".png")
+    name = f"probe {caller}" if path in _PROBES else caller
+    wait = buckets.take(name, _SMALL_COST if small else 1.0)
+    if not wait:
         return None
+    seconds = str(int(wait) + 1)
+    return Problem(
+        "too-many-requests",
+        f"{settings.rate} requests per minute are allowed",
+        f"try again in {seconds} s; the operator may allow more with: fixstar serve --rate",
+        headers={"Retry-After": seconds},
+    )
 
 
 def foreign_request(settings: ServiceSettings, method: str, headers: Headers) -> Problem | None:
@@ -255,13 +262,18 @@ class _RefusedError(Exception):
 
 
 class BodyLimit:
-    """Answers 413 to a body that is too large, whatever its length claims, and 408 to one that stops coming."""
+    """Answers 413 to a body that is too large, whatever its length claims, and 408 to one that comes too slowly.
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings, idle: float = _IDLE) -> None:
-        self._app, self._settings, self._idle = app, settings, idle
+    Too slow is a pause of ``idle`` seconds, or less than ``slowest`` bytes per second after the first ``idle`` seconds.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, idle: float = _IDLE, slowest: float = _SLOWEST) -> None:
+        self._app, self._settings, self._idle, self._slowest = app, settings, idle, slowest
 
     def allowed(self, path: str) -> int:
         """Bytes that a request to a path may have."""
+        if not path.startswith("/v1/") or path in _OPEN:
+            return 0
         if path in _IMAGES:
             return self._settings.request_bytes + _BESIDE_IMAGES
         if path in _EMBEDDED:
@@ -280,6 +292,8 @@ class BodyLimit:
         if path in _EMBEDDED:
             seen = f"one request takes up to {self.allowed(path):,} bytes of JSON; base64 is a third larger than images"
             return Problem("too-large", seen, "send fewer images per request, or smaller ones")
+        if not self.allowed(path):
+            return Problem("too-large", "this address takes no body", "send the request without one; see /v1/docs")
         return Problem("too-large", f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -287,22 +301,30 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most, length = self.allowed(scope["path"]), Headers(scope=scope).get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > most:
-            await _drain(receive, most)
+        most, headers = self.allowed(scope["path"]), Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        too_long = length.isascii() and length.isdigit() and int(length) > most
+        if too_long or (not most and "transfer-encoding" in headers):
+            if most:  # else anybody may send it, and nobody waits for it
+                await _drain(receive, most)
             await problem_response(self.too_large(scope["path"]))(scope, receive, send)
             return
         seen, whole = 0, False
+        waited = 0.0  # for the body: what the service itself takes is not the caller's fault
         problem: Problem | None = None
 
         async def counted() -> Message:
-            nonlocal seen, whole, problem
+            nonlocal seen, whole, waited, problem
+            left = self._idle + seen / self._slowest - waited
+            began = time.monotonic()
             try:
-                async with asyncio.timeout(None if whole else self._idle):
+                async with asyncio.timeout(None if whole else min(self._idle, left)):
                     message = await receive()
             except TimeoutError:
-                problem = Problem("stalled", f"nothing came for {self._idle:.0f} s")
+                waited += time.monotonic() - began
+                problem = Problem("stalled", f"{seen:,} bytes came in {waited:.0f} s")
                 raise _RefusedError from None
+            waited += time.monotonic() - began
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if seen > most:

@@ -71,7 +71,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "unknown-picture": (404, "There is no such picture", "store the item again with its image"),
     "unknown-version": (404, "There is no such version", "use one of those that there are; see /v1/versions"),
     "wrong-method": (405, "Method not allowed", _SEE_DOCS),
-    "stalled": (408, "The request stopped coming", "send it again, without a pause"),
+    "stalled": (408, "The request came too slowly", "send it again, without a pause"),
     "already-deployed": (409, "It is deployed already", "there is nothing to do; see /v1/status"),
     "training-unfinished": (
         409,
