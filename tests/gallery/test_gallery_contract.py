@@ -489,3 +489,30 @@ def test_a_write_beside_changes_of_the_payload_is_not_undone(gallery: Gallery) -
     changing.result()
     assert gallery.delete(["i0"]) == 1
     assert gallery.count() == {"v1": 2, "v2": 3}
+
+
+def test_every_change_moves_the_revision_of_the_gallery(gallery: Gallery) -> None:
+    if gallery.revision() is None:
+        pytest.skip("this store cannot tell")
+    gallery.create_version("v1", 3)
+    seen = [gallery.revision()]
+
+    def note() -> None:
+        seen.append(gallery.revision())
+
+    gallery.upsert("v1", ["a", "b"], vectors(2, 3), [{"n": 1}, {}])
+    note()
+    gallery.upsert("v1", ["a"], vectors(1, 3), [{"n": 1}])
+    note()
+    gallery.update_payload("a", {"n": 2})
+    note()
+    gallery.replace_vectors("v1", [gallery.get(["b"])["b"]], vectors(1, 3, seed=4))
+    note()
+    gallery.delete(["a"])
+    note()
+    gallery.upsert("v1", ["a"], vectors(1, 3))
+    note()
+    assert len(set(seen)) == len(seen) == 7
+    gallery.get(["a"])
+    gallery.search("v1", vectors(1, 3))
+    assert gallery.revision() == seen[-1]

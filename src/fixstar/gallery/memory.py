@@ -32,6 +32,7 @@ class MemoryGallery(Gallery):
         self._exact: ExactSearch | None = ExactSearch()
         self._places: dict[str, tuple[str, int]] = {}  # id -> version, number
         self._next = 1
+        self._changes = 0
         self._lock = threading.RLock()
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
@@ -59,6 +60,7 @@ class MemoryGallery(Gallery):
             drafts.setdefault(version, Draft(exact.rows[version])).append(numbers, names, rows, texts)
             exact.use({name: draft.rows() for name, draft in drafts.items()})
             self._next += len(names)
+            self._changes += 1
             self._places.update(zip(names, ((version, number) for number in numbers), strict=True))
             return numbers
 
@@ -83,6 +85,7 @@ class MemoryGallery(Gallery):
             if names[0] in self._places:
                 require_revision(names[0], revision, self._places[names[0]][1])
             self._open().use({name: draft.rows() for name, draft in self._without(names).items()})
+            self._changes += 1
             return sum(self._places.pop(name, None) is not None for name in names)
 
     def _get(self, names: list[str]) -> dict[str, Item]:
@@ -111,6 +114,11 @@ class MemoryGallery(Gallery):
     def count(self) -> dict[str, int]:
         """The number of items by version."""
         return {name: len(rows) for name, rows in self._open().rows.items()}
+
+    def revision(self) -> int:
+        """The number of writes so far."""
+        self._open()
+        return self._changes
 
     def flush(self) -> None:
         """Nothing to do: memory is where this gallery lives."""

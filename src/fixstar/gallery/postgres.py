@@ -7,8 +7,8 @@ The server ranks by its own inner product, in float32, and returns a few more th
 again in float64 (``ranking.exact_cosines``). While the last row may still tie with the k-th, or the filter left too
 few, four times as many are requested; so ties and filters come out as in memory.
 
-gallery     one row: the format, and ``written``, the number of the last item. Writers lock this row first, so one
-            writes at a time and numbers grow in the order of writing; readers never wait for it
+gallery     one row: the format, and ``written``, the number of the last change, which items get theirs from. Writers
+            lock this row first, so one writes at a time and numbers grow in the order of writing; readers never wait
 versions    one row per version; ``items`` counts its vectors
 items       one row per item, whatever its version: an id cannot occur twice. ``payload`` is the JSON text as given,
             ``fields`` the same as jsonb, parsed once, for filters; NUL, which jsonb cannot hold, is U+0001 there
@@ -708,7 +708,7 @@ def _build(pool: Pool, number: int, width: int) -> None:
 
 
 def _lock_writing(db: Database, more: int = 0) -> int:
-    """Lock out other writers until the transaction ends; returns the number of the last of ``more`` new items."""
+    """Lock out other writers until the transaction ends; returns the number of the last of ``more`` changes."""
     ((last,),) = db.execute("UPDATE gallery SET written = written + %s RETURNING written", (more,))
     return int(last)
 
@@ -863,7 +863,7 @@ class PostgresGallery(Gallery):
 
     def _delete(self, names: list[str], revision: int | None) -> int:
         with self._pool.transaction(WRITE) as db:
-            _lock_writing(db)
+            _lock_writing(db, 1)
             return _remove_items(db, names, revision)
 
     def _get(self, names: list[str]) -> dict[str, Item]:
@@ -941,6 +941,12 @@ class PostgresGallery(Gallery):
         """The number of items by version."""
         with self._pool.transaction(READ) as db:
             return dict(db.execute("SELECT name, items FROM versions ORDER BY number").fetchall())
+
+    def revision(self) -> int:
+        """The number of the last change."""
+        with self._pool.transaction(READ) as db:
+            ((written,),) = db.execute("SELECT written FROM gallery")
+        return int(written)
 
     def flush(self) -> None:
         """Nothing to do: a write that returned is on the server's disk. Raises if the server is gone."""

@@ -583,6 +583,14 @@ class SqliteGallery(Gallery):
         with self._reading() as db:
             return dict(db.execute("SELECT name, items FROM versions ORDER BY number"))
 
+    def revision(self) -> int:
+        """The rows that were ever written: every change of an item writes one, of the item or of a removed one."""
+        with self._reading() as db:
+            (written,) = db.execute(
+                "SELECT coalesce(sum(seq), 0) FROM sqlite_sequence WHERE name != 'versions'"
+            ).fetchone()
+        return int(written)
+
     def flush(self) -> None:
         """Move the log into the file, so that the file alone is the gallery. Writes are durable without it.
 

@@ -299,6 +299,13 @@ class Gallery(ABC):
     def count(self) -> dict[str, int]:
         """The number of items by version."""
 
+    def revision(self) -> int | None:
+        """A number that every change of an item moves, to tell whether something made from the items is still true.
+
+        None where the store cannot tell.
+        """
+        return None
+
     def damage(self) -> list[str]:
         """What is wrong with the files below the items, one sentence each; only an SQLite gallery can say."""
         return []
