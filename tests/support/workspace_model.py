@@ -277,8 +277,10 @@ class Ended(NamedTuple):
 
 
 def fork_workers(pipe: Connection, versions: Path) -> None:
-    """A process that has everything imported and nothing open. It forks workers, one at a time, onto its own pipe."""
-    prepare(versions)
+    """A process that has everything imported and nothing open. It forks workers, one at a time, onto its own pipe.
+
+    It runs no model itself: libgomp's threads do not survive a fork, and who waits for them hangs.
+    """
     while True:
         try:
             path, cut = pipe.recv()
@@ -289,6 +291,7 @@ def fork_workers(pipe: Connection, versions: Path) -> None:
             try:
                 if cut is not None:  # the folder, where syncs are noted, and the number of the last one
                     ctypes.CDLL(None).power_cut_begin(*(os.fsencode(part) for part in cut[:2]), cut[2])
+                prepare(versions)
                 work(path, pipe)
                 os._exit(0)
             finally:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import workspace_model
 from workspace_model import MismatchError, run_model
 
 from fixstar.gallery import Item
@@ -21,6 +25,14 @@ def test_a_workspace_does_what_the_reference_says(seed: int) -> None:
     assert counts.total() == 250
     assert counts["killed"] > 2
     assert counts["refused"] > 2
+
+
+def test_it_runs_from_the_command_line_with_several_threads() -> None:
+    """As ``make fire`` runs it. Its second process embeds too, after a fork."""
+    several = {**os.environ, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, workspace_model.__file__, "--trace", "index.process.1 index.process.2 index.killed.3"]
+    done = subprocess.run(command, env=several, capture_output=True, text=True, timeout=120)
+    assert "3 operations, no mismatch" in done.stdout, done.stderr
 
 
 def loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
