@@ -16,7 +16,7 @@ from postgres_server import postgres_gallery
 from qdrant_server import qdrant_gallery
 
 from fixstar.errors import GalleryError, ItemChangedError, UnknownItemError
-from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace, measured_recall
+from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace, measured_recall, postgres, sqlite
 from fixstar.geometry import short_form, unit
 
 GALLERIES: dict[str, Callable[[Path], Gallery]] = {
@@ -263,6 +263,25 @@ def test_iterating_is_sorted_resumable_and_by_version(gallery: Gallery) -> None:
     assert [item.id for item in gallery.iterate("v2")] == names[::7]
     assert [item.id for item in gallery.iterate("v2", after="0350")] == names[357::7]
     assert list(gallery.iterate(after="9")) == []
+
+
+def test_iterating_over_large_payloads(gallery: Gallery) -> None:
+    """They come in pages of fewer items."""
+    gallery.create_version("v1", 3)
+    names = [f"{i:02}" for i in range(40)]
+    for name in names:
+        gallery.upsert("v1", [name], vectors(1, 3), [{"text": name * 200_000}])
+    assert [(item.id, len(item.payload["text"])) for item in gallery.iterate()] == [(name, 400_000) for name in names]
+
+
+def test_fewer_large_payloads_are_read_at_once() -> None:
+    rows: list[Any] = [("a", "v1", 1, 1, b"", bytes(1 << 20), b"", 1)] * 256
+    assert len(sqlite._first(iter(rows))) == 9
+    assert len(sqlite._first(iter([(*rows[0][:5], b"{}", b"", 1)] * 256))) == 256
+    large: list[Any] = [("a", "v1", None, "x" * (1 << 20), 1)] * 16
+    small: list[Any] = [("a", "v1", None, "{}", 1)] * 16
+    assert postgres._next_limit(16, large) == 4
+    assert (postgres._next_limit(16, small), postgres._next_limit(256, small)) == (64, 256)
 
 
 def test_iterating_goes_on_while_items_are_written(gallery: Gallery) -> None:

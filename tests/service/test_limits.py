@@ -72,10 +72,13 @@ def test_each_key_has_its_own_pace_and_wrong_ones_share_an_address(space: Worksp
 @pytest.mark.parametrize("path", ["/", "/static/page.css", "/nowhere", "/problems/busy"])
 def test_addresses_that_need_no_key_have_a_pace_too(space: Workspace, path: str) -> None:
     Keys(space.path).add("a", "read")
-    with client(space, rate=2) as http:
+    with client(space, rate=1) as http:
         seen = [http.get(path).status_code for _ in range(25)]
-        assert seen.count(429) == 5
-        assert [http.get("/healthz").status_code for _ in range(25)].count(429) == 5  # of their own
+        assert 429 not in seen[:10]
+        assert seen.count(429) > 9  # time passes meanwhile
+        probed = [http.get("/healthz").status_code for _ in range(25)]
+        assert 429 not in probed[:10]  # a pace of their own
+        assert probed.count(429) > 9
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -244,7 +247,7 @@ def test_who_is_not_known_is_told_so_before_the_body_is_read(space: Workspace, k
     for path, status in (("/v1/items", 401), ("/v1/items/async", 401), ("/v1/openapi.json", 200), ("/v1/docs", 200)):
         own = [(b"host", b"localhost"), *headers]
         scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": own, "client": ("127.0.0.1", 5)}
-        limit = Admission(_answers, ServiceSettings(), Keys(space.path), space.path / "state")
+        limit = Admission(_answers, ServiceSettings(), Keys(space.path), TokenBuckets(600))
         sent.clear()
         asyncio.run(limit(scope, receive, send))
         assert sent[0]["status"] == status

@@ -505,7 +505,9 @@ def _copy_vectors(db: Database, number: int, numbers: NDArray[np.int64], vectors
         copy.write(_COPY_END)
 
 
-_PAGE = 256  # items read at once by iterate
+_PAGE = 256  # items read at once by iterate, at most
+_FIRST_PAGE = 16
+_PAGE_CHARACTERS = 8 << 20  # of their payloads, before fewer are read
 _EXACT = 2**53  # below, every integer is a float
 _COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}  # by jsonpath
 _MORE = 16  # vectors requested beyond k
@@ -734,6 +736,14 @@ def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]
     return [(item, names[version], vectors.get(number), text, number) for item, version, number, text in rows]
 
 
+def _next_limit(limit: int, page: Sequence[Row]) -> int:
+    """How many items to read at once after a page: fewer where payloads are large, more where they are small."""
+    size = sum(len(text) for _, _, _, text, _ in page)
+    if size > _PAGE_CHARACTERS:
+        return max(1, limit // 4)
+    return min(_PAGE, 4 * limit) if 4 * size <= _PAGE_CHARACTERS else limit
+
+
 def _as_item(row: Row) -> Item:
     """A stored row as an item, or what is wrong with it."""
     name, version, vector, text, revision = row
@@ -929,13 +939,15 @@ class PostgresGallery(Gallery):
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
         """Page by page: nothing is held on the server in between."""
         owner, first = ("", []) if version is None else ("version = %s AND ", [self._version(version).number])
+        limit = _FIRST_PAGE
         while True:
             with self._pool.transaction(READ) as db:
-                page = _read_rows(db, f"{owner}id > %s ORDER BY id LIMIT {_PAGE}", [*first, after])
+                page = _read_rows(db, f"{owner}id > %s ORDER BY id LIMIT {limit}", [*first, after])
             if not page:
                 return
             yield from map(_as_item, page)
             after = page[-1][0]
+            limit = _next_limit(limit, page)
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""

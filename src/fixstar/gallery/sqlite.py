@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -61,7 +61,8 @@ _PAGE_SIZE = 1 << 16  # vectors fill the largest page best: 31 of 512 components
 _WAL_PAGES = (16 << 20) // _PAGE_SIZE
 _REMOVED_KEPT = 100_000  # a process that missed more reads everything again
 _READ = 512  # rows read at once: so few that the garbage collector is not called for them
-_PAGE = 256  # items read at once by iterate
+_PAGE = 256  # items read at once by iterate, at most
+_PAGE_BYTES = 8 << 20  # of their vectors and payloads
 _Row = tuple[  # id, version, its width and number, vector, payload, digest, number
     str, str | None, int, int, bytes, bytes, bytes, int
 ]
@@ -283,14 +284,26 @@ def _translated(path: Path) -> Iterator[None]:
         raise GalleryUnavailableError(f"{path} cannot be opened: {error.strerror or error}") from error
 
 
-def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> list[_Row]:
+def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> sqlite3.Cursor:
     """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
     return db.execute(
         "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest, items.number "
         "FROM items "
         f"LEFT JOIN versions ON versions.number = items.version WHERE {condition}",
         values,
-    ).fetchall()
+    )
+
+
+def _first(rows: Iterable[_Row]) -> list[_Row]:
+    """As many rows as fit into a page: payloads may be large."""
+    page: list[_Row] = []
+    size = 0
+    for row in rows:
+        page.append(row)
+        size += len(row[4]) + len(row[5])
+        if size > _PAGE_BYTES:
+            break
+    return page
 
 
 def _item_digest(version: int, name: str, payload: bytes, vector: bytes | memoryview) -> bytes:
@@ -572,7 +585,8 @@ class SqliteGallery(Gallery):
         while True:
             with self._reading() as db:
                 condition = f"{owner}id > :after ORDER BY id LIMIT {_PAGE}"
-                page = _read_rows(db, condition, {"version": version, "after": after})
+                with closing(_read_rows(db, condition, {"version": version, "after": after})) as rows:
+                    page = _first(rows)
             if not page:
                 return
             yield from map(_as_item, page)

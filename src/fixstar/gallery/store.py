@@ -231,11 +231,14 @@ class Gallery(ABC):
             )
         return self._replace_vectors(version, items, rows, payloads)
 
-    def update_payload(self, item: str, changes: Mapping[str, Any], revision: int | None = None) -> Item:
+    def update_payload(
+        self, item: str, changes: Mapping[str, Any], revision: int | None = None, max_bytes: int | None = None
+    ) -> Item:
         """Change payload fields of an item, None removes one; its vector stays. Returns the item as it is then.
 
         Reading and writing are one transaction, so fields that others change at the same time are kept. With a
-        ``revision`` the item is changed only if it still has it.
+        ``revision`` the item is changed only if it still has it. ``max_bytes`` refuses a payload that grows beyond it,
+        as JSON.
         """
         (name,) = checked_ids([item])
 
@@ -243,6 +246,10 @@ class Gallery(ABC):
             require_revision(name, revision, stored.revision)
             merged = {**stored.payload, **changes}
             (text,) = payload_texts([name], 1, [{field: value for field, value in merged.items() if value is not None}])
+            if max_bytes is not None and (size := len(text.encode())) > max_bytes:
+                (before,) = payload_texts([name], 1, [stored.payload])
+                if size > len(before.encode()):
+                    raise GalleryError(f"the payload of {name!r} would have {size:,} bytes; {max_bytes:,} are allowed")
             return text
 
         updated = self._update_payload(name, changed)

@@ -13,6 +13,7 @@ import ipaddress
 import secrets
 from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
 _CALLER = "fixstar.caller"  # in the state of a request, which all parts of the service share
 
+_calling: ContextVar[str] = ContextVar("calling", default="")
 _PREFIX = "fxs_"  # so that a leaked key is recognised in a log or a repository
 _MAX_DAYS = 36_500
 _WAIT = 10.0  # seconds for another process that changes the keys
@@ -163,6 +165,16 @@ def identify(
             local = settings.loopback and not forwarded and _is_local(scope)
             state[_CALLER] = Caller("local", "admin") if local else None
     return identified(scope)
+
+
+def calling() -> str:
+    """Whose request is being answered, as a name to share things by: of a key, or of an address."""
+    return _calling.get()
+
+
+def set_calling(name: str) -> None:
+    """Say so, for everything that is done to answer the request."""
+    _calling.set(name)
 
 
 def identified(scope: Mapping[str, Any]) -> Caller | None:

@@ -57,6 +57,7 @@ async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResp
     images = await run_in_threadpool(lambda: [image_in(f"input {number}", text) for number, text in enumerate(texts)])
     asked = (context.batcher.embed(image, model.embedding) for image in images)
     good = numbered("input", await asyncio.gather(*asked, return_exceptions=True))
+    await context.intake.count(len(texts))
     vectors = {name: np.stack([one[name] for one in good]) for name in model.embedding}
     rows = await run_in_threadpool(_searching, context.workspace, model, vectors)
     data = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 import time
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote_plus
@@ -60,12 +62,14 @@ from fixstar.service.schemas import (
     VectorQuery,
     problem_responses,
 )
+from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import CatalogueItem, Examples
 from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, count_items, index_items, unknown_fields
 
 router = APIRouter(prefix="/v1", route_class=FormRoute)
 
 COUNTED = 100_000  # items that one answer counts, at most
+LISTED = 4 << 20  # characters of payloads, or of values, in one answer, roughly
 SCANNED = 5000  # items that a filter is compared with for one page, at most
 _REPEATED = 30  # items of one label in a row, after which a sample goes to the next folder
 _MAX_ID = 1024
@@ -205,6 +209,7 @@ async def search_batch(context: Shared, images: Images, request: Options) -> lis
         raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
     data = [await read_upload(image, context.settings) for image in images]
     found = numbered("image", await context.batcher.search_together(data, request))
+    await context.intake.count(len(images))
     return [await _answered(context, request, one, began) for one in found]
 
 
@@ -218,7 +223,14 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
     positive = await _examples(context, "positive", query.positive)
     negative = await _examples(context, "negative", query.negative)
     search, decode = context.workspace.search_examples, context.intake.processes.pixels
-    found = await run_in_threadpool(search, positive, negative, request, decode)
+
+    async def work() -> SearchResult:
+        return await run_in_threadpool(search, positive, negative, request, decode)
+
+    if not count:
+        return await _answered(context, request, await work(), began)
+    found = await context.intake.in_turn(work)  # it decodes in its thread
+    await context.intake.count(count)
     return await _answered(context, request, found, began)
 
 
@@ -349,14 +361,15 @@ def item_page(
     """Up to ``limit`` items after ``after`` that pass. A page costs about the same however few items do."""
     passes = payload_test(where or {})
     found: list[Item] = []
-    looked_at, last = 0, after
+    looked_at, characters, last = 0, 0, after
     with closing(cast(Any, gallery.iterate(version, after))) as source:
         for item in cast(Iterator[StoredItem], source):
-            if len(found) == limit or looked_at == SCANNED:
+            if len(found) == limit or looked_at == SCANNED or characters > LISTED:
                 return ItemPage(items=tuple(found), next=last, looked_at=looked_at)
             looked_at, last = looked_at + 1, item.id
             if passes(item.payload):
                 found.append(_shown_item(item))
+                characters += len(str(item.payload))
     return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
 
 
@@ -410,7 +423,7 @@ def count(
         raise _invalid(f"the field {field!r} names files of the service, and cannot be asked for", "use another field")
     gallery = context.workspace.gallery
     _require_vectors(gallery, version)
-    found = count_items(gallery, parse_filter(where), version, field, after, COUNTED)
+    found = count_items(gallery, parse_filter(where), version, field, after, COUNTED, LISTED)
     return ItemCount(count=found.total, values=dict(found.values), looked_at=found.looked_at, next=found.next)
 
 
@@ -431,7 +444,7 @@ def item(context: Shared, response: Response, item_id: ItemId) -> Item:
         **problem_responses(404),
     },
 )
-def item_image(
+async def item_image(
     context: Shared,
     request: Request,
     item_id: ItemId,
@@ -439,7 +452,9 @@ def item_image(
     stamp: Annotated[str, Query(max_length=256, description="Makes the answer one that caches may keep.")] = "",
 ) -> Response:
     """An item's picture, encoded again."""
-    picture = context.intake.thumbnail(context.workspace, _find_item(context, item_id), size)
+    found = await run_in_threadpool(_find_item, context, item_id)
+    draw = partial(context.intake.thumbnail, context.workspace, found, size)
+    picture = await context.intake.in_turn(lambda: run_in_threadpool(draw))
     headers = {
         "ETag": picture.etag,
         "Cache-Control": "private, max-age=31536000, immutable" if stamp else "private, no-cache",
@@ -458,7 +473,8 @@ def change_payload(
     Fields that others change at the same time are kept.
     """
     expected = _revision(if_match)
-    stored = context.workspace.update_payload(item_id, _checked_payload(change.payload), expected)
+    changes, most = _checked_payload(change.payload), context.settings.payload_bytes
+    stored = context.workspace.update_payload(item_id, changes, expected, most)
     return _with_etag(response, _shown_item(stored))
 
 
@@ -556,7 +572,7 @@ async def put_item(
 
     def plan() -> list[_Upload]:
         content = {} if payload is None else parse_json("payload", payload, _PAYLOAD)
-        return _plan_uploads([image], [content], [item_id], 1)
+        return _plan_uploads(context.settings, [image], [content], [item_id], 1)
 
     stored = await _add_images(context, await run_in_threadpool(plan), expected)
     if stored.rejected:
@@ -573,8 +589,10 @@ async def add_items(context: Shared, images: Images, payloads: Payloads = None, 
 
     If none can be used the answer is a problem, which names them too.
     """
-    uploads = await run_in_threadpool(_plan_list, images, payloads, ids, context.settings.images_at_once)
+    most = context.settings.images_at_once
+    uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
     stored = await _add_images(context, uploads)
+    await context.intake.count(len(images))
     bad = tuple(upload.bad(problem.sentence()) for upload, problem in stored.rejected)
     if bad and not stored.payloads:
         raise _nothing_added([problem for _, problem in stored.rejected], bad)
@@ -586,15 +604,19 @@ async def add_items_later(
     context: Shared, caller: Writer, images: Images, payloads: Payloads = None, ids: Ids = None
 ) -> Job:
     """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
-    uploads = await run_in_threadpool(_plan_list, images, payloads, ids, context.settings.images_a_job)
+    most = context.settings.images_a_job
+    uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
+    await context.intake.count(len(images))
     await run_in_threadpool(context.jobs.require_room, "index")
     kept = await _keep_images(context, uploads)
     job = await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, caller.name)
     return Job.model_validate(job)
 
 
-def _plan_list(images: list[UploadFile], payloads: str | None, ids: str | None, most: int) -> list[_Upload]:
-    return _plan_uploads(images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
+def _plan_list(
+    settings: ServiceSettings, images: list[UploadFile], payloads: str | None, ids: str | None, most: int
+) -> list[_Upload]:
+    return _plan_uploads(settings, images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
 
 
 def _parsed_list(name: str, text: str | None) -> list[Any] | None:
@@ -607,7 +629,11 @@ def _parsed_list(name: str, text: str | None) -> list[Any] | None:
 
 
 def _plan_uploads(
-    images: Sequence[UploadFile], payloads: Sequence[Any] | None, ids: Sequence[Any] | None, most: int
+    settings: ServiceSettings,
+    images: Sequence[UploadFile],
+    payloads: Sequence[Any] | None,
+    ids: Sequence[Any] | None,
+    most: int,
 ) -> list[_Upload]:
     """Match images, payloads and ids; refuse what does not fit before anything is stored."""
     if len(images) > most:
@@ -619,6 +645,10 @@ def _plan_uploads(
             raise _invalid(seen, f"send as many as images, in their order, such as {_EXAMPLES[name]}")
     names = [uuid.uuid4().hex for _ in images] if ids is None else _checked_ids(ids)
     contents = [{} for _ in images] if payloads is None else [_checked_payload(content) for content in payloads]
+    for name, content in zip(names, contents, strict=True):
+        if (size := len(json.dumps(content, ensure_ascii=False).encode())) > settings.payload_bytes:
+            seen = f"the payload of {name!r:.80} has {size:,} bytes; {settings.payload_bytes:,} are allowed"
+            raise Problem("too-large", seen, "store less with the item, such as the address of the rest")
     return list(map(_Upload, names, contents, images, range(len(images))))
 
 

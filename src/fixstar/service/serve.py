@@ -31,6 +31,7 @@ from fixstar.service.app import create_app
 from fixstar.service.galleries import Galleries, check_name
 from fixstar.service.jobs import Jobs
 from fixstar.service.keys import Keys, identified
+from fixstar.service.limits import ByteBudget
 from fixstar.service.monitoring import LogThrottle
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -62,10 +63,11 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
     most = max_connections()
     with _listening(settings) as listener:
         apps: dict[str, FastAPI] = {}
+        budget = ByteBudget(settings.memory_bytes)
         for name, space in usable.items():
             jobs = Jobs(space, own[name])
             jobs.lock()  # here, where a refusal is still one line
-            apps[name] = create_app(space, own[name], keys[name], jobs)
+            apps[name] = create_app(space, own[name], keys[name], jobs, budget)
         config = uvicorn.Config(
             apps[""] if alone else Galleries({name: apps.get(name) for name in spaces}, keys, settings),
             http=_guarded_protocol(most, settings.header_seconds),
