@@ -3,7 +3,7 @@
 # make test-browser   tests of the page in Chromium, which is installed where it is missing
 # make docs           the documentation, in build/site; a broken link or an undocumented name fails
 # make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
-# make fire           long trials: flipped bytes, kills, power cuts, random operations and requests, harmful images, load (hours)
+# make fire           long trials: flipped bytes, kills, power cuts, random operations and requests, harmful images, floods, load (hours)
 #                     all of it, but little: make fire TRIALS=5 KILL_STEP=7 KILLS=2 CUTS=3 OPERATIONS=100 POSTGRES_OPERATIONS=20 FUZZ=32 BOMBS=6 LOAD_SECONDS=10
 # make bench          the benchmarks that run on a CPU (minutes)
 
@@ -90,6 +90,7 @@ fire: setup
 	$(BIN)/python tests/support/workspace_model.py --operations $(POSTGRES_OPERATIONS) --postgres
 	FIXSTAR_FUZZ=$(FUZZ) $(BIN)/pytest -n 0 tests/service/test_openapi.py
 	$(BIN)/python benchmarks/upload_bombs.py --bombs $(BOMBS)
+	$(BIN)/python benchmarks/request_floods.py
 	$(BIN)/python benchmarks/service_load.py --seconds $(LOAD_SECONDS)
 
 bench: setup

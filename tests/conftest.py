@@ -6,9 +6,12 @@ Compiled modules are kept, whatever the environment says: else every process com
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from functools import cache
 
 import pytest
@@ -17,6 +20,8 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported; processes inherit it
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="fixstar-config-")  # tests trust code of their own
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 gc.disable()  # until all modules are imported

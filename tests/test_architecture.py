@@ -32,6 +32,7 @@ LAYERS: list[set[str]] = [
     {"models"},
     {"kernels"},
     {"images", "geometry", "polytopes"},
+    {"trust"},
     {"durable"},
     {"errors", "progress", "wording"},
     {""},  # fixstar itself: the version

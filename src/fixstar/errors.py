@@ -7,9 +7,12 @@
     ├── DataError             a dataset or one of its files is unusable
     │   └── ImageError        one image cannot be read; carries its name
     ├── ModelError            a saved model is damaged, foreign or does not fit
+    │   └── UntrustedCodeError   a model is made by code that its operator did not name
     ├── CheckpointError       a run cannot be resumed from what is on disk
     ├── GalleryError          vectors that a gallery cannot take or find
     │   ├── DamagedItemError  one stored item cannot be read; carries its id and version
+    │   ├── UnknownItemError  the gallery has no item of this id
+    │   ├── ItemChangedError  an item has another revision than the caller believed
     │   └── GalleryUnavailableError   its file or server does not do its part: full, busy, away, damaged
     ├── GateError             an upgrade that was not shown to be compatible, a backfill that would lose
     └── MissingExtraError     an optional dependency is not installed    (also an ImportError)
@@ -172,6 +175,12 @@ class ModelError(FixstarError):
     type = "unusable-model"
 
 
+class UntrustedCodeError(ModelError):
+    """A model is made by code that the operator of its workspace did not name. Nothing was run."""
+
+    type = "untrusted-code"
+
+
 class CheckpointError(FixstarError):
     """A run cannot be resumed from what is on disk."""
 
@@ -195,6 +204,25 @@ class DamagedItemError(GalleryError):
             NextStep("delete-items", {"id": item}),
         )
         self.item, self.version, self.reason = item, version, reason
+
+
+class UnknownItemError(GalleryError):
+    """The gallery has no item of this id."""
+
+    type = "unknown-item"
+
+    def __init__(self, item: str) -> None:
+        super().__init__(f"the gallery has no item {item!r}")
+
+
+class ItemChangedError(GalleryError):
+    """Somebody changed an item since the caller read it; nothing was written."""
+
+    type = "item-changed"
+
+    def __init__(self, item: str, expected: int, seen: int | None) -> None:
+        now = "it was deleted" if seen is None else f"it has revision {seen}"
+        super().__init__(f"{item!r} has changed since revision {expected}: {now}. Read it again, then decide again")
 
 
 class GalleryUnavailableError(GalleryError):

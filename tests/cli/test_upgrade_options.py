@@ -86,7 +86,7 @@ def test_from_scratch_is_another_run_than_going_on_and_both_are_known_again(spac
 
 def test_another_backbone_takes_over_and_stays(space: Path, shop: Path) -> None:
     fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet20")
-    v1, v2 = (Encoder.load(space / "versions" / name) for name in ("v1", "v2"))
+    v1, v2 = (Workspace(space).encoder(name) for name in ("v1", "v2"))
     assert (v1.backbone.name, v2.backbone.name) == ("tiny", "resnet20")
     assert {name: v2.slots.by_class[name] for name in v1.slots.classes} == dict(v1.slots.by_class)
     assert Workspace(space).settings().backbone == "resnet20"
@@ -133,6 +133,9 @@ def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tm
     words = shlex.split(
         "--backbone own_models:small --frozen --size 16 --capacity 20 --batch-size 8 --epochs 1 --replay 2"
     )
+    with pytest.raises(FixstarError, match="is code of own_models"):
+        fixstar("train", shop / "first", "-w", space, *words)
+    words += ["--trust", "own_models"]
     fixstar("train", shop / "first", "-w", space, *words)
     settings = Workspace(space).settings()
     assert settings.frozen
@@ -142,17 +145,17 @@ def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tm
     fixstar("index", shop / "first", "-w", space)
     fixstar("upgrade", shop / "second", "-w", space, "--try", "off")
     assert Workspace(space).settings().frozen
-    v1, v2 = (Encoder.load(space / "versions" / name) for name in ("v1", "v2"))
+    v1, v2 = (Workspace(space).encoder(name) for name in ("v1", "v2"))
     assert all(torch.equal(a, b) for a, b in zip(v1.backbone.parameters(), v2.backbone.parameters(), strict=True))
     shown = CliRunner().invoke(app, ["check", "v2", "-w", str(space), "--data", str(shop / "second"), "--json"])
     assert json.loads(shown.stdout)["version"] == "v2"
     fixstar("upgrade", shop / "first", "-w", space, "--no-frozen", "--try", "off")
-    v3 = Encoder.load(space / "versions" / "v3")
+    v3 = Workspace(space).encoder("v3")
     assert not all(torch.equal(a, b) for a, b in zip(v3.backbone.parameters(), v2.backbone.parameters(), strict=True))
     assert not Workspace(space).settings().frozen
     wider = shlex.split("--replace own_models:small --frozen --size 20 --try off --keep-images no")
     fixstar("upgrade", shop / "second", "-w", space, *wider)
-    assert Encoder.load(space / "versions" / "v4").preprocessing.size == (20, 20)
+    assert Workspace(space).encoder("v4").preprocessing.size == (20, 20)
     assert not (space / "features").exists()  # nothing of the images may be kept
     with pytest.raises(FixstarError, match="only a model that replaces the last one"):
         fixstar("upgrade", shop / "second", "-w", space, "--size", "16")
@@ -214,7 +217,7 @@ def test_another_saved_model_takes_over(space: Path, shop: Path, tmp_path: Path)
     other = Encoder.create("resnet20", classes=["x"], capacity=20, side="right")
     other.save(tmp_path / "other")
     fixstar("upgrade", shop / "second", "-w", space, "--replace", tmp_path / "other")
-    v1, v2 = (Encoder.load(space / "versions" / name) for name in ("v1", "v2"))
+    v1, v2 = (Workspace(space).encoder(name) for name in ("v1", "v2"))
     assert v2.backbone.name == "resnet20" == Workspace(space).settings().backbone
     assert v2.slots.by_class["b"] == v1.slots.by_class["b"]
     with pytest.raises(FixstarError, match="the upgrade is done"):

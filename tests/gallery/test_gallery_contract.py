@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 from postgres_server import postgres_gallery
 
-from fixstar.errors import GalleryError
-from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace, measured_recall
+from fixstar.errors import GalleryError, ItemChangedError, UnknownItemError
+from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace, measured_recall, postgres, sqlite
 from fixstar.geometry import short_form, unit
 
 GALLERIES: dict[str, Callable[[Path], Gallery]] = {
@@ -261,6 +263,25 @@ def test_iterating_is_sorted_resumable_and_by_version(gallery: Gallery) -> None:
     assert list(gallery.iterate(after="9")) == []
 
 
+def test_iterating_over_large_payloads(gallery: Gallery) -> None:
+    """They come in pages of fewer items."""
+    gallery.create_version("v1", 3)
+    names = [f"{i:02}" for i in range(40)]
+    for name in names:
+        gallery.upsert("v1", [name], vectors(1, 3), [{"text": name * 200_000}])
+    assert [(item.id, len(item.payload["text"])) for item in gallery.iterate()] == [(name, 400_000) for name in names]
+
+
+def test_fewer_large_payloads_are_read_at_once() -> None:
+    rows: list[Any] = [("a", "v1", 1, 1, b"", bytes(1 << 20), b"", 1)] * 256
+    assert len(sqlite._first(iter(rows))) == 9
+    assert len(sqlite._first(iter([(*rows[0][:5], b"{}", b"", 1)] * 256))) == 256
+    large: list[Any] = [("a", "v1", None, "x" * (1 << 20), 1)] * 16
+    small: list[Any] = [("a", "v1", None, "{}", 1)] * 16
+    assert postgres._next_limit(16, large) == 4
+    assert (postgres._next_limit(16, small), postgres._next_limit(256, small)) == (64, 256)
+
+
 def test_iterating_goes_on_while_items_are_written(gallery: Gallery) -> None:
     gallery.create_version("v1", 3)
     gallery.create_version("v2", 3)
@@ -378,3 +399,137 @@ def test_payloads_are_replaced_with_the_vectors_where_they_are_given(gallery: Ga
     assert "i1" not in gallery.get(["i1"])
     with pytest.raises(GalleryError, match="1 payloads"):
         gallery.replace_vectors("v1", seen, kept, [{}])
+
+
+def test_every_change_moves_the_revision(gallery: Gallery) -> None:
+    rows = filled(gallery, 6)
+    seen = [gallery.get(["i0"])["i0"].revision]
+    assert seen[0] > 0
+    assert gallery.upsert("v1", ["i0", "i1"], rows[:2], [{}, {}]) == [
+        item.revision for item in gallery.get(["i0", "i1"]).values()
+    ]
+    seen.append(gallery.get(["i0"])["i0"].revision)
+    changed = gallery.update_payload("i0", {"price": 3})
+    seen.append(changed.revision)
+    now = gallery.get(["i0"])["i0"]
+    assert (now.revision, now.payload) == (changed.revision, changed.payload)
+    np.testing.assert_array_equal(now.vector, changed.vector)
+    assert gallery.replace_vectors("v2", [now], rows[1:2]) == ["i0"]
+    seen.append(gallery.get(["i0"])["i0"].revision)
+    gallery.delete(["i0"])
+    gallery.upsert("v1", ["i0"], rows[:1])
+    seen.append(gallery.get(["i0"])["i0"].revision)
+    assert sorted(set(seen)) == seen
+    assert [item.revision for item in gallery.iterate()] == [gallery.get([f"i{i}"])[f"i{i}"].revision for i in range(6)]
+
+
+def test_payload_fields_are_changed_and_removed(gallery: Gallery) -> None:
+    filled(gallery, 6)
+    before = gallery.get(["i0", "i1"])
+    assert gallery.update_payload("i0", {"n": None, "price": 3}).payload == {"parity": "even", "price": 3}
+    now = gallery.get(["i0", "i1"])
+    np.testing.assert_array_equal(now["i0"].vector, before["i0"].vector)
+    assert (now["i0"].version, now["i1"].revision) == ("v1", before["i1"].revision)
+    assert gallery.search("v1", now["i0"].vector[None], where={"price": 3})[0][0].id == "i0"
+    with pytest.raises(UnknownItemError, match="no item 'ghost'"):
+        gallery.update_payload("ghost", {"price": 1})
+    with pytest.raises(GalleryError, match="cannot be written as JSON"):
+        gallery.update_payload("i0", {"price": float("nan")})
+    assert gallery.get(["i0"])["i0"].revision == now["i0"].revision
+
+
+def test_an_item_that_changed_is_not_written_by_who_read_it_before(gallery: Gallery) -> None:
+    filled(gallery, 6)
+    seen = gallery.get(["i0"])["i0"]
+    changed = gallery.update_payload("i0", {"price": 3}, seen.revision)
+    with pytest.raises(ItemChangedError, match=f"revision {changed.revision}"):
+        gallery.update_payload("i0", {"price": 4}, seen.revision)
+    assert gallery.replace_vectors("v1", [seen], seen.vector[None], [{"n": "old"}]) == []
+    assert gallery.get(["i0"])["i0"].payload == {"n": 0, "parity": "even", "price": 3}
+    assert gallery.replace_vectors("v1", [changed], seen.vector[None], [{"n": "new"}]) == ["i0"]
+    assert gallery.get(["i0"])["i0"].payload == {"n": "new"}
+    for name in ("i0", "ghost"):
+        with pytest.raises(ItemChangedError, match="Read it again"):
+            gallery.upsert("v2", [name], seen.vector[None], [{"n": "old"}], changed.revision)
+    with pytest.raises(ItemChangedError, match="Read it again"):
+        gallery.delete(["i0"], changed.revision)
+    with pytest.raises(GalleryError, match="2 ids"):
+        gallery.delete(["i0", "i1"], changed.revision)
+    now = gallery.get(["i0"])["i0"].revision
+    assert gallery.get(["i0"])["i0"].payload == {"n": "new"}
+    (again,) = gallery.upsert("v2", ["i0"], seen.vector[None], [{"n": "newer"}], now)
+    assert gallery.delete(["i0"], again) == 1
+    assert gallery.delete(["i0"], changed.revision) == 0
+    assert gallery.count() == {"v1": 2, "v2": 3}
+
+
+def test_payloads_changed_at_once_are_all_kept(gallery: Gallery) -> None:
+    """Two change different fields of one item while a third writes another one."""
+    rows, times = filled(gallery, 6), range(20)
+
+    def change(field: str) -> None:
+        for step in times:
+            gallery.update_payload("i0", {f"{field} {step}": True})
+
+    def write() -> None:
+        for step in times:
+            gallery.upsert("v2", ["i1"], rows[:1], [{"step": step}])
+
+    with ThreadPoolExecutor() as pool:
+        done = [pool.submit(change, "a"), pool.submit(change, "b"), pool.submit(write)]
+    for one in done:
+        one.result()
+    payload = gallery.get(["i0"])["i0"].payload
+    assert payload.keys() == {"n", "parity", *(f"{field} {step}" for field in "ab" for step in times)}
+    assert gallery.get(["i1"])["i1"].payload == {"step": 19}
+    assert gallery.count() == {"v1": 2, "v2": 4}
+
+
+def test_a_write_beside_changes_of_the_payload_is_not_undone(gallery: Gallery) -> None:
+    rows, stopping = filled(gallery, 6), Event()
+
+    def change() -> None:
+        while not stopping.wait(0.001):
+            gallery.update_payload("i0", {"seen": True})
+
+    with ThreadPoolExecutor() as pool:
+        changing = pool.submit(change)
+        try:
+            for step in range(20):
+                version = f"v{step % 2 + 1}"
+                gallery.upsert(version, ["i0"], rows[step % 6][None], [{"step": step}])
+                now = gallery.get(["i0"])["i0"]
+                assert (now.version, now.payload["step"]) == (version, step)
+                np.testing.assert_allclose(now.vector, rows[step % 6], atol=1e-6)
+        finally:
+            stopping.set()
+    changing.result()
+    assert gallery.delete(["i0"]) == 1
+    assert gallery.count() == {"v1": 2, "v2": 3}
+
+
+def test_every_change_moves_the_revision_of_the_gallery(gallery: Gallery) -> None:
+    if gallery.revision() is None:
+        pytest.skip("this store cannot tell")
+    gallery.create_version("v1", 3)
+    seen = [gallery.revision()]
+
+    def note() -> None:
+        seen.append(gallery.revision())
+
+    gallery.upsert("v1", ["a", "b"], vectors(2, 3), [{"n": 1}, {}])
+    note()
+    gallery.upsert("v1", ["a"], vectors(1, 3), [{"n": 1}])
+    note()
+    gallery.update_payload("a", {"n": 2})
+    note()
+    gallery.replace_vectors("v1", [gallery.get(["b"])["b"]], vectors(1, 3, seed=4))
+    note()
+    gallery.delete(["a"])
+    note()
+    gallery.upsert("v1", ["a"], vectors(1, 3))
+    note()
+    assert len(set(seen)) == len(seen) == 7
+    gallery.get(["a"])
+    gallery.search("v1", vectors(1, 3))
+    assert gallery.revision() == seen[-1]

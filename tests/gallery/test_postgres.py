@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from postgres_server import fresh_url, shared_server
 from test_gallery_contract import vectors
+from test_sqlite_sharing import changed_by_processes
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
@@ -61,6 +63,14 @@ def test_another_process_is_seen_by_the_next_search(gallery: PostgresGallery, ur
             assert other.stdout.readline() == "done\n"
             assert [hit.version for hit in gallery.search("v1", query)[0]] == expected
         other.stdin.close()
+
+
+def test_payload_fields_set_by_several_processes_are_all_kept(
+    gallery: PostgresGallery, url: str, tmp_path: Path
+) -> None:
+    gallery.upsert("v1", ["0000"], vectors(1, 8))
+    acknowledged = changed_by_processes(url, tmp_path)
+    assert gallery.get(["0000"])["0000"].payload.keys() == acknowledged
 
 
 def test_threads_search_while_one_writes(gallery: PostgresGallery) -> None:

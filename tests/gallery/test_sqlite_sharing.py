@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import fork
 from test_gallery_contract import vectors
 
 from fixstar.errors import GalleryError
-from fixstar.gallery import SqliteGallery
+from fixstar.gallery import SqliteGallery, open_gallery
+from fixstar.workspace.items import update_payload
 
 WRITER = """
 import sys
@@ -32,6 +35,26 @@ with SqliteGallery(sys.argv[1]) as gallery:
             gallery.upsert(version, [name], row)
         print("done", flush=True)
 """
+
+
+def change_payload(address: str, name: str, go: Path) -> None:
+    """In a process of its own: set 25 fields of the item 0000, one after the other."""
+    with open_gallery(address, create=False) as gallery:
+        while not go.exists():
+            time.sleep(0.001)
+        for step in range(25):
+            update_payload(gallery, "0000", {f"{name} {step}": True})
+
+
+def changed_by_processes(address: str, folder: Path) -> set[str]:
+    """Three processes set fields of one item, all at once; the fields that were acknowledged."""
+    names = ["a", "b", "c"]
+    running = [fork(change_payload, address, name, folder / "go") for name in names]
+    (folder / "go").touch()
+    for one in running:
+        one.join(120)
+    assert [one.exitcode for one in running] == [0, 0, 0]
+    return {f"{name} {step}" for name in names for step in range(25)}
 
 
 def gallery_of(path: Path, items: int = 0) -> SqliteGallery:
@@ -150,3 +173,9 @@ def test_many_processes_may_make_the_same_gallery(tmp_path: Path) -> None:
         assert process.returncode == 0
     with SqliteGallery(tmp_path / "g.db") as gallery:
         assert gallery.count() == {}
+
+
+def test_payload_fields_set_by_several_processes_are_all_kept(tmp_path: Path) -> None:
+    with gallery_of(tmp_path / "g.db", 5) as gallery:
+        acknowledged = changed_by_processes(str(gallery.path), tmp_path)
+        assert gallery.get(["0000"])["0000"].payload.keys() == acknowledged

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.models import Encoder
+from fixstar.models.backbones.foreign import OnnxBackbone
 from fixstar.models.encoder import canary_vectors
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -84,6 +85,7 @@ def test_a_module_kept_as_onnx_makes_its_vectors_and_comes_back(exported: Path, 
 
 
 def test_a_module_with_an_import_path_comes_back_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIXSTAR_TRUST", __name__)
     source = f"{__name__}:Net"
     model = net()
     Encoder.wrap(model, PREPARED, source=source, arguments={"width": 6}).save(tmp_path / "v1")
@@ -94,6 +96,31 @@ def test_a_module_with_an_import_path_comes_back_by_it(tmp_path: Path, monkeypat
     monkeypatch.setattr(Net, "forward", lambda self, images: self.head(self.body(images)).flip(1))
     with pytest.raises(ModelError, match="no longer makes the vectors"):
         Encoder.load(tmp_path / "v1")
+
+
+def test_weights_beside_an_onnx_file_are_taken_in(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    (tmp_path / "model").mkdir()
+    beside = {"save_as_external_data": True, "location": "model.data", "size_threshold": 256}
+    onnx.save_model(onnx.load(exported), tmp_path / "model" / "model.onnx", **beside)
+    monkeypatch.chdir(tmp_path / "model")  # where onnxruntime would find them
+    Encoder.wrap("model.onnx", PREPARED).save(tmp_path / "v1")
+    (tmp_path / "model" / "model.data").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert Encoder.load(tmp_path / "v1").encode(pixels()) == pytest.approx(expected(net(), pixels()), abs=1e-5)
+    with pytest.raises(ModelError, match="in files beside it, and they cannot be read"):
+        Encoder.wrap(tmp_path / "model" / "model.onnx", PREPARED)
+
+
+def test_a_saved_model_reads_no_file_beside_it(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = pytest.importorskip("onnx")
+    beside = {"save_as_external_data": True, "location": "model.data", "size_threshold": 256}
+    onnx.save_model(onnx.load(exported), tmp_path / "model.onnx", **beside)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="Weights must be inside"):
+        OnnxBackbone.of((tmp_path / "model.onnx").read_bytes(), PREPARED, "model.onnx")
 
 
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fixstar.errors import FixstarError, InputError
 from fixstar.service.app import create_app
 from fixstar.service.client import Client, ImagesLeftOutError, ServiceError
 from fixstar.service.keys import Keys
+from fixstar.service.routes_versions import _drift_maps
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 
@@ -76,6 +77,17 @@ def test_a_drift_map_has_a_point_per_item(asking: Client) -> None:
     assert len(asking.drift("v1", "v2", limit=4).points) == 4
     with pytest.raises(ServiceError, match="v9"):
         asking.drift("v1", "v9")
+
+
+def test_a_drift_map_shows_nothing_that_was_deleted_or_changed(asking: Client, space: Workspace) -> None:
+    asking.add({"secret": picture(1), "kept": picture(2)}, {"kept": {"label": "hat"}})
+    assert {point.id for point in asking.drift("v1", "v2").points} == {"secret", "kept"}
+    asking.delete("secret")
+    asking.add({"other": picture(3)})  # as many items as before
+    assert {point.id for point in asking.drift("v1", "v2").points} == {"kept", "other"}
+    asking.update("kept", {"label": "shoe"})
+    assert {point.label for point in asking.drift("v1", "v2").points} == {"shoe", None}
+    assert len([key for key in _drift_maps if key[0] == str(space.path)]) == 1  # earlier states are not kept
 
 
 def test_embeddings_come_as_an_array(asking: Client, space: Workspace) -> None:

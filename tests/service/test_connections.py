@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import resource
@@ -11,16 +12,19 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import uvicorn
 from forked import fork_fixstar
 from service_clients import picture
 from shops import shop
+from uvicorn.server import ServerState
 
+from fixstar.service.keys import Keys
 from fixstar.service.monitoring import LogThrottle
-from fixstar.service.serve import _listening, accepted_at_once, max_connections
+from fixstar.service.serve import _LimitedHeaders, _listening, _replaceable, accepted_at_once, max_connections
 from fixstar.service.settings import ServiceSettings
 
 FILES = 300  # that the process may have open
@@ -40,13 +44,12 @@ class Running(NamedTuple):
         return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=120)
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("connections")
-    space, log = shop(folder / "shop", versions=1), folder / "log"
-    words = ["serve", "-w", str(space.path), "--device", "cpu", "--port", "0", "--header-seconds", str(HEADERS)]
-    out = folder / "out"
-    process = fork_fixstar(out, log, *words, "--access-log", open_files=FILES)
+@contextlib.contextmanager
+def running(folder: Path, *options: str) -> Iterator[Running]:
+    """A service over the workspace in a folder."""
+    log, out = folder / "log", folder / "out"
+    words = ["serve", "-w", str(folder / "shop"), "--device", "cpu", "--port", "0", *options]
+    process = fork_fixstar(out, log, *words, open_files=FILES)
     try:
         while not (found := re.search(r"http://\S+:(\d+) ", out.read_text() if out.exists() else "")):
             assert process.is_alive(), log.read_text()
@@ -55,6 +58,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     finally:
         process.kill()
         process.join()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("connections")
+    shop(folder / "shop", versions=1)
+    with running(folder, "--header-seconds", str(HEADERS), "--access-log") as made:
+        yield made
 
 
 def wait_until_closed(connection: socket.socket) -> None:
@@ -97,6 +108,105 @@ def test_headers_that_do_not_end_are_refused(service: Running) -> None:
         connection.sendall(start + b"a" * ((1 << 16) + 1 - len(start)))  # not a byte more: those would reset the answer
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
         wait_until_closed(connection)
+
+
+def test_trailers_that_do_not_end_are_refused(service: Running) -> None:
+    start = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+    line = b"X-%06d: " + b"a" * 1000 + b"\r\n"
+    sent = 0
+    with service.open() as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(start)
+        for number in range(20_000):
+            connection.sendall(line % number)
+            sent += len(line)
+    assert sent < 10 << 20  # what the system itself holds for a connection
+
+
+def test_one_trailer_that_does_not_end_is_refused(service: Running) -> None:
+    start = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
+    sent = 0
+    with service.open() as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(start)
+        while sent < 20 << 20:
+            connection.sendall(bytes([97]) * 1000)
+            sent += 1000
+    assert sent < 10 << 20
+
+
+@pytest.mark.parametrize(("width", "sizes"), [(20, [1]), (400, [100_000]), (400, [7, 300_000, 1])])
+def test_chunks_of_any_size_are_a_body(service: Running, width: int, sizes: list[int]) -> None:
+    """Headers of chunks are not headers, however much comes with them."""
+    image = picture(size=(width, 300))
+    request = httpx.Request("PUT", "http://localhost/v1/item?id=chunked", files={"image": image})
+    whole, parts = request.read(), list[bytes]()
+    while whole:
+        size = sizes[len(parts) % len(sizes)]
+        parts.append(whole[:size])
+        whole = whole[size:]
+    answer = httpx.put(
+        f"http://127.0.0.1:{service.port}/v1/item?id=chunked",
+        content=iter(parts),
+        headers={"content-type": request.headers["content-type"]},
+        timeout=120,
+    )
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/static/page.css", "/nowhere", "/v1/docs", "/metrics"])
+@pytest.mark.parametrize("length", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+def test_a_body_that_nobody_takes_is_not_waited_for(service: Running, path: str, length: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+    began = time.monotonic()
+    with service.open() as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
+        assert time.monotonic() - began < 4
+
+
+def never_reading(service: Running, files: int) -> socket.socket:
+    """A connection that asks for more than its buffers hold, and takes nothing of it."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", service.port))
+    connection.sendall(b"GET /static/page.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * files)
+    return connection
+
+
+def test_an_answer_that_is_not_taken_does_not_keep_a_connection_open(service: Running) -> None:
+    with never_reading(service, files=300) as connection:
+        time.sleep(3 * HEADERS)
+        began, taken = time.monotonic(), 0
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(1 << 16):
+                taken += len(part)
+        assert time.monotonic() - began < HEADERS / 2  # it was closed already
+    assert taken < 300 * 29_000
+
+
+def test_strangers_do_not_keep_out_a_valid_key(tmp_path: Path) -> None:
+    space = shop(tmp_path / "shop", versions=1)
+    key = Keys(space.path).add("reader", "read")
+    with running(tmp_path, "--rate", "1000000") as service:
+        strangers = [never_reading(service, files=20) for _ in range(FILES)]
+        for _ in range(5):
+            address = f"http://127.0.0.1:{service.port}/v1/items"
+            answer = httpx.get(address, headers={"X-API-Key": key}, timeout=120)
+            assert answer.status_code == 200
+            strangers += [never_reading(service, files=20) for _ in range(10)]
+        for connection in strangers:
+            connection.close()
+
+
+def test_wrong_keys_share_an_address_whatever_they_claim(tmp_path: Path) -> None:
+    Keys(shop(tmp_path / "shop", versions=1).path).add("reader", "read")
+    with running(tmp_path, "--rate", "5") as service:
+        seen = []
+        for number in range(8):
+            headers = {"X-API-Key": "wrong", "X-Forwarded-For": f"1.2.3.{number}"}
+            seen.append(
+                httpx.get(f"http://127.0.0.1:{service.port}/v1/items", headers=headers, timeout=120).status_code
+            )
+    assert seen == [401] * 5 + [429] * 3
 
 
 def test_a_body_may_take_longer_than_the_headers(service: Running) -> None:
@@ -142,6 +252,57 @@ def test_the_parts_of_an_answer_do_not_wait_for_each_other() -> None:
         return found
 
     assert asyncio.run(work())
+
+
+class Connection(NamedTuple):
+    """What counts when one must make room."""
+
+    client: tuple[str, int] | None
+    asked: bool
+    known: bool
+    since: float
+
+    def precedence(self) -> tuple[bool, bool]:
+        return self.asked, self.known
+
+
+def test_who_makes_room_for_a_new_connection() -> None:
+    known = Connection(("1.1.1.1", 1), asked=True, known=True, since=0)
+    stranger, another = (Connection((host, 1), asked=True, known=False, since=1) for host in ("2.2.2.2", "3.3.3.3"))
+    older = another._replace(client=("3.3.3.3", 2), since=0.5)
+    silent = Connection(("1.1.1.1", 2), asked=False, known=False, since=9)
+    assert _replaceable([known, stranger, another, older, silent]) is silent
+    assert _replaceable([known, stranger, another, older]) is older  # of the address that has two, the older one
+    assert _replaceable([known, stranger]) is stranger
+    assert _replaceable([known, known._replace(client=None)]) is None
+
+
+def test_trailers_do_not_become_headers() -> None:
+    """They come after a request was admitted by its headers."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        seen.extend(name for name, _ in scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def work() -> bytes:
+        config = uvicorn.Config(app, http=_LimitedHeaders, lifespan="off", log_config=None)
+        made = functools.partial(_LimitedHeaders, config=config, server_state=ServerState(), app_state={})
+        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Late: 1\r\n\r\n"
+        )
+        line = await reader.readline()
+        writer.close()
+        server.close()
+        return line
+
+    assert asyncio.run(work()).startswith(b"HTTP/1.1 200")
+    assert seen == [b"host", b"transfer-encoding"]
 
 
 def test_the_cap_follows_the_limit_of_open_files() -> None:

@@ -69,6 +69,18 @@ def test_each_key_has_its_own_pace_and_wrong_ones_share_an_address(space: Worksp
         assert [ask("wrong1"), ask("wrong2"), ask("wrong3")] == [401, 401, 429]
 
 
+@pytest.mark.parametrize("path", ["/", "/static/page.css", "/nowhere", "/problems/busy"])
+def test_addresses_that_need_no_key_have_a_pace_too(space: Workspace, path: str) -> None:
+    Keys(space.path).add("a", "read")
+    with client(space, rate=1) as http:
+        seen = [http.get(path).status_code for _ in range(25)]
+        assert 429 not in seen[:10]
+        assert seen.count(429) > 9  # time passes meanwhile
+        probed = [http.get("/healthz").status_code for _ in range(25)]
+        assert 429 not in probed[:10]  # a pace of their own
+        assert probed.count(429) > 9
+
+
 @pytest.mark.parametrize("claimed", [True, False])
 def test_a_large_body_is_refused_while_it_comes(space: Workspace, claimed: bool) -> None:
     with client(space, upload_bytes=1000) as http:
@@ -147,6 +159,24 @@ def test_a_body_that_stops_coming_is_given_up() -> None:
     assert through(limit, [part(1 << 20, True), part(1, False)])[0]["status"] == 413
 
 
+def test_a_body_that_drips_is_given_up() -> None:
+    slow = BodyLimit(_echo, ServiceSettings(), idle=0.2, slowest=1000)
+    drops: list[Message | float] = [piece for _ in range(30) for piece in (0.05, part(1, True))]
+    assert through(slow, [*drops, part(1, False)])[0]["status"] == 408
+    enough: list[Message | float] = [piece for _ in range(10) for piece in (0.05, part(100, True))]
+    assert through(slow, [*enough, part(1, False)])[1]["body"] == b"1001"
+
+
+def test_time_that_the_service_takes_is_not_the_callers() -> None:
+    async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await asyncio.sleep(0.3)
+        await _echo(scope, receive, send)
+
+    limit = BodyLimit(busy, ServiceSettings(), idle=0.1)
+    assert through(limit, [part(1, True), 0.01, part(1, True), part(1, False)])[1]["body"] == b"2"
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -217,7 +247,7 @@ def test_who_is_not_known_is_told_so_before_the_body_is_read(space: Workspace, k
     for path, status in (("/v1/items", 401), ("/v1/items/async", 401), ("/v1/openapi.json", 200), ("/v1/docs", 200)):
         own = [(b"host", b"localhost"), *headers]
         scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": own, "client": ("127.0.0.1", 5)}
-        limit = Admission(_answers, ServiceSettings(), Keys(space.path), space.path / "state")
+        limit = Admission(_answers, ServiceSettings(), Keys(space.path), TokenBuckets(600))
         sent.clear()
         asyncio.run(limit(scope, receive, send))
         assert sent[0]["status"] == status

@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -48,7 +49,7 @@ from PIL import Image
 from shops import CLASSES, shop
 
 from fixstar.errors import FixstarError
-from fixstar.gallery import import_version
+from fixstar.gallery import Payload, import_version
 from fixstar.gallery.vector_files import Block
 from fixstar.geometry import unit
 from fixstar.models import Encoder
@@ -85,6 +86,8 @@ WEIGHTS = {
     "compact": 1,
     "build": 1,
     "race": 3,
+    "patch": 8,
+    "together": 4,
     "search": 6,
     "restart": 2,
     "abandon": 2,
@@ -196,6 +199,10 @@ def perform(space: Workspace, plan: Plan) -> Any:
             getattr(space.gallery, "compact", space.gallery.flush)()
         case "build":
             space.gallery.build_index()
+        case "patch":
+            for changes in plan["changes"]:
+                changed = space.update_payload(plan["id"], changes)
+            return dict(changed.payload)
         case "read":
             return [(item.id, item.version, item.vector, dict(item.payload)) for item in space.gallery.iterate()]
     return None
@@ -270,8 +277,10 @@ class Ended(NamedTuple):
 
 
 def fork_workers(pipe: Connection, versions: Path) -> None:
-    """A process that has everything imported and nothing open. It forks workers, one at a time, onto its own pipe."""
-    prepare(versions)
+    """A process that has everything imported and nothing open. It forks workers, one at a time, onto its own pipe.
+
+    It runs no model itself: libgomp's threads do not survive a fork, and who waits for them hangs.
+    """
     while True:
         try:
             path, cut = pipe.recv()
@@ -282,6 +291,7 @@ def fork_workers(pipe: Connection, versions: Path) -> None:
             try:
                 if cut is not None:  # the folder, where syncs are noted, and the number of the last one
                     ctypes.CDLL(None).power_cut_begin(*(os.fsencode(part) for part in cut[:2]), cut[2])
+                prepare(versions)
                 work(path, pipe)
                 os._exit(0)
             finally:
@@ -477,6 +487,18 @@ class Reference:
         group: Group = {name: Stored(version, *row) for name, *row in zip(ids, vectors, payloads, strict=True)}
         plan = {"do": "import", "version": version, "ids": ids, "vectors": vectors, "payloads": payloads}
         return {**plan, "take_over": take_over}, Expected([group], refused=held and not take_over, value=len(ids))
+
+    def _patch(self, rng: random.Random) -> tuple[Plan, Expected]:
+        name = rng.choice([*self.items, *self.items, *IDS])
+        changes = {"price": rng.randrange(100), "tag": rng.choice([None, "new", "ü"]), LABEL: rng.choice(CLASSES)}
+        plan = {"do": "patch", "id": name, "changes": [changes]}
+        if name not in self.items:
+            return plan, Expected(refused=True)
+        stored = self.items[name]
+        merged = {**stored.payload, **changes}
+        payload = {field: value for field, value in merged.items() if value is not None}
+        after = Stored(stored.version, stored.vector, payload, sealed=True)
+        return plan, Expected([{name: after}], value=payload)
 
     def _deploy(self, rng: random.Random) -> tuple[Plan, Expected]:
         version, now = f"v{rng.randint(1, VERSIONS)}", self.pointers
@@ -690,8 +712,9 @@ class Trial:
         rng, (name, by, _) = random.Random(operation.number), operation
         if name in ("restart", "abandon"):
             expected, outcome = Expected(), self._begin_again(name, by)
-        elif name == "race":
-            expected, outcome = self._race(rng), Outcome("done")
+        elif name in ("race", "together"):
+            act = self._race if name == "race" else self._together
+            expected, outcome = act(rng), Outcome("done")
         else:
             plan, expected = self.reference.plan(name, rng)
             outcome = self._done(plan, by, rng)
@@ -777,6 +800,41 @@ class Trial:
         if set(done) - wanted:
             raise MismatchError(f"{done} were replaced, not {wanted}")
         return Expected([group])
+
+    def _together(self, rng: random.Random) -> Expected:
+        """Three set fields of one item at once, one of them from another process: all are kept.
+
+        Sometimes a fourth writes the whole item meanwhile: then what it wrote is there, and which of the others'
+        fields are depends on who came first.
+        """
+        if not self.reference.items:
+            return Expected()
+        name = rng.choice(sorted(self.reference.items))
+        stored = self.reference.items[name]
+        plans: dict[str, Plan] = {
+            by: {"do": "patch", "id": name, "changes": [{f"{by} {step}": rng.randrange(100)} for step in range(4)]}
+            for by in ("own", "other", "process")
+        }
+        fields = {field: value for plan in plans.values() for one in plan["changes"] for field, value in one.items()}
+        written: Payload | None = None
+        if rng.random() < 0.3:
+            image = {field: stored.payload[field] for field in (IMAGE, STAMP) if field in stored.payload}
+            written = {**image, LABEL: rng.choice(CLASSES), "price": rng.randrange(100), "written": rng.randrange(100)}
+        with ThreadPoolExecutor() as pool:
+            changing = [pool.submit(attempt, self.users[by], plans[by]) for by in ("own", "other")]
+            if written is not None:
+                gallery = self.users["own"].gallery
+                writing = pool.submit(gallery.upsert, stored.version, [name], stored.vector[None], [written])
+            outcomes = [self._process().do(plans["process"]), *(one.result() for one in changing)]
+        if any(outcome.kind != "done" for outcome in outcomes):
+            raise MismatchError(f"fields set at once: {outcomes}")
+        if written is None:
+            payload = {**stored.payload, **fields}
+        else:
+            writing.result()
+            now = self.users["other"].gallery.get([name])[name].payload
+            payload = {**written, **{field: value for field, value in fields.items() if field in now}}
+        return Expected([{name: Stored(stored.version, stored.vector, payload, sealed=True)}])
 
     def _compare(self, space: Workspace, rng: random.Random, images: bool) -> None:
         """Counts, status, images that are kept, and a search."""

@@ -125,7 +125,8 @@ def test_an_upgrade_finds_the_features_of_its_teacher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"podnet", "bct-vectors"}))
-def test_every_method_trains_on_features(method: str, tmp_path: Path) -> None:
+def test_every_method_trains_on_features(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIXSTAR_TRUST", "own_models")
     images, more = patches("abc"), patches("de")
     settings = replace(SETTINGS, capacity=200)
     first = trained(images, settings, method, TrainingContext(features=tmp_path))

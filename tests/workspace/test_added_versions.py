@@ -127,7 +127,8 @@ def test_add_on_the_command_line(tmp_path: Path) -> None:
     make: list[str | Path] = [f"{__name__}:network", "-w", shop]
     assert "--size" in refused("add", *make)
     prepared = ["--size", "16", "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25"]
-    added = typed("add", *make, *prepared, "--argument", "width=8", "--json")
+    assert f"with --trust {__name__}" in refused("add", *make, *prepared, "--argument", "width=8")
+    added = typed("add", *make, *prepared, "--argument", "width=8", "--trust", __name__, "--json")
     assert json.loads(added.out)["width"] == 8
     assert "adapt v1 --for v2" in typed("add", *make, *prepared, "--argument", "width=8", "--argument", "seed=3").out
     np.save(tmp_path / "vectors.npy", np.eye(3, dtype=np.float32))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import workspace_model
 from workspace_model import MismatchError, run_model
 
+from fixstar.gallery import Item
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.workspace.deployment import Move, Rollout
 
@@ -20,9 +27,19 @@ def test_a_workspace_does_what_the_reference_says(seed: int) -> None:
     assert counts["refused"] > 2
 
 
+def test_it_runs_from_the_command_line_with_several_threads() -> None:
+    """As ``make fire`` runs it. Its second process embeds too, after a fork."""
+    several = {**os.environ, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, workspace_model.__file__, "--trace", "index.process.1 index.process.2 index.killed.3"]
+    done = subprocess.run(command, env=several, capture_output=True, text=True, timeout=120)
+    assert "3 operations, no mismatch" in done.stdout, done.stderr
+
+
 def loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     delete = SqliteGallery._delete
-    monkeypatch.setattr(SqliteGallery, "_delete", lambda self, names: delete(self, names[:3]) + len(names[3:]))
+    monkeypatch.setattr(
+        SqliteGallery, "_delete", lambda self, names, revision: delete(self, names[:3], revision) + len(names[3:])
+    )
 
 
 def forgets_the_last_move(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +50,20 @@ def forgets_the_last_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rollout, "_append", acknowledged)
 
 
-@pytest.mark.parametrize("break_it", [loses_one, forgets_the_last_move])
+def changes_payloads_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(self: SqliteGallery, name: str, changed: Callable[[Item], str]) -> Item | None:
+        item = self._get([name]).get(name)
+        if item is None:
+            return None
+        text = changed(item)
+        time.sleep(0.005)
+        self._upsert(item.version, [name], item.vector[None], [text], None)
+        return self._get([name])[name]
+
+    monkeypatch.setattr(SqliteGallery, "_update_payload", update)
+
+
+@pytest.mark.parametrize("break_it", [loses_one, forgets_the_last_move, changes_payloads_in_two_steps])
 def test_a_fault_is_found_and_shrunk(break_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it(monkeypatch)
     with pytest.raises(MismatchError, match="--trace") as caught:

@@ -37,6 +37,12 @@ LabelOption = Annotated[
         show_default="top; asks if it is not clear",
     ),
 ]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust", help="A module whose code this workspace may run, such as shop.models. It is remembered. Repeatable."
+    ),
+]
 Confidence = Annotated[float, typer.Option(help="Confidence of the verdict, between 0 and 1.")]
 Tolerance = Annotated[float, typer.Option(help="How much accuracy may be lost: 0.01 is one point, 0 requires a gain.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]

@@ -44,6 +44,7 @@ def serve(
     rate: Annotated[int, typer.Option(help="Requests per minute and key, or address.")] = 600,
     upload: Annotated[int, typer.Option(help="Maximum size of an image in megabytes.")] = 20,
     pixels: Annotated[int, typer.Option(help="Maximum size of an image in megapixels.")] = 50,
+    memory: Annotated[int, typer.Option(help="Megabytes for the bodies of all requests at a time.")] = 1024,
     batch: Annotated[int, typer.Option(help="Maximum number of queries embedded together.")] = 32,
     header_seconds: Annotated[float, typer.Option(help="Seconds allowed for the headers of a request.")] = 20.0,
     snapshots: Annotated[
@@ -77,6 +78,7 @@ def serve(
         rate=rate,
         upload_bytes=upload << 20,
         pixels=pixels * 1_000_000,
+        memory_bytes=memory << 20,
         batch=batch,
         header_seconds=header_seconds,
         snapshots=snapshots,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, key_value, verb
+from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, Trust, WorkspacePath, key_value, verb
 from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say, visible
 from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
+from fixstar.trust import import_path, is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def train(
     flip: Annotated[bool, typer.Option(help="Flip images left to right at random; turn off for text.")] = True,
     seed: Annotated[int, typer.Option(help="The same seed and number of CPU threads give the same weights.")] = 0,
     bad_images: BadImages = "refuse",
+    trust: Trust = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -184,6 +186,7 @@ def train(
     from fixstar.training import FROZEN, Settings, paper_recipe
 
     space = fixstar.Workspace(workspace)
+    _require_trust(workspace, backbone, trust)
     usual = {"rotated": False} if frozen and method in ("vega", "polaris") else {}  # each turn would be embedded too
     chosen = create_method(method, **{**usual, **_method_options(option)})
     recipe = FROZEN if frozen else paper_recipe(chosen.scenario)
@@ -258,6 +261,7 @@ def upgrade(
         ),
     ] = "auto",
     bad_images: BadImages = "refuse",
+    trust: Trust = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -271,6 +275,7 @@ def upgrade(
     space = fixstar.Workspace(workspace)
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
+    _require_trust(workspace, replace or "", trust)
     settings, keep = space.settings(start), keep_images.lower() == "yes"
     recipe = changes.changed(settings.recipe, epochs, precision=precision)
     images_kept = select or (keep and settings.replay_per_class > 0)
@@ -348,7 +353,7 @@ def _print_trials(version: Version) -> None:
 @verb(
     "fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5",
     "fixstar add hf:facebook/dinov2-small -w shop",
-    "fixstar add shop.models:build --argument depth=50 --weights model.safetensors -w shop --size 224",
+    "fixstar add shop.models:build --trust shop.models --weights model.safetensors -w shop --size 224",
     "fixstar add better.onnx -w shop --size 224 --compatible-with v1",
     "fixstar add old.npz --as old-system -w shop",
 )
@@ -377,6 +382,7 @@ def add(
     name: Annotated[
         str | None, typer.Option("--as", help="For vectors: the name of the system that made them.")
     ] = None,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a model trained elsewhere as the next version; or stored vectors alone, under a name of their own."""
@@ -401,6 +407,7 @@ def add(
             "and --mean and --std if they are not ImageNet's"
         )
     space = fixstar.Workspace(workspace)
+    _require_trust(workspace, model, trust)
     made_from = dict(key_value(text, "--argument", "depth=50") for text in argument or [])
     version = space.add_version(
         model, prepared, compatible_with=compatible_with, arguments=made_from, weights=weights, output=output
@@ -414,6 +421,23 @@ def add(
     if version != "v1":
         step = NextStep("check", {"version": version, "data": ...}, "fits how it searches stored vectors, and judges")
     print("\n".join(next_lines([step], workspace)))
+
+
+def _require_trust(workspace: Path, model: str, trust: list[str] | None) -> None:
+    """Ask once whether the code of a version may run, now and whenever the workspace is used."""
+    for module in trust or ():
+        remember(workspace, module)
+    code = None if Path(model).exists() else import_path(model, {})
+    if code is None:
+        return
+    module = module_of(code)
+    with trusting(*remembered(workspace)):
+        if is_trusted(module):
+            return
+    question = f"{code} is code of {module}. It runs now, and whenever {workspace} is used. Trust it?"
+    if not sys.stdin.isatty():
+        raise InputError(question, NextStep("repeat", {"trust": module}, "if you know this code"))
+    typer.confirm(question, abort=True, err=True)
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, Device, LabelOption, WorkspacePath, verb
+from fixstar.cli.app import AsJson, Device, LabelOption, Trust, WorkspacePath, verb
 from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, visible, wrapped
 from fixstar.cli.rollout import print_searched_by
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.progress import progress_bar
+from fixstar.trust import is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent, points, rounded
 
 if TYPE_CHECKING:
@@ -74,13 +75,18 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
     print(f"  fixstar backfill --budget 20% -w {shop}\n  fixstar serve -w {shop}")
 
 
-@verb("fixstar init shop")
-def init(path: Annotated[Path, typer.Argument(help="The directory to create.")] = Path()) -> None:
+@verb("fixstar init shop", "fixstar init copied --trust shop.models")
+def init(
+    path: Annotated[Path, typer.Argument(help="The directory to create.")] = Path(),
+    trust: Trust = None,
+) -> None:
     """Create a workspace: a directory for the versions of one model and everything that belongs to them."""
     from fixstar.workspace.files import create_mark
     from fixstar.workspace.registry import Registry
 
     create_mark(path, None)
+    for module in trust or ():
+        remember(path, module)
     registry = Registry(path)
     if versions := registry.names():
         print(f"workspace {path} exists already, with {', '.join(versions)}")
@@ -439,10 +445,21 @@ def restore(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the workspace that is there; it must not be served.")
     ] = False,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a snapshot a workspace again. Everything is checked first; a damaged snapshot changes nothing."""
+    from fixstar.workspace.registry import Registry
     from fixstar.workspace.snapshot import restore_snapshot
 
     done = restore_snapshot(source, workspace, replace)
-    print_result(as_json, done._asdict(), f"{plural(done.files, 'file')} of {done.when} restored to {workspace}")
+    for module in trust or ():
+        remember(workspace, module)
+    with trusting(*remembered(workspace)):
+        untrusted = {name: code for name, code in Registry(workspace).code().items() if not is_trusted(module_of(code))}
+    told = [f"{plural(done.files, 'file')} of {done.when} restored to {workspace}"]
+    for name, code in untrusted.items():
+        told.append(f"{name} is made by {code}, which does not run until you trust it")
+    for module in sorted({module_of(code) for code in untrusted.values()}):
+        told.append(f"Next: fixstar init {workspace} --trust {module}   (if you know this code)")
+    print_result(as_json, {**done._asdict(), "untrusted": untrusted}, *told)

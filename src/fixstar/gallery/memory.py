@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from fixstar.gallery.store import (
     VersionSpace,
     check_new_version,
     replaceable,
+    require_revision,
 )
 
 
@@ -31,7 +32,8 @@ class MemoryGallery(Gallery):
     def __init__(self) -> None:
         self._exact: ExactSearch | None = ExactSearch()
         self._places: dict[str, tuple[str, int]] = {}  # id -> version, number
-        self._next = 0
+        self._next = 1
+        self._changes = 0
         self._lock = threading.RLock()
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
@@ -47,15 +49,21 @@ class MemoryGallery(Gallery):
         """P [d, m] of a version whose vectors are short forms."""
         return self._open().projection(version)
 
-    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
+    def _upsert(
+        self, version: str, names: list[str], rows: Floats, texts: list[str], revision: int | None = None
+    ) -> Sequence[int]:
         with self._lock:
             exact = self._open()
+            if revision is not None:
+                require_revision(names[0], revision, self._places.get(names[0], ("", None))[1])
             drafts = self._without(names)
             numbers = range(self._next, self._next + len(names))
             drafts.setdefault(version, Draft(exact.rows[version])).append(numbers, names, rows, texts)
             exact.use({name: draft.rows() for name, draft in drafts.items()})
             self._next += len(names)
+            self._changes += 1
             self._places.update(zip(names, ((version, number) for number in numbers), strict=True))
+            return numbers
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
@@ -65,9 +73,20 @@ class MemoryGallery(Gallery):
             self._upsert(version, names, rows[same], texts)
             return names
 
-    def _delete(self, names: list[str]) -> int:
+    def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
         with self._lock:
+            if name not in self._places:
+                return None
+            item = self._item(name)
+            self._upsert(item.version, [name], item.vector[None], [changed(item)])
+            return self._item(name)
+
+    def _delete(self, names: list[str], revision: int | None) -> int:
+        with self._lock:
+            if names[0] in self._places:
+                require_revision(names[0], revision, self._places[names[0]][1])
             self._open().use({name: draft.rows() for name, draft in self._without(names).items()})
+            self._changes += 1
             return sum(self._places.pop(name, None) is not None for name in names)
 
     def _get(self, names: list[str]) -> dict[str, Item]:
@@ -100,6 +119,11 @@ class MemoryGallery(Gallery):
         """The number of items by version."""
         return {name: len(rows) for name, rows in self._open().rows.items()}
 
+    def revision(self) -> int:
+        """The number of writes so far."""
+        self._open()
+        return self._changes
+
     def flush(self) -> None:
         """Nothing to do: memory is where this gallery lives."""
         self._open()
@@ -119,7 +143,7 @@ class MemoryGallery(Gallery):
         version, number = self._places[name]
         rows = self._open().rows[version]
         row = rows.find(np.array([number]))
-        return Item(name, version, rows.vectors(row)[0], parsed(rows.labels(row)[1][0]))
+        return Item(name, version, rows.vectors(row)[0], parsed(rows.labels(row)[1][0]), number)
 
     def _without(self, names: Sequence[str]) -> dict[str, Draft]:
         """The versions that hold these items, without them."""

@@ -11,8 +11,8 @@ A question with a map is different: the server knows only the stored vectors. It
 question's own queries, and these are scored in full here. So an exact search of this kind misses an item that only the
 map would bring to the front.
 
-gallery     one row: the format, and ``written``, the number of the last item. Writers lock this row first, so one
-            writes at a time and numbers grow in the order of writing; readers never wait for it
+gallery     one row: the format, and ``written``, the number of the last change, which items get theirs from. Writers
+            lock this row first, so one writes at a time and numbers grow in the order of writing; readers never wait
 versions    one row per version; ``items`` counts its vectors
 items       one row per item, whatever its version: an id cannot occur twice. ``payload`` is the JSON text as given,
             ``fields`` the same as jsonb, parsed once, for filters; NUL, which jsonb cannot hold, is U+0001 there
@@ -62,6 +62,7 @@ from fixstar.gallery.store import (
     known_version,
     measured_recall,
     replaceable,
+    require_revision,
     stored_payload,
     stored_projection,
 )
@@ -511,7 +512,9 @@ def _copy_vectors(db: Database, number: int, numbers: NDArray[np.int64], vectors
         copy.write(_COPY_END)
 
 
-_PAGE = 256  # items read at once by iterate
+_PAGE = 256  # items read at once by iterate, at most
+_FIRST_PAGE = 16
+_PAGE_CHARACTERS = 8 << 20  # of their payloads, before fewer are read
 _EXACT = 2**53  # below, every integer is a float
 _COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}  # by jsonpath
 _MORE = 16  # vectors requested beyond k
@@ -529,7 +532,7 @@ _INDEXES = (
     "WHERE a.amname = 'hnsw' ORDER BY v.number"
 )
 
-Row = tuple[str, str, Floats | None, str]  # id, version, vector if it exists, payload
+Row = tuple[str, str, Floats | None, str, int]  # id, version, vector if it exists, payload, number
 
 
 class Narrowing(NamedTuple):
@@ -758,7 +761,7 @@ def _build(pool: Pool, number: int, width: int) -> None:
 
 
 def _lock_writing(db: Database, more: int = 0) -> int:
-    """Lock out other writers until the transaction ends; returns the number of the last of ``more`` new items."""
+    """Lock out other writers until the transaction ends; returns the number of the last of ``more`` changes."""
     ((last,),) = db.execute("UPDATE gallery SET written = written + %s RETURNING written", (more,))
     return int(last)
 
@@ -781,24 +784,34 @@ def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]
             found = db.execute(text, (wanted,), binary=True).fetchall()
             read = _read_vectors([row[1] for row in found], space.width)
             vectors |= zip((row[0] for row in found), read, strict=True)
-    return [(item, names[version], vectors.get(number), text) for item, version, number, text in rows]
+    return [(item, names[version], vectors.get(number), text, number) for item, version, number, text in rows]
+
+
+def _next_limit(limit: int, page: Sequence[Row]) -> int:
+    """How many items to read at once after a page: fewer where payloads are large, more where they are small."""
+    size = sum(len(text) for _, _, _, text, _ in page)
+    if size > _PAGE_CHARACTERS:
+        return max(1, limit // 4)
+    return min(_PAGE, 4 * limit) if 4 * size <= _PAGE_CHARACTERS else limit
 
 
 def _as_item(row: Row) -> Item:
     """A stored row as an item, or what is wrong with it."""
-    name, version, vector, text = row
+    name, version, vector, text, revision = row
     if vector is None:
         raise DamagedItemError(name, version, "the vector is missing")
-    return Item(name, version, vector, stored_payload(name, version, text))
+    return Item(name, version, vector, stored_payload(name, version, text), revision)
 
 
 def _items_of(db: Database, names: list[str]) -> dict[str, Item]:
     return {row[0]: _as_item(row) for row in _read_rows(db, "id = ANY (%s)", [names])}
 
 
-def _remove_items(db: Database, names: list[str]) -> int:
-    """Remove items within a transaction that holds the lock."""
+def _remove_items(db: Database, names: list[str], revision: int | None = None) -> int:
+    """Remove items within a transaction that holds the lock. With a ``revision``, one item that must still have it."""
     rows = db.execute("DELETE FROM items WHERE id = ANY (%s) RETURNING version, number", (names,)).fetchall()
+    if rows:
+        require_revision(names[0], revision, rows[0][1])  # if it raises, nothing is removed
     for version, fewer in Counter(row[0] for row in rows).items():
         numbers = [number for owner, number in rows if owner == version]
         db.execute(f"DELETE FROM vectors_{version} WHERE number = ANY (%s)", (numbers,))
@@ -806,15 +819,28 @@ def _remove_items(db: Database, names: list[str]) -> int:
     return len(rows)
 
 
-def _write_items(db: Database, version: int, names: list[str], rows: Floats, texts: Sequence[str], last: int) -> None:
-    """Store items of a version, by its number, and remove older ones; ``last`` is the number of the last item."""
-    _remove_items(db, names)
+def _write_items(
+    db: Database,
+    version: int,
+    names: list[str],
+    rows: Floats,
+    texts: Sequence[str],
+    last: int,
+    revision: int | None = None,
+) -> Sequence[int]:
+    """Store items of a version, by its number, and remove older ones; ``last`` is the number of the last item.
+
+    Returns the numbers of all.
+    """
+    if not _remove_items(db, names, revision):
+        require_revision(names[0], revision, None)
     numbers = np.arange(last - len(names) + 1, last + 1)
     with db.cursor().copy("COPY items (id, version, number, payload) FROM STDIN") as copy:
         for row in zip(names, [version] * len(names), numbers.tolist(), texts, strict=True):
             copy.write_row(row)
     _copy_vectors(db, version, numbers, rows)
     db.execute("UPDATE versions SET items = items + %s WHERE number = %s", (len(names), version))
+    return range(last - len(names) + 1, last + 1)
 
 
 class PostgresGallery(Gallery):
@@ -863,12 +889,16 @@ class PostgresGallery(Gallery):
             ((blob,),) = db.execute("SELECT projection FROM versions WHERE number = %s", (number,))
         return stored_projection(blob, space.full_width)
 
-    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
+    def _upsert(
+        self, version: str, names: list[str], rows: Floats, texts: list[str], revision: int | None
+    ) -> Sequence[int]:
         _check_lengths(names)
-        if names:
-            number = self._version(version).number
-            with self._pool.transaction(WRITE) as db:
-                _write_items(db, number, names, rows, texts, _lock_writing(db, len(names)))
+        if not names:
+            return ()
+        number = self._version(version).number
+        with self._pool.transaction(WRITE) as db:
+            last = _lock_writing(db, len(names))
+            return _write_items(db, number, names, rows, texts, last, revision)
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
@@ -877,13 +907,25 @@ class PostgresGallery(Gallery):
         with self._pool.transaction(WRITE) as db:
             last = _lock_writing(db, len(items))
             same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
-            _write_items(db, number, names, rows[same], texts, last)
+            if names:
+                _write_items(db, number, names, rows[same], texts, last)
         return names
 
-    def _delete(self, names: list[str]) -> int:
+    def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
         with self._pool.transaction(WRITE) as db:
-            _lock_writing(db)
-            return _remove_items(db, names)
+            last = _lock_writing(db, 1)
+            item = _items_of(db, [name]).get(name)
+            if item is None:
+                return None
+            text = changed(item)
+            number = _all_versions(db)[item.version].number
+            _write_items(db, number, [name], item.vector[None], [text], last)
+            return _items_of(db, [name])[name]
+
+    def _delete(self, names: list[str], revision: int | None) -> int:
+        with self._pool.transaction(WRITE) as db:
+            _lock_writing(db, 1)
+            return _remove_items(db, names, revision)
 
     def _get(self, names: list[str]) -> dict[str, Item]:
         with self._pool.transaction(READ) as db:
@@ -958,18 +1000,26 @@ class PostgresGallery(Gallery):
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
         """Page by page: nothing is held on the server in between."""
         owner, first = ("", []) if version is None else ("version = %s AND ", [self._version(version).number])
+        limit = _FIRST_PAGE
         while True:
             with self._pool.transaction(READ) as db:
-                page = _read_rows(db, f"{owner}id > %s ORDER BY id LIMIT {_PAGE}", [*first, after])
+                page = _read_rows(db, f"{owner}id > %s ORDER BY id LIMIT {limit}", [*first, after])
             if not page:
                 return
             yield from map(_as_item, page)
             after = page[-1][0]
+            limit = _next_limit(limit, page)
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""
         with self._pool.transaction(READ) as db:
             return dict(db.execute("SELECT name, items FROM versions ORDER BY number").fetchall())
+
+    def revision(self) -> int:
+        """The number of the last change."""
+        with self._pool.transaction(READ) as db:
+            ((written,),) = db.execute("SELECT written FROM gallery")
+        return int(written)
 
     def flush(self) -> None:
         """Nothing to do: a write that returned is on the server's disk. Raises if the server is gone."""

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -51,6 +51,7 @@ from fixstar.gallery.store import (
     check_new_version,
     replaceable,
     require_digest,
+    require_revision,
     stored_payload,
     stored_projection,
 )
@@ -61,8 +62,11 @@ _PAGE_SIZE = 1 << 16  # vectors fill the largest page best: 31 of 512 components
 _WAL_PAGES = (16 << 20) // _PAGE_SIZE
 _REMOVED_KEPT = 100_000  # a process that missed more reads everything again
 _READ = 512  # rows read at once: so few that the garbage collector is not called for them
-_PAGE = 256  # items read at once by iterate
-_Row = tuple[str, str | None, int, int, bytes, bytes, bytes]  # id, version, its width, number, vector, payload, digest
+_PAGE = 256  # items read at once by iterate, at most
+_PAGE_BYTES = 8 << 20  # of their vectors and payloads
+_Row = tuple[  # id, version, its width and number, vector, payload, digest, number
+    str, str | None, int, int, bytes, bytes, bytes, int
+]
 _TABLES = (
     "CREATE TABLE versions (number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, "
     "width INTEGER NOT NULL, full_width INTEGER NOT NULL, projection BLOB, digest BLOB NOT NULL, "
@@ -281,13 +285,26 @@ def _translated(path: Path) -> Iterator[None]:
         raise GalleryUnavailableError(f"{path} cannot be opened: {error.strerror or error}") from error
 
 
-def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> list[_Row]:
+def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> sqlite3.Cursor:
     """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
     return db.execute(
-        "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest FROM items "
+        "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest, items.number "
+        "FROM items "
         f"LEFT JOIN versions ON versions.number = items.version WHERE {condition}",
         values,
-    ).fetchall()
+    )
+
+
+def _first(rows: Iterable[_Row]) -> list[_Row]:
+    """As many rows as fit into a page: payloads may be large."""
+    page: list[_Row] = []
+    size = 0
+    for row in rows:
+        page.append(row)
+        size += len(row[4]) + len(row[5])
+        if size > _PAGE_BYTES:
+            break
+    return page
 
 
 def _item_digest(version: int, name: str, payload: bytes, vector: bytes | memoryview) -> bytes:
@@ -304,24 +321,28 @@ def _version_digest(space: VersionSpace, projection: bytes | None) -> bytes:
 
 def _as_item(row: _Row) -> Item:
     """A stored row as an item, or what is wrong with it."""
-    name, version, width, number, vector, payload, digest = row
+    name, version, width, owner, vector, payload, digest, revision = row
     if version is None:
         raise DamagedItemError(name, version, "it belongs to no version of this gallery")
     if len(vector) % 4:
         raise DamagedItemError(name, version, f"the vector is damaged ({len(vector)} bytes)")
     vector_read = np.frombuffer(vector, "<f4").astype(np.float32)
-    item = Item(name, version, vector_read, stored_payload(name, version, payload))
-    return require_digest(item, width, digest == _item_digest(number, name, payload, vector))
+    item = Item(name, version, vector_read, stored_payload(name, version, payload), revision)
+    return require_digest(item, width, digest == _item_digest(owner, name, payload, vector))
 
 
-def _remove_items(db: sqlite3.Connection, names: list[str]) -> int:
-    """Remove items within a transaction, and note their numbers for processes that hold them in memory."""
+def _remove_items(db: sqlite3.Connection, names: list[str], revision: int | None = None) -> int:
+    """Remove items within a transaction, and note their numbers for processes that hold them in memory.
+
+    With a ``revision``, one item, which must still have it.
+    """
     rows = db.execute(
         "SELECT version, number FROM items WHERE id IN (SELECT value FROM json_each(?))",
         (json.dumps(names, ensure_ascii=False),),
     ).fetchall()
     if not rows:
         return 0
+    require_revision(names[0], revision, rows[0][1])
     db.executemany("DELETE FROM items WHERE number = ?", ((number,) for _, number in rows))
     db.executemany("INSERT INTO removed (version, item) VALUES (?, ?)", rows)
     fewer = Counter(version for version, _ in rows)
@@ -337,9 +358,17 @@ def _items_of(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Item]:
     return {row[0]: _as_item(row) for row in _read_rows(db, "id IN (SELECT value FROM json_each(:ids))", wanted)}
 
 
-def _write_items(db: sqlite3.Connection, version: str, names: list[str], rows: Floats, texts: Sequence[str]) -> None:
-    """Store items of a version and remove older ones with the same ids."""
-    _remove_items(db, names)
+def _write_items(
+    db: sqlite3.Connection,
+    version: str,
+    names: list[str],
+    rows: Floats,
+    texts: Sequence[str],
+    revision: int | None = None,
+) -> Sequence[int]:
+    """Store items of a version and remove older ones with the same ids; returns the numbers of their rows."""
+    if not _remove_items(db, names, revision):
+        require_revision(names[0], revision, None)
     (number,) = db.execute("SELECT number FROM versions WHERE name = ?", (version,)).fetchone()
     blobs, size = memoryview(rows.astype("<f4", copy=False).tobytes()), 4 * rows.shape[1]
     db.executemany(
@@ -351,6 +380,8 @@ def _write_items(db: sqlite3.Connection, version: str, names: list[str], rows: F
         ),
     )
     db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
+    (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
+    return range(last - len(names) + 1, last + 1)  # nobody else writes within this transaction
 
 
 def _checked_projection(space: VersionSpace, blob: bytes | None, digest: bytes) -> Floats | None:
@@ -500,22 +531,34 @@ class SqliteGallery(Gallery):
             found = db.execute("SELECT projection, digest FROM versions WHERE name = ?", (version,)).fetchone()
         return _checked_projection(space, *found)
 
-    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None:
-        if names:
-            with self._writing() as db:
-                _write_items(db, version, names, rows, texts)
+    def _upsert(
+        self, version: str, names: list[str], rows: Floats, texts: list[str], revision: int | None
+    ) -> Sequence[int]:
+        if not names:
+            return ()
+        with self._writing() as db:
+            return _write_items(db, version, names, rows, texts, revision)
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
     ) -> list[str]:
         with self._writing() as db:
             same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
-            _write_items(db, version, names, rows[same], texts)
+            if names:
+                _write_items(db, version, names, rows[same], texts)
         return names
 
-    def _delete(self, names: list[str]) -> int:
+    def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
         with self._writing() as db:
-            return _remove_items(db, names)
+            item = _items_of(db, [name]).get(name)
+            if item is None:
+                return None
+            _write_items(db, item.version, [name], item.vector[None], [changed(item)])
+            return _items_of(db, [name])[name]
+
+    def _delete(self, names: list[str], revision: int | None) -> int:
+        with self._writing() as db:
+            return _remove_items(db, names, revision)
 
     def _get(self, names: list[str]) -> dict[str, Item]:
         with self._reading() as db:
@@ -550,7 +593,8 @@ class SqliteGallery(Gallery):
         while True:
             with self._reading() as db:
                 condition = f"{owner}id > :after ORDER BY id LIMIT {_PAGE}"
-                page = _read_rows(db, condition, {"version": version, "after": after})
+                with closing(_read_rows(db, condition, {"version": version, "after": after})) as rows:
+                    page = _first(rows)
             if not page:
                 return
             yield from map(_as_item, page)
@@ -560,6 +604,14 @@ class SqliteGallery(Gallery):
         """The number of items by version."""
         with self._reading() as db:
             return dict(db.execute("SELECT name, items FROM versions ORDER BY number"))
+
+    def revision(self) -> int:
+        """The rows that were ever written: every change of an item writes one, of the item or of a removed one."""
+        with self._reading() as db:
+            (written,) = db.execute(
+                "SELECT coalesce(sum(seq), 0) FROM sqlite_sequence WHERE name != 'versions'"
+            ).fetchone()
+        return int(written)
 
     def flush(self) -> None:
         """Move the log into the file, so that the file alone is the gallery. Writes are durable without it.

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DamagedItemError, GalleryError, InputError, plural
+from fixstar.errors import (
+    DamagedItemError,
+    GalleryError,
+    InputError,
+    ItemChangedError,
+    UnknownItemError,
+    plural,
+)
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 
 Vectors = NDArray[np.floating[Any]]
@@ -172,12 +179,16 @@ class SearchResult(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What is stored under one id: the version that made the vector, the unit vector [width], and the payload."""
+    """What is stored under one id: the version that made the vector, the unit vector [width], and the payload.
+
+    ``revision`` is a number that every change of the item moves; 0 for an item that was not read from a gallery.
+    """
 
     id: str
     version: str
     vector: NDArray[np.float32]
     payload: Payload
+    revision: int = 0
 
 
 class VersionSpace(NamedTuple):
@@ -239,20 +250,31 @@ class Gallery(ABC):
         """P [d, m] of a version whose vectors are short forms."""
 
     def upsert(
-        self, version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload] | None = None
-    ) -> None:
-        """Store unit vectors [N, width] of a version, all or none; existing items are replaced, payload included."""
+        self,
+        version: str,
+        ids: Sequence[str],
+        vectors: Vectors,
+        payloads: Sequence[Payload] | None = None,
+        revision: int | None = None,
+    ) -> list[int]:
+        """Store unit vectors [N, width] of a version, all or none; existing items are replaced, payload included.
+
+        Returns the revisions that the items have now. With a ``revision``, one item is replaced if it still has it.
+        """
         rows = checked_vectors(vectors, self.space(version).width, version)
         names = checked_ids(ids)
-        self._upsert(version, names, rows, payload_texts(names, len(rows), payloads))
+        texts = payload_texts(names, len(rows), payloads)
+        _require_one(names, revision)
+        return list(self._upsert(version, names, rows, texts, revision))
 
     def replace_vectors(
         self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
     ) -> list[str]:
         """Give items new unit vectors [N, width], made by a version; returns the ids of the items that changed.
 
-        Payloads stay unless new ones are given. Only items that still hold the vector given with them are touched:
-        what was deleted or written meanwhile stays. All or none, where the store has transactions.
+        Without ``payloads`` each item keeps the payload of the moment, and is touched only if it still holds the vector
+        given with it. With ``payloads`` it is touched only if it still has the revision given with it. What was deleted
+        or written meanwhile stays. All or none, where the store has transactions.
         """
         rows = checked_vectors(vectors, self.space(version).width, version)
         checked_ids([item.id for item in items])
@@ -264,10 +286,37 @@ class Gallery(ABC):
             )
         return self._replace_vectors(version, items, rows, payloads)
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """Remove items, all at once; returns how many existed."""
+    def update_payload(
+        self, item: str, changes: Mapping[str, Any], revision: int | None = None, max_bytes: int | None = None
+    ) -> Item:
+        """Change payload fields of an item, None removes one; its vector stays. Returns the item as it is then.
+
+        Reading and writing are one transaction, so fields that others change at the same time are kept. With a
+        ``revision`` the item is changed only if it still has it. ``max_bytes`` refuses a payload that grows beyond it,
+        as JSON.
+        """
+        (name,) = checked_ids([item])
+
+        def changed(stored: Item) -> str:
+            require_revision(name, revision, stored.revision)
+            merged = {**stored.payload, **changes}
+            (text,) = payload_texts([name], 1, [{field: value for field, value in merged.items() if value is not None}])
+            if max_bytes is not None and (size := len(text.encode())) > max_bytes:
+                (before,) = payload_texts([name], 1, [stored.payload])
+                if size > len(before.encode()):
+                    raise GalleryError(f"the payload of {name!r} would have {size:,} bytes; {max_bytes:,} are allowed")
+            return text
+
+        updated = self._update_payload(name, changed)
+        if updated is None:
+            raise UnknownItemError(name)
+        return updated
+
+    def delete(self, ids: Sequence[str], revision: int | None = None) -> int:
+        """Remove items, all at once; returns how many existed. With a ``revision``, one item that still has it."""
         names = checked_ids(ids, distinct=False)
-        return self._delete(names) if names else 0
+        _require_one(names, revision)
+        return self._delete(names, revision) if names else 0
 
     def get(self, ids: Sequence[str]) -> dict[str, Item]:
         """The items of these ids; ids that are not in the gallery are left out."""
@@ -329,6 +378,13 @@ class Gallery(ABC):
     def count(self) -> dict[str, int]:
         """The number of items by version."""
 
+    def revision(self) -> int | None:
+        """A number that every change of an item moves, to tell whether something made from the items is still true.
+
+        None where the store cannot tell.
+        """
+        return None
+
     def damage(self) -> list[str]:
         """What is wrong with the files below the items, one sentence each; only an SQLite gallery can say."""
         return []
@@ -353,7 +409,9 @@ class Gallery(ABC):
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None: ...
 
     @abstractmethod
-    def _upsert(self, version: str, names: list[str], rows: Floats, texts: list[str]) -> None: ...
+    def _upsert(
+        self, version: str, names: list[str], rows: Floats, texts: list[str], revision: int | None
+    ) -> Sequence[int]: ...
 
     @abstractmethod
     def _replace_vectors(
@@ -361,7 +419,11 @@ class Gallery(ABC):
     ) -> list[str]: ...
 
     @abstractmethod
-    def _delete(self, names: list[str]) -> int: ...
+    def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
+        """Give an item the payload text that ``changed`` makes of it. None if there is no such item."""
+
+    @abstractmethod
+    def _delete(self, names: list[str], revision: int | None) -> int: ...
 
     @abstractmethod
     def _get(self, names: list[str]) -> dict[str, Item]: ...
@@ -567,17 +629,35 @@ def unit_rows(array: NDArray[Any], lengths: NDArray[np.float64]) -> Floats:
 def replaceable(
     items: Sequence[Item], now: Mapping[str, Item], payloads: Sequence[Payload] | None
 ) -> tuple[list[int], list[str], list[str]]:
-    """The items that still hold the same vector of the same version as ``now``: their places, ids and new payloads."""
-    same = [
-        row
-        for row, item in enumerate(items)
-        if item.id in now
-        and now[item.id].version == item.version
-        and np.array_equal(now[item.id].vector, np.asarray(item.vector))
-    ]
+    """The items that may get new vectors, given what they are ``now``: their places, ids and new payloads.
+
+    Where payloads are given, an item must have the same revision. Else the same vector of the same version is enough:
+    the payload of the moment is kept.
+    """
+    agrees = _same_vector if payloads is None else _same_revision
+    same = [row for row, item in enumerate(items) if item.id in now and agrees(item, now[item.id])]
     names = [items[row].id for row in same]
     kept = [now[items[row].id].payload if payloads is None else payloads[row] for row in same]
     return same, names, payload_texts(names, len(same), kept)
+
+
+def require_revision(item: str, expected: int | None, seen: int | None) -> None:
+    """Raise if an item has another revision than its caller believes; None believes nothing."""
+    if expected is not None and expected != seen:
+        raise ItemChangedError(item, expected, seen)
+
+
+def _require_one(names: Sequence[str], revision: int | None) -> None:
+    if revision is not None and len(names) != 1:
+        raise GalleryError(f"a revision is that of one item; got {plural(len(names), 'id')}")
+
+
+def _same_vector(item: Item, now: Item) -> bool:
+    return item.version == now.version and np.array_equal(np.asarray(item.vector), now.vector)
+
+
+def _same_revision(item: Item, now: Item) -> bool:
+    return item.revision == now.revision
 
 
 def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:

@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -50,6 +51,13 @@ def _end_idle() -> None:
         process.end()
 
 
+class DecodedPixels(NamedTuple):
+    """The pixels of an image, and the seconds of a processor that it took to decode them."""
+
+    pixels: Pixels
+    seconds: float
+
+
 class DecodeProcesses:
     """Decodes up to ``count`` images at a time, each in up to ``seconds`` of a processor. Threads may share it.
 
@@ -74,9 +82,10 @@ class DecodeProcesses:
         width, height = self._ask(self._request(source, None)).head["size"]
         return width, height
 
-    async def pixels_async(self, data: bytes, kind: str, preprocessing: Preprocessing) -> Pixels:
-        """As ``read_pixels``, of one format."""
-        return _to_array(await self._ask_async(self._request(data, kind, preprocessing)))
+    async def pixels_async(self, data: bytes, kind: str, preprocessing: Preprocessing) -> DecodedPixels:
+        """As ``read_pixels``, of one format, and what it cost."""
+        answer = await self._ask_async(self._request(data, kind, preprocessing))
+        return DecodedPixels(_to_array(answer), answer.head["spent"])
 
     async def size_async(self, data: bytes, kind: str) -> tuple[int, int]:
         """See ``upright_size``, of one format."""
@@ -291,7 +300,9 @@ def _serve() -> None:
             limits = request.head
             signal.setitimer(signal.ITIMER_PROF, limits["seconds"])  # SIGPROF ends a process that does not handle it
             _limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * limits["max_pixels"])
+            before = time.process_time()
             answer = _answer(request)
+            answer.head["spent"] = time.process_time() - before
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.sendall(answer.packed())
 

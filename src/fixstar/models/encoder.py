@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fixstar.durable import document, flush, is_vacant, make_directory, read_document, replace_json
-from fixstar.errors import FixstarError, ImageError, InputError, ModelError, NextStep, UnknownNameError
+from fixstar.errors import (
+    FixstarError,
+    ImageError,
+    InputError,
+    ModelError,
+    NextStep,
+    UnknownNameError,
+    UntrustedCodeError,
+)
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
 from fixstar.models.backbones import BACKBONES, Backbone, create_backbone
@@ -31,6 +39,7 @@ from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS,
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, TrainableClassifier, create_classifier
 from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
+from fixstar.trust import import_path, module_of, trusting
 
 CARD, WEIGHTS = "card.json", "model.safetensors"
 CANARY = "canary"  # among the weights: vectors of a few fixed images
@@ -228,6 +237,9 @@ class Encoder(nn.Module):
         ``weights`` from a safetensors file), or a torch module. A module is kept as ONNX, or by the import path
         ``source`` that makes it. ``output`` names one of several ONNX outputs. A model whose vector of an image depends
         on the call or the batch is refused.
+
+        An import path runs code: you name it here, so it is trusted for this call. What a file names is not, see
+        ``fixstar.trust``.
         """
         require_fitting(model, source=source, arguments=arguments, weights=weights, output=output)
         if isinstance(model, str) and model.startswith("hf:"):
@@ -236,11 +248,18 @@ class Encoder(nn.Module):
             loaded = library_model(model)
             body = foreign_backbone(loaded.module, preprocessing or loaded.preprocessing)
         else:
-            body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
+            named = None if isinstance(model, nn.Module) else import_path(str(model), {})
+            with trusting(*(module_of(one) for one in (named, source) if one is not None)):
+                body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
         head = create_classifier("none", feature_dim=body.feature_dim)
         encoder = cls(body, None, head, Slots(), body.preprocessing).eval()
         _require_steady(encoder)
         return encoder
+
+    @property
+    def code(self) -> str | None:
+        """The import path of the code that makes the backbone; None if it is one of fixstar's own, or data."""
+        return import_path(self.backbone.name, self.backbone.options)
 
     @property
     def device(self) -> torch.device:
@@ -436,7 +455,9 @@ class Encoder(nn.Module):
             for written in (partial / WEIGHTS, partial / CARD):
                 written.chmod(0o644)
                 flush(written)
-            _load(partial)
+            code = self.code
+            with trusting(*([] if code is None else [module_of(code)])):  # it runs here already
+                _load(partial)
             flush(partial)
             partial.replace(directory)  # also replaces an empty directory
             flush(directory.parent)
@@ -539,6 +560,8 @@ def _load(directory: Path) -> Encoder:
         encoder.load_state_dict(weights)
         if len(encoder.slots) and max(encoder.slots.by_class.values()) >= encoder.classifier.outputs:
             raise ModelError("its class slots are outside of its classifier")
+    except UntrustedCodeError as error:
+        raise UntrustedCodeError(f"{directory} was not loaded: {error}") from None
     except FixstarError as error:
         raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
     except (AttributeError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:

@@ -34,11 +34,13 @@ from fixstar.service.keys import Keys
 from fixstar.service.limits import (
     Admission,
     BodyLimit,
+    ByteBudget,
     SecurityHeaders,
     WellFormed,
     known_hint,
     known_parameters,
     operation,
+    rate_buckets,
 )
 from fixstar.service.monitoring import CONTENT_TYPE, Metrics, RequestMonitor
 from fixstar.service.problems import PROBLEMS, Problem, is_disk_full, problem_response
@@ -51,18 +53,24 @@ _log = logging.getLogger("fixstar.service")
 
 
 def create_app(
-    workspace: Workspace, settings: ServiceSettings, keys: Keys | None = None, locked: Jobs | None = None
+    workspace: Workspace,
+    settings: ServiceSettings,
+    keys: Keys | None = None,
+    locked: Jobs | None = None,
+    budget: ByteBudget | None = None,
 ) -> FastAPI:
     """The service over a workspace. Its gallery is closed when the service stops.
 
-    ``locked`` are its jobs if the caller has locked them already; else the service does so when it starts.
+    ``locked`` are its jobs if the caller has locked them already; else the service does so when it starts. ``budget``
+    is that of the process, if it has several services.
     """
     keys = keys or Keys(workspace.path)
     metrics = Metrics()
+    buckets = rate_buckets(settings, workspace.path / "state")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        intake = Intake(settings)
+        intake = Intake(settings, buckets)
         batcher = QueryBatcher(workspace, settings, metrics, intake)
         jobs = locked or Jobs(workspace, settings)
         app.state.context = Context(workspace, settings, keys, intake, batcher, jobs, metrics)
@@ -90,8 +98,8 @@ def create_app(
         middleware=[
             Middleware(SecurityHeaders),
             Middleware(RequestMonitor, metrics=metrics, documented=documented, access=settings.access_log),
-            Middleware(Admission, settings=settings, keys=keys, state=workspace.path / "state"),
-            Middleware(BodyLimit, settings=settings),
+            Middleware(Admission, settings=settings, keys=keys, buckets=buckets),
+            Middleware(BodyLimit, settings=settings, budget=budget),
             Middleware(WellFormed),
         ],
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,11 +28,14 @@ from fixstar.gallery.filters import filter_key
 from fixstar.images import Pixels, Preprocessing
 from fixstar.models import Encoder
 from fixstar.service.intake import Intake
+from fixstar.service.keys import calling
 from fixstar.service.monitoring import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Move, Workspace
 from fixstar.workspace.items import LocalEmbedder
+
+_CALLERS = 4  # that may have as many queries waiting as is allowed, at a time
 
 Result = TypeVar("Result")
 _Vectors = dict[str, NDArray[np.float32]]  # by the version that made them
@@ -78,6 +82,7 @@ class QueryBatcher:
         self._workspace, self._settings, self._metrics, self._intake = workspace, settings, metrics, intake
         self._queue: asyncio.Queue[_Query] = asyncio.Queue()
         self._inside = 0
+        self._of_caller: Counter[str] = Counter()
         self._deployed = ""  # when the last batch was embedded
         self._known: dict[str, Preprocessing] = {}  # by version; if another is deployed meanwhile, see _pixels
         self._embedding = ThreadPoolExecutor(1, thread_name_prefix="fixstar-embed")
@@ -124,10 +129,12 @@ class QueryBatcher:
     async def _answer_to(
         self, data: bytes, models: tuple[str, ...], request: SearchRequest | None = None, move: Move | None = None
     ) -> Any:
-        if self._inside >= self._settings.waiting:
+        caller = calling()
+        if self._of_caller[caller] >= self._settings.waiting or self._inside >= _CALLERS * self._settings.waiting:
             self._metrics.refused.inc()
-            raise _busy(f"{self._inside} queries are waiting already")
+            raise _busy(f"{self._of_caller[caller]} queries are waiting already")
         self._inside += 1
+        self._of_caller[caller] += 1
         try:
             if (wanted := self._known.get(models[0] if models else self._deployed)) is None:
                 wanted = await run_in_threadpool(self._preprocessing_of, models)  # may load a model
@@ -137,6 +144,9 @@ class QueryBatcher:
             return await answer
         finally:
             self._inside -= 1
+            self._of_caller[caller] -= 1
+            if not self._of_caller[caller]:
+                del self._of_caller[caller]
 
     def _preprocessing_of(self, models: tuple[str, ...]) -> Preprocessing:
         name = models[0] if models else self._workspace.deployed()

@@ -252,9 +252,14 @@ class Client:
         for page in self._pages(ItemPage, "/v1/items", where, after, version=version, limit=_PAGE):
             yield from page.items
 
-    def update(self, item: str, payload: Mapping[str, Any]) -> Item:
-        """Change payload fields of an item; its image and vector stay. None removes a field."""
-        return self._ask(Item, "PATCH", "/v1/item", again=True, params={"id": item}, json={"payload": dict(payload)})
+    def update(self, item: str, payload: Mapping[str, Any], revision: str | None = None) -> Item:
+        """Change payload fields of an item; its image and vector stay. None removes a field.
+
+        With the ``revision`` of an item nothing is changed if it has changed since (412).
+        """
+        headers = {} if revision is None else {"If-Match": f'"{revision}"'}
+        body = {"payload": dict(payload)}
+        return self._ask(Item, "PATCH", "/v1/item", again=True, params={"id": item}, json=body, headers=headers)
 
     def count(self, where: Mapping[str, Any] | None = None, version: str | None = None) -> int:
         """How many items have such a payload."""

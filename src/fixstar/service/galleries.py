@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from fixstar.errors import InputError
 from fixstar.service.app import html_page, readyz
 from fixstar.service.keys import Keys
-from fixstar.service.limits import SecurityHeaders, foreign_request
+from fixstar.service.limits import BodyLimit, SecurityHeaders, TokenBuckets, address, foreign_request, too_often
 from fixstar.service.monitoring import GALLERY
 from fixstar.service.problems import Problem, problem_response
 from fixstar.service.schemas import Health
@@ -59,7 +59,8 @@ class Galleries:
 
     def __init__(self, apps: Mapping[str, FastAPI | None], keys: Mapping[str, Keys], settings: ServiceSettings) -> None:
         self._apps, self._keys, self._settings = dict(apps), keys, settings
-        self._own = SecurityHeaders(self._answer)
+        self._buckets = TokenBuckets(settings.rate)
+        self._own = SecurityHeaders(BodyLimit(self._answer, settings))
         self._lifespan = Router(lifespan=self._running)
         for name, own in keys.items():
             own.others = {other: book for other, book in keys.items() if other != name}
@@ -82,6 +83,8 @@ class Galleries:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = foreign_request(self._settings, scope["method"], Headers(scope=scope))
+        if problem is None:
+            problem = too_often(self._buckets, self._settings, f"address {address(scope)}", scope["path"])
         try:
             if problem is not None:
                 raise problem

@@ -12,18 +12,24 @@ import base64
 import hashlib
 import io
 import os
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from fastapi import UploadFile
+from fastapi.concurrency import run_in_threadpool
 from PIL import Image
 
 from fixstar.errors import ImageError
 from fixstar.gallery import Item
 from fixstar.images import DecodeProcesses, Pixels, Preprocessing
+from fixstar.images.isolated import DecodedPixels
 from fixstar.images.reading import READS_HEIC, TooManyPixelsError
+from fixstar.service.keys import calling
+from fixstar.service.limits import TokenBuckets, come_again
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -53,6 +59,8 @@ FORMATS = f"JPEG, PNG, WebP, AVIF, {'HEIC, ' * READS_HEIC}GIF, BMP or TIFF"
 THUMBNAIL_SIZES = (64, 128, 256, 512, 1024)  # longer sides; few, so that the cache is hit
 _CACHED = 256  # thumbnails in memory: 10 KB each as the page asks for them, 300 KB at most
 _WAIT = 60.0  # seconds until an image is decoded
+_SECONDS_A_REQUEST = 0.1  # of decoding count as one request
+_IMAGE_COST = 0.1  # of a request: each image beyond the first
 
 Result = TypeVar("Result")
 
@@ -85,14 +93,61 @@ class Picture(NamedTuple):
     etag: str
 
 
-class Intake:
-    """Checks and decodes images beside the event loop, a few at a time, in processes that can be killed."""
+class Turns:
+    """So many may work at a time. The others wait, and callers take turns, however many of each wait.
 
-    def __init__(self, settings: ServiceSettings) -> None:
+    For one event loop.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # whose turn it is comes first
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has to wait now."""
+        return self._free > 0
+
+    async def take(self, caller: str) -> None:
+        """Wait for a place; give it back afterwards."""
+        if self._free:
+            self._free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # it was given in the same moment
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Let the next caller have the place, and the first of those that wait for it."""
+        while self._waiting:
+            caller = next(iter(self._waiting))
+            line = self._waiting.pop(caller)
+            place = line.popleft()
+            if line:
+                self._waiting[caller] = line  # behind the others
+            if not place.done():
+                place.set_result(None)
+                return
+        self._free += 1
+
+
+class Intake:
+    """Checks and decodes images beside the event loop, a few at a time, in processes that can be killed.
+
+    Callers take turns. What decoding costs counts as requests, from ``buckets``.
+    """
+
+    def __init__(self, settings: ServiceSettings, buckets: TokenBuckets | None = None) -> None:
         self._settings = settings
+        self._buckets = buckets or TokenBuckets(settings.rate)
         workers = min(4, os.cpu_count() or 1)
         self.processes = DecodeProcesses(workers, settings.decode_seconds, settings.pixels)
-        self._free = asyncio.Semaphore(workers)
+        self._turns = Turns(workers)
         self._drawn = lru_cache(maxsize=_CACHED)(self._draw)
 
     async def check(self, data: bytes) -> str:
@@ -102,14 +157,36 @@ class Intake:
         came.
         """
         kind = self._kind(data)
-        await self._in_turn(partial(self.processes.size_async, data, kind))
+        await self.in_turn(partial(self.processes.size_async, data, kind))
         return _SUFFIX[kind]
 
     async def read(self, data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         """An image as a model takes it, or a problem."""
         kind = self._kind(data)
-        pixels = await self._in_turn(partial(self.processes.pixels_async, data, kind, preprocessing))
-        return DecodedImage(pixels, preprocessing, _SUFFIX[kind])
+        if wait := await self._pay(0.0):
+            raise come_again(self._settings, wait)
+        decoded = await self.in_turn(partial(self._decoded, data, kind, preprocessing))
+        return DecodedImage(decoded.pixels, preprocessing, _SUFFIX[kind])
+
+    async def _decoded(self, data: bytes, kind: str, preprocessing: Preprocessing) -> DecodedPixels:
+        """Decode an image, and let what it cost count."""
+        began = time.monotonic()
+        try:
+            decoded = await self.processes.pixels_async(data, kind, preprocessing)
+        except ImageError:  # what it took until then
+            taken = min(time.monotonic() - began, self._settings.decode_seconds)
+            await self._pay(taken / _SECONDS_A_REQUEST, owing=True)
+            raise
+        await self._pay(decoded.seconds / _SECONDS_A_REQUEST, owing=True)
+        return decoded
+
+    async def count(self, images: int) -> None:
+        """Let the images of one request count for more than one."""
+        await self._pay(_IMAGE_COST * (images - 1), owing=True)
+
+    async def _pay(self, cost: float, owing: bool = False) -> float:
+        take = partial(self._buckets.take, calling(), cost, owing)
+        return await run_in_threadpool(take) if self._settings.shared else take()  # may wait for a file's lock
 
     def _kind(self, data: bytes) -> str:
         if len(data) > self._settings.upload_bytes:
@@ -120,11 +197,11 @@ class Intake:
             raise Problem("unknown-format", seen if data else "the file is empty", f"send {FORMATS}")
         return kind
 
-    async def _in_turn(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Wait until a process is free; then its answer, or a problem."""
+    async def in_turn(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Wait until it is the caller's turn to decode; then the answer, or a problem."""
         try:
-            async with asyncio.timeout(_WAIT if self._free.locked() else None):
-                await self._free.acquire()
+            async with asyncio.timeout(None if self._turns.is_free else _WAIT):
+                await self._turns.take(calling())
         except TimeoutError:
             raise Problem("busy", f"{_WAIT:.0f} s passed until an image could be decoded") from None
         try:
@@ -135,7 +212,7 @@ class Intake:
         except ImageError as error:
             raise Problem("unreadable-image", error.reason) from error
         finally:
-            self._free.release()
+            self._turns.give_back()
 
     def thumbnail(self, workspace: Workspace, item: Item, size: int) -> Picture:
         """An item's picture with its longer side at the next of ``THUMBNAIL_SIZES``, or smaller where the image is."""

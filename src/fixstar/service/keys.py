@@ -13,6 +13,7 @@ import ipaddress
 import secrets
 from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,8 +26,9 @@ from fixstar.service.settings import ServiceSettings
 
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
-CALLER = "fixstar.caller"  # in the request's scope
+_CALLER = "fixstar.caller"  # in the state of a request, which all parts of the service share
 
+_calling: ContextVar[str] = ContextVar("calling", default="")
 _PREFIX = "fxs_"  # so that a leaked key is recognised in a log or a repository
 _MAX_DAYS = 36_500
 _WAIT = 10.0  # seconds for another process that changes the keys
@@ -153,15 +155,31 @@ def identify(
     scope: MutableMapping[str, Any], headers: Mapping[str, str], keys: Keys, settings: ServiceSettings
 ) -> Caller | None:
     """Who is calling; None for a stranger. Looked up once per request: the rate limit and the route both ask."""
-    if CALLER not in scope:
+    state = scope.setdefault("state", {})
+    if _CALLER not in state:
         if keys.all():
             token = _presented_key(headers)
-            scope[CALLER] = None if token is None else keys.who(token)
+            state[_CALLER] = None if token is None else keys.who(token)
         else:
             forwarded = settings.names or any(name in headers for name in _FORWARDED)
             local = settings.loopback and not forwarded and _is_local(scope)
-            scope[CALLER] = Caller("local", "admin") if local else None
-    found: Caller | None = scope[CALLER]
+            state[_CALLER] = Caller("local", "admin") if local else None
+    return identified(scope)
+
+
+def calling() -> str:
+    """Whose request is being answered, as a name to share things by: of a key, or of an address."""
+    return _calling.get()
+
+
+def set_calling(name: str) -> None:
+    """Say so, for everything that is done to answer the request."""
+    _calling.set(name)
+
+
+def identified(scope: Mapping[str, Any]) -> Caller | None:
+    """Who is calling, if ``identify`` has found out already."""
+    found: Caller | None = scope.get("state", {}).get(_CALLER)
     return found
 
 

@@ -18,6 +18,7 @@ import re
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fixstar.durable import make_directory
 from fixstar.errors import GalleryError
 from fixstar.gallery.filters import Where, filter_key, payload_test
-from fixstar.service.keys import Keys, identify, missing_key
+from fixstar.service.keys import Keys, identified, identify, missing_key, set_calling
 from fixstar.service.problems import PROBLEMS, Problem, problem_response
 from fixstar.service.settings import LOOPBACK, ServiceSettings
 from fixstar.workspace.items import IMAGE, STAMP
@@ -57,11 +58,13 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(:[0-9]{1,5})?")  # one
 _ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async", "/v1/search/batch")
 _EMBEDDED = ("/v1/embeddings", "/v1/search/examples")
 _JSON_IMAGES = 4  # times the largest image: JSON with images is read into memory as a whole
+_JSON_WEIGHT = 3  # bytes of memory for each of a JSON body
 _BESIDE_IMAGES = 1 << 20  # bytes of a request beside its images
-_UNLIMITED = ("/healthz", "/readyz")  # polled by monitoring
+_PROBES = ("/healthz", "/readyz")  # polled by monitoring, so others at its address must not use up its requests
 _OPEN = ("/v1/openapi.json", "/v1/docs")  # need no key
-_THUMBNAIL_COST = 0.1  # of a request: one search shows many
+_SMALL_COST = 0.1  # of a request: one search shows many thumbnails, and the page has many files
 _IDLE = 30.0  # seconds that a body may pause
+_SLOWEST = 1 << 14  # bytes per second that a body must come with, after its first seconds
 _DRAIN = 5.0  # seconds in which a refused body is still read, so that its sender sees why
 _MAX_DEPTH = 20  # levels of lists and maps that a request may nest
 _MAX_FIELDS = 100  # of a JSON body: the framework would write an error for every field that it does not know
@@ -104,20 +107,20 @@ class TokenBuckets:
         self._filled: dict[str, tuple[float, float]] = {}  # tokens left, when
         self._lock = threading.Lock()
 
-    def take(self, caller: str, cost: float = 1.0) -> float:
-        """0 where the caller may proceed, else the seconds until it may."""
+    def take(self, caller: str, cost: float = 1.0, owing: bool = False) -> float:
+        """0 where the caller may proceed, else the seconds until it may. ``owing``: it has done so, and now pays."""
         with self._lock:
-            wait, self._filled[caller] = self._taken(self._filled.get(caller), cost)
+            wait, self._filled[caller] = self._taken(self._filled.get(caller), cost, owing)
             if len(self._filled) > self._most:
                 self._forget(self._clock())
             return wait
 
-    def _taken(self, known: tuple[float, float] | None, cost: float) -> tuple[float, tuple[float, float]]:
+    def _taken(self, known: tuple[float, float] | None, cost: float, owing: bool) -> tuple[float, tuple[float, float]]:
         """The wait, and the bucket after it; ``known`` is the bucket before, if there was one."""
         left, when = known or (float(self._rate), 0.0)
         now = max(self._clock(), when)  # another machine's clock may be ahead
         left = min(self._rate, left + (now - when) * self._rate / 60)
-        wait = max(0.0, (cost - left) * 60 / self._rate)
+        wait = 0.0 if owing else max(0.0, (cost - left) * 60 / self._rate)
         return wait, (left if wait else left - cost, now)
 
     def _forget(self, now: float) -> None:
@@ -143,8 +146,8 @@ class SharedBuckets(TokenBuckets):
         make_directory(file.parent)
         self._file = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0)
 
-    def take(self, caller: str, cost: float = 1.0) -> float:
-        """0 where the caller may proceed, else the seconds until it may."""
+    def take(self, caller: str, cost: float = 1.0, owing: bool = False) -> float:
+        """0 where the caller may proceed, else the seconds until it may. ``owing``: it has done so, and now pays."""
         import fcntl
 
         tag, file = hashlib.blake2b(caller.encode(), digest_size=16).digest(), self._file.fileno()
@@ -156,13 +159,18 @@ class SharedBuckets(TokenBuckets):
                     places = list(_BUCKET.iter_unpack(os.pread(file, size, start).ljust(size, b"\0")))
                     own = [place for place, bucket in enumerate(places) if bucket[0] == tag]
                     place = own[0] if own else min(range(_PLACES), key=lambda one: places[one][2])
-                    wait, bucket = self._taken(places[place][1:] if own else None, cost)
+                    wait, bucket = self._taken(places[place][1:] if own else None, cost, owing)
                     os.pwrite(file, _BUCKET.pack(tag, *bucket), start + place * _BUCKET.size)
                 finally:
                     fcntl.flock(file, fcntl.LOCK_UN)
                 return wait
         except OSError:
-            return super().take(caller, cost)
+            return super().take(caller, cost, owing)
+
+
+def rate_buckets(settings: ServiceSettings, state: Path) -> TokenBuckets:
+    """The buckets of a service; those of services that share a workspace are in its state."""
+    return SharedBuckets(settings.rate, state / ".rates") if settings.shared else TokenBuckets(settings.rate)
 
 
 class Admission:
@@ -172,11 +180,8 @@ class Admission:
     ask faster than allowed (by key where it is valid, else by address), and callers without a valid key.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys, state: Path) -> None:
-        self._app, self._settings, self._keys = app, settings, keys
-        self._buckets = (
-            SharedBuckets(settings.rate, state / ".rates") if settings.shared else TokenBuckets(settings.rate)
-        )
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys, buckets: TokenBuckets) -> None:
+        self._app, self._settings, self._keys, self._buckets = app, settings, keys, buckets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
@@ -190,27 +195,42 @@ class Admission:
             if problem is not None:
                 await problem_response(problem)(scope, receive, send)
                 return
+            set_calling(_caller_name(scope))
         await self._app(scope, receive, send)
 
     def _unwelcome(self, scope: Scope, headers: Headers) -> Problem | None:
         """The answer to a caller that asks too often, or has no key."""
         path: str = scope["path"]
-        if path in _UNLIMITED or not path.startswith(("/v1", "/metrics")):
-            return None
         caller = identify(scope, headers, self._keys, self._settings)
-        name = f"address {address(scope)}" if caller is None else f"key {caller.name}"
-        cost = _THUMBNAIL_COST if path == "/v1/item/image" or path.endswith(".png") else 1.0
-        if wait := self._buckets.take(name, cost):
-            seconds = str(int(wait) + 1)
-            return Problem(
-                "too-many-requests",
-                f"{self._settings.rate} requests per minute are allowed",
-                f"try again in {seconds} s; the operator may allow more with: fixstar serve --rate",
-                headers={"Retry-After": seconds},
-            )
-        if caller is None and path.startswith("/v1/") and path not in _OPEN:
+        problem = too_often(self._buckets, self._settings, _caller_name(scope), path)
+        if problem is None and caller is None and path.startswith("/v1/") and path not in _OPEN:
             return missing_key(headers, self._keys)
-        return None
+        return problem
+
+
+def _caller_name(scope: Scope) -> str:
+    """A name for who is calling: that of a valid key, else the address."""
+    caller = identified(scope)
+    return f"address {address(scope)}" if caller is None else f"key {caller.name}"
+
+
+def too_often(buckets: TokenBuckets, settings: ServiceSettings, caller: str, path: str) -> Problem | None:
+    """The answer to a caller that asks more often than allowed, whatever the path; None if it does not."""
+    small = not path.startswith(("/v1", "/metrics")) or path == "/v1/item/image" or path.endswith(".png")
+    name = f"probe {caller}" if path in _PROBES else caller
+    wait = buckets.take(name, _SMALL_COST if small else 1.0)
+    return come_again(settings, wait) if wait else None
+
+
+def come_again(settings: ServiceSettings, wait: float) -> Problem:
+    """The answer to a caller that has to wait so many seconds."""
+    seconds = str(int(wait) + 1)
+    return Problem(
+        "too-many-requests",
+        f"{settings.rate} requests per minute are allowed",
+        f"try again in {seconds} s; the operator may allow more with: fixstar serve --rate",
+        headers={"Retry-After": seconds},
+    )
 
 
 def foreign_request(settings: ServiceSettings, method: str, headers: Headers) -> Problem | None:
@@ -250,18 +270,58 @@ def address(scope: Scope) -> str:
 # --- size
 
 
+class ByteBudget:
+    """The bytes of bodies that a process holds at once, of all galleries together. One caller may have half of them.
+
+    A body that is alone is always let in: else a large ``--upload`` could refuse all.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._held: Counter[str] = Counter()
+
+    def take(self, caller: str, size: int) -> bool:
+        """Whether there is room for so many bytes; then they are the caller's until it gives them back."""
+        held = self._held.total()
+        fits = held + size <= self._total and self._held[caller] + size <= self._total // 2
+        if held and not fits:
+            return False
+        self._held[caller] += size
+        return True
+
+    def give_back(self, caller: str, size: int) -> None:
+        """The bytes are free again."""
+        self._held[caller] -= size
+        if not self._held[caller]:
+            del self._held[caller]
+
+
 class _RefusedError(Exception):
-    """The body is too large, or does not come."""
+    """The body is too large, does not come, or there is no room for it."""
 
 
 class BodyLimit:
-    """Answers 413 to a body that is too large, whatever its length claims, and 408 to one that stops coming."""
+    """Answers 413 to a body that is too large, whatever its length claims, and 408 to one that comes too slowly.
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings, idle: float = _IDLE) -> None:
-        self._app, self._settings, self._idle = app, settings, idle
+    Too slow is a pause of ``idle`` seconds, or less than ``slowest`` bytes per second after the first ``idle`` seconds.
+    If the ``budget`` has no room for a body, the answer is 503, before it is read.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServiceSettings,
+        budget: ByteBudget | None = None,
+        idle: float = _IDLE,
+        slowest: float = _SLOWEST,
+    ) -> None:
+        self._app, self._settings, self._idle, self._slowest = app, settings, idle, slowest
+        self._budget = budget or ByteBudget(settings.memory_bytes)
 
     def allowed(self, path: str) -> int:
         """Bytes that a request to a path may have."""
+        if not path.startswith("/v1/") or path in _OPEN:
+            return 0
         if path in _IMAGES:
             return self._settings.request_bytes + _BESIDE_IMAGES
         if path in _EMBEDDED:
@@ -280,6 +340,8 @@ class BodyLimit:
         if path in _EMBEDDED:
             seen = f"one request takes up to {self.allowed(path):,} bytes of JSON; base64 is a third larger than images"
             return Problem("too-large", seen, "send fewer images per request, or smaller ones")
+        if not self.allowed(path):
+            return Problem("too-large", "this address takes no body", "send the request without one; see /v1/docs")
         return Problem("too-large", f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -287,39 +349,71 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most, length = self.allowed(scope["path"]), Headers(scope=scope).get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > most:
-            await _drain(receive, most)
+        most, headers = self.allowed(scope["path"]), Headers(scope=scope)
+        told = headers.get("content-length", "0")
+        length = int(told) if told.isascii() and told.isdigit() else 0
+        if length > most or (not most and "transfer-encoding" in headers):
+            if most:  # else anybody may send it, and nobody waits for it
+                await _drain(receive, most)
             await problem_response(self.too_large(scope["path"]))(scope, receive, send)
             return
+        caller, weight = _caller_name(scope), self._weight(scope["path"], headers)
+        held = weight * length
+        if held and not self._budget.take(caller, held):
+            await problem_response(_no_room())(scope, receive, send)
+            return
         seen, whole = 0, False
+        waited = 0.0  # for the body: what the service itself takes is not the caller's fault
         problem: Problem | None = None
 
         async def counted() -> Message:
-            nonlocal seen, whole, problem
+            nonlocal seen, whole, waited, held, problem
+            left = self._idle + seen / self._slowest - waited
+            began = time.monotonic()
             try:
-                async with asyncio.timeout(None if whole else self._idle):
+                async with asyncio.timeout(None if whole else min(self._idle, left)):
                     message = await receive()
             except TimeoutError:
-                problem = Problem("stalled", f"nothing came for {self._idle:.0f} s")
+                waited += time.monotonic() - began
+                problem = Problem("stalled", f"{seen:,} bytes came in {waited:.0f} s")
                 raise _RefusedError from None
+            waited += time.monotonic() - began
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if seen > most:
                 problem = self.too_large(scope["path"])
                 raise _RefusedError
+            if (more := weight * seen - held) > 0:  # its length was not told
+                if not self._budget.take(caller, more):
+                    problem = _no_room()
+                    raise _RefusedError
+                held += more
             return message
 
         async def unless_refused(message: Message) -> None:
             if problem is None:  # else what the routes make of the broken body is not sent
                 await send(message)
 
-        with contextlib.suppress(_RefusedError):
-            await self._app(scope, counted, unless_refused)
+        try:
+            with contextlib.suppress(_RefusedError):
+                await self._app(scope, counted, unless_refused)
+        finally:
+            self._budget.give_back(caller, held)
         if problem is not None:
             if seen > most and not whole:
                 await _drain(receive, most)
             await problem_response(problem)(scope, receive, send)
+
+    def _weight(self, path: str, headers: Headers) -> int:
+        """How much memory a byte of a body takes, roughly: JSON is held as it came, as text, and parsed."""
+        is_json = path in _EMBEDDED or "json" in headers.get("content-type", "").lower()
+        return _JSON_WEIGHT if is_json else 1
+
+
+def _no_room() -> Problem:
+    seen = "the bodies of other requests take all memory that the service has for them"
+    hint = "try again when they are answered; the operator may allow more with: fixstar serve --memory"
+    return Problem("busy", seen, hint, headers={"Retry-After": "2"})
 
 
 async def _drain(receive: Callable[[], Awaitable[Message]], most: int) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fixstar.service.keys import CALLER
+from fixstar.service.keys import identified
 from fixstar.service.limits import address
 from fixstar.service.problems import Problem, problem_response
 
@@ -174,7 +174,7 @@ class RequestMonitor:
 
 def _access_line(scope: Scope, status: int, seconds: float) -> str:
     """One line, without the query string: it holds ids."""
-    caller = scope.get(CALLER)
+    caller = identified(scope)
     name, role = ("-", "-") if caller is None else (json.dumps(caller.name), caller.role)
     asked = f"method={quote(scope['method'])} path={quote(scope.get(GALLERY, '') + scope['path'])}"
     return f"address={address(scope)} caller={name} role={role} {asked} status={status} ms={1000 * seconds:.1f}"

@@ -51,6 +51,7 @@ async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResp
     images = await run_in_threadpool(lambda: [image_in(f"input {number}", text) for number, text in enumerate(texts)])
     asked = (context.batcher.embed(image, (model.version,)) for image in images)
     good = numbered("input", await asyncio.gather(*asked, return_exceptions=True))
+    await context.intake.count(len(texts))
     vectors = np.stack([one[model.version] for one in good])
     rows = await run_in_threadpool(_searching, context.workspace, model, vectors)
     data = [

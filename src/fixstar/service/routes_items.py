@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote_plus
 
 import numpy as np
-from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, Response, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -59,12 +62,14 @@ from fixstar.service.schemas import (
     VectorQuery,
     problem_responses,
 )
+from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import CatalogueItem, Examples
 from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, count_items, index_items, unknown_fields
 
 router = APIRouter(prefix="/v1", route_class=FormRoute)
 
 COUNTED = 100_000  # items that one answer counts, at most
+LISTED = 4 << 20  # characters of payloads, or of values, in one answer, roughly
 SCANNED = 5000  # items that a filter is compared with for one page, at most
 _REPEATED = 30  # items of one label in a row, after which a sample goes to the next folder
 _MAX_ID = 1024
@@ -72,7 +77,12 @@ _MAX_FILE_NAME = 255
 _PAYLOAD = 'send such as {"label": "shoes"}'
 _EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
 
+_ETAG = re.compile(r'(?:W/)?"([0-9]{1,20})"')  # proxies that compress make it a weak one
+
 ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=_MAX_ID, description="The item's id.")]
+IfMatch = Annotated[
+    str | None, Header(max_length=100, description="The item's ETag: nothing is written if it has changed since.")
+]
 Image = Annotated[UploadFile, File(description=f"{FORMATS}.")]
 Images = Annotated[list[UploadFile], File(description=f"{FORMATS}.")]
 Payloads = Annotated[str | None, Form(description="A JSON list: one object per image, stored with it.")]
@@ -199,6 +209,7 @@ async def search_batch(context: Shared, images: Images, request: Options) -> lis
         raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
     data = [await read_upload(image, context.settings) for image in images]
     found = numbered("image", await context.batcher.search_together(data, request))
+    await context.intake.count(len(images))
     return [await _answered(context, request, one, began) for one in found]
 
 
@@ -212,7 +223,14 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
     positive = await _examples(context, "positive", query.positive)
     negative = await _examples(context, "negative", query.negative)
     search, decode = context.workspace.search_examples, context.intake.processes.pixels
-    found = await run_in_threadpool(search, positive, negative, request, decode)
+
+    async def work() -> SearchResult:
+        return await run_in_threadpool(search, positive, negative, request, decode)
+
+    if not count:
+        return await _answered(context, request, await work(), began)
+    found = await context.intake.in_turn(work)  # it decodes in its thread
+    await context.intake.count(count)
     return await _answered(context, request, found, began)
 
 
@@ -343,14 +361,15 @@ def item_page(
     """Up to ``limit`` items after ``after`` that pass. A page costs about the same however few items do."""
     passes = payload_test(where or {})
     found: list[Item] = []
-    looked_at, last = 0, after
+    looked_at, characters, last = 0, 0, after
     with closing(cast(Any, gallery.iterate(version, after))) as source:
         for item in cast(Iterator[StoredItem], source):
-            if len(found) == limit or looked_at == SCANNED:
+            if len(found) == limit or looked_at == SCANNED or characters > LISTED:
                 return ItemPage(items=tuple(found), next=last, looked_at=looked_at)
             looked_at, last = looked_at + 1, item.id
             if passes(item.payload):
-                found.append(Item(**item_fields(item.id, item.version, item.payload)))
+                found.append(_shown_item(item))
+                characters += len(str(item.payload))
     return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
 
 
@@ -358,7 +377,7 @@ def item_page(
 def sample(context: Shared, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[Item]:
     """Some items of as many labels as possible, to begin with; at most 5,000 are looked at."""
     chosen = item_sample(context.workspace.gallery, limit)
-    return [Item(**item_fields(item.id, item.version, item.payload)) for item in chosen]
+    return list(map(_shown_item, chosen))
 
 
 def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
@@ -404,15 +423,14 @@ def count(
         raise _invalid(f"the field {field!r} names files of the service, and cannot be asked for", "use another field")
     gallery = context.workspace.gallery
     _require_vectors(gallery, version)
-    found = count_items(gallery, parse_filter(where), version, field, after, COUNTED)
+    found = count_items(gallery, parse_filter(where), version, field, after, COUNTED, LISTED)
     return ItemCount(count=found.total, values=dict(found.values), looked_at=found.looked_at, next=found.next)
 
 
 @router.get("/item", tags=["items"], dependencies=READ, responses=problem_responses(404))
-def item(context: Shared, item_id: ItemId) -> Item:
-    """One item."""
-    found = _find_item(context, item_id)
-    return Item(**item_fields(found.id, found.version, found.payload))
+def item(context: Shared, response: Response, item_id: ItemId) -> Item:
+    """One item. Its ETag is its revision."""
+    return _with_etag(response, _shown_item(_find_item(context, item_id)))
 
 
 @router.get(
@@ -426,7 +444,7 @@ def item(context: Shared, item_id: ItemId) -> Item:
         **problem_responses(404),
     },
 )
-def item_image(
+async def item_image(
     context: Shared,
     request: Request,
     item_id: ItemId,
@@ -434,7 +452,9 @@ def item_image(
     stamp: Annotated[str, Query(max_length=256, description="Makes the answer one that caches may keep.")] = "",
 ) -> Response:
     """An item's picture, encoded again."""
-    picture = context.intake.thumbnail(context.workspace, _find_item(context, item_id), size)
+    found = await run_in_threadpool(_find_item, context, item_id)
+    draw = partial(context.intake.thumbnail, context.workspace, found, size)
+    picture = await context.intake.in_turn(lambda: run_in_threadpool(draw))
     headers = {
         "ETag": picture.etag,
         "Cache-Control": "private, max-age=31536000, immutable" if stamp else "private, no-cache",
@@ -444,19 +464,26 @@ def item_image(
     return Response(picture.content, media_type="image/jpeg", headers=headers)
 
 
-@router.patch("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))
-def change_payload(context: Shared, item_id: ItemId, change: PayloadChange) -> Item:
-    """Change payload fields of an item; its image and vector stay. Null removes a field."""
-    _find_item(context, item_id)
-    stored = context.workspace.update_payload(item_id, _checked_payload(change.payload))
-    return Item(**item_fields(stored.id, stored.version, stored.payload))
+@router.patch("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404, 412))
+def change_payload(
+    context: Shared, response: Response, item_id: ItemId, change: PayloadChange, if_match: IfMatch = None
+) -> Item:
+    """Change payload fields of an item; its image and vector stay. Null removes a field.
+
+    Fields that others change at the same time are kept.
+    """
+    expected = _revision(if_match)
+    changes, most = _checked_payload(change.payload), context.settings.payload_bytes
+    stored = context.workspace.update_payload(item_id, changes, expected, most)
+    return _with_etag(response, _shown_item(stored))
 
 
-@router.delete("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404))
-def delete_item(context: Shared, item_id: ItemId) -> Deleted:
+@router.delete("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404, 412))
+def delete_item(context: Shared, item_id: ItemId, if_match: IfMatch = None) -> Deleted:
     """Delete an item, also from the jobs that were to add it."""
+    expected = _revision(if_match)
     with context.jobs.overtaking([item_id]) as was_to_come:
-        deleted = context.workspace.gallery.delete([item_id])
+        deleted = context.workspace.gallery.delete([item_id], expected)
         if not deleted and not was_to_come:
             raise _absent(item_id)
     return Deleted(deleted=deleted)
@@ -474,6 +501,26 @@ def _find_item(context: Context, name: str) -> StoredItem:
     if found is None:
         raise _absent(name)
     return found
+
+
+def _shown_item(stored: StoredItem) -> Item:
+    return Item(**item_fields(stored.id, stored.version, stored.payload), revision=str(stored.revision))
+
+
+def _with_etag(response: Response, shown: Item) -> Item:
+    response.headers["ETag"] = f'"{shown.revision}"'
+    return shown
+
+
+def _revision(if_match: str | None) -> int | None:
+    """The revision that a caller believes an item has; None if it says nothing."""
+    if if_match is None:
+        return None
+    tag = _ETAG.fullmatch(if_match.strip())
+    if tag is None:
+        hint = "send the ETag as it came with the item, in its quotes"
+        raise _invalid(f"If-Match takes the ETag of one item; got {if_match!r:.80}", hint)
+    return int(tag[1])
 
 
 def _absent(name: str) -> Problem:
@@ -503,30 +550,35 @@ class _Upload:
 
 
 class _Stored(NamedTuple):
-    """What was stored by which version, payloads by id, and what was not, with why."""
+    """What was stored by which version, payloads and revisions by id, and what was not, with why."""
 
     version: str
     payloads: dict[str, dict[str, Any]]
     rejected: list[tuple[_Upload, Problem]]
+    revisions: dict[str, int]
 
 
-@router.put("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415))
+@router.put("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(412, 413, 415))
 async def put_item(
     context: Shared,
+    response: Response,
     item_id: ItemId,
     image: Image,
     payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
+    if_match: IfMatch = None,
 ) -> Item:
     """Store one item, replacing the one that had this id."""
+    expected = _revision(if_match)
 
     def plan() -> list[_Upload]:
         content = {} if payload is None else parse_json("payload", payload, _PAYLOAD)
-        return _plan_uploads([image], [content], [item_id], 1)
+        return _plan_uploads(context.settings, [image], [content], [item_id], 1)
 
-    stored = await _add_images(context, await run_in_threadpool(plan))
+    stored = await _add_images(context, await run_in_threadpool(plan), expected)
     if stored.rejected:
         raise stored.rejected[0][1]
-    return Item(**item_fields(item_id, stored.version, stored.payloads[item_id]))  # another may have written since
+    fields = item_fields(item_id, stored.version, stored.payloads[item_id])  # another may have written since
+    return _with_etag(response, Item(**fields, revision=str(stored.revisions[item_id])))
 
 
 @router.post(
@@ -537,8 +589,10 @@ async def add_items(context: Shared, images: Images, payloads: Payloads = None, 
 
     If none can be used the answer is a problem, which names them too.
     """
-    uploads = await run_in_threadpool(_plan_list, images, payloads, ids, context.settings.images_at_once)
+    most = context.settings.images_at_once
+    uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
     stored = await _add_images(context, uploads)
+    await context.intake.count(len(images))
     bad = tuple(upload.bad(problem.sentence()) for upload, problem in stored.rejected)
     if bad and not stored.payloads:
         raise _nothing_added([problem for _, problem in stored.rejected], bad)
@@ -550,15 +604,19 @@ async def add_items_later(
     context: Shared, caller: Writer, images: Images, payloads: Payloads = None, ids: Ids = None
 ) -> Job:
     """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
-    uploads = await run_in_threadpool(_plan_list, images, payloads, ids, context.settings.images_a_job)
+    most = context.settings.images_a_job
+    uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
+    await context.intake.count(len(images))
     await run_in_threadpool(context.jobs.require_room, "index")
     kept = await _keep_images(context, uploads)
     job = await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, caller.name)
     return Job.model_validate(job)
 
 
-def _plan_list(images: list[UploadFile], payloads: str | None, ids: str | None, most: int) -> list[_Upload]:
-    return _plan_uploads(images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
+def _plan_list(
+    settings: ServiceSettings, images: list[UploadFile], payloads: str | None, ids: str | None, most: int
+) -> list[_Upload]:
+    return _plan_uploads(settings, images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
 
 
 def _parsed_list(name: str, text: str | None) -> list[Any] | None:
@@ -571,7 +629,11 @@ def _parsed_list(name: str, text: str | None) -> list[Any] | None:
 
 
 def _plan_uploads(
-    images: Sequence[UploadFile], payloads: Sequence[Any] | None, ids: Sequence[Any] | None, most: int
+    settings: ServiceSettings,
+    images: Sequence[UploadFile],
+    payloads: Sequence[Any] | None,
+    ids: Sequence[Any] | None,
+    most: int,
 ) -> list[_Upload]:
     """Match images, payloads and ids; refuse what does not fit before anything is stored."""
     if len(images) > most:
@@ -583,6 +645,10 @@ def _plan_uploads(
             raise _invalid(seen, f"send as many as images, in their order, such as {_EXAMPLES[name]}")
     names = [uuid.uuid4().hex for _ in images] if ids is None else _checked_ids(ids)
     contents = [{} for _ in images] if payloads is None else [_checked_payload(content) for content in payloads]
+    for name, content in zip(names, contents, strict=True):
+        if (size := len(json.dumps(content, ensure_ascii=False).encode())) > settings.payload_bytes:
+            seen = f"the payload of {name!r:.80} has {size:,} bytes; {settings.payload_bytes:,} are allowed"
+            raise Problem("too-large", seen, "store less with the item, such as the address of the rest")
     return list(map(_Upload, names, contents, images, range(len(images))))
 
 
@@ -609,15 +675,20 @@ def _invalid(detail: str, hint: str) -> Problem:
     return Problem("invalid-request", detail, hint)
 
 
-async def _add_images(context: Context, uploads: Sequence[_Upload]) -> _Stored:
-    """Embed and store images with the deployed version; on disk when it returns. Bad ones are left out."""
+async def _add_images(context: Context, uploads: Sequence[_Upload], expected: int | None = None) -> _Stored:
+    """Embed and store images with the deployed version; on disk when it returns. Bad ones are left out.
+
+    ``expected`` is the revision that one item must have to be replaced.
+    """
     space = context.workspace
+    revisions: dict[str, int] = {}
     version, encoder = await run_in_threadpool(deployed_encoder, space)
     decoded = await asyncio.gather(*(_decoded(context, upload, encoder) for upload in uploads))
 
     def write(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
         with context.jobs.overtaking(ids):
-            space.gallery.upsert(version, ids, vectors, payloads)
+            made = space.gallery.upsert(version, ids, vectors, payloads, expected)
+        revisions.update(zip(ids, made, strict=True))
 
     def store() -> _Stored:
         items = [one for one in decoded if isinstance(one, CatalogueItem)]
@@ -627,7 +698,8 @@ async def _add_images(context: Context, uploads: Sequence[_Upload]) -> _Stored:
         context.metrics.embedded.labels(version, "item").inc(done.added)
         problems.update({one.name: Problem("unreadable-image", one.reason) for one in done.bad})
         payloads = {item.id: dict(item.payload) for item in items if item.id not in problems}
-        return _Stored(version, payloads, [(one, problems[one.id]) for one in uploads if one.id in problems])
+        rejected = [(one, problems[one.id]) for one in uploads if one.id in problems]
+        return _Stored(version, payloads, rejected, revisions)
 
     return await run_in_threadpool(store)
 

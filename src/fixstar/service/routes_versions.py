@@ -246,9 +246,9 @@ def drift(
     space = context.workspace
     for name in (old, new):
         _existing(space, name)
-    stored = sorted(one for one in space.gallery.count().items() if one[1])
-    key = (str(space.path), old, new, limit, *stored)
-    if known := _drift_maps.get(key):
+    revision = space.gallery.revision()
+    key = (str(space.path), old, new, limit, revision)
+    if revision is not None and (known := _drift_maps.get(key)):
         return known
     if not _drift_lock.acquire(blocking=False):  # waiting would hold a thread that others need
         raise Problem("busy", "another drift map is being made", headers={"Retry-After": "5"})
@@ -262,12 +262,21 @@ def drift(
             )
             for point in drift_map(space.serving, old, new, limit, context.intake.processes.pixels)
         )
-        while len(_drift_maps) >= _KEPT_MAPS:
-            del _drift_maps[next(iter(_drift_maps))]
-        _drift_maps[key] = DriftMap(old=old, new=new, points=points)
-        return _drift_maps[key]
+        made = DriftMap(old=old, new=new, points=points)
+        if revision is not None:
+            _forget_drift_maps(str(space.path), revision)
+            _drift_maps[key] = made
+        return made
     finally:
         _drift_lock.release()
+
+
+def _forget_drift_maps(path: str, revision: int) -> None:
+    """Drop maps of an earlier state of a gallery, whose items may be deleted by now, and the oldest of the others."""
+    for key in [key for key in _drift_maps if key[0] == path and key[-1] != revision]:
+        del _drift_maps[key]
+    while len(_drift_maps) >= _KEPT_MAPS:
+        del _drift_maps[next(iter(_drift_maps))]
 
 
 @router.get("/compatibility", tags=["versions"], dependencies=READ)

@@ -65,9 +65,7 @@ def problem_responses(*statuses: int, body: type[ProblemBody] = ProblemBody) -> 
 # --- items and search
 
 
-class Item(_Response):
-    """An item of the gallery. ``version`` made its vector; ``thumbnail`` is the address of its picture."""
-
+class _ItemFields(_Response):
     id: str
     version: str
     label: str | None = None
@@ -75,7 +73,16 @@ class Item(_Response):
     thumbnail: str | None = None
 
 
-class Hit(Item):
+class Item(_ItemFields):
+    """An item of the gallery. ``version`` made its vector; ``thumbnail`` is the address of its picture.
+
+    ``revision`` moves with every change of the item; it is also its ETag.
+    """
+
+    revision: str
+
+
+class Hit(_ItemFields):
     """A search result: an item with its score. ``unlikely`` says that it is probably no match: see ``thresholds``."""
 
     score: float
@@ -408,7 +415,7 @@ class Flip(_Response):
     new: FlipImage
 
 
-class DriftPoint(Item):
+class DriftPoint(_ItemFields):
     """A stored item, its place by the old and by the new version, and 1 minus the cosine between the two vectors."""
 
     old: tuple[float, float]

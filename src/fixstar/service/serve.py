@@ -1,8 +1,9 @@
 """Running the service: one process, until it is told to stop, with limits on its connections.
 
-A client that opens connections and sends nothing would otherwise take every file handle of the process, and with them
-the gallery's. uvicorn's own limits do not cover this: ``limit_concurrency`` answers 503 to everybody, silent
-connections included, and nothing limits how long headers may take. Bodies have their own time limit, see ``limits``.
+A client that opens connections and sends nothing, or takes no answer, would otherwise have every file handle of the
+process, and with them the gallery's. uvicorn's own limits do not cover this: ``limit_concurrency`` answers 503 to
+everybody, silent connections included, and nothing limits how long headers may take, or taking an answer. Bodies have
+their own time limit, see ``limits``.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -27,7 +30,8 @@ from fixstar.errors import FixstarError, InputError
 from fixstar.service.app import create_app
 from fixstar.service.galleries import Galleries, check_name
 from fixstar.service.jobs import Jobs
-from fixstar.service.keys import Keys
+from fixstar.service.keys import Keys, identified
+from fixstar.service.limits import ByteBudget
 from fixstar.service.monitoring import LogThrottle
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -59,10 +63,11 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
     most = max_connections()
     with _listening(settings) as listener:
         apps: dict[str, FastAPI] = {}
+        budget = ByteBudget(settings.memory_bytes)
         for name, space in usable.items():
             jobs = Jobs(space, own[name])
             jobs.lock()  # here, where a refusal is still one line
-            apps[name] = create_app(space, own[name], keys[name], jobs)
+            apps[name] = create_app(space, own[name], keys[name], jobs, budget)
         config = uvicorn.Config(
             apps[""] if alone else Galleries({name: apps.get(name) for name in spaces}, keys, settings),
             http=_guarded_protocol(most, settings.header_seconds),
@@ -72,6 +77,8 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
             log_level="warning",
             access_log=False,
             server_header=False,
+            # X-Forwarded-For counts only where a proxy was named: else who is on this machine could be any address
+            proxy_headers=bool(settings.names) or "FORWARDED_ALLOW_IPS" in os.environ,
             lifespan="on",
             timeout_graceful_shutdown=_FINISH,
         )
@@ -216,12 +223,19 @@ def accepted_at_once(connections: int) -> int:
 
 
 class _LimitedHeaders(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """uvicorn's HTTP protocol with a limit on the length of headers: httptools has none, h11 has the same."""
+    """uvicorn's HTTP protocol with a limit on the length of headers and trailers: httptools has none, h11 has the same.
 
-    _head: int | None = None  # bytes of headers that are not complete; None beside them, and always with h11
+    Trailers, which may come after a body in chunks, are left out: they would become headers of a request that was
+    admitted without them.
+    """
+
+    _fed = 0  # bytes of the last read
+    _head: int | None = None  # bytes of headers or trailers so far; None beside them, and always with h11
+    _admitted = False  # the headers of a request are complete
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes on, and count those of headers."""
+        """Pass bytes on, and count those of headers and trailers."""
+        self._fed = len(data)
         super().data_received(data)
         if self._head is not None:
             self._head += len(data)
@@ -230,71 +244,144 @@ class _LimitedHeaders(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def on_message_begin(self) -> None:
         """httptools sees the first byte of a request."""
-        self._head = 0
+        self._head, self._admitted = 0, False
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools has a header, or a trailer."""
+        if not self._admitted:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """httptools has all headers."""
-        self._head = None
+        self._head, self._admitted = None, True
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        """httptools has the length of a chunk. After the last one, of length 0, come trailers."""
+        self._head = -self._fed  # what came with it is not counted: it may be the chunk before
 
-def _guarded_protocol(most: int, header_seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol with two more limits: open connections, and the time until the headers are complete."""
+    def on_body(self, body: bytes) -> None:
+        """httptools has a part of the body, so these are not trailers."""
+        self._head = None
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """httptools has the whole request."""
+        self._head = None
+        super().on_message_complete()
+
+
+def _guarded_protocol(most: int, seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol with more limits: open connections, and the time for headers and for taking an answer.
+
+    If ``most`` connections are open, a new one replaces another: one that is silent, or else one whose caller has shown
+    no valid key, of the address that has most of them, the oldest first. Those of valid keys stay.
+    """
     throttle = LogThrottle(_log)
 
     class Guarded(_LimitedHeaders):
-        """One connection."""
+        """One connection. ``seconds`` are until headers are complete, and until the caller takes what was sent."""
 
-        _deadline: asyncio.TimerHandle | None = None
+        _deadline: asyncio.TimerHandle | None = None  # for headers, or for taking the end of an answer
+        _sending: asyncio.TimerHandle | None = None  # for taking a part of an answer
+        since = 0.0  # when it fell silent, or its request began
 
         def connection_made(self, transport: Any) -> None:
-            """Accept it. If too many are open, it replaces the one that has been silent longest, if any is."""
+            """Accept it, if need be in the place of another one."""
             if len(self.connections) >= most:
-                throttle.warn("full", f"{most:,} connections are open: silent ones, then new ones, are closed")
-                silent = [one for one in self.connections if one._deadline is not None and not one._is_asked()]
-                if not silent:
+                throttle.warn("full", f"{most:,} connections are open: silent ones, then others without a key, close")
+                other = _replaceable(self.connections)
+                if other is None:
                     transport.set_protocol(asyncio.Protocol())  # one that expects nothing
                     transport.abort()
                     return
-                oldest = min(silent, key=lambda one: float(one._deadline.when()))
-                self.connections.discard(oldest)  # no longer counted
-                oldest.transport.abort()
+                self.connections.discard(other)  # no longer counted
+                other.transport.abort()
             super().connection_made(transport)
+            self.since = self.loop.time()
             self._wait()
 
         def data_received(self, data: bytes) -> None:
             """Pass bytes on; the time runs until they are a request."""
+            before = self.is_asked()
             super().data_received(data)
-            if self._is_asked():
-                self._stop_waiting()
-            else:
+            if not self.is_asked():
                 self._wait()
+                return
+            self._stop_waiting()
+            if not before:
+                self.since = self.loop.time()
+
+        def on_response_complete(self) -> None:
+            """All of an answer was written; some of it may not have been taken yet."""
+            super().on_response_complete()
+            if not self.is_asked():
+                self.since = self.loop.time()
+                self._wait()
+
+        def timeout_keep_alive_handler(self) -> None:
+            """Close it, unless the answer is still being taken: closing would wait for that, however long."""
+            if not self.transport.get_write_buffer_size():
+                super().timeout_keep_alive_handler()
+
+        def pause_writing(self) -> None:
+            """The caller does not take its answer as fast as it is written."""
+            super().pause_writing()
+            self._sending = self.loop.call_later(seconds, self._abort)
+
+        def resume_writing(self) -> None:
+            """It has taken some."""
+            self._stop_sending()
+            super().resume_writing()
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget it."""
             self._stop_waiting()
+            self._stop_sending()
             super().connection_lost(exc)
 
-        def _is_asked(self) -> bool:
+        def is_asked(self) -> bool:
             """Whether a request is being answered, or its body awaited."""
             return self.cycle is not None and not self.cycle.response_complete
 
+        def precedence(self) -> tuple[bool, bool]:
+            """The higher, the longer it stays: whether it is asked anything, and by a caller with a valid key."""
+            return self.is_asked(), self.is_asked() and identified(self.cycle.scope) is not None
+
         def _wait(self) -> None:
             if self._deadline is None:
-                self._deadline = self.loop.call_later(header_seconds, self._too_late)
+                self._deadline = self.loop.call_later(seconds, self._too_late)
 
         def _stop_waiting(self) -> None:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
 
+        def _stop_sending(self) -> None:
+            if self._sending is not None:
+                self._sending.cancel()
+                self._sending = None
+
         def _too_late(self) -> None:
             self._deadline = None
-            if not self._is_asked():
+            if not self.is_asked():
                 self.transport.abort()
 
+        def _abort(self) -> None:
+            throttle.warn("sending", f"an answer was not taken for {seconds:g} s, so its connection was closed")
+            self.transport.abort()
+
     return Guarded
+
+
+def _replaceable(connections: Iterable[Any]) -> Any | None:
+    """The connection that makes room for a new one; None if all are asked something by callers with a valid key."""
+    places = [(one, one.client[0] if one.client else "") for one in connections]
+    held = Counter(address for _, address in places)
+    ranked = [(one.precedence(), -held[address], one.since, one) for one, address in places]
+    strangers = [rank for rank in ranked if rank[0] != (True, True)]
+    return min(strangers, key=lambda rank: rank[:3])[3] if strangers else None
 
 
 def _throttle_accept_errors(loop: asyncio.AbstractEventLoop) -> None:

@@ -30,6 +30,8 @@ class ServiceSettings:
     upload_bytes: int = 20 * 2**20  # one image
     request_bytes: int = 256 * 2**20  # one request of several images
     field_bytes: int = 64 * 2**20  # the payloads, or the ids, of one request: 64 KB per image of a full job
+    memory_bytes: int = 1 << 30  # of the bodies of all requests that are being answered
+    payload_bytes: int = 2 << 20  # one item's payload
     header_seconds: float = 20.0  # until the headers of a request have come
     pixels: int = 50_000_000
     decode_seconds: float = 10.0

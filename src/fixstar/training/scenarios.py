@@ -26,6 +26,7 @@ from fixstar.training.distributed import broadcast_from_rank_zero
 from fixstar.training.run_directory import RunDirectory
 from fixstar.training.settings import FROZEN, Settings, paper_recipe
 from fixstar.training.version import TrainingContext, Validation, Version, train_version
+from fixstar.trust import module_of, trusting
 
 _MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "width", "preprocessing")
 _MEMORY_SETTINGS = ("replay_per_class", "selection")
@@ -150,7 +151,8 @@ class _Sequence:
         for task in self.stream:
             number = task.number
             if run is not None and run.finished(number):
-                version = Version(number, Encoder.load(run.version(number), self.first_settings.torch_device()))
+                with trusting(*self._named_modules()):
+                    version = Version(number, Encoder.load(run.version(number), self.first_settings.torch_device()))
                 memory = ReplayMemory.load(run.memory(number))
             else:
                 images = task.images if is_lifelong else self.stream.seen(number)
@@ -184,6 +186,12 @@ class _Sequence:
     def _settings(self, number: int) -> Settings:
         started = [start for start in self.later if start <= number]
         return self.later[max(started)] if started else self.first_settings
+
+    def _named_modules(self) -> set[str]:
+        """The modules of the code that the caller named."""
+        models = [model.code for model in (*self.replacements.values(), self.pretrained) if model is not None]
+        named = [settings.code for settings in (self.first_settings, *self.later.values())]
+        return {module_of(code) for code in (*models, *named) if code is not None}
 
     def _description(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from fixstar.models.backbones import BACKBONES
 from fixstar.models.backbones.hf import is_architecture
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.models.slots import CAPACITY, Side
+from fixstar.trust import import_path, module_of, require_trusted, trusting
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -173,6 +174,11 @@ class Settings:
             grown=("capacities of at least 2", all(_is_whole(extra, 2) for extra in self.grown)),
         )
 
+    @property
+    def code(self) -> str | None:
+        """The import path of the code that makes the backbone; None if it is one of fixstar's own, or data."""
+        return import_path(self.backbone, self.backbone_options)
+
     def torch_device(self) -> torch.device:
         """The device to train on."""
         return resolve_device(self.device)
@@ -188,7 +194,8 @@ class Settings:
         if self.grown and CLASSIFIERS[method.classifier].fixed and method.classifier != "simplex":
             raise InputError(f"only a simplex grows, and {method.name} trains a {method.classifier}")
         added = {"added": self.grown} if self.grown and method.classifier == "simplex" else {}
-        with torch.random.fork_rng(devices=[]):
+        named = () if self.code is None else (module_of(self.code),)  # by who made these settings
+        with torch.random.fork_rng(devices=[]), trusting(*named):
             torch.manual_seed(seed)
             return Encoder.create(
                 self.backbone,
@@ -211,7 +218,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:
-        """Settings as ``to_json`` wrote them."""
+        """Settings as ``to_json`` wrote them. A file may come from anybody: code that it names must be trusted."""
+        code = import_path(content["backbone"], content["backbone_options"])
+        if code is not None:
+            require_trusted(code)
         recipe, shape = content["recipe"], content["preprocessing"]
         parts = {
             "recipe": Recipe(**{**recipe, "milestones": tuple(recipe["milestones"])}),

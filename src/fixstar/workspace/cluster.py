@@ -19,6 +19,7 @@ from fixstar.errors import InputError, MissingExtraError, ModelError
 from fixstar.images import ImageSource
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
+from fixstar.trust import remembered, trusted_modules, trusting
 from fixstar.workspace.items import Embedded, LocalEmbedder
 
 RETRIES = 2  # workers that may die on a batch before it counts as the cause
@@ -40,7 +41,8 @@ class RayEmbedder:
         gpus = int(device.startswith("cuda"))
         actor = self._ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
         count = max(1, min(workers or free, most))
-        self._workers = [actor.remote(str(directory.absolute()), device) for _ in range(count)]
+        trusted = sorted(trusted_modules() | remembered(directory.absolute().parents[1]))  # of the workspace
+        self._workers = [actor.remote(str(directory.absolute()), device, trusted) for _ in range(count)]
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
         """One result per batch, in order."""
@@ -81,8 +83,9 @@ class RayEmbedder:
 class _Worker:
     """What runs on a worker: one encoder, loaded once."""
 
-    def __init__(self, directory: str, device: str) -> None:
-        self._embedder = LocalEmbedder(Encoder.load(directory, device))
+    def __init__(self, directory: str, device: str, trusted: Sequence[str]) -> None:
+        with trusting(*trusted):
+            self._embedder = LocalEmbedder(Encoder.load(directory, device))
 
     def embed(self, images: list[Any]) -> tuple[Any, Any]:
         """Vectors, and the images that could not be read."""

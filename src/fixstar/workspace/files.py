@@ -20,6 +20,7 @@ from fixstar.durable import document, is_vacant, make_directory, read_document, 
 from fixstar.errors import FixstarError, GalleryUnavailableError, InputError, ModelError, NextStep
 from fixstar.gallery import Gallery, open_gallery
 from fixstar.gallery.addresses import has_secret, without_secret
+from fixstar.trust import forget
 
 GALLERY = "gallery.db"
 
@@ -33,6 +34,7 @@ def create_mark(path: Path, gallery: str | None) -> None:
         return
     if not _is_vacant(path):
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
+    forget(path)
     refuse_secret(gallery or "")
     if "://" not in (gallery or ""):  # from now on it must be there; a server may be away
         make_directory(path)

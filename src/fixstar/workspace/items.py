@@ -273,7 +273,7 @@ def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
 
 BATCH = 256
 
-Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], None]  # as Gallery.upsert
+Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], object]  # as Gallery.upsert
 
 
 @dataclass(frozen=True)
@@ -400,15 +400,17 @@ def _same_image(stored: Item | None, item: CatalogueItem) -> bool:
 # --- what is stored
 
 
-def update_payload(gallery: Gallery, name: str, changes: Mapping[str, Any]) -> Item:
-    """Change payload fields of a stored item, None removes one; its vector stays. What others write meanwhile too."""
+def update_payload(
+    gallery: Gallery,
+    name: str,
+    changes: Mapping[str, Any],
+    revision: int | None = None,
+    max_bytes: int | None = None,
+) -> Item:
+    """Change payload fields of a stored item, None removes one; its vector stays. See ``Gallery.update_payload``."""
     if reserved := {IMAGE, STAMP} & changes.keys():
         raise InputError(f"the payload field {min(reserved)!r} is reserved: it says where the item's image is")
-    while (item := gallery.get([name]).get(name)) is not None:
-        payload = {key: value for key, value in {**item.payload, **changes}.items() if value is not None}
-        if gallery.replace_vectors(item.version, [item], item.vector[None], [payload]):
-            return item._replace(payload=payload)
-    raise GalleryError(f"the gallery has no item {name!r}")
+    return gallery.update_payload(name, changes, revision, max_bytes)
 
 
 class Counted(NamedTuple):
@@ -427,22 +429,28 @@ def count_items(
     field: str | None = None,
     after: str | None = None,
     most: int | None = None,
+    most_characters: int | None = None,
 ) -> Counted:
-    """Count items by payload, ``most`` of them at once. Texts are values as they are, others as JSON."""
+    """Count items by payload, ``most`` of them at once. Texts are values as they are, others as JSON.
+
+    ``most_characters`` ends the count where the values together are longer; it continues behind the last item.
+    """
     if not where and field is None and after is None:
         counts = gallery.count()
         return Counted(counts.get(version, 0) if version else sum(counts.values()), (), 0, None)
     passes, seen = payload_test(where or {}), Counter[str]()
-    count, looked_at, last = 0, 0, after
+    count, looked_at, characters, last = 0, 0, 0, after
     with closing(cast(Any, gallery.iterate(version, after))) as source:
         for item in cast(Iterator[Item], source):
-            if looked_at == most:
+            if looked_at == most or (most_characters is not None and characters > most_characters):
                 break
             looked_at, last = looked_at + 1, item.id
             if passes(item.payload):
                 count += 1
                 if field is not None and (value := item.payload.get(field)) is not None:
-                    seen[value if isinstance(value, str) else json.dumps(value, sort_keys=True)] += 1
+                    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+                    characters += 0 if text in seen else len(text)
+                    seen[text] += 1
         else:
             last = None
     return Counted(count, tuple(seen.most_common()), looked_at, last)

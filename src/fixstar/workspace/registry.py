@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fixstar.durable import document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
+from fixstar.trust import import_path, remembered, trusting
 
 if TYPE_CHECKING:
     from fixstar.models import Encoder
@@ -94,7 +95,14 @@ class Registry:
         """A version's encoder."""
         from fixstar.models import Encoder
 
-        return Encoder.load(self.directory(self.checked(name)), device)
+        with trusting(*remembered(self.path)):
+            return Encoder.load(self.directory(self.checked(name)), device)
+
+    def code(self) -> dict[str, str]:
+        """The import path of the code that makes a version, by version; those that need none are left out."""
+        made = {name: self.card(name)["backbone"] for name in self.names()}
+        paths = {name: import_path(one["name"], one["options"]) for name, one in made.items()}
+        return {name: path for name, path in paths.items() if path is not None}
 
     def lineage(self, name: str) -> list[str]:
         """The version and its ancestors, oldest first."""

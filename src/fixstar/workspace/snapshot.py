@@ -31,6 +31,7 @@ from urllib.parse import quote
 from fixstar.durable import document, exclusive, flush, is_vacant, open_document, replace_file, replace_json
 from fixstar.errors import FixstarError, InputError, ModelError, NextStep
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
+from fixstar.trust import forget
 from fixstar.workspace.files import GALLERY, gallery_url, open_workspace_gallery
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.verify import verify_files, verify_workspace
@@ -238,7 +239,10 @@ def _damaged(problems: list[str]) -> ModelError:
 
 
 def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapshot:
-    """Make a snapshot the workspace at ``path``: checked as a whole first, then it changes at once."""
+    """Make a snapshot the workspace at ``path``: checked as a whole first, then it changes at once.
+
+    None of the code that it names is trusted afterwards: see ``fixstar.trust``.
+    """
     path, manifest = path.resolve(), _read_manifest(source)
     occupied = not is_vacant(path)
     if occupied and not replace:
@@ -256,6 +260,7 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
                 raise ModelError(f"{source} is damaged and was not restored: {'; '.join(problems[:3])}")
             for folder in [made, *(one for one in made.rglob("*") if one.is_dir())]:
                 flush(folder)
+            forget(path)
             if occupied:
                 running = InputError(f"a service uses {path}; stop it first. Nothing was changed")
                 with exclusive(path / "state" / "jobs", busy=running):

@@ -41,6 +41,7 @@ from fixstar.training.scenarios import remember
 from fixstar.training.version import VersionPlan, require_same_classifier
 from fixstar.translation import Evidence, Translation, by_class
 from fixstar.translation.fit import fit_translations
+from fixstar.trust import import_path, remember_named, remembered, trusting
 from fixstar.workspace.held_out import (
     SHARE,
     SplitOff,
@@ -130,12 +131,15 @@ def train_first(
     about = {SHARE: hold_out if split.held is not None else 0.0}
     if old_vectors is not None:
         about[OLD_WIDTH] = old_vectors.vectors.shape[1]
+    remember_named(registry.path, import_path(settings.backbone, settings.backbone_options))
     with _next_version(registry) as (run, number):
         return _train_in(run, number, split, Setup("first", "", past, settings, method), None, about, progress)
 
 
 def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions, trials: Trials, say: Say) -> Version:
     """Train the next version; see ``Workspace.upgrade``."""
+    if options.replace is not None and not Path(options.replace).is_dir():
+        remember_named(registry.path, import_path(options.replace, {}))
     newest, trials = registry.newest(), checked_trials(trials)
     about = trained_with(registry, newest)[2]
     if options.hold_out and not (options.keep_images or options.select):
@@ -262,6 +266,7 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
                     f"{compatible_with}, which have {theirs}; add it without that, and a check fits a translation",
                     NextStep("add", {"model": ...}),
                 )
+        remember_named(registry.path, encoder.code)
         encoder.about = {"parent": compatible_with, "added": {"source": source, "weights": digest}}
         number = registry.next_number()
         run.finish(number, encoder, ReplayMemory(0))
@@ -280,7 +285,8 @@ def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[
                 NextStep("add", {"model": ...}),
             )
         method = create_method(about["method"]["name"], **about["method"]["options"])
-        return Settings.from_json(about["settings"]), method, about
+        with trusting(*remembered(registry.path)):
+            return Settings.from_json(about["settings"]), method, about
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"the card of {name} does not say how it was trained (missing or wrong: {error})") from error
 

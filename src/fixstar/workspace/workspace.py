@@ -369,9 +369,15 @@ class Workspace:
         """The k items most like the positive examples and unlike the negative ones; see ``Serving.by_examples``."""
         return self.serving.by_examples(positive, negative, request, decode, **options)
 
-    def update_payload(self, item: str, changes: Mapping[str, Any]) -> Item:
-        """Change payload fields of a stored item; its vector and image stay. None removes a field."""
-        return update_payload(self.gallery, item, changes)
+    def update_payload(
+        self, item: str, changes: Mapping[str, Any], revision: int | None = None, max_bytes: int | None = None
+    ) -> Item:
+        """Change payload fields of a stored item; its vector and image stay. None removes a field.
+
+        What others change at the same time is kept. With a ``revision`` the item must still have it. ``max_bytes`` is
+        how large the payload may become.
+        """
+        return update_payload(self.gallery, item, changes, revision, max_bytes)
 
     def count(self, where: Where | None = None, version: str | None = None) -> int:
         """How many items have such a payload."""

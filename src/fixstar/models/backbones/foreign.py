@@ -1,7 +1,7 @@
 """Models from elsewhere as backbones: an ONNX file, or a module of the user's own code. Their output is the feature.
 
 A saved version holds all of it: the bytes of an ONNX model are one of its tensors; a module's weights are stored with
-the import path that rebuilds it. Nothing is unpickled.
+the import path that rebuilds it, which runs only if its module is trusted (``fixstar.trust``). Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +24,14 @@ from torch import Tensor, nn
 from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
+from fixstar.trust import require_own, require_trusted
 
 _UNPREPARED = (
     "{} does not say how its images are prepared, and vectors mean nothing without that: pass its preprocessing (size, "
     "mean and std)"
 )
 _WEIGHTS_ALONE = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
+_WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 _LIBRARIES = {"hf:": "transformers", "open_clip:": "open_clip", "st:": "sentence-transformers"}
 
 
@@ -59,11 +62,7 @@ def foreign_backbone(
             "as a safetensors file"
         )
     if path.suffix == ".onnx" or path.is_file():
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error.strerror}. Is the path right?") from None
-        return OnnxBackbone.of(content, preprocessing, str(path), output)
+        return OnnxBackbone.of(_read_onnx(path), preprocessing, str(path), output)
     if ":" not in str(model):
         raise InputError(
             f"{str(model)!r} is not a model: give an ONNX file, hf:NAME_OR_FOLDER for a model of transformers, "
@@ -178,12 +177,14 @@ def mismatch(error: Exception) -> str:
 
 def _imported(source: str, arguments: Mapping[str, Any]) -> nn.Module:
     module, _, name = source.partition(":")
+    require_trusted(source)
     try:
         make = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing runs code that may raise anything
         raise ModelError(
             f"{source!r} cannot be imported ({error}); it must be importable wherever it is used{mismatch(error)}"
         ) from error
+    require_own(source, make)
     try:
         made = make(**arguments)
     except Exception as error:  # the user's code may raise anything
@@ -257,6 +258,34 @@ class OnnxBackbone(_Foreign):
         return np.asarray(found, np.float32)[:count]
 
 
+def _read_onnx(path: Path) -> bytes:
+    """An ONNX model with all its weights, also those in files beside it: a version must not depend on other files."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}. Is the path right?") from None
+    if b"location" not in content:  # the key of a file's name
+        return content
+    try:
+        onnx = importlib.import_module("onnx")
+        helper = importlib.import_module("onnx.external_data_helper")
+    except ImportError:
+        return content  # if there are such weights, it cannot be opened
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception:  # onnxruntime says what is wrong with it
+        return content
+    try:
+        helper.load_external_data_for_model(model, str(path.parent.absolute()))
+        whole: bytes = model.SerializeToString()
+    except Exception as error:  # onnx and protobuf raise their own
+        raise ModelError(
+            f"{path} has weights in files beside it, and they cannot be read ({error}). Keep them together, or save "
+            "the model with its weights inside, which takes up to 2 GB"
+        ) from None
+    return whole
+
+
 def _opened(content: bytes, title: str) -> Any:
     try:
         import onnxruntime
@@ -265,6 +294,7 @@ def _opened(content: bytes, title: str) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
+    options.add_session_config_entry(_WEIGHTS_BESIDE, os.devnull)  # there are none in such a folder
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common base class for its errors
