@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fixstar.workspace.adapters.fitting import ADAPTERS, agreement, fit_adapter, paired_by_class
+from fixstar.workspace.adapters.maps import Applied
+from fixstar.workspace.adapters.use import adapter_cross_test
 from numpy.typing import NDArray
 
 from fixstar.data import Augmentation, ImageSet, class_order, concatenate, from_arrays, sample_stream
@@ -34,9 +37,6 @@ from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.training import Recipe, Settings, TrainingContext, train_version, version_features
-from fixstar.workspace.adapters.fitting import ADAPTERS, agreement, fit_adapter, paired_by_class
-from fixstar.workspace.adapters.maps import Applied
-from fixstar.workspace.adapters.use import adapter_cross_test
 
 Array = NDArray[np.float32]
 Figures = dict[str, Any]

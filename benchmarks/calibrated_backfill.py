@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from backfill_planner import handwritten, rendered
+from fixstar.workspace.calibrations import calibrations_and_folds, search_curve
 
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures, gallery_query_split
@@ -25,7 +26,6 @@ from fixstar.geometry import carry, short_basis, unit
 from fixstar.progress import progress_bar
 from fixstar.training import version_features
 from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
-from fixstar.workspace.calibrations import calibrations_and_folds, search_curve
 
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 ORDERS = ("random", "gain", "classes", "certain")

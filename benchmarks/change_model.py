@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fixstar.workspace.adapters.bridge import Bridged, BridgeOptions, bridge
+from fixstar.workspace.adapters.fitting import best_adapter, fit_adapter
+from fixstar.workspace.adapters.unpaired import pseudo_pairs
+from fixstar.workspace.adapters.use import adapter_cross_test
 
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures, gallery_query_split, verdicts
 from fixstar.geometry import unit
 from fixstar.wording import percent, points
 from fixstar.workspace import GateRules
-from fixstar.workspace.adapters.bridge import Bridged, BridgeOptions, bridge
-from fixstar.workspace.adapters.fitting import best_adapter, fit_adapter
-from fixstar.workspace.adapters.unpaired import pseudo_pairs
-from fixstar.workspace.adapters.use import adapter_cross_test
 
 UPGRADES = [("mobilenetv2", "resnet50"), ("resnet50", "efficientnet-lite2"), ("mobilenetv2", "efficientnet-lite2")]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fixstar.workspace.adapters.fitting import fit_adapter
 from PIL import Image
 
 from fixstar.models import Encoder
 from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.checks import CheckedCell, save_check
 
 CLASSES = ("bag", "hat", "shoe")

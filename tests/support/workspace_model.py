@@ -43,6 +43,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
+from fixstar.workspace.adapters.maps import load_adapter
+from fixstar.workspace.adapters.use import AdaptOptions
 from forked import fork, kill_at_call
 from numpy.typing import NDArray
 from PIL import Image
@@ -55,8 +57,6 @@ from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
 from fixstar.workspace import CatalogueItem, Workspace, items, registry
-from fixstar.workspace.adapters.maps import load_adapter
-from fixstar.workspace.adapters.use import AdaptOptions
 from fixstar.workspace.backfill import run as backfill_run
 from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.backfill.run import PlanFiles, budget_items

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixstar.workspace.adapters.use import class_pairs, pairs_from_file
 from shops import pictures, shop
 
 from fixstar.errors import DataError
 from fixstar.workspace import Workspace, catalogue
-from fixstar.workspace.adapters.use import class_pairs, pairs_from_file
 
 OLD = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 

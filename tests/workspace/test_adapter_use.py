@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixstar.workspace.adapters.fitting import ADAPTERS, fit_adapter
+from fixstar.workspace.adapters.maps import VectorAdapter, load_adapter, save_adapter
+from fixstar.workspace.adapters.use import adapt_gallery, adapter_cross_test
 from numpy.typing import NDArray
 from test_adapters import rotation, vectors
 
@@ -18,9 +21,6 @@ from fixstar.errors import GalleryError, InputError, ModelError, UnknownNameErro
 from fixstar.evaluation import VersionFeatures, paired_bootstrap, verdicts
 from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery
 from fixstar.geometry import unit
-from fixstar.workspace.adapters.fitting import ADAPTERS, fit_adapter
-from fixstar.workspace.adapters.maps import VectorAdapter, load_adapter, save_adapter
-from fixstar.workspace.adapters.use import adapt_gallery, adapter_cross_test
 
 WIDTH, ITEMS = 8, 40
 Q = rotation(WIDTH)
@@ -235,9 +235,8 @@ def other_card(content: bytes) -> bytes:
 
 def forged(path: Path, **card: Any) -> None:
     """A file whose checksum is right and whose card is not."""
-    from safetensors.numpy import save_file
-
     from fixstar.workspace.adapters.maps import weights_checksum
+    from safetensors.numpy import save_file
 
     text = json.dumps({"format": "fixstar-adapter", "format_version": 1, "kind": "ridge", **card})
     weights = {"W": np.eye(2, dtype=np.float32), "c": np.zeros(2, np.float32)}

@@ -10,6 +10,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from fixstar.workspace.adapters.fitting import fit_adapter
+from fixstar.workspace.adapters.maps import AdapterRegistry
 from numpy.typing import NDArray
 from PIL import Image
 from shops import passed, shop
@@ -26,8 +28,6 @@ from fixstar.errors import (
 )
 from fixstar.geometry import unit
 from fixstar.workspace import AdaptOptions, CatalogueItem, GateRules, Workspace, catalogue
-from fixstar.workspace.adapters.fitting import fit_adapter
-from fixstar.workspace.adapters.maps import AdapterRegistry
 
 OLD, WIDTH = "old-system", 40
 PER_CLASS, CLASSES = 16, 24

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixstar.workspace.adapters.fitting import fit_adapter
 from forked import fork
 from shops import pictures, shop
 
@@ -18,7 +19,6 @@ from fixstar.gallery import Calibration
 from fixstar.geometry import unit
 from fixstar.images import read_pixels
 from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.checks import Blend, CheckedCell, save_check
 from fixstar.workspace.deployment import Rollout
 

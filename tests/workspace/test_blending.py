@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixstar.workspace.adapters.fitting import fit_adapter
 
 from fixstar.errors import InputError, NextStep
 from fixstar.evaluation import VersionFeatures, paired_bootstrap
 from fixstar.evaluation.trial import Trial
 from fixstar.geometry import slerp, unit
 from fixstar.workspace import GateRules
-from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.checks import last_check, save_check
 from fixstar.workspace.gate import ALPHAS, halves, judge
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from documents import rewrite
+from fixstar.workspace.adapters.fitting import fit_adapter
+from fixstar.workspace.calibrations import _drawn, catalogue_thresholds, class_folds, fit_calibrations, search_curve
 from numpy.typing import NDArray
 from shops import passed, pictures, shop
 
@@ -19,10 +21,8 @@ from fixstar.evaluation.trial import Trial
 from fixstar.gallery import Calibration, Gallery, Hit, MemoryGallery, SearchResult, calibrated_search
 from fixstar.models import Encoder
 from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
-from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.backfill.orders import LabelledQueries
 from fixstar.workspace.backfill.planning import gallery_accuracy, predicted_curve
-from fixstar.workspace.calibrations import _drawn, catalogue_thresholds, class_folds, fit_calibrations, search_curve
 from fixstar.workspace.checks import LastChecks, Threshold, last_check, save_check
 from fixstar.workspace.deployment import Rollout
 from fixstar.workspace.gate import judge

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixstar.workspace.reachability import directly_searchable
 from shops import CLASSES, passed, pictures, shop
 from typed import typed
 
@@ -17,7 +18,6 @@ from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import save_check
-from fixstar.workspace.reachability import directly_searchable
 from fixstar.workspace.registry import Registry
 
 FOREIGN = 300

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixstar.workspace.adapters.fitting import fit_adapter
 from predictions import predicted
 from shops import indexed_shop, pictures, shop
 from typed import typed
@@ -15,7 +16,6 @@ from typed import typed
 from fixstar.data import open_images
 from fixstar.geometry import unit
 from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
-from fixstar.workspace.adapters.fitting import fit_adapter
 from fixstar.workspace.backfill.planning import expected_replaced
 from fixstar.workspace.checks import CheckedCell, save_check
 
