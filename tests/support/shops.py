@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fixstar.workspace.adapters.fitting import fit_adapter
 from PIL import Image
 
 from fixstar.models import Encoder
+from fixstar.translation import Translation
+from fixstar.translation.fit import Pairs, fit_map
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import CheckedCell, save_check
 
@@ -63,10 +64,21 @@ def passed(space: Workspace, version: str, *against: str) -> None:
     save_check(space.path, Check(version, "pass", (), cells, 0.7, 100, 100, 0.95, 0.0))
 
 
-def set_apart(space: Workspace) -> None:
-    """What ``fixstar adapt v1 --for v2`` does where its gate passes: v2's queries alone reach v1's vectors then."""
-    vectors = np.stack([item.vector for item in space.gallery.iterate("v1")])
-    space.adapters.use(fit_adapter("procrustes", vectors, vectors, source="v2", target="v1"), "queries")
+def fitted(space: Workspace, source: str = "v1", target: str = "v2") -> Translation:
+    """What fitting leaves behind: a translation of the stored vectors, with maps that turn nothing."""
+    vectors = np.stack([item.vector for item in space.gallery.iterate(source)])
+    pairs = Pairs.checked(vectors, vectors)
+    turn = fit_map("rotation", pairs).map
+    way = Translation(source, target, forward=turn, backward=turn, one=0.6, two=0.6, about={"fit": "test"})
+    space.translations.keep(way)
+    return way
+
+
+def foreign(space: Workspace, name: str = "other", count: int = 2) -> None:
+    """Vectors of a model that is not here: nothing says how queries search them."""
+    space.gallery.create_version(name, 5)
+    vectors = np.eye(count, 5, dtype=np.float32)
+    space.gallery.upsert(name, [f"{name}/{number}" for number in range(count)], vectors)
 
 
 def indexed_shop(folder: Path, photos: int = 3, versions: int = 2) -> Path:

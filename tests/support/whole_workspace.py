@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from service_clients import picture
-from shops import CLASSES, passed, pictures, set_apart, shop
+from shops import CLASSES, fitted, passed, pictures, shop
 
+from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet
 from fixstar.data.replay import ReplayMemory
 from fixstar.service.jobs import Job, JobFiles
 from fixstar.service.keys import Keys
 from fixstar.workspace import CatalogueItem, Workspace, catalogue
 from fixstar.workspace.backfill.run import BackfillPlan, PlanFiles
-from fixstar.workspace.held_out import keep_held_out, keep_learnt, unlearnt_images
+from fixstar.workspace.held_out import keep_held_out, keep_learnt, split_off, unlearnt_images
 
 
 def whole_workspace(folder: Path) -> Path:
@@ -33,12 +34,12 @@ def whole_workspace(folder: Path) -> Path:
             kept = space.images.keep(picture(number))
             item = CatalogueItem(f"kept/{number}", space.path / str(kept["image"]), {"price": number, **kept})
             space.index([item])
-        set_apart(space)
+        fitted(space)
         preprocessing = space.encoder("v1").preprocessing
         pixels = rng.integers(0, 256, (9, *preprocessing.size, preprocessing.channels), dtype=np.uint8)
         labelled = ImageSet(pixels, np.arange(9) % 3, CLASSES)
         keep_held_out(space.path, "v2", labelled, preprocessing)
-        keep_learnt(space.path, "v2", rng.random(50))
+        keep_learnt(space.path, "v2", split_off(open_images(folder / "photos"), 0.0))
         ReplayMemory(3, labelled).save(space.path / "memory" / "v2.safetensors")
         space.grow(4)
         Keys(space.path).add("page", "read")
@@ -65,7 +66,7 @@ def answers(path: Path) -> dict[str, Any]:
             "keys": Keys(path).all(),
             "jobs": JobFiles(path).load(),
             "plan": PlanFiles(path).plan(),
-            "adapters": space.adapters.entries(),
+            "translations": {name: way.key for name, way in space.translations.of("v2").items()},
         }
         memory = ReplayMemory.load(path / "memory" / "v2.safetensors").images
         held = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v1").preprocessing).images

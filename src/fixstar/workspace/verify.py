@@ -24,6 +24,7 @@ DOCUMENTS = {
     "retired/v*.json": "encoder",
     "held-out/v*.json": "draws",
     "held-out/named.json": "named-images",
+    "learnt/v*.json": "learnt-images",
     "checks/*.json": "check",
     "checks/*/check-*.json": "check",
     "state/deployment.json": "deployment",
