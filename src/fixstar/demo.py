@@ -35,7 +35,7 @@ KNOWN = ("digits", "latin", "greek", "cyrillic", "arabic", "phonetic", "mathemat
 ADDED = ("nko", "lao", "arrows")  # v2 learns these too
 UNSEEN = ("hebrew", "georgian")  # no model learns these: the gallery and the queries
 EARLY = 6  # images per class for v1
-LATER = 12  # and for v2, beside those of v1
+LATER = 8  # and for v2, beside those of v1
 GALLERY = 20  # images per class
 CHECKED = 40  # labelled images per class for the check
 QUERIES = 30
@@ -134,7 +134,7 @@ def upgrade_and_check(space: Workspace, seed: int, progress: bool, say: Say) -> 
     early = characters(KNOWN, EARLY, seed=3)
     later = concatenate([characters(KNOWN, LATER, seed=4), characters(ADDED, LATER, seed=4)])
     say(f"  upgrade to v2: {len(ADDED)} scripts more, {len(later.classes)} characters")
-    recipe = _settings(5, seed, space.device).recipe
+    recipe = _settings(4, seed, space.device).recipe
     options = UpgradeOptions(recipe, device=space.device, progress=progress)
     space.upgrade(concatenate([early, later]), options, say=lambda _: None)
     return space.check("v2", characters(UNSEEN, CHECKED, seed=5), progress=False)
