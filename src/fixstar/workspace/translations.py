@@ -89,6 +89,10 @@ class Translations:
             self._known[version] = known
         return known.ways
 
+    def after(self, move: Move) -> Mapping[str, Translation]:
+        """How queries would search once the deployment is this one, such as the one that a rollback restores."""
+        return self._answers(move.version, self._gallery.versions(), move)
+
     def _answers(self, version: str, spaces: Sequence[VersionSpace], deployed: Move | None) -> dict[str, Translation]:
         check = self._checks.of(version)
         chosen = {} if check is None else check.translations
