@@ -489,9 +489,11 @@ def searched_versions(
 ) -> list[Searched]:
     """The versions whose vectors a version would search, with the ways to do so; those that are missing are fitted."""
     options = options or FitOptions()
-    serving.encoder(version)  # makes room for its vectors
     known = {*serving.registry.names(), *serving.registry.retired()}
     homes = {name: home_of(name, known) or name for name in serving.live()}
+    for name in (version, *homes.values()):
+        if name in serving.registry.names():
+            serving.encoder(name)  # makes room for its vectors
     shared = sharing_space(serving.registry, version, serving.gallery.versions())
     found = []
     for name in dict.fromkeys(homes.values()):
@@ -506,8 +508,6 @@ def _searched(
     serving: Serving, source: str, version: str, options: FitOptions, shared: bool, progress: bool
 ) -> Searched:
     has_model = source in serving.registry.names()
-    if has_model:
-        serving.encoder(source)  # makes room for its vectors
     ways = serving.translations.fitted(source, version)
     lacking = ""
     steps: tuple[NextStep, ...] = ()

@@ -204,10 +204,11 @@ class Workspace:
     def _fit_after_training(self, version: Version, say: Callable[[str], object]) -> None:
         """Fit how a new version's queries search what older ones stored, on the images that it was trained on."""
         target = version.name
-        self.serving.encoder(target)  # makes room for its vectors
-        shared = sharing_space(self.registry, target, self.gallery.versions())
         parent = self.registry.card(target)["about"].get("parent")
         sources = [name for name in self.versions() if name in (*self.serving.live(), parent)]
+        for name in (*sources, target):
+            self.serving.encoder(name)  # makes room for its vectors
+        shared = sharing_space(self.registry, target, self.gallery.versions())
         augmentation = self.settings(target).augmentation
         for source in sources:
             if source == target or source in shared or version.images is None:
