@@ -70,10 +70,12 @@ def test_a_damaged_file_hides_no_other_check_and_blocks_no_new_one(tmp_path: Pat
     assert last_check(tmp_path, "v2") == made(queries=5)
 
 
-def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(tmp_path: Path) -> None:
+def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with shop(tmp_path / "shop", versions=3) as space:
         searched = ["v1"]
-        space.versions_to_check = lambda version: list(searched)  # type: ignore[method-assign]
+        monkeypatch.setattr(space, "versions_to_check", lambda _: list(searched))
         save_check(space.path, made())
         save_check(space.path, made("missing evidence", 30, 10))
         save_check(space.path, made("refuse", 500, against=("v1", "v3")))
@@ -92,9 +94,9 @@ def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(
         ]
 
 
-def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path) -> None:
+def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with shop(tmp_path / "shop", versions=3) as space:
-        space.versions_to_check = lambda version: ["v1", "v3"]  # type: ignore[method-assign]
+        monkeypatch.setattr(space, "versions_to_check", lambda _: ["v1", "v3"])
         save_check(space.path, made())
         with pytest.raises(GateError, match="before vectors of v3"):
             space.deploy("v2")

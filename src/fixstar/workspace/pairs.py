@@ -430,6 +430,9 @@ def fit(
 ) -> list[Translation]:
     """Fit translations from one version to another on all pairs that can be had, and keep them."""
     options = options or FitOptions()
+    for name in (source, target):
+        if name in serving.registry.names():
+            serving.encoder(name)  # makes room for its vectors
     samples = list(_samples(serving, source, target, options, progress))
     if not samples:
         samples = [by_class_means(serving, source, target, most=options.sample, seed=options.seed)]

@@ -587,6 +587,10 @@ class Workspace:
                 way = Translation.by_old_queries(name, version)
             if way is None or (way.shared and way.forward is None):
                 continue
+            if way.two is not None and name not in self.versions():  # its model was retired
+                if way.one is None:
+                    continue
+                way = way.with_one_model()
             if queries == "one" and way.two is not None:
                 way = way.with_one_model()
             found[name] = way
