@@ -289,17 +289,19 @@ class Workspace:
             reasons.append("the next upgrade starts from it. It can go once there is a newer version")
         count = sum(self._vectors_of(name).values())
         if count:
-            asked_after = self._asks_after(name)
-            if asked_after or not for_upgrades:
+            asks = self._asks_after(self.rollout.current_move(), name)
+            previous = self.rollout.previous()
+            would_ask = previous is not None and self._asks_after(self.rollout.previous_move(), name)
+            if asks or would_ask or not for_upgrades:
                 reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
-            if deployed in asked_after:
+            if asks:
                 reasons[-1] += ", and its own queries help to search them, which takes its weights"
                 one = NextStep(
                     "deploy", {"version": deployed, "queries": "one"}, "one model per query: it is not needed"
                 )
                 steps += [one] if deployed != name else []
-            elif asked_after:
-                reasons[-1] += f", and after a rollback to {asked_after[0]} its own queries would help to search them"
+            elif would_ask:
+                reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
             if not reasons:
                 return reasons, steps
             if int(deployed[1:]) >= int(name[1:]):
@@ -316,17 +318,10 @@ class Workspace:
         known = {*self.versions(), *self.registry.retired()}
         return {one: count for one, count in self.gallery.count().items() if count and home_of(one, known) == name}
 
-    def _asks_after(self, name: str) -> list[str]:
-        """The deployed version and where a rollback leads: those that need a version's own queries for its vectors."""
-        moves = [self.rollout.current_move()]
-        if self.rollout.previous() is not None:
-            moves.append(self.rollout.previous_move())
-        found = []
-        for move in moves:
-            ways = self.translations.after(move)
-            if any(one not in ways or name in ways[one].models for one in self._vectors_of(name)):
-                found.append(move.version)
-        return found
+    def _asks_after(self, move: Move, name: str) -> bool:
+        """Whether a version's own queries are needed for its vectors while a deployment is the one of a move."""
+        ways = self.translations.after(move)
+        return any(one not in ways or name in ways[one].models for one in self._vectors_of(name))
 
     # --- gallery
 
@@ -499,11 +494,13 @@ class Workspace:
         way = load_translation(path)
         self.serving.encoder(self._with_encoder(target))  # makes room for its vectors
         wanted = (self.gallery.space(source).width, self.gallery.space(target).width)
-        seen = None if way.forward is None else way.forward.widths
+        if way.forward is None:
+            raise InputError(f"{path} has no map of stored vectors, so there is nothing to install")
+        seen = way.forward.widths
         if seen != wanted:
             raise InputError(
-                f"{path} carries vectors of {seen and seen[0]} components to {seen and seen[1]}; those of {source} "
-                f"have {wanted[0]} and those of {target} {wanted[1]}"
+                f"{path} carries vectors of {seen[0]} components to {seen[1]}; those of {source} have {wanted[0]} and "
+                f"those of {target} {wanted[1]}"
             )
         has_model = source in self.versions()
         two = way.two if has_model else None
