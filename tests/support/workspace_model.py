@@ -3,9 +3,10 @@
 An operation is a name, who does it, and a number that all its details are drawn from: ``index.killed.4711``. It is done
 by one of two objects of this process (``own``, ``other``), by a second process (``process``), or by a second process
 that kills itself (SIGKILL) at a random call into the system or the database (``killed``). After every operation
-somebody else reads everything: ids, versions, payloads, vectors to the bit, deployments, retired versions, adapters and
-counts. Searches are compared with cosines over the reference, and ``verify`` must find nothing. After a kill every
-write is there as a whole or not at all, and all that was acknowledged is there.
+somebody else reads everything: ids, versions, payloads, vectors to the bit, deployments, retired versions, translations
+and counts. Searches are compared with scores over the reference, w cos(q, F z) + (1 - w) cos(b, z) vector by vector,
+and ``verify`` must find nothing. After a kill every write is there as a whole or not at all, and all that was
+acknowledged is there.
 
 A failure is shrunk: operations are left out as long as it still fails. What is left is printed as a command.
 
@@ -32,19 +33,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import pairwise
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
-from fixstar.workspace.adapters.maps import load_adapter
-from fixstar.workspace.adapters.use import AdaptOptions
 from forked import fork, kill_at_call
 from numpy.typing import NDArray
 from PIL import Image
@@ -56,6 +56,7 @@ from fixstar.gallery.vector_files import Block
 from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
+from fixstar.translation import Map, Translation
 from fixstar.workspace import CatalogueItem, Workspace, items, registry
 from fixstar.workspace.backfill import run as backfill_run
 from fixstar.workspace.backfill.planning import BackfillOptions
@@ -68,6 +69,7 @@ from fixstar.workspace.verify import verify_workspace
 Vector = NDArray[np.float32]
 VERSIONS, IMAGES, BROKEN = 5, 24, 0  # image number BROKEN cannot be read
 IDS = [*(f"i{number}" for number in range(34)), "ü/1", "a'b", 'q"', "日本", "x\ny", "%_"]
+WIDTH = 7  # of the versions' vectors
 FOREIGN = {"shop": 5, "shop@v1": 7}  # imported versions, and the width of their vectors
 EPISODE = 250  # operations on one workspace
 SMALL_BATCH = 4  # items at a time, so that a kill finds some done and others not
@@ -79,7 +81,8 @@ WEIGHTS = {
     "deploy": 8,
     "rollback": 4,
     "backfill": 7,
-    "adapt": 3,
+    "fit": 5,
+    "keep": 10,
     "retire": 2,
     "drop": 1,
     "prune": 2,
@@ -179,14 +182,15 @@ def perform(space: Workspace, plan: Plan) -> Any:
         case "delete":
             return space.gallery.delete(plan["ids"])
         case "deploy":
-            return space.deploy(plan["version"], force="a trial").version
+            return space.deploy(plan["version"], force="a trial", queries=plan["queries"]).version
         case "rollback":
             return space.rollback().version
         case "backfill":
             return space.backfill(BackfillOptions(plan["budget"], plan["order"])).done
-        case "adapt":
-            options = AdaptOptions(plan["queries_by"], "procrustes", applied=plan["applied"], force="a trial")
-            return space.adapt(plan["version"], options, progress=False).in_use
+        case "fit":
+            return [(way.source, way.target) for way in space.fit_translations(plan["source"], plan["target"])]
+        case "keep":
+            return space.translations.keep(plan["way"])
         case "retire":
             space.retire(plan["version"])
         case "drop":
@@ -370,38 +374,194 @@ class Stored:
         return self.vector.shape == other.vector.shape and bool(np.abs(self.vector - other.vector).max() < 1e-4)
 
 
-class Pointers(NamedTuple):
-    """Everything that is not an item: moves, retired versions, adapters in use (version, queries by, applied)."""
+class Way(NamedTuple):
+    """A translation as its file says, or as a plan does. Maps are arrays by name, layer by layer: 0.W, 0.c, 1.W, ..."""
 
-    moves: tuple[tuple[str, str], ...] = ()
+    source: str
+    target: str
+    forward: Mapping[str, Any]
+    backward: Mapping[str, Any]
+    one: float | None
+    two: float | None
+    shared: bool = False
+    about: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def read(cls, file: Path) -> Way:
+        with np.load(file) as members:
+            card = json.loads(members["card.json"])
+            arrays = {name: members[name] for name in members.files if name != "card.json"}
+        return cls(
+            source=card["source"],
+            target=card["target"],
+            forward=_side(arrays, "forward."),
+            backward=_side(arrays, "backward."),
+            one=card["one"],
+            two=card["two"],
+            shared=card["shared"],
+            about=card["about"],
+        )
+
+    @classmethod
+    def of(cls, way: Translation) -> Way:
+        return cls(
+            source=way.source,
+            target=way.target,
+            forward={} if way.forward is None else dict(way.forward.named_arrays()),
+            backward={} if way.backward is None else dict(way.backward.named_arrays()),
+            one=way.one,
+            two=way.two,
+            shared=way.shared,
+            about=way.about,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """One space, and nothing else."""
+        return self.shared and not self.forward
+
+    def scores_like(self, other: Way) -> bool:
+        if self[:2] != other[:2] or self[4:7] != other[4:7]:
+            return False
+        return _same_arrays(self.forward, other.forward) and _same_arrays(self.backward, other.backward)
+
+    def usable(self, models: Collection[str]) -> Way | None:
+        """With the queries of some models: with one model if the source is not among them."""
+        if self.two is None or self.source in models:
+            return self
+        return None if self.one is None else self._replace(two=None)
+
+    def score(self, queries: Mapping[str, Vector], stored: Vector) -> float:
+        """w cos(q, F z) + (1 - w) cos(b, z)."""
+        new = queries[self.target]
+        weight = self.one if self.two is None else self.two
+        assert weight is not None
+        if self.two is not None:
+            asked: NDArray[Any] = queries[self.source]
+        else:
+            asked = new if self.shared else _mapped(self.backward, new)
+        score = (1 - weight) * float(np.dot(asked.astype(np.float64), stored))
+        if weight:
+            score += weight * float(np.dot(new.astype(np.float64), _mapped(self.forward, stored)))
+        return score
+
+    def backwards(self) -> Way:
+        """What the source's queries ask of the target's vectors."""
+        if self.forward and self.backward:
+            one = None if self.one is None else 1 - self.one
+            two = None if self.two is None else 1 - self.two
+            return Way(self.target, self.source, self.backward, self.forward, one, two, self.shared)
+        return between_shared(self.target, self.source) if self.shared else by_old_queries(self.target, self.source)
+
+    def then(self, after: Way) -> Way | None:
+        """Two in a row; None if a map is missing."""
+        shared = self.shared and after.shared
+        forward = _in_a_row(self.forward, after.forward)
+        backward = _in_a_row(after.backward, self.backward)
+        if shared and not forward:
+            return between_shared(self.source, after.target)
+        if not forward or not (shared or backward):
+            return None
+        weights = [weight for weight in (self.one, after.one) if weight is not None]
+        return Way(self.source, after.target, forward, backward, float(np.mean(weights or [0.6])), None, shared)
+
+
+def _side(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def between_shared(source: str, target: str) -> Way:
+    return Way(source, target, {}, {}, 0.0, None, shared=True)
+
+
+def by_old_queries(source: str, target: str) -> Way:
+    return Way(source, target, {}, {}, None, 0.0)
+
+
+def _mapped(part: Mapping[str, Any], vector: NDArray[Any]) -> NDArray[Any]:
+    """A vector through the layers of a map."""
+    x = vector.astype(np.float64)
+    for layer in range(_layers(part)):
+        y = x @ part[f"{layer}.W"] + part[f"{layer}.c"]
+        if f"{layer}.A" in part:
+            y = y + np.maximum(x @ part[f"{layer}.A"] + part[f"{layer}.e"], 0) @ part[f"{layer}.B"]
+        x = y / np.linalg.norm(y)
+    return x
+
+
+def _layers(part: Mapping[str, Any]) -> int:
+    return 1 + max((int(name.split(".")[0]) for name in part), default=-1)
+
+
+def _in_a_row(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The layers of two maps; nothing if one is missing."""
+    if not first or not second:
+        return {}
+    later = {}
+    for name, array in second.items():
+        layer, kind = name.split(".")
+        later[f"{int(layer) + _layers(first)}.{kind}"] = array
+    return {**first, **later}
+
+
+def _same_arrays(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def home(version: str) -> str:
+    """The version whose space vectors lie in: v1 for those called shop@v1."""
+    return version.rpartition("@")[2]
+
+
+class Moved(NamedTuple):
+    """A move, with the files of the translations that it names, by the version whose vectors they carry."""
+
+    version: str
+    kind: str
+    files: tuple[tuple[str, str], ...] = ()
+
+
+class Pointers(NamedTuple):
+    """What says who answers: moves, and retired versions."""
+
+    moves: tuple[Moved, ...] = ()
     retired: tuple[str, ...] = ()
-    adapters: tuple[tuple[str, str, str], ...] = ()
 
     @classmethod
     def of(cls, space: Workspace) -> Pointers:
-        moves = tuple((move.version, move.kind) for move in space.rollout.history())
-        return cls(moves, tuple(space.registry.retired()), tuple(entry[:3] for entry in space.adapters.entries()))
+        moves = space.rollout.history()
+        made = tuple(Moved(move.version, move.kind, tuple(sorted(move.translations.items()))) for move in moves)
+        return cls(made, tuple(space.registry.retired()))
 
     @property
-    def stack(self) -> list[str]:
+    def stack(self) -> list[Moved]:
         """The deployments that were not rolled back."""
-        stack = ["v1"]
-        for version, kind in self.moves:
-            if kind == "rollback":
+        stack = [Moved("v1", "deploy")]
+        for move in self.moves:
+            if move.kind == "rollback":
                 stack.pop()
             else:
-                stack.append(version)
+                stack.append(move)
         return stack
 
     @property
-    def deployed(self) -> str:
+    def current(self) -> Moved:
         return self.stack[-1]
+
+    @property
+    def deployed(self) -> str:
+        return self.current.version
+
+    @property
+    def previous_move(self) -> Moved | None:
+        """What a rollback restores."""
+        earlier = self.stack[:-1]
+        return earlier[-1] if earlier and earlier[-1].version not in self.retired else None
 
     @property
     def previous(self) -> str | None:
         """Where a rollback leads."""
-        earlier = self.stack[:-1]
-        return earlier[-1] if earlier and earlier[-1] not in self.retired else None
+        return None if self.previous_move is None else self.previous_move.version
 
     @property
     def versions(self) -> list[str]:
@@ -421,7 +581,9 @@ class Expected:
     pointers: Sequence[Pointers] = ()  # the steps, the last one when it is done
     refused: bool | None = False  # None: it may be
     value: Any = ...
-    adapted: tuple[str, str] | None = None  # vectors of ``groups`` come from an adapter between these
+    kept: Sequence[tuple[str, str]] = ()  # translations from and to these may be kept
+    way: Way | None = None  # the one that is kept, where that is known
+    deploys: Mapping[str, Way] | None = None  # the translations that a move must name
 
 
 class Reference:
@@ -429,7 +591,7 @@ class Reference:
 
     def __init__(self, path: Path) -> None:
         self.path, self.items, self.pointers = path, dict[str, Stored](), Pointers()
-        self.maps: dict[tuple[str, str, str], Any] = {}
+        self.files: dict[str, tuple[str, Way]] = {}  # digest and content of every translation, by its name
 
     # --- plans: details are drawn here, from what the reference knows
 
@@ -502,15 +664,53 @@ class Reference:
 
     def _deploy(self, rng: random.Random) -> tuple[Plan, Expected]:
         version, now = f"v{rng.randint(1, VERSIONS)}", self.pointers
-        after = now._replace(moves=(*now.moves, (version, "deploy")))
-        refused = version not in now.versions or version == now.deployed
-        return {"do": "deploy", "version": version}, Expected(pointers=[after], refused=refused, value=version)
+        queries = rng.choice(["checked", "checked", "checked", "one", "old"])
+        plan = {"do": "deploy", "version": version, "queries": queries}
+        ways = self._deployed_ways(version, queries)
+        if version not in now.versions or ways is None:
+            return plan, Expected(refused=True)
+        if version == now.deployed:
+            searched = self._searched(version)
+            named = {name: self.files[file][1] for name, file in now.current.files if name in searched}
+            if named.keys() == ways.keys() and all(ways[name].scores_like(named[name]) for name in ways):
+                return plan, Expected(refused=True)
+        kept = [(way.source, way.target) for way in ways.values()]
+        after = now._replace(moves=(*now.moves, Moved(version, "deploy")))
+        return plan, Expected(pointers=[after], value=version, kept=kept, deploys=ways)
+
+    def _searched(self, version: str) -> list[str]:
+        """The spaces that queries of a version would search, without its own."""
+        homes = {home(item.version) for item in self.items.values()} | {self.pointers.deployed}
+        return sorted(homes - {version})
+
+    def _deployed_ways(self, version: str, queries: str) -> dict[str, Way] | None:
+        """The translations that a deployment must name; None if it must be refused."""
+        found = {}
+        for name in self._searched(version):
+            way = self.answer(name, version)
+            here = name in self.pointers.versions
+            if queries == "old":
+                if not here:
+                    return None
+                way = by_old_queries(name, version)
+            if way is None or way.plain:
+                continue
+            if not here:
+                way = way.usable([])
+                if way is None:
+                    continue
+            if queries == "one" and way.two is not None:
+                if way.one is None:
+                    return None
+                way = way._replace(two=None)
+            found[name] = way
+        return found
 
     def _rollback(self, _: random.Random) -> tuple[Plan, Expected]:
         now = self.pointers
-        if now.previous is None:
+        if now.previous_move is None:
             return {"do": "rollback"}, Expected(refused=True)
-        after = now._replace(moves=(*now.moves, (now.previous, "rollback")))
+        after = now._replace(moves=(*now.moves, now.previous_move._replace(kind="rollback")))
         return {"do": "rollback"}, Expected(pointers=[after], value=now.previous)
 
     def _backfill(self, rng: random.Random) -> tuple[Plan, Expected]:
@@ -538,29 +738,51 @@ class Reference:
         count = most if len(readable) == len(found) else None
         return plan, Expected(some=after, count=count, value=... if count is None else count)
 
-    def _adapt(self, rng: random.Random) -> tuple[Plan, Expected]:
-        live = sorted({item.version for item in self.items.values()}) or ["v1"]
-        largest = max(live, key=lambda name: sum(item.version == name for item in self.items.values()))
-        version = largest if rng.random() < 0.7 else rng.choice(live)
-        queries_by, applied = rng.choice(self.pointers.versions), rng.choice(["queries", "queries", "stored"])
-        now, entry = self.pointers, (version, queries_by, applied)
-        others = tuple(one for one in now.adapters if one != entry)
-        plan = {"do": "adapt", "version": version, "queries_by": queries_by, "applied": applied}
-        used = now._replace(adapters=(*others, entry))
-        if applied == "queries":
-            return plan, Expected(pointers=[used], refused=None, value=True)
-        own = {name: item for name, item in self.items.items() if item.version == version}
-        into = f"{version}@{queries_by}"
-        group: Group = {name: Stored(into, item.vector, item.payload) for name, item in own.items()}
-        begun = [now if entry in now.adapters else used]
-        steps = [*begun, now._replace(adapters=others)]
-        return plan, Expected([group], pointers=steps, refused=None, value=True, adapted=(version, queries_by))
+    def _fit(self, rng: random.Random) -> tuple[Plan, Expected]:
+        """On the images of stored items, or on class means: refused where there are too few."""
+        counts = Counter(home(item.version) for item in self.items.values())
+        live = sorted(counts, key=lambda name: (counts[name], name)) or ["v1"]
+        source = live[-1] if rng.random() < 0.8 else rng.choice(live)
+        target = rng.choice([name for name in self.pointers.versions if name != source] or ["v1"])
+        plan = {"do": "fit", "source": source, "target": target}
+        return plan, Expected(refused=None, kept=[(source, target)])
+
+    def _keep(self, rng: random.Random) -> tuple[Plan, Expected]:
+        """A translation as fits make them, with maps that lead anywhere."""
+        target = f"v{rng.randint(1, VERSIONS)}"
+        source = rng.choice([name for name in ("v1", "v2", "v3", "v4", "shop", "shop") if name != target])
+        numbers = np.random.default_rng(rng.randrange(10**6))
+        a, b = FOREIGN.get(source, WIDTH), WIDTH
+        about: dict[str, Any] = {"fit": f"{rng.randrange(10**9)}"}
+        if rng.random() < 0.5:
+            about |= {"scale": [rng.uniform(1, 5), rng.uniform(-2, 2)], "target_scale": [rng.uniform(1, 5), 0.0]}
+        hidden = {"A": numbers.normal(size=(a, 3)), "e": numbers.normal(size=3), "B": numbers.normal(size=(3, b))}
+        arrays = {
+            "W": numbers.normal(size=(a, b)),
+            "c": numbers.normal(size=b),
+            **(hidden if rng.random() < 0.5 else {}),
+        }
+        forward = Map.of_arrays({f"0.{name}": array.astype(np.float32) for name, array in arrays.items()})
+        shared = source != "shop" and rng.random() < 0.5
+        backward = None if shared else Map.linear(numbers.normal(size=(b, a)), numbers.normal(size=a))
+        one, two = rng.choice([(0.6, 0.7), (0.4, None), (None, 0.3), (1.0, 0.0), (0.0, 1.0)])
+        way = Translation(
+            source, target, forward=forward, backward=backward, one=one, two=two, shared=shared, about=about
+        )
+        return {"do": "keep", "way": way}, Expected(kept=[(source, target)], way=Way.of(way))
 
     def _retire(self, rng: random.Random, for_upgrades: bool = True) -> tuple[Plan, Expected]:
         version, now = f"v{rng.randint(1, VERSIONS)}", self.pointers
-        needed = {now.deployed, now.previous, *(item.version for item in self.items.values())}
+        needed = {now.deployed, now.previous}
+        held = any(home(item.version) == version for item in self.items.values())
         if for_upgrades:
             needed.add(now.versions[-1])
+            for move in (now.current, now.previous_move):
+                way = self.answer(version, move.version, move) if move is not None and held else None
+                if way is not None and way.two is not None:
+                    needed.add(version)
+        elif held:
+            needed.add(version)
         gone = version in now.retired
         half = gone and (self.path / "versions" / version).is_dir()
         after = now._replace(retired=tuple(sorted({*now.retired, version})))
@@ -582,22 +804,52 @@ class Reference:
         if outcome.kind == "done" and expected.value is not ... and outcome.value != expected.value:
             raise MismatchError(f"it answered {outcome.value!r}, not {expected.value!r}")
         now, allowed = Pointers.of(reader), [self.pointers]
+        files = self._accept_files(expected, outcome, reader)
         if outcome.kind == "done":
             allowed = list(expected.pointers[-1:]) or allowed
         elif outcome.kind == "killed":
             allowed += expected.pointers
-        if now not in allowed:
+        seen_now = now
+        if expected.deploys is not None and len(now.moves) > len(self.pointers.moves):
+            named = {name: files[file][1] for name, file in now.current.files}
+            if named.keys() != expected.deploys.keys():
+                raise MismatchError(f"the move names {named.keys()}, not {expected.deploys.keys()}")
+            for name, way in expected.deploys.items():
+                if not way.scores_like(named[name]):
+                    raise MismatchError(f"the move names another translation for {name}")
+            seen_now = now._replace(moves=(*now.moves[:-1], now.moves[-1]._replace(files=())))
+        if seen_now not in allowed:
             raise MismatchError(f"{now} is not among {allowed}")
-        self._accept_items(expected, outcome.kind, reader, seen)
-        for entry in now.adapters:
-            if entry not in self.maps or now.adapters != self.pointers.adapters or expected.pointers:
-                self.maps[entry] = reader.adapters.find(*entry)  # type: ignore[arg-type]
+        self._accept_items(expected, outcome.kind, seen)
         self.pointers = now
+        self.files = files
 
-    def _accept_items(self, expected: Expected, kind: str, reader: Workspace, seen: Mapping[str, Stored]) -> None:
+    def _accept_files(self, expected: Expected, outcome: Outcome, reader: Workspace) -> dict[str, tuple[str, Way]]:
+        """The translations there are: none is gone or changed, and new ones are whole and as expected."""
+        found = {}
+        for file in sorted((reader.path / "translations").glob("*.npz")):
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            known = self.files.get(file.name)
+            if known is not None and known[0] != digest:
+                raise MismatchError(f"{file.name} was changed")
+            found[file.name] = known or (digest, Way.read(file))
+        if gone := self.files.keys() - found.keys():
+            raise MismatchError(f"{gone} are gone")
+        new = [found[name][1] for name in sorted(found.keys() - self.files.keys())]
+        allowed = [] if outcome.kind == "refused" else expected.kept
+        for way in new:
+            if (way.source, way.target) not in allowed:
+                raise MismatchError(f"a translation from {way.source} to {way.target} was kept")
+            if expected.way is not None and not (way.scores_like(expected.way) and way.about == expected.way.about):
+                raise MismatchError(f"another translation was kept than {expected.way}")
+        fits = bool(expected.kept) and expected.deploys is None
+        if outcome.kind == "done" and fits and not new:
+            raise MismatchError("nothing was kept")
+        return found
+
+    def _accept_items(self, expected: Expected, kind: str, seen: Mapping[str, Stored]) -> None:
         wanted = dict(self.items)
-        groups = [_adapted(reader, group, expected.adapted) for group in expected.groups] if kind != "refused" else []
-        for group in groups:
+        for group in expected.groups if kind != "refused" else ():
             done = {name for name, item in group.items() if _agrees(item, seen.get(name))}
             if kind == "done" or len(done) == len(group):
                 for name, item in group.items():
@@ -616,45 +868,129 @@ class Reference:
                 raise MismatchError(f"{name!r} is {_shown(seen.get(name))}, and should be {_shown(wanted.get(name))}")
         self.items = dict(seen)
 
-    def nearest(self, query: Vector, where: int | None) -> list[tuple[float, str]]:
-        """All that a query by the deployed version reaches, best first."""
-        version, found = self.pointers.deployed, []
+    # --- what a search finds
+
+    def answer(self, source: str, version: str, move: Moved | None = None) -> Way | None:
+        """How queries of a version search the vectors of another space: the first way that there is.
+
+        ``move`` is the deployment whose translations count, by default that of the version, if it is deployed.
+        """
+        if move is None and version == self.pointers.deployed:
+            move = self.pointers.current
+        named = {} if move is None else dict(move.files)
+        if source == version:
+            return between_shared(source, version)
+        if source in named:
+            return self.files[named[source]][1]
+        direct = self._fitted(source, version)
+        if direct is not None:
+            return direct
+        back = self._fitted(version, source)
+        if back is not None:
+            return back.backwards()
+        if source != "shop":  # all versions here were held to one space
+            return between_shared(source, version)
+        return self._through_others(source, version)
+
+    def _fitted(self, source: str, target: str) -> Way | None:
+        """The first way of the newest fit."""
+        ways = {}
+        for name, (_, way) in self.files.items():
+            if (way.source, way.target) == (source, target) and not way.about.get("chosen"):
+                ways[int(name.removesuffix(".npz").rpartition("-")[2])] = way
+        if not ways:
+            return None
+        newest = ways[max(ways)].about["fit"]
+        return ways[min(number for number, way in ways.items() if way.about["fit"] == newest)]
+
+    def _through_others(self, source: str, version: str) -> Way | None:
+        """The shortest row of fitted translations, in whichever direction, over four at most."""
+        links = set()
+        for _, way in self.files.values():
+            if not way.about.get("chosen"):
+                links |= {(way.source, way.target), (way.target, way.source)}
+        rows = [[source]]
+        seen = {source}
+        for _ in range(4):
+            longer = []
+            for row in rows:
+                for start, end in sorted(links):
+                    if start == row[-1] and end == version:
+                        return self._composed([*row, end])
+                    if start == row[-1] and end not in seen:
+                        seen.add(end)
+                        longer.append([*row, end])
+            rows = longer
+        return None
+
+    def _composed(self, row: Sequence[str]) -> Way | None:
+        found: Way | None = None
+        for start, end in pairwise(row):
+            step = self._fitted(start, end)
+            if step is None:
+                back = self._fitted(end, start)
+                assert back is not None
+                step = back.backwards()
+            found = step if found is None else found.then(step)
+            if found is None:
+                return None
+        return found
+
+    def found(self, version: str, number: int, images: bool, where: int | None, rooms: Sequence[str]) -> Found:
+        """What a search with one image finds, by whom; without ``images``, with the vector of one version alone.
+
+        ``rooms`` are the versions that the gallery has room for, in its order.
+        """
+        stored = {item.version for item in self.items.values()}
+        answers = {name: self.answer(home(name), version) for name in stored}
+        models = {version}
+        if images:
+            helping = {way.source for way in answers.values() if way is not None and way.two is not None}
+            models |= helping & set(self.pointers.versions)
+        ways = {}
+        for name, way in answers.items():
+            usable = None if way is None else way.usable(models)
+            if usable is not None:
+                ways[name] = usable
+        queries = {name: start().vectors[name][number] for name in models}
+        scales = self._scales(version, sorted(ways), rooms)
+        ranked = []
         for name, item in self.items.items():
-            if where is not None and item.payload["price"] < where:
+            if item.version not in ways or (where is not None and item.payload["price"] < where):
                 continue
-            if self.reaches(item.version):
-                found.append((float(np.dot(query.astype(np.float64), item.vector)), name))
-            elif (adapter := self.maps.get((item.version, version, "queries"))) is not None and (
-                (item.version, version, "queries") in self.pointers.adapters
-            ):
-                found.append((float(np.dot(adapter(query[None])[0].astype(np.float64), item.vector)), name))
-        return sorted(found, reverse=True)
+            score = ways[item.version].score(queries, item.vector)
+            slope, offset = scales.get(item.version, (1.0, 0.0))
+            ranked.append((slope * score + offset, score, name))
+        used = {way.source for way in ways.values() if way.two is not None}
+        return Found(sorted(ranked, reverse=True), {version} | used, stored - ways.keys(), scales)
 
-    def reaches(self, version: str) -> bool:
-        """Whether queries by the deployed version search vectors of a version directly."""
-        deployed, isolated = self.pointers.deployed, {entry[0] for entry in self.pointers.adapters}
-        home = version.rpartition("@")[2]
-        known = [f"v{number}" for number in range(1, VERSIONS + 1)]
-        return version == deployed or (home in known and not isolated & {version, deployed})
+    def _scales(self, version: str, searched: Sequence[str], rooms: Sequence[str]) -> dict[str, tuple[float, float]]:
+        """What standardises the scores, if it is known for all that are searched."""
+        if len(searched) < 2:
+            return {}
+        known = {name: self.answer(home(name), version) for name in rooms}
+        found = {}
+        for name in searched:
+            way = known[name]
+            if name != version and way is not None and "scale" in way.about:
+                found[name] = tuple(way.about["scale"])
+        own = [way.about["target_scale"] for way in known.values() if way is not None and "target_scale" in way.about]
+        if own:
+            found[version] = tuple(own[0])
+        return found if set(searched) <= found.keys() else {}
 
 
-def _adapted(reader: Workspace, group: Group, ends: tuple[str, str] | None) -> Group:
-    """A group whose vectors come through the newest adapter between two versions."""
-    if ends is None or not group:
-        return group
-    folder, stem = reader.path / "adapters", f"{quote(ends[0], safe='@')}-{ends[1]}-"
-    files = [path for path in folder.glob("*.safetensors") if path.name.startswith(stem)]
-    if not files:
-        return group
-    adapter = load_adapter(max(files, key=lambda path: int(path.stem.removeprefix(stem))))
-    if adapter.source != ends[0]:  # of another use, and the run was killed before it made its own
-        return group
-    known = {name: item for name, item in group.items() if item is not None}
-    vectors = adapter(np.stack([item.vector for item in known.values()]))
-    return {
-        name: Stored(item.version, vector, item.payload)
-        for (name, item), vector in zip(known.items(), vectors, strict=True)
-    }
+class Found(NamedTuple):
+    """What a search finds: rank, score and name, best first; who asked; what was left out; what it ranks by."""
+
+    ranked: list[tuple[float, float, str]]
+    models: set[str]
+    left_out: set[str]
+    scales: Mapping[str, tuple[float, float]]
+
+    def rank(self, version: str, score: float) -> float:
+        slope, offset = self.scales.get(version, (1.0, 0.0))
+        return slope * score + offset
 
 
 def _agrees(wanted: Stored | None, seen: Stored | None) -> bool:
@@ -753,7 +1089,8 @@ class Trial:
             return attempt(self.users[by], plan)
         if by == "process":
             return self._process().do(plan)
-        outcome = self._process().do(plan, kill_after=int(2 ** rng.uniform(0, 8)))
+        most = 9 if plan["do"] == "fit" else 8  # it embeds before it writes
+        outcome = self._process().do(plan, kill_after=int(2 ** rng.uniform(0, most)))
         self._end_worker(kill=True)
         return outcome
 
@@ -853,31 +1190,39 @@ class Trial:
             if lost:
                 raise MismatchError(f"images of {lost} are gone")
         if images or rng.random() < 0.3:
-            self._search(space, rng, images)
+            self._search(space, rng, images or rng.random() < 0.3)
 
     def _search(self, space: Workspace, rng: random.Random, images: bool) -> None:
         reference, version = self.reference, self.reference.pointers.deployed
         number, k = rng.randrange(1, IMAGES), rng.choice([1, 5, 60])
         where, exact = rng.choice([None, None, rng.randrange(100)]), rng.random() < 0.8
-        query, filtered = start().vectors[version][number], None if where is None else {"price": {"ge": where}}
+        filtered = None if where is None else {"price": {"ge": where}}
         if images:
             result = space.search([start().photos[number]], k=k, where=filtered, exact=exact)
         else:
+            if rng.random() < 0.3:
+                version = rng.choice(reference.pointers.versions)
             space.serving.encoder(version)
+            query = start().vectors[version][number]
             result = space.serving.search_vectors(version, query[None], k=k, where=filtered, exact=exact)
-        (hits,), wanted = result.hits, reference.nearest(query, where)
-        cosines = {name: cosine for cosine, name in wanted}
+        rooms = [one.name for one in space.gallery.versions()]
+        (hits,), wanted = result.hits, reference.found(version, number, images, where, rooms)
+        scores = {name: score for _, score, name in wanted.ranked}
         for hit in hits:
             item = reference.items.get(hit.id)
             if item is None or (hit.version, dict(hit.payload)) != (item.version, item.payload):
                 raise MismatchError(f"a search found {hit}, and there is {_shown(item)}")
-            if hit.id not in cosines or abs(hit.score - cosines[hit.id]) > 1e-4:
-                raise MismatchError(f"a search by {version} found {hit}, and its cosine is {cosines.get(hit.id)}")
+            if hit.id not in scores or abs(hit.score - scores[hit.id]) > 1e-4:
+                raise MismatchError(f"a search by {version} found {hit}, and its score is {scores.get(hit.id)}")
         if result.version != version or len({hit.id for hit in hits}) != len(hits):
             raise MismatchError(f"a search by {version} answered {result}")
-        scores, best = [hit.score for hit in hits], [cosine for cosine, _ in wanted[:k]]
-        if exact and (len(scores) != len(best) or np.abs(np.subtract(scores, best)).max(initial=0) > 1e-4):
-            raise MismatchError(f"a search by {version} for {k} found {scores}, and the best are {best}")
+        if (set(result.models), set(result.left_out)) != (wanted.models, wanted.left_out):
+            raise MismatchError(f"a search by {version} answered {result}, not {wanted}")
+        ranks = [wanted.rank(hit.version, hit.score) for hit in hits]
+        best = [rank for rank, *_ in wanted.ranked[:k]]
+        rounding = 1e-4 * max((1.0, *(slope for slope, _ in wanted.scales.values())))
+        if exact and (len(ranks) != len(best) or np.abs(np.subtract(ranks, best)).max(initial=0) > rounding):
+            raise MismatchError(f"a search by {version} for {k} found {ranks}, and the best are {best}")
 
 
 class Ran(NamedTuple):

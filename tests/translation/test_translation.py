@@ -41,6 +41,16 @@ def scores(way: Translation, old: VersionFeatures, new: VersionFeatures) -> NDAr
     return np.asarray(seen.queries, np.float64) @ np.asarray(seen.gallery, np.float64).T
 
 
+def test_translations_score_alike_if_all_that_a_score_depends_on_is_equal() -> None:
+    way = made()
+    assert way.scores_like(made(about={"fit": "another"}))
+    other = made(seed=5)
+    for changed in ({"forward": other.forward}, {"backward": other.backward}, {"one": 0.5}, {"two": None}):
+        assert not way.scores_like(made(**changed))
+    assert not way.scores_like(replace(way, source="v0"))
+    assert not Translation.between_shared("v1", "v2").scores_like(Translation.by_old_queries("v1", "v2"))
+
+
 # --- who asks
 
 

@@ -1,4 +1,4 @@
-"""Versions from elsewhere in a workspace: added, indexed, searched, judged, deployed, bridged."""
+"""Versions from elsewhere in a workspace: added, indexed, searched, judged, deployed, translated."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ def test_an_added_version_indexes_and_searches(tmp_path: Path) -> None:
         assert again.search([items()[7].image], k=1).hits[0][0].id == "i7"
 
 
-def test_a_stranger_cannot_search_the_old_vectors_and_a_compatible_one_can(tmp_path: Path) -> None:
+def test_a_stranger_asks_by_old_queries_and_a_compatible_model_searches_directly(tmp_path: Path) -> None:
     with Workspace.create(tmp_path / "w") as space:
         space.add_version(encoder())
         space.index(items())
         assert space.add_version(encoder(seed=1)) == "v2"
-        assert space.serving.reachability.of("v2").unreachable == ("v1",)
+        way = space.translations.of("v2")["v1"]
+        assert (way.models, way.shared, way.forward) == (("v2", "v1"), False, None)
         with pytest.raises(InputError, match="5 components cannot be compatible with those of v1, which have 8"):
             space.add_version(encoder(width=5), compatible_with="v1")
         alike = encoder()
@@ -63,7 +64,8 @@ def test_a_stranger_cannot_search_the_old_vectors_and_a_compatible_one_can(tmp_p
             for value in alike.backbone.parameters():
                 value.mul_(1.001)
         assert space.add_version(alike, compatible_with="v1") == "v3"
-        assert space.serving.reachability.of("v3").direct == ("v1",)
+        direct = space.translations.of("v3")["v1"]
+        assert (direct.models, direct.shared) == (("v3",), True)
         space.deploy("v3", force="trusted: the same network")
         assert space.search([items()[4].image], k=1).hits[0][0].id == "i4"
         space.rollback()
@@ -101,7 +103,7 @@ def test_vectors_without_an_encoder_are_searched_and_never_asked(tmp_path: Path)
         for asked in (space.encoder, space.check, space.deploy):
             with pytest.raises(InputError, match="stored vectors and no encoder") as refusal:
                 asked("moved@v1")
-            assert refusal.value.next_steps[0].action == "adapt"
+            assert refusal.value.next_steps[0].action == "check"
         with pytest.raises(InputError, match="unknown version 'v9'"):
             space.encoder("v9")
 
@@ -130,14 +132,14 @@ def test_add_on_the_command_line(tmp_path: Path) -> None:
     assert f"with --trust {__name__}" in refused("add", *make, *prepared, "--argument", "width=8")
     added = typed("add", *make, *prepared, "--argument", "width=8", "--trust", __name__, "--json")
     assert json.loads(added.out)["width"] == 8
-    assert "adapt v1 --for v2" in typed("add", *make, *prepared, "--argument", "width=8", "--argument", "seed=3").out
+    assert "check v2 --data" in typed("add", *make, *prepared, "--argument", "width=8", "--argument", "seed=3").out
     np.save(tmp_path / "vectors.npy", np.eye(3, dtype=np.float32))
     assert "gallery import" in refused("add", tmp_path / "vectors.npy", "-w", shop)
     assert "3 items stored as version old" in typed("add", tmp_path / "vectors.npy", "--as", "old", "-w", shop).out
     assert "3 vectors of old (imported: no encoder)" in typed("status", "-w", shop).out
     assert "no model that --size" in refused("add", tmp_path / "vectors.npy", "--as", "old", "--size", "16", "-w", shop)
     assert "versions are numbered" in refused("add", *make, *prepared, "--as", "old")
-    assert "adapt old --for v1" in refused("check", "old", "-w", shop)
+    assert "fixstar check v1" in refused("check", "old", "-w", shop)
     assert "224x192" in refused("add", *make, "--size", "big")
 
 

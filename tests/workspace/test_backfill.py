@@ -17,12 +17,11 @@ import pytest
 from forked import kill_at_call
 from shops import passed, pictures, shop
 
-from fixstar.data import open_images
+from fixstar.data import from_arrays, open_images
 from fixstar.errors import CheckpointError, ImageError, InputError, UnknownNameError
 from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery
 from fixstar.geometry import unit
 from fixstar.workspace import Backfilled, BackfillOptions, ImageStore, Workspace, catalogue
-from fixstar.workspace.backfill.orders import LabelledQueries
 from fixstar.workspace.backfill.planning import gallery_accuracy
 from fixstar.workspace.backfill.run import BATCH, BackfillPlan, BackfillRun, KeptItem, Pace, PlanFiles, budget_items
 from fixstar.workspace.items import Embedded
@@ -433,10 +432,13 @@ def test_wrong_options_are_told_before_anything_is_done(tmp_path: Path) -> None:
         assert space.gallery.count() == {"v1": 18, "v2": 0}
 
 
-def test_accuracy_on_the_gallery_counts_only_classes_it_knows() -> None:
-    gallery = MemoryGallery()
-    gallery.create_version("v1", 2)
-    queries = LabelledQueries(np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), ["a", "a", "b"])
-    assert gallery_accuracy(gallery, "v1", queries) is None
-    gallery.upsert("v1", ["x", "y"], np.eye(2), [{"label": "a"}, {"label": "c"}])
-    assert gallery_accuracy(gallery, "v1", queries) == 0.5
+def test_accuracy_on_the_gallery_counts_only_classes_it_knows(tmp_path: Path) -> None:
+    axes = np.eye(7, dtype=np.float32)
+    images = from_arrays(np.zeros((3, 8, 8, 3), np.uint8), np.array([0, 0, 1]), ["a", "b"])
+    made = {"v1": np.stack([axes[0], axes[1], 0.6 * axes[0] + 0.8 * axes[1]])}
+    with shop(tmp_path / "shop") as space:
+        space.serving.encoder("v1")  # makes room for its vectors
+        assert gallery_accuracy(space.serving, "v1", images, made) is None
+        space.gallery.upsert("v1", ["x", "y"], axes[:2], [{"label": "a"}, {"label": "c"}])
+        assert gallery_accuracy(space.serving, "v1", images, made) == 0.5
+        assert gallery_accuracy(space.serving, "v2", images, made) is None  # another version is deployed

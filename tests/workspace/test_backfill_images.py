@@ -12,6 +12,7 @@ from shops import passed, pictures, shop
 
 from fixstar.gallery import Item, MemoryGallery
 from fixstar.geometry import unit
+from fixstar.translation import Translation
 from fixstar.workspace import BackfillOptions, ImageStore, Workspace, catalogue
 from fixstar.workspace.backfill.orders import BLIND, ORDERS, old_items, planned_order, with_images
 from fixstar.workspace.backfill.run import PlanFiles
@@ -53,6 +54,11 @@ def test_a_plan_can_be_read_without_its_ids(space: Workspace) -> None:
     assert files.plan(with_ids=False) == replace(plan, ids=())
 
 
+def shared() -> dict[str, Translation]:
+    """v1 and v2 lie in one space."""
+    return {"v1": Translation.between_shared("v1", "v2")}
+
+
 class Looking(ImageStore):
     """Counts how many images were looked for."""
 
@@ -71,7 +77,7 @@ def test_no_more_images_are_looked_for_than_it_takes(tmp_path: Path, monkeypatch
     rows = unit(np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32))
     names = [f"{i:02}" for i in range(20)]
     gallery.upsert("v1", names, rows, [{"gone": i in (0, 2, 3, 19), "label": "a"} for i in range(20)])
-    items, order, images = old_items(gallery, "v2"), np.arange(20), Looking(tmp_path)
+    items, order, images = old_items(gallery, "v2", shared()), np.arange(20), Looking(tmp_path)
     np.testing.assert_allclose(items.vectors, rows, atol=1e-6)  # read in blocks of four
     gallery.delete(["04"])
     assert with_images(gallery, images, items, order, 3) == (["01", "05", "06"], 3)
@@ -86,7 +92,8 @@ def test_orders_that_do_not_look_at_vectors_do_without_them() -> None:
     for name in ("v1", "v2"):
         gallery.create_version(name, 3)
     gallery.upsert("v1", list("abcd"), np.eye(3)[[0, 1, 2, 0]])
-    whole, blind = old_items(gallery, "v2", usage={"b": 2}), old_items(gallery, "v2", usage={"b": 2}, vectors=False)
+    whole = old_items(gallery, "v2", shared(), usage={"b": 2})
+    blind = old_items(gallery, "v2", shared(), usage={"b": 2}, vectors=False)
     assert (blind.vectors.shape, blind.ids) == ((4, 0), whole.ids)
     assert set(BLIND) < set(ORDERS)
     for order in BLIND:

@@ -41,11 +41,12 @@ def made(
         (made("pass", tolerance=0.02), made("refuse", 900), False),  # the earlier one asked an easier question
         (made("pass", confidence=0.5), made("refuse", 900), False),
         (made("refuse"), made("pass", 900, tolerance=0.3), True),
-        (made(), made("refuse", 900, 200), False),  # fewer queries of more classes: neither is stronger
+        (made(), made("refuse", 900, 200), True),  # more classes do not make up for fewer queries
+        (made(), made("refuse", 1000, 200), False),  # as many queries of more classes
         (made(), made("refuse", 900, against=("v1", "v3")), False),  # it judged another gallery too
         (made("pass", against=("v1", "v3")), made("refuse", 900), True),
         (made(), made("missing evidence", 0, 0, against=()), True),  # no images at all
-        (made("refuse"), made("pass", 30, 10, against=()), False),  # an adapter leads to v1's vectors now
+        (made("refuse"), made("pass", 30, 10, against=()), False),  # v1's vectors are gone
         (made("refuse", against=("v1", "v3")), made("pass", 900), False),  # v3's vectors are gone
         (made(source="held out"), made("refuse"), False),  # held-out and given images count alike
     ],
@@ -69,10 +70,12 @@ def test_a_damaged_file_hides_no_other_check_and_blocks_no_new_one(tmp_path: Pat
     assert last_check(tmp_path, "v2") == made(queries=5)
 
 
-def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(tmp_path: Path) -> None:
+def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with shop(tmp_path / "shop", versions=3) as space:
         searched = ["v1"]
-        space.versions_to_check = lambda version: [*searched, version]  # type: ignore[method-assign]
+        monkeypatch.setattr(space, "versions_to_check", lambda _: list(searched))
         save_check(space.path, made())
         save_check(space.path, made("missing evidence", 30, 10))
         save_check(space.path, made("refuse", 500, against=("v1", "v3")))
@@ -91,9 +94,9 @@ def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(
         ]
 
 
-def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path) -> None:
+def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with shop(tmp_path / "shop", versions=3) as space:
-        space.versions_to_check = lambda version: ["v1", version, "v3"]  # type: ignore[method-assign]
+        monkeypatch.setattr(space, "versions_to_check", lambda _: ["v1", "v3"])
         save_check(space.path, made())
         with pytest.raises(GateError, match="before vectors of v3"):
             space.deploy("v2")

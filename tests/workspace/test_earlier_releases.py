@@ -25,6 +25,8 @@ def told(path: Path) -> dict[str, Any]:
     found = answers(path)
     return {
         "search": [[[hit.id, round(hit.score, 3)] for hit in hits] for hits in found["search"].hits],
+        "models": found["search"].models,
+        "translations": found["translations"],
         "old": [[[hit.id, round(hit.score, 3)] for hit in hits] for hits in found["old"].hits],
         "items": [[name, version, payload.get("price")] for name, version, _, payload in found["items"]],
         "vectors": found["status"]["vectors"],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from workspace_model import MismatchError, run_model
 
 from fixstar.gallery import Item
 from fixstar.gallery.sqlite import SqliteGallery
+from fixstar.gallery.store import Question
 from fixstar.workspace.deployment import Move, Rollout
+from fixstar.workspace.search import Serving
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -63,7 +66,33 @@ def changes_payloads_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqliteGallery, "_update_payload", update)
 
 
-@pytest.mark.parametrize("break_it", [loses_one, forgets_the_last_move, changes_payloads_in_two_steps])
+def names_no_translations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def acknowledged(self: Rollout, moves: Any, move: Move) -> Move:
+        return append(self, moves, replace(move, translations={}))
+
+    append = Rollout._append
+    monkeypatch.setattr(Rollout, "_append", acknowledged)
+
+
+def weighs_the_wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def question(*words: Any) -> Question:
+        asked = ask(*words)
+        return asked if asked.forward is None else replace(asked, weight=1 - asked.weight)
+
+    ask = Serving._question
+    monkeypatch.setattr(Serving, "_question", question)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        loses_one,
+        forgets_the_last_move,
+        changes_payloads_in_two_steps,
+        names_no_translations,
+        weighs_the_wrong_way,
+    ],
+)
 def test_a_fault_is_found_and_shrunk(break_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it(monkeypatch)
     with pytest.raises(MismatchError, match="--trace") as caught:

@@ -29,7 +29,7 @@ from fixstar.workspace import Workspace
 from fixstar.workspace.verify import verify_workspace
 
 CUTS, SEED = int(os.environ.get("FIXSTAR_CUTS", "10")), int(os.environ.get("FIXSTAR_SEED", "0"))
-OPERATIONS = ("index", "delete", "replace", "import", "deploy", "rollback", "backfill", "adapt", "retire", "drop")
+OPERATIONS = ("index", "delete", "replace", "import", "deploy", "rollback", "backfill", "fit", "keep", "retire", "drop")
 
 
 def run_until_cut(reference: Reference, path: Path, log: Path, rng: random.Random) -> tuple[int, str, Expected]:

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixstar.workspace.adapters.fitting import fit_adapter
 from predictions import predicted
-from shops import indexed_shop, pictures, shop
+from shops import CLASSES, fitted, indexed_shop, pictures, shop
 from typed import typed
 
 from fixstar.data import open_images
 from fixstar.geometry import unit
+from fixstar.models import Encoder
+from fixstar.translation import Translation
 from fixstar.workspace import BackfillOptions, Check, Workspace, catalogue
-from fixstar.workspace.backfill.planning import expected_replaced
+from fixstar.workspace.backfill.orders import ORDERS
+from fixstar.workspace.backfill.planning import Thirds, _as_old_items, expected_replaced, of_images
 from fixstar.workspace.checks import CheckedCell, save_check
 
 PER_CLASS = 6
@@ -28,8 +30,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The old version of every prediction, and whether it merges by calibrations; each predicts a loss at 5 to 10 %."""
     seen: list[tuple[str, bool]] = []
 
-    def curve(old: tuple[str, Any], *_: Any, calibrate: bool, **__: Any) -> Any:
-        seen.append((old[0], calibrate))
+    def curve(_: Thirds, way: Translation, *__: Any, calibrate: bool, **___: Any) -> Any:
+        seen.append((way.source, calibrate))
         return predicted(lost=30)
 
     monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", curve)
@@ -60,8 +62,8 @@ def test_vectors_that_no_search_reaches_change_no_prediction(
         space.backfill(BackfillOptions("3", "random"))
         calibrated(space)
         imported(space, [f"e{row}" for row in range(200)])
-        assert "elsewhere" in space.serving.reachability.of("v2").unreachable
-        assert space.serving.calibrations("v2", space.serving.reachability.of("v2"))
+        assert "elsewhere" not in space.translations.of("v2")
+        assert space.translations.scales("v2", ["v1", "v2"]).calibrated
         assert expected_replaced(space.serving, "v2", "1")[:2] == ("v1", 1 / (ITEMS - 3))
         planned = space.plan_backfill(BackfillOptions("1", order, data=open_images(tmp_path / "photos")))
         assert (planned.plan.old, len(planned.plan.ids)) == (ITEMS - 3 + 200, 1)
@@ -101,27 +103,56 @@ def test_the_old_version_is_that_of_the_items_planned(
         assert planned.share == 3 / (ITEMS + 6)
 
 
-def test_nothing_is_predicted_or_measured_where_searches_go_through_an_adapter(
-    tmp_path: Path, asked: list[tuple[str, bool]]
-) -> None:
+def test_a_backfill_is_predicted_and_measured_through_the_translation(tmp_path: Path) -> None:
     path, photos = indexed_shop(tmp_path, PER_CLASS), tmp_path / "photos"
-    words = "vectors of v1 are reached through an adapter, so nothing is predicted"
     with Workspace(path, "cpu") as space:
-        files = sorted(photos.rglob("*.png"))
-        ends = (space.serving.encoder(name).encode(files, form="short") for name in ("v2", "v1"))
-        space.adapters.use(fit_adapter("ridge", *ends, source="v2", target="v1"), "queries")
+        way = fitted(space)
         space.deploy("v2", force="test")
-        calibrated(space)
         options = BackfillOptions("50%", "random", data=open_images(photos))
         planned = space.plan_backfill(options)
-        assert (planned.predicted, planned.unpredicted, planned.loses) == (None, words, False)
-    shown = typed("backfill", "--budget", "50%", "--order", "random", "--data", photos, "--plan-only", "-w", path)
-    assert f"The gain is unknown: {words}" in shown.out
-    with Workspace(path, "cpu") as space:
-        assert space.backfill(options).measured == ()
+        assert planned.predicted is not None
+        thirds = of_images(
+            space.serving.encoder("v1"),
+            space.serving.encoder("v2"),
+            open_images(photos).load(space.serving.encoder("v2").preprocessing, "skip").images,
+            seed=0,
+        )
+        rows = thirds.split.queries
+        asked = way.weight * _cosines(thirds.new.queries[rows], moved(way, thirds.old.gallery))
+        asked += (1 - way.weight) * _cosines(thirds.old.queries[rows], thirds.old.gallery)
+        right = thirds.gallery_labels[asked.argmax(axis=1)] == thirds.query_labels[rows]
+        assert planned.predicted.planned.accuracy[0] == right.mean()  # before anything is embedded again
+        measured = space.backfill(options).measured
+        assert measured[-1].share == pytest.approx(0.5)
         rest = space.backfill(BackfillOptions("all", data=open_images(photos)))
-        assert [point.share for point in rest.measured] == [1.0]  # all are met as they are then
-    assert asked == []
+        assert [point.share for point in rest.measured][-1] == 1.0
+
+
+def moved(way: Translation, vectors: Any) -> Any:
+    assert way.forward is not None
+    return way.forward(unit(vectors))
+
+
+def _cosines(one: Any, other: Any) -> Any:
+    return unit(np.asarray(one, np.float64)) @ unit(np.asarray(other, np.float64)).T
+
+
+def test_vectors_of_another_width_that_their_own_model_asks_are_predicted_too(tmp_path: Path) -> None:
+    """No map leads to v2's space: orders that compare vectors there have nothing to compare."""
+    photos = pictures(tmp_path / "photos", PER_CLASS)
+    with shop(tmp_path / "shop", versions=1) as space:
+        space.index(catalogue(photos))
+        space.add_version(Encoder.create("tiny", classes=list(CLASSES), capacity=5))
+        space.deploy("v2", force="test")
+        assert space.search([photos / "bag" / "0.png"], k=ITEMS).models == ("v2", "v1")
+        for order in ("auto", *sorted(set(ORDERS) - {"queried"})):
+            planned = space.plan_backfill(BackfillOptions("30%", order, data=open_images(photos), anyway=True))
+            assert planned.predicted is not None
+            assert len(planned.plan.ids) == 6
+        thirds = of_images(space.serving.encoder("v1"), space.serving.encoder("v2"), open_images(photos), seed=0)
+        assert not _as_old_items(thirds, space.translations.of("v2")["v1"]).vectors.any()  # as in the plan itself
+        done = space.backfill(BackfillOptions("all", "gain", data=open_images(photos), anyway=True))
+        assert (done.done, [point.share for point in done.measured][-1]) == (ITEMS, 1.0)
 
 
 def test_too_few_labelled_images_are_told_as_too_few(tmp_path: Path) -> None:
@@ -132,23 +163,25 @@ def test_too_few_labelled_images_are_told_as_too_few(tmp_path: Path) -> None:
     assert "unknown: it takes three labelled images of each of two classes, and there are fewer" in shown.out
 
 
-def test_a_backfill_is_predicted_with_queries_as_they_are_blended(
+def test_a_backfill_is_predicted_with_the_translation_as_it_is_deployed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[tuple[tuple[str, ...], bool]] = []
 
-    def curve(*_: Any, **ways: Any) -> Any:
-        seen.append(ways)
+    def curve(_: Thirds, way: Translation, *__: Any, calibrate: bool, **___: Any) -> Any:
+        seen.append((way.models, calibrate))
         return predicted(lost=0)
 
     monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", curve)
+    options = BackfillOptions("3", "random", data=open_images(pictures(tmp_path / "labelled", PER_CLASS)))
     with Workspace(indexed_shop(tmp_path, PER_CLASS), "cpu") as space:
-        calibrated(space)
-        space.deploy("v2", force="test", blend=0.4)
-        space.plan_backfill(BackfillOptions("3", "random", data=open_images(tmp_path / "photos")))
-        assert {(ways["blend"], ways["calibrate"]) for ways in seen} == {(0.4, False)}  # none fitted for such queries
-        space.rollback()
-        seen.clear()
+        fitted(space)
         space.deploy("v2", force="test")
-        space.plan_backfill(BackfillOptions("3", "random", data=open_images(tmp_path / "photos")))
-        assert {(ways["blend"], ways["calibrate"]) for ways in seen} == {(1.0, True)}
+        space.plan_backfill(options)
+        space.deploy("v2", force="one model", queries="one")
+        space.plan_backfill(options)
+        assert seen == [(("v2", "v1"), False), (("v2",), False)]
+        calibrated(space)
+        seen.clear()
+        space.plan_backfill(options)
+        assert seen == [(("v2",), True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from fixstar.methods import create_method
 from fixstar.training import Recipe, Settings
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.workspace import UpgradeOptions, Workspace, training
-from fixstar.workspace.training import Tried
+from fixstar.workspace.training import Tried, best_trial
 
+ENOUGH = training.LEAST_QUERIES
 EPOCHS = 30  # so that three short runs are worth their time
 
 
@@ -27,6 +29,14 @@ def patches(names: str, per_class: int = 64) -> ImageSet:
     colours = np.repeat(rng.integers(0, 150, (len(names), 1, 1, 3)), per_class, axis=0)
     pixels = (colours + rng.integers(0, 100, (len(colours), 8, 8, 3))).astype(np.uint8)
     return from_arrays(pixels, np.repeat(np.arange(len(names)), per_class), list(names))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_queries() -> Iterator[None]:
+    """As many as these small sets have are enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "LEAST_QUERIES", 50)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -76,20 +86,20 @@ def test_the_best_of_three_settings_is_trained_in_full(
 ) -> None:
     space, said = whole
     tried = space.registry.card("v2")["about"]["trials"]
-    assert [one["setting"] for one in tried] == ["as v1", "hold=20", "rate=1"]
+    assert [one["setting"] for one in tried] == ["as v1", "hold=5", "rate=1"]
     assert {one["epochs"] for one in tried} == {3}
     assert said[0].startswith("3 trial runs of 3 epochs each, about 30% of the time of the full run (30 epochs)")
     assert any("to go" in line for line in said)
     (chosen,) = [one for one in tried if one["chosen"]]
-    assert Tried.from_json(chosen).score == max(Tried.from_json(one).score for one in tried)
+    assert chosen is tried[best_trial([Tried.from_json(one) for one in tried])]
     about = space.registry.card("v2")["about"]
-    assert about["method"]["options"]["hold"] == (20 if chosen["setting"] == "hold=20" else 40)
+    assert about["method"]["options"]["hold"] == (5 if chosen["setting"] == "hold=5" else 40)
     assert not list(space.path.glob("trials-*"))
     with pytest.raises(InputError, match="the upgrade is done"):
         space.upgrade(patches("cd"), options())
     settings: dict[str, dict[str, Any]] = {
         "as v1": {},
-        "hold=20": {"method": create_method("polaris", hold=20)},
+        "hold=5": {"method": create_method("polaris", hold=5)},
         "rate=1": {"method": create_method("polaris", rate=1)},
     }
     plain = Workspace(shutil.copytree(first, tmp_path / "plain"), "cpu")
@@ -142,16 +152,16 @@ def test_damaged_results_are_measured_again(space: Workspace, monkeypatch: pytes
     (space.path / "trials-v1").mkdir()  # left behind by a kill just after v1 was finished
     said: list[str] = []
     space.upgrade(patches("cd"), options(), trials=2, say=said.append)
-    assert [line for line in said if line.startswith("Trial ")] == ["Trial 1 of 2: as v1", "Trial 2 of 2: hold=20"]
+    assert [line for line in said if line.startswith("Trial ")] == ["Trial 1 of 2: as v1", "Trial 2 of 2: hold=5"]
     assert not list(space.path.glob("trials-*"))
 
 
 def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
     space.upgrade(patches("cd"), options(recipe=Recipe(epochs=2, milestones=(1,), learning_rate=0.05, batch_size=32)))
     said: list[str] = []
-    space.upgrade(patches("ef"), options(), trials=4, say=said.append)
+    space.upgrade(patches("ef"), options(), trials=5, say=said.append)
     tried = space.registry.card("v3")["about"]["trials"]
-    assert [one["setting"] for one in tried] == ["as v2", "hold=20", "rate=1", "from v1"]
+    assert [one["setting"] for one in tried] == ["as v2", "hold=5", "rate=1", "rotated=0", "from v1"]
     assert all(set(one["galleries"]) == {"v1", "v2"} for one in tried)
     (chosen,) = [one["setting"] for one in tried if one["chosen"]]
     assert space.registry.card("v3")["about"]["parent"] == ("v1" if chosen == "from v1" else "v2")
@@ -160,11 +170,11 @@ def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
 @pytest.mark.parametrize(
     ("given", "left"),
     [
-        ({}, ["as v1", "hold=20", "rate=1"]),
+        ({}, ["as v1", "hold=5", "rate=1", "rotated=0"]),
         ({"method": create_method("polaris", hold=30)}, ["as v1"]),
-        ({"learning_rate": 0.05}, ["as v1", "hold=20"]),
-        ({"recipe": Recipe(epochs=30, learning_rate=0.2)}, ["as v1", "hold=20"]),
-        ({"start": "v1", "seed": 3}, ["as v1", "hold=20", "rate=1"]),
+        ({"learning_rate": 0.05}, ["as v1", "hold=5", "rotated=0"]),
+        ({"recipe": Recipe(epochs=30, learning_rate=0.2)}, ["as v1", "hold=5", "rotated=0"]),
+        ({"start": "v1", "seed": 3}, ["as v1", "hold=5", "rate=1", "rotated=0"]),
         ({"method": create_method("hoc")}, ["as v1", "learning rate 0.015"]),
         ({"method": create_method("hoc"), "learning_rate": 0.1}, ["as v1"]),
     ],
@@ -216,9 +226,11 @@ def test_settings_that_hold_come_first() -> None:
 
 
 def test_trial_constants_are_those_of_the_documentation() -> None:
-    assert training.OPTIONS == {"hold": (20.0, 40.0), "rate": (0.3, 1.0)}
+    assert training.OPTIONS == {"hold": (5.0, 40.0), "rate": (1.0, 0.3), "rotated": (False, True)}
     assert training.RATES == (1.0, 0.3)
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "upgrade.md").read_text()
-    assert "`hold` 20 and 40" in text
-    assert "`rate` 0.3 and 1" in text
+    assert "`hold` 5 and 40" in text
+    assert "`rate` 1 and 0.3" in text
+    assert "`rotated` off and on" in text
     assert "1 and 0.3 times" in text
+    assert f"Trials need {ENOUGH} held-out queries" in text

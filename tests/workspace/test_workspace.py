@@ -13,6 +13,7 @@ from shops import passed, pictures, shop
 
 from fixstar.data import open_images
 from fixstar.errors import FixstarError, GalleryError, GateError, ImageError, InputError, ModelError, UnknownNameError
+from fixstar.gallery import import_version
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace, catalogue, labelled_items
 from fixstar.workspace.held_out import keep_held_out, split_off
@@ -87,6 +88,10 @@ def test_the_gate_stands_before_a_deployment(space: Workspace, photos: Path) -> 
         assert space.deploy("v2", force="we looked at it").reason == "we looked at it"
         with pytest.raises(InputError, match="deployed already"):
             space.deploy("v2")
+        space.deploy("v2", force="ask v1 too", queries="old")
+        with pytest.raises(InputError, match="deployed already"):
+            space.deploy("v2", force="ask v1 too", queries="old")
+        assert len(space.rollout.history()) == 2
         with pytest.raises(UnknownNameError, match="v7"):
             space.deploy("v7", force="x")
 
@@ -150,9 +155,9 @@ def test_only_versions_that_nothing_needs_are_retired(tmp_path: Path, photos: Pa
     with shop(tmp_path / "three", versions=4) as space:
         space.index(catalogue(photos))
         space.deploy("v2", force="test")
-        space.deploy("v3", force="test")
+        space.deploy("v3", force="test", queries="old")
         for name, why in (
-            ("v1", "the gallery holds 9 vectors of v1"),
+            ("v1", "the gallery holds 9 vectors of v1, and its own queries help to search them"),
             ("v2", "rollback"),
             ("v3", "deployed"),
             ("v4", "next upgrade"),
@@ -167,6 +172,41 @@ def test_only_versions_that_nothing_needs_are_retired(tmp_path: Path, photos: Pa
         assert space.registry.next_number() == 5
         with pytest.raises(ModelError, match="retired"):
             space.encoder("v1")
+
+
+def test_weights_that_no_query_needs_can_go_and_the_vectors_are_still_found(tmp_path: Path, photos: Path) -> None:
+    with shop(tmp_path / "three", versions=4) as space:
+        space.index(catalogue(photos))
+        space.deploy("v2", force="test")
+        space.deploy("v3", force="test")
+        found = space.search([photos / "bag" / "0.png"], k=9)
+        with pytest.raises(InputError, match="v1 cannot be dropped: the gallery holds 9 vectors of v1"):
+            space.drop("v1")
+        space.retire("v1")
+        again = space.search([photos / "bag" / "0.png"], k=9)
+        assert (again.hits, again.left_out, again.models) == (found.hits, (), ("v3",))
+        space.rollback()
+        assert len(space.search([photos / "bag" / "0.png"], k=9).hits[0]) == 9
+
+
+def test_weights_that_a_rollback_needs_are_not_retired(tmp_path: Path, photos: Path) -> None:
+    with shop(tmp_path / "three", versions=4) as space:
+        space.index(catalogue(photos))
+        import_version(space.gallery, "moved@v1", vectors_of(space, "v1", tmp_path / "moved.npz"), take_over=True)
+        space.deploy("v2", force="test", queries="old")
+        space.deploy("v3", force="test")
+        with pytest.raises(InputError, match="9 vectors of v1, and after a rollback to v2 its own queries"):
+            space.retire("v1")
+        assert space.rollback().version == "v2"
+        answer = space.search([photos / "bag" / "0.png"], k=9)
+        assert (len(answer.hits[0]), answer.models) == (9, ("v2", "v1"))
+
+
+def vectors_of(space: Workspace, version: str, file: Path) -> Path:
+    """A file with all vectors of a version, as another system would hand them over."""
+    items = list(space.gallery.iterate(version))
+    np.savez(file, vectors=np.stack([item.vector for item in items]), ids=np.array([item.id for item in items]))
+    return file
 
 
 def test_a_version_that_was_half_retired_is_retired_by_the_same_call(

@@ -145,12 +145,13 @@ class Translation:
     @cached_property
     def key(self) -> str:
         """A digest of the forward map: what was derived by an equal one can be used again."""
-        digest = hashlib.sha256()
-        if self.forward is not None:
-            for name, array in self.forward.named_arrays():
-                digest.update(f"{name} {array.shape}".encode())
-                digest.update(array.tobytes())
-        return digest.hexdigest()[:32]
+        return _digest(self.forward)
+
+    def scores_like(self, other: Translation) -> bool:
+        """Whether two translations give every query and stored vector the same score."""
+        mine = (self.source, self.target, self.one, self.two, self.shared, self.key)
+        theirs = (other.source, other.target, other.one, other.two, other.shared, other.key)
+        return mine == theirs and _digest(self.backward) == _digest(other.backward)
 
     def asks(self, new: Vectors, carried: Vectors | None, old: Vectors | None) -> Vectors:
         """b(x) [N, source width]: the source's own queries, or the target's, carried or mapped there."""
@@ -164,6 +165,15 @@ class Translation:
             return carried
         assert self.backward is not None
         return self.backward(new)
+
+
+def _digest(part: Map | None) -> str:
+    digest = hashlib.sha256()
+    if part is not None:
+        for name, array in part.named_arrays():
+            digest.update(f"{name} {array.shape}".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()[:32]
 
 
 def _after(first: Map | None, second: Map | None) -> Map | None:

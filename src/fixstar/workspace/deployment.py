@@ -52,7 +52,7 @@ class Rollout:
         return self.current_move().version
 
     def current_move(self) -> Move:
-        """The version that is deployed, and what queries are blended with: the last move."""
+        """The version that is deployed, and through which translations it searches: the last move."""
         return (self.history() or (self._start,))[-1]
 
     def history(self) -> tuple[Move, ...]:
@@ -109,7 +109,7 @@ class Rollout:
         """Move back to before the last deployment; only from ``deployed`` and to ``to``, if these are given."""
         with self.moving():
             self.require_deployed(deployed)
-            previous = self._previous()
+            previous = self.previous_move()
             if to not in (None, previous.version):
                 raise DeploymentMovedError(
                     f"a rollback from {self.current()} leads to {previous.version}, not to {to}; nothing was moved"
@@ -135,9 +135,10 @@ class Rollout:
 
     def require_previous(self) -> str:
         """Where a rollback would lead, or an error that says why there is nothing to go back to."""
-        return self._previous().version
+        return self.previous_move().version
 
-    def _previous(self) -> Move:
+    def previous_move(self) -> Move:
+        """The deployment that a rollback restores, or an error that says why there is none."""
         stack = [self._start]  # the deployments that were not rolled back, the current one last
         for move in self.history():
             if move.kind == "rollback":

@@ -430,6 +430,9 @@ def fit(
 ) -> list[Translation]:
     """Fit translations from one version to another on all pairs that can be had, and keep them."""
     options = options or FitOptions()
+    for name in (source, target):
+        if name in serving.registry.names():
+            serving.encoder(name)  # makes room for its vectors
     samples = list(_samples(serving, source, target, options, progress))
     if not samples:
         samples = [by_class_means(serving, source, target, most=options.sample, seed=options.seed)]
@@ -489,9 +492,11 @@ def searched_versions(
 ) -> list[Searched]:
     """The versions whose vectors a version would search, with the ways to do so; those that are missing are fitted."""
     options = options or FitOptions()
-    serving.encoder(version)  # makes room for its vectors
     known = {*serving.registry.names(), *serving.registry.retired()}
     homes = {name: home_of(name, known) or name for name in serving.live()}
+    for name in (version, *homes.values()):
+        if name in serving.registry.names():
+            serving.encoder(name)  # makes room for its vectors
     shared = sharing_space(serving.registry, version, serving.gallery.versions())
     found = []
     for name in dict.fromkeys(homes.values()):
@@ -506,8 +511,6 @@ def _searched(
     serving: Serving, source: str, version: str, options: FitOptions, shared: bool, progress: bool
 ) -> Searched:
     has_model = source in serving.registry.names()
-    if has_model:
-        serving.encoder(source)  # makes room for its vectors
     ways = serving.translations.fitted(source, version)
     lacking = ""
     steps: tuple[NextStep, ...] = ()

@@ -125,7 +125,7 @@ class Serving:
             return move, [move.version]
         counts = self.gallery.count()
         wanted = {model for name, model in helped.items() if counts.get(name)}
-        return move, [move.version, *sorted(name for name in wanted if self.registry.directory(name).is_dir())]
+        return move, [move.version, *sorted(wanted & set(self.registry.names()))]
 
     def search_queries(
         self,

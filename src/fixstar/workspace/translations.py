@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from fixstar.durable import exclusive, file_stamp
 from fixstar.errors import InputError
@@ -89,6 +90,10 @@ class Translations:
             self._known[version] = known
         return known.ways
 
+    def after(self, move: Move) -> Mapping[str, Translation]:
+        """How queries would search once the deployment is this one, such as the one that a rollback restores."""
+        return self._answers(move.version, self._gallery.versions(), move)
+
     def _answers(self, version: str, spaces: Sequence[VersionSpace], deployed: Move | None) -> dict[str, Translation]:
         check = self._checks.of(version)
         chosen = {} if check is None else check.translations
@@ -115,7 +120,7 @@ class Translations:
             return newest
         back = next(iter(self.fitted(version, source)), None)
         if back is not None:
-            return back.reversed
+            return _backwards(back)
         if shared:
             return Translation.between_shared(source, version)
         through = self._through_others(source, version)
@@ -127,7 +132,8 @@ class Translations:
 
     def _through_others(self, source: str, version: str) -> Translation | None:
         """The shortest row of fitted translations from one version to another; None without any."""
-        known = sorted({*self._pairs(), *((target, origin) for origin, target in self._pairs())})
+        fitted = self._fitted_pairs()
+        known = sorted({*fitted, *((target, origin) for origin, target in fitted)})
         rows: list[list[str]] = [[source]]
         reached = {source}
         while rows and len(rows[0]) <= _LONGEST:
@@ -146,7 +152,7 @@ class Translations:
         for origin, target in pairwise(row):
             step = next(iter(self.fitted(origin, target)), None)
             if step is None:
-                step = next(iter(self.fitted(target, origin))).reversed
+                step = _backwards(next(iter(self.fitted(target, origin))))
             try:
                 way = step if way is None else way.then(step)
             except InputError:  # a map is missing
@@ -221,18 +227,20 @@ class Translations:
             if rest != file.stem and rest.isdigit():
                 yield file
 
-    def _pairs(self) -> set[tuple[str, str]]:
-        """The versions between which a translation was fitted."""
-        found = set()
-        for file in self._directory.glob("*.npz"):
-            parts = file.stem.split("-")
-            if len(parts) == 3 and parts[2].isdigit():
-                found.add((unquote(parts[0]), unquote(parts[1])))
-        return found
+    def _fitted_pairs(self) -> set[tuple[str, str]]:
+        """The versions between which a translation was fitted, not only chosen: that may be old queries alone."""
+        ways = [self.load(file.name) for file in self._directory.glob("*.npz")]
+        return {(way.source, way.target) for way in ways if not way.about.get(CHOSEN)}
 
     def _locked(self) -> AbstractContextManager[None]:
         seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
         return exclusive(self._directory, _WAIT, InputError(seen))
+
+
+def _backwards(way: Translation) -> Translation:
+    """A translation in the other direction. The scales of its scores were measured in this one, and are left out."""
+    about = {name: value for name, value in way.about.items() if name not in (SCALE, TARGET_SCALE)}
+    return replace(way.reversed, about=about)
 
 
 def _quoted(version: str) -> str:

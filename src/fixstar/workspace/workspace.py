@@ -204,10 +204,11 @@ class Workspace:
     def _fit_after_training(self, version: Version, say: Callable[[str], object]) -> None:
         """Fit how a new version's queries search what older ones stored, on the images that it was trained on."""
         target = version.name
-        self.serving.encoder(target)  # makes room for its vectors
-        shared = sharing_space(self.registry, target, self.gallery.versions())
         parent = self.registry.card(target)["about"].get("parent")
         sources = [name for name in self.versions() if name in (*self.serving.live(), parent)]
+        for name in (*sources, target):
+            self.serving.encoder(name)  # makes room for its vectors
+        shared = sharing_space(self.registry, target, self.gallery.versions())
         augmentation = self.settings(target).augmentation
         for source in sources:
             if source == target or source in shared or version.images is None:
@@ -256,7 +257,7 @@ class Workspace:
         return self.registry.grow(count)
 
     def retire(self, name: str) -> None:
-        """Delete a version's weights, once it has no vectors and nothing needs it. Its card stays."""
+        """Delete a version's weights, once nothing needs them. Its card and its vectors stay."""
         self._delete(name, "retired", half=self.registry.is_half_retired(name))
 
     def drop(self, name: str) -> None:
@@ -286,17 +287,21 @@ class Workspace:
             )
         elif for_upgrades and name == self.newest():
             reasons.append("the next upgrade starts from it. It can go once there is a newer version")
-        if count := self.gallery.count().get(name):
-            way = self.translations.of(deployed).get(name)
-            asks = way is None or name in way.models
-            if asks or not for_upgrades:
+        count = sum(self._vectors_of(name).values())
+        if count:
+            asks = self._asks_after(self.rollout.current_move(), name)
+            previous = self.rollout.previous()
+            would_ask = previous is not None and self._asks_after(self.rollout.previous_move(), name)
+            if asks or would_ask or not for_upgrades:
                 reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
-            if asks and way is not None:
+            if asks:
                 reasons[-1] += ", and its own queries help to search them, which takes its weights"
                 one = NextStep(
                     "deploy", {"version": deployed, "queries": "one"}, "one model per query: it is not needed"
                 )
                 steps += [one] if deployed != name else []
+            elif would_ask:
+                reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
             if not reasons:
                 return reasons, steps
             if int(deployed[1:]) >= int(name[1:]):
@@ -307,6 +312,16 @@ class Workspace:
                 steps.append(NextStep("deploy", {"version": name}, "deploy it again"))
             steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
         return reasons, steps
+
+    def _vectors_of(self, name: str) -> dict[str, int]:
+        """How many vectors lie in a version's space, by the name of the version that they are stored as."""
+        known = {*self.versions(), *self.registry.retired()}
+        return {one: count for one, count in self.gallery.count().items() if count and home_of(one, known) == name}
+
+    def _asks_after(self, move: Move, name: str) -> bool:
+        """Whether a version's own queries are needed for its vectors while a deployment is the one of a move."""
+        ways = self.translations.after(move)
+        return any(one not in ways or name in ways[one].models for one in self._vectors_of(name))
 
     # --- gallery
 
@@ -479,11 +494,13 @@ class Workspace:
         way = load_translation(path)
         self.serving.encoder(self._with_encoder(target))  # makes room for its vectors
         wanted = (self.gallery.space(source).width, self.gallery.space(target).width)
-        seen = None if way.forward is None else way.forward.widths
+        if way.forward is None:
+            raise InputError(f"{path} has no map of stored vectors, so there is nothing to install")
+        seen = way.forward.widths
         if seen != wanted:
             raise InputError(
-                f"{path} carries vectors of {seen and seen[0]} components to {seen and seen[1]}; those of {source} "
-                f"have {wanted[0]} and those of {target} {wanted[1]}"
+                f"{path} carries vectors of {seen[0]} components to {seen[1]}; those of {source} have {wanted[0]} and "
+                f"those of {target} {wanted[1]}"
             )
         has_model = source in self.versions()
         two = way.two if has_model else None
@@ -521,18 +538,27 @@ class Workspace:
                 f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
                 "deploy a version that was trained without one"
             )
+        if self._is_deployed(version, queries):
+            raise InputError(f"{version} is deployed already")
         check = self._strongest(version) if queries == "old" or force is not None else self._passed(version, queries)
         ways = self._deployed_ways(version, check, queries)
         files = {name: self._kept(way, check) for name, way in ways.items()}
-        move = self.rollout.current_move()
-        if (version, files) == (self.deployed(), dict(move.translations)):
-            raise InputError(f"{version} is deployed already")
         models = [way.source for way in ways.values() if way.source in way.models]
         for name in models:
             self.serving.encoder(name)
         judged = check is not None and queries == "checked" and files == check.translations
         fitted = check.calibrations if check is not None and judged else {}
         return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
+
+    def _is_deployed(self, version: str, queries: Queries) -> bool:
+        """Whether a deployment would change nothing: the version is deployed, and old vectors are asked in this way."""
+        move = self.rollout.current_move()
+        if move.version != version:
+            return False
+        searched = self.versions_to_check(version)
+        now = {name: self.translations.load(file) for name, file in move.translations.items() if name in searched}
+        ways = self._deployed_ways(version, self._strongest(version), queries)
+        return ways.keys() == now.keys() and all(ways[name].scores_like(now[name]) for name in now)
 
     def _strongest(self, version: str) -> Check | None:
         """The check that counts for a deployment of a version."""
@@ -558,15 +584,22 @@ class Workspace:
                 way = Translation.by_old_queries(name, version)
             if way is None or (way.shared and way.forward is None):
                 continue
+            if way.two is not None and name not in self.versions():  # its model was retired
+                if way.one is None:
+                    continue
+                way = way.with_one_model()
             if queries == "one" and way.two is not None:
                 way = way.with_one_model()
             found[name] = way
         return found
 
     def _kept(self, way: Translation, check: Check | None) -> str:
-        """The file of a translation: the one that the check judged, or a new one."""
-        for name in ({} if check is None else check.translations).values():
-            if self.translations.load(name) is way:
+        """The file of a translation: one that was judged or is deployed, if it scores alike, else a new one."""
+        known = [*self.rollout.current_move().translations.values()]
+        if check is not None:
+            known = [*check.translations.values(), *known]
+        for name in known:
+            if way.scores_like(self.translations.load(name)):
                 return name
         return self.translations.keep(replace(way, about={**way.about, CHOSEN: True}))
 

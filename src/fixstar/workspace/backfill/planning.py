@@ -653,8 +653,10 @@ def _as_old_items(thirds: Thirds, way: Translation) -> OldItems:
     stored = unit(np.asarray(old.gallery, np.float32))
     if way.forward is not None:
         vectors = way.forward(stored)
-    else:
+    elif way.shared:
         vectors = carry(stored, short_basis(old.projection), short_basis(new.projection), new.width)
+    else:
+        vectors = np.zeros((len(stored), new.gallery.shape[1]), np.float32)
     labels = [thirds.names[label] for label in thirds.gallery_labels.tolist()]
     count = len(labels)
     names = [str(row) for row in range(count)]
