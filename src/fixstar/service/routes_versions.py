@@ -363,11 +363,18 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     space = context.workspace
     _existing(space, wanted.version)
     space.rollout.require_deployed(wanted.deployed)
-    if wanted.version == space.deployed() and wanted.queries == "checked":
+    if wanted.version == space.deployed() and wanted.queries == "checked" and _is_as_checked(space):
         raise Problem("already-deployed", f"{wanted.version} answers queries")
     move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, wanted.queries)
     _record(context, move)
     return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
+
+
+def _is_as_checked(space: Workspace) -> bool:
+    """Whether old vectors are searched as the check of the deployed version chose, or no check says how."""
+    move = space.rollout.current_move()
+    check = _undamaged_check(space, move.version)
+    return check is None or check.translations == move.translations
 
 
 @router.post("/rollback", tags=["lifecycle"], responses=problem_responses(409))
