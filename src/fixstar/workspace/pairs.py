@@ -492,6 +492,9 @@ def searched_versions(
     serving.encoder(version)  # makes room for its vectors
     known = {*serving.registry.names(), *serving.registry.retired()}
     homes = {name: home_of(name, known) or name for name in serving.live()}
+    for name in homes.values():
+        if name in serving.registry.names():
+            serving.encoder(name)  # the deployed one may not have stored anything yet
     shared = sharing_space(serving.registry, version, serving.gallery.versions())
     found = []
     for name in dict.fromkeys(homes.values()):
@@ -506,8 +509,6 @@ def _searched(
     serving: Serving, source: str, version: str, options: FitOptions, shared: bool, progress: bool
 ) -> Searched:
     has_model = source in serving.registry.names()
-    if has_model:
-        serving.encoder(source)  # makes room for its vectors
     ways = serving.translations.fitted(source, version)
     lacking = ""
     steps: tuple[NextStep, ...] = ()

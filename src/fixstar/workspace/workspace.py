@@ -29,7 +29,7 @@ from fixstar.workspace.backfill.planning import BackfillOptions, BackfillOutlook
 from fixstar.workspace.backfill.run import Backfilled
 from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
-from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
+from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark, require_writable
 from fixstar.workspace.gate import Features, check_version
 from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
@@ -445,6 +445,7 @@ class Workspace:
         ``embed`` makes the vectors of labelled images. See ``fixstar.workspace.gate``.
         """
         chosen = self._with_encoder(version or self.newest())
+        require_writable(self.path / "checks", "checks")  # before hours of work
         searched = self.searched_versions(chosen, fitting, progress)
         return check_version(
             self.registry,
@@ -515,6 +516,8 @@ class Workspace:
         self._with_encoder(version)
         self.rollout.require_deployed(deployed)
         force = checked_reason(force, "a deployment")
+        if queries == "checked" and self.is_deployed_as_checked(version):
+            raise InputError(f"{version} is deployed already")
         encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
         if encoder.adapter is not None:
             raise GateError(
@@ -533,6 +536,14 @@ class Workspace:
         judged = check is not None and queries == "checked" and files == check.translations
         fitted = check.calibrations if check is not None and judged else {}
         return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
+
+    def is_deployed_as_checked(self, version: str) -> bool:
+        """Whether a version is deployed, with the translations of its check, if it was checked."""
+        move = self.rollout.current_move()
+        if version != self.deployed():
+            return False
+        check = self._strongest(version)
+        return check is None or check.translations == move.translations
 
     def _strongest(self, version: str) -> Check | None:
         """The check that counts for a deployment of a version."""
