@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from real_service import serving
-from shops import fitted, foreign, pictures
+from shops import foreign, passed_with_two_models, pictures
 from waiting import until
 
 from fixstar.data import open_images
@@ -21,9 +21,8 @@ from fixstar.errors import NextStep
 from fixstar.methods import create_method
 from fixstar.training import Recipe, Settings
 from fixstar.translation import Map, Translation
-from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.checks import CheckedCell, OneModel, last_check, save_check
-from fixstar.workspace.translations import translation_files
+from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.checks import last_check, save_check
 
 Visit = Callable[..., Any]
 DIALOG = "#confirm[open]"
@@ -247,14 +246,7 @@ def test_a_version_is_deployed_with_queries_by_two_models(
     copy = tmp_path / "shop"
     shutil.copytree(shop, copy)
     with Workspace(copy, "cpu") as space:
-        way = fitted(space, "v1", "v3")
-    (file,) = (found.name for found in translation_files(copy))
-    alone = OneModel(cross_test=0.4, low=-0.2, high=-0.1, verdict="incompatible", weight=way.weight)
-    numbers: Any = (0.5, 0.55, 0.01, 0.09, "compatible", 40, 2, 12)
-    cell = CheckedCell(
-        "v1", *numbers, translation=file, weight=way.weight, models=way.models, reembedded=0.6, one_model=alone
-    )
-    save_check(copy, Check("v3", "pass", (), (cell,), 0.7, 10_000, 1000, 0.95, 0.0))
+        passed_with_two_models(space, "v3")
     with serving(copy) as address:
         page = visit(address, "#versions")
         card = page.locator("article[aria-label='Version v3']")

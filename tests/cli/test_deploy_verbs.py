@@ -6,18 +6,15 @@ import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from shops import fitted, foreign, indexed_shop, passed
+from shops import foreign, indexed_shop, passed, passed_with_two_models
 from typed import typed
 
 from fixstar.models import Encoder
 from fixstar.translation import Map, Translation
-from fixstar.workspace import Check, Workspace
-from fixstar.workspace.checks import CheckedCell, OneModel, save_check
-from fixstar.workspace.translations import translation_files
+from fixstar.workspace import Workspace
 
 
 @pytest.fixture(scope="module")
@@ -282,12 +279,7 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
 
 def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, photos: Path) -> None:
     with Workspace(path, "cpu") as space:
-        way = fitted(space)
-    (file,) = (found.name for found in translation_files(path))
-    alone = OneModel(cross_test=0.4, low=-0.2, high=-0.1, verdict="incompatible", weight=way.weight)
-    numbers: Any = (0.5, 0.55, 0.01, 0.09, "compatible", 40, 2, 12)
-    cell = CheckedCell("v1", *numbers, translation=file, weight=way.weight, models=way.models, one_model=alone)
-    save_check(path, Check("v2", "pass", (), (cell,), 0.7, 200, 100, 0.95, 0.0))
+        passed_with_two_models(space)
     refused = typed("deploy", "v2", "--queries", "one", "-w", path)
     assert refused.code == 1
     assert "one model per query finds 40.0 %: incompatible" in refused.err

@@ -236,7 +236,14 @@ def test_translations_are_fitted_and_chosen_by_what_is_sent() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         sent.append(json.loads(request.content))
         if request.url.path == "/v1/deploy":
-            move = {"version": "v2", "kind": "deploy", "when": "", "reason": None, "by": "ann", "unreached": {}}
+            move: dict[str, Any] = {
+                "version": "v2",
+                "kind": "deploy",
+                "when": "",
+                "reason": None,
+                "by": "ann",
+                "unreached": {},
+            }
             return httpx.Response(200, json={**move, "translations": {"v1": "v1-v2-3.npz"}})
         return httpx.Response(202, json={"id": "1", "kind": "check", "state": "queued", "created": ""})
 

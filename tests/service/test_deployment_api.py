@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from service_clients import client, ended, picture
-from shops import fitted, foreign, passed, pictures, shop
+from shops import foreign, passed, passed_with_two_models, pictures, shop
 
 from fixstar.translation import Map, Translation
-from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.backfill.planning import backfill_outlook
-from fixstar.workspace.checks import CheckedCell, OneModel, save_check
-from fixstar.workspace.translations import translation_files
 
 
 @pytest.fixture
@@ -69,22 +67,8 @@ def test_a_deployment_and_a_backfill_for_another_state_are_refused(http: TestCli
     assert space.deployed() == "v2"
 
 
-def checked_with_two_models(space: Workspace) -> str:
-    """Let v2 have passed with queries by v1 too, and failed alone; the file of the translation that was judged."""
-    way = fitted(space)
-    (file,) = (path.name for path in translation_files(space.path))
-    alone = OneModel(cross_test=0.4, low=-0.2, high=-0.1, verdict="incompatible", weight=way.weight)
-    numbers: Any = (0.5, 0.55, 0.01, 0.09, "compatible", 40, 2, 12)
-    cell = CheckedCell(
-        "v1", *numbers, translation=file, weight=way.weight, models=way.models, reembedded=0.6, one_model=alone
-    )
-    newer = CheckedCell("v3", *numbers, models=("v2",))  # deployed, and without vectors
-    save_check(space.path, Check("v2", "pass", (), (cell, newer), 0.7, 500, 100, 0.95, 0.0))
-    return file
-
-
 def test_queries_by_two_models_over_http(http: TestClient, space: Workspace) -> None:
-    file = checked_with_two_models(space)
+    file = passed_with_two_models(space, "v2", "v3")  # v3 is deployed
     cell = http.get("/v1/versions/v2/check").json()["cells"][0]
     assert (cell["models"], cell["weight"], cell["share_at_once"]) == (["v2", "v1"], 0.6, pytest.approx(0.5))
     assert (cell["one_model"]["verdict"], cell["one_model"]["cross_test"]) == ("incompatible", 0.4)
@@ -108,7 +92,7 @@ def test_queries_by_two_models_over_http(http: TestClient, space: Workspace) -> 
 
 
 def test_who_asks_old_vectors_can_change_without_another_version(http: TestClient, space: Workspace) -> None:
-    file = checked_with_two_models(space)
+    file = passed_with_two_models(space, "v2", "v3")  # v3 is deployed
     http.post("/v1/deploy", json={"version": "v2"})
     alone = http.post("/v1/deploy", json={"version": "v2", "queries": "one", "force": "too slow"}).json()
     assert (alone["version"], alone["reason"]) == ("v2", "too slow")
@@ -125,7 +109,7 @@ def test_who_asks_old_vectors_can_change_without_another_version(http: TestClien
 def test_old_queries_alone_need_no_check_and_find_what_they_find_now(http: TestClient, space: Workspace) -> None:
     space.rollback()
     space.rollback()
-    wanted = {"files": {"image": picture(1)}, "data": {"k": 9}}
+    wanted: dict[str, Any] = {"files": {"image": picture(1)}, "params": {"k": 9}}
     now = http.post("/v1/search", **wanted).json()
     assert http.post("/v1/deploy", json={"version": "v3"}).status_code == 409
     assert http.post("/v1/deploy", json={"version": "v3", "queries": "old"}).json()["version"] == "v3"
