@@ -237,6 +237,15 @@ def test_a_translation_is_fitted_on_images_and_judged_by_queries_that_did_not_ch
     assert moved["translations"].keys() == {"v1"}
 
 
+def test_a_refusal_without_a_translation_does_not_outweigh_a_check_with_one(space: Path, shop: Path) -> None:
+    words: list[str | Path] = ["v3", "-w", space, "--data", shop / "more", "--no-report"]
+    assert answer(*words, code=2)["queries"] == 60
+    found = answer(*words, "--images", shop / "first", "--tolerance", "0.2")
+    assert (found["outcome"], found["queries"]) == ("pass", 30)  # fewer, because the others chose
+    assert [one["counts"] for one in answer("v3", "-w", space, "--history")] == [False, True]
+    assert "v3 is deployed" in fixstar("deploy", "v3", "-w", space)
+
+
 def test_a_check_with_fewer_images_is_kept_beside_the_stronger_one(space: Path, shop: Path) -> None:
     fixstar("check", "v2", "-w", space, "--data", shop / "more", "--tolerance", "0.1")
     report = (space / "checks" / "v2" / "report.html").read_bytes()
