@@ -58,6 +58,7 @@ def test_first_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = run_notebook("first_upgrade.ipynb")
     assert left["check"].cells[0].version == "v1"
     assert left["check"].outcome in ("pass", "refuse", "missing evidence")
+    assert left["space"].rollout.current() == "v2"
 
 
 def test_two_models(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,15 +13,16 @@ import httpx
 import numpy as np
 import pytest
 from real_service import serving
-from shops import pictures, set_apart
+from shops import foreign, passed_with_two_models, pictures
 from waiting import until
 
 from fixstar.data import open_images
 from fixstar.errors import NextStep
 from fixstar.methods import create_method
 from fixstar.training import Recipe, Settings
-from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.checks import Blend, CheckedCell, last_check, save_check
+from fixstar.translation import Map, Translation
+from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.checks import last_check, save_check
 
 Visit = Callable[..., Any]
 DIALOG = "#confirm[open]"
@@ -113,21 +114,23 @@ def test_after_a_rollback_no_backfill_is_offered_that_would_do_nothing(upgraded:
 
 def test_what_a_move_puts_out_of_reach_is_said_before_and_after(upgraded: str, tmp_path: Path, visit: Visit) -> None:
     with Workspace(tmp_path / "shop", "cpu") as space:
-        set_apart(space)
+        foreign(space)
+        back = Map.linear(np.eye(space.gallery.space("v2").width, 5))
+        space.translations.keep(Translation("other", "v2", backward=back, one=0.0, about={"fit": "test"}))
     page = visit(upgraded, "#versions")
     page.locator("#roll-back").click()
     says = words(page)
-    assert "the vectors (82 of v1) stay as they are and are searched" in says
-    assert "14 vectors made by v2 are not searched: no adapter leads there from v1." in says
-    assert "unchecked" not in says
+    assert "the vectors (82 of v1, 14 of v2) stay as they are and are searched" in says
+    assert "2 vectors made by other are not searched: nothing connects them with v1." in says
+    assert "made by other are then searched unchecked" not in says
     page.keyboard.press("Escape")
     page.locator("article[aria-label='Version v3'] >> text=Deploy …").click()
     says = words(page)
-    assert "the vectors (14 of v2) stay as they are and are searched" in says
-    assert "82 vectors made by v1 are not searched: no adapter leads there from v3." in says
+    assert "the vectors (82 of v1, 14 of v2) stay as they are and are searched" in says
+    assert "2 vectors made by other are not searched: nothing connects them with v3." in says
     page.fill("#reason", "test")
     press(page, "Deploy anyway")
-    until(page, "document.querySelector('#announce').textContent.includes('82 vectors made by v1 are not searched')")
+    until(page, "document.querySelector('#announce').textContent.includes('2 vectors made by other are not searched')")
 
 
 def test_no_rollback_is_offered_to_a_version_that_was_retired(upgraded: str, tmp_path: Path, visit: Visit) -> None:
@@ -237,34 +240,61 @@ def test_an_emptied_gallery_is_drawn_as_empty(shop: Path, tmp_path: Path, visit:
         assert "NaN" not in page.locator("#history").inner_html()
 
 
-def test_a_refused_version_is_deployed_with_queries_by_two_models(shop: Path, tmp_path: Path, visit: Visit) -> None:
+def test_a_version_is_deployed_with_queries_by_two_models(
+    shop: Path, tmp_path: Path, visit: Visit, query: Path
+) -> None:
     copy = tmp_path / "shop"
     shutil.copytree(shop, copy)
-    blend = Blend("v1", 0.4, 0.4, 0.5, 0.55, 0.01, 0.09, "compatible", 500)
-    cell = CheckedCell("v1", 0.5, 0.4, -0.2, -0.1, "incompatible", 40, 12, 2)
-    save_check(copy, Check("v3", "refuse", ("it loses",), (cell,), 0.7, 10_000, 1000, 0.95, 0.0, blends=(blend,)))
+    with Workspace(copy, "cpu") as space:
+        passed_with_two_models(space, "v3")
     with serving(copy) as address:
         page = visit(address, "#versions")
         card = page.locator("article[aria-label='Version v3']")
-        card.locator("summary").click()
-        assert (
-            "blended with queries by v1, alpha 0.4: 55.0"
-            in card.locator(".evidence li", has_text="blended").inner_text()
-        )
-        card.locator("button", has_text="Deploy blended").click()
-        said = words(page)
-        told_cost = "Vectors of v1 are searched with queries by v1 and v3 blended, alpha 0.4: one more forward pass"
-        assert "Deploy v3 with queries by two models?" in said
-        assert told_cost in said
-        press(page, "Deploy v3 blended")
+        card.locator(".gain").wait_for()
+        scale = [" ".join(one.split()) for one in card.locator(".gain li").all_inner_texts()]
+        assert scale == ["now 50.0 %", "at once 55.0 %", "all re-embedded 60.0 %"]
+        assert "50 % of the whole gain is had at once." in card.inner_text()
+        card.locator("summary", has_text="What the check found").click()
+        told_alone = card.locator(".evidence li", has_text="with one model per query").inner_text()
+        assert "on vectors of v1 with one model per query: 40.0" in told_alone
+        card.locator("button", has_text="Deploy …").click()
+        assert "Its check passed." in words(page)
+        press(page, "Deploy v3")
         until(page, "document.querySelector('#announce').textContent.startsWith('v3 is deployed.')")
-        assert told(address, "status")["blend"] == {"v1": 0.4}
-        assert told_cost in page.locator("#overview").inner_text()
-        assert told_cost in page.locator("#deployments").inner_text()
+        assert told(address, "status")["searched_by"] == {"v1": ["v3", "v1"]}
+        told_cost = "Vectors of v1 are asked by v3 and v1: one more forward pass per query."
+        until(page, f"document.querySelector('#overview').textContent.includes('{told_cost}')")
+        search = visit(address)
+        search.set_input_files("#file", query)
+        hit = search.locator("#results .hit").first
+        hit.wait_for()
+        note = search.locator("#results-note").inner_text()
+        assert "scores are cosines, or sums of two where vectors are translated" in note
+        assert "query vector by v3 and v1" in " ".join(note.split())
+        assert hit.locator(".scale").inner_text() == "score"
         page.locator("#roll-back").click()
         press(page, "Roll back to v1")
-        until(page, "!document.querySelector('#overview').textContent.includes('blended')")
-        assert told(address, "status")["blend"] == {}
+        until(page, "!document.querySelector('#overview').textContent.includes('one more forward pass')")
+        assert told(address, "status")["searched_by"] == {"v1": ["v1"]}
+
+
+def test_a_refused_version_is_deployed_with_old_queries_for_old_vectors(
+    shop: Path, tmp_path: Path, visit: Visit
+) -> None:
+    copy = tmp_path / "shop"
+    shutil.copytree(shop, copy)
+    with serving(copy) as address:
+        page = visit(address, "#versions")
+        card = page.locator("article[aria-label='Version v3']")
+        card.locator("button", has_text="Deploy, old queries …").click()
+        says = words(page)
+        assert "Deploy v3, and keep old queries for old vectors?" in says
+        assert "they find what they find now, and cost one more forward pass per query" in says
+        press(page, "Deploy v3")
+        until(page, "document.querySelector('#announce').textContent.startsWith('v3 is deployed.')")
+        seen = told(address, "status")
+        assert (seen["deployed"], seen["searched_by"]) == ("v3", {"v1": ["v3", "v1"]})
+        assert told(address, "deployments")[0]["reason"] is None  # nothing was forced
 
 
 def test_next_steps_of_a_check_are_buttons_where_the_page_can_do_them(

@@ -212,17 +212,38 @@ def test_a_loss_is_refused_with_a_report(space: Path, shop: Path) -> None:
     assert Image.open(space / "checks" / "v3" / "matrix.png").format == "PNG"
     with pytest.raises(FixstarError, match="refuse"):
         fixstar("deploy", "v3", "-w", space)
-    (blend,) = kept["blends"]
-    assert "Queries by two models" in shown
-    assert f"{blend['queries']:,} queries judged an alpha that the others chose" in shown
-    assert f"fixstar deploy v3 --blend auto -w {space}" in shown
-    assert numbers["tables"][-1]["rows"] == {
-        f"v3 with v1, alpha {blend['tried']:g}: {blend['verdict']}": [blend["self_test"], blend["cross_test"]]
-    }
-    given = answer("v3", "-w", space, "--data", shop / "more", "--blend", "0.5", "--no-report", code=2)
-    assert (given["blends"][0]["tried"], given["blends"][0]["queries"]) == (0.5, 60)
-    moved = json.loads(fixstar("deploy", "v3", "-w", space, "--blend", "auto", "--json"))
-    assert moved["blend"] == {blend["version"]: given["blends"][0]["alpha"]}
+    assert f"fixstar deploy v3 --queries old -w {space}" in shown  # needs no check
+    moved = json.loads(fixstar("deploy", "v3", "--queries", "old", "-w", space, "--json"))
+    assert (moved["version"], list(moved["translations"])) == ("v3", ["v1"])
+
+
+def test_a_translation_is_fitted_on_images_and_judged_by_queries_that_did_not_choose_it(
+    space: Path, shop: Path
+) -> None:
+    words: list[str | Path] = ["v3", "-w", space, "--data", shop / "more", "--no-report"]
+    (plain,) = answer(*words, code=2)["cells"]
+    assert (plain["translation"], plain["weight"], plain["models"]) == (None, 0.0, ["v3"])
+    found = answer(*words, "--images", shop / "first", code=3)
+    (cell,) = found["cells"]
+    assert (space / "translations" / cell["translation"]).is_file()
+    assert (found["queries"], cell["negative_flips"]) == (30, 0)  # the other 30 chose
+    assert plain["negative_flips"] > 0
+    given = answer(*words, "--weight", "0.5", code=3)
+    assert (given["queries"], given["cells"][0]["weight"]) == (60, 0.5)  # there was nothing to choose
+    shown = fixstar("check", *words, "--weight", "0.5", "--tolerance", "0.1")
+    assert "v1's vectors are asked by v3 and v1: one more forward pass per query" in shown
+    assert f"fixstar deploy v3 -w {space}\n" in shown
+    moved = json.loads(fixstar("deploy", "v3", "-w", space, "--json"))
+    assert moved["translations"].keys() == {"v1"}
+
+
+def test_a_refusal_without_a_translation_does_not_outweigh_a_check_with_one(space: Path, shop: Path) -> None:
+    words: list[str | Path] = ["v3", "-w", space, "--data", shop / "more", "--no-report"]
+    assert answer(*words, code=2)["queries"] == 60
+    found = answer(*words, "--images", shop / "first", "--tolerance", "0.2")
+    assert (found["outcome"], found["queries"]) == ("pass", 30)  # fewer, because the others chose
+    assert [one["counts"] for one in answer("v3", "-w", space, "--history")] == [False, True]
+    assert "v3 is deployed" in fixstar("deploy", "v3", "-w", space)
 
 
 def test_a_check_with_fewer_images_is_kept_beside_the_stronger_one(space: Path, shop: Path) -> None:

@@ -1,4 +1,4 @@
-"""status, deploy, rollback, adapt, grow, slots and retire."""
+"""status, deploy, rollback, grow, slots and retire, and what a check with pairs changes about them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shops import indexed_shop, passed, set_apart
+from shops import foreign, indexed_shop, passed, passed_with_two_models
 from typed import typed
 
 from fixstar.models import Encoder
-from fixstar.workspace import Check, Workspace
-from fixstar.workspace.checks import Blend, CheckedCell, save_check
+from fixstar.translation import Map, Translation
+from fixstar.workspace import Workspace
 
 
 @pytest.fixture(scope="module")
@@ -99,23 +99,26 @@ def test_a_rollback_does_not_call_unchecked_what_is_not_searched(path: Path, tmp
     back = typed("rollback", "-w", path)
     assert back.code == 0, back.err
     assert "unchecked" not in back.out
-    assert "Not searched: 2 vectors of other; there is no adapter for queries of v1" in back.out
-    assert f"fixstar adapt other --for v1 -w {path}" in back.out
+    assert "Not searched: 2 vectors of other; nothing connects them with v1" in back.out
+    assert f"fixstar check v1 --pairs FILE.npz -w {path}" in back.out
 
 
-def test_what_a_move_puts_out_of_reach_is_told(path: Path, photos: Path) -> None:
+def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
     with Workspace(path, "cpu") as space:
-        set_apart(space)
+        foreign(space)
+        back = Map.linear(np.eye(7, 5))
+        space.translations.keep(Translation("other", "v2", backward=back, one=0.0, about={"fit": "test"}))
     assert typed("deploy", "v2", "--force", "test", "-w", path, "--json").json["unreached"] == {}
-    typed("index", photos / "hat", "--prefix", "new/", "-w", path)
-    back = typed("rollback", "-w", path)
-    assert back.out == (
-        "v1 is deployed again, v2 no longer\nNot searched: 8 vectors of v2; there is no adapter for queries of v1\n"
+    rolled = typed("rollback", "-w", path)
+    assert rolled.out == (
+        "v1 is deployed again, v2 no longer\nNot searched: 2 vectors of other; nothing connects them with v1\n"
         f"Next: fixstar deploy v2 -w {path}   (back to v2)\n"
-        f"      fixstar adapt v2 --for v1 -w {path}   (search v2's vectors too)\n"
+        f"      fixstar check v1 --pairs FILE.npz -w {path}   (vectors of both models let v1 search those of other)\n"
     )
-    assert typed("deploy", "v3", "--force", "test", "-w", path, "--json").json["unreached"] == {"v1": 24}
-    assert typed("rollback", "-w", path, "--json").json["unreached"] == {"v2": 8}
+    moved = typed("deploy", "v3", "--force", "test", "-w", path)
+    assert f"fixstar check v3 --pairs FILE.npz -w {path}" in moved.out
+    assert typed("status", "-w", path, "--json").json["left_out"] == ["other"]
+    assert typed("rollback", "-w", path, "--json").json["unreached"] == {"other": 2}
 
 
 def test_there_is_no_way_back_to_a_retired_version(path: Path) -> None:
@@ -168,47 +171,29 @@ def test_vectors_that_came_after_the_check_need_another(path: Path, tmp_path: Pa
     assert "5 vectors of old-system (imported: no encoder)" in typed("status", "-w", path).out
 
 
-def test_adapt_as_it_is_typed(path: Path, tmp_path: Path) -> None:
+def test_pairs_let_imported_vectors_be_searched(path: Path, tmp_path: Path) -> None:
     with Workspace(path, device="cpu") as space:
         new = np.stack([item.vector for item in space.gallery.iterate("v1")])
     np.savez(tmp_path / "old.npz", vectors=new[:, ::-1], ids=[f"old/{i}" for i in range(24)])
     np.savez(tmp_path / "pairs.npz", old=new[:, ::-1], new=new)
     typed("gallery", "import", tmp_path / "old.npz", "--as", "old-system", "-w", path)
-    words: list[str | Path] = [
-        "adapt",
-        "old-system",
-        "--kind",
-        "procrustes",
-        "--pairs",
-        tmp_path / "pairs.npz",
-        "-w",
-        path,
-    ]
-    unsure = typed(*words)
-    assert unsure.code == 3
-    assert "MISSING EVIDENCE: nothing was changed" in unsure.out
-    assert typed(*words, "--json").json["check"]["outcome"] == "missing evidence"
-    forced = typed(*words, "--force", "it is only a turn")
-    assert forced.code == 0, forced.err
-    assert "procrustes adapter from v1 to old-system, fitted on 24 pairs of pairs.npz" in forced.out
-    assert "In use by force: queries of v1 search vectors of old-system" in forced.out
-    assert "old-system are searched through an adapter by queries of: v1" in typed("status", "-w", path).out
+    before = typed("search", "--like", "hat/1.png", "-k", "40", "-w", path)
+    assert "not searched: vectors of old-system" in before.err
+    unsure = typed("check", "v1", "--pairs", tmp_path / "pairs.npz", "-w", path)
+    assert unsure.code == 3, unsure.err
+    assert "MISSING EVIDENCE: v1 is neither passed nor refused" in unsure.out  # pairs without labels judge nothing
+    assert "old-system's vectors are asked by v1 alone" in typed("status", "-w", path).out
     like = typed("search", "--like", "hat/1.png", "-k", "40", "-w", path, "--json").json
     scores = {hit["id"]: hit["score"] for hit in like["queries"][0]["hits"]}
-    assert scores["old/9"] == pytest.approx(1, abs=1e-4)  # hat/1.png is the tenth of all
+    assert scores["old/9"] == pytest.approx(1, abs=0.02)  # hat/1.png is the tenth of all
+    imported = {name: score for name, score in scores.items() if name.startswith("old/")}
+    assert max(imported, key=imported.__getitem__) == "old/9"
     refused = typed("deploy", "v2", "-w", path)
     assert (refused.code, refused.out) == (1, "")
-    assert "fixstar adapt old-system --for v2" in refused.err
+    assert "before vectors of old-system were searchable" in refused.err
     without = typed("deploy", "v2", "--force", "old vectors are not needed", "-w", path)
     assert "24 vectors of older versions stay and are searched" in without.out
-    assert "Not searched: 24 vectors of old-system; there is no adapter for queries of v2" in without.out
-    left = typed("search", "--like", "old/9", "-w", path)
-    assert "not searched: vectors of v1" in left.err
-    stored = typed(*words, "--apply", "stored", "--for", "v1", "--force", "it is only a turn")
-    assert "24 vectors of old-system converted to old-system@v1" in stored.out
-    assert typed(*words).code == 1  # there is nothing left to adapt
-    unknown = typed("adapt", "old-system", "--apply", "items", "-w", path)
-    assert (unknown.code, "queries, stored" in unknown.err) == (1, True)
+    assert "Not searched: 24 vectors of old-system; nothing connects them with v2" in without.out
 
 
 def test_room_for_more_classes(path: Path) -> None:
@@ -293,28 +278,29 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
 
 
 def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, photos: Path) -> None:
-    blend = Blend("v1", 0.4, 0.4, 0.5, 0.55, 0.01, 0.09, "compatible", 50)
-    cell = CheckedCell("v1", 0.5, 0.4, -0.2, -0.1, "incompatible", 40, 12, 2)
-    save_check(path, Check("v2", "refuse", ("it loses",), (cell,), 0.7, 200, 100, 0.95, 0.0, blends=(blend,)))
-    assert typed("deploy", "v2", "-w", path).code == 1
-    refused = typed("deploy", "v2", "--blend", "0.3", "-w", path)
+    with Workspace(path, "cpu") as space:
+        passed_with_two_models(space)
+    refused = typed("deploy", "v2", "--queries", "one", "-w", path)
     assert refused.code == 1
-    assert f"fixstar check v2 --blend 0.3 -w {path}" in refused.err
-    assert f"fixstar deploy v2 --blend auto -w {path}" in refused.err
-    assert "blend is auto, off, or a number" in typed("deploy", "v2", "--blend", "half", "-w", path).err
-    moved = typed("deploy", "v2", "--blend", "auto", "-w", path)
+    assert "one model per query finds 40.0 %: incompatible" in refused.err
+    assert f"fixstar deploy v2 -w {path}   (two models per query)" in refused.err
+    assert f'fixstar deploy v2 --queries one --force "REASON" -w {path}' in refused.err
+    unknown = typed("deploy", "v2", "--queries", "two", "-w", path)
+    assert unknown.code == 1
+    assert all(word in unknown.err for word in ("'two'", "checked", "one", "old"))
+    moved = typed("deploy", "v2", "-w", path)
     assert moved.code == 0, moved.err
-    told = "vectors of v1 are searched with v2's and v1's queries blended, alpha 0.4: one more forward pass per query"
+    told = "v1's vectors are asked by v2 and v1: one more forward pass per query"
     assert told in moved.out
     assert told in typed("status", "-w", path).out
-    assert typed("status", "-w", path, "--json").json["blend"] == {"v1": 0.4}
+    assert typed("status", "-w", path, "--json").json["searched_by"] == {"v1": ["v2", "v1"]}
     found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", path, "--json").json
-    assert (found["version"], found["blend"]) == ("v2", {"v1": 0.4})
-    off = typed("deploy", "v2", "--force", "too slow", "-w", path, "--json").json
-    assert (off["version"], off["blend"]) == ("v2", {})
+    assert (found["version"], found["models"]) == ("v2", ["v2", "v1"])
+    off = typed("deploy", "v2", "--queries", "one", "--force", "too slow", "-w", path, "--json").json
+    assert (off["version"], off["searched_by"]) == ("v2", {"v1": ["v2"]})
     back = typed("rollback", "-w", path)
     assert back.out.startswith("v2 is deployed again\n" + told)
     assert "v1 is deployed again, v2 no longer" in typed("rollback", "-w", path).out
-    alone = typed("deploy", "v2", "--blend", "0", "-w", path)
-    assert "vectors of v1 are searched with v1's queries alone" in alone.out
-    assert "with its queries" not in alone.out
+    old = typed("deploy", "v3", "--queries", "old", "-w", path)  # never checked
+    assert old.code == 0, old.err
+    assert "v1's vectors are asked by v3 and v1" in old.out

@@ -6,22 +6,19 @@ import ast
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
-from shops import pictures, shop
+from shops import foreign, pictures, shop
 from typed import typed
 
 import fixstar
 from fixstar.cli import app
 from fixstar.cli.next_steps import COMMANDS, command_of, next_lines, typed_workspace
-from fixstar.data import open_images
 from fixstar.errors import ACTIONS, NextStep
-from fixstar.workspace import Adapted, Check, Workspace, catalogue, labelled_items
+from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import CheckedCell
 
 SHOP = Path("my shop")
@@ -29,7 +26,8 @@ EXAMPLES = [
     (NextStep("check", {"version": "v2", "data": ...}), "fixstar check v2 --data LABELLED_IMAGES -w 'my shop'"),
     (NextStep("deploy", {"version": "v2", "force": ...}), "fixstar deploy v2 --force \"REASON\" -w 'my shop'"),
     (NextStep("backfill", {"budget": "all", "anyway": True}), "fixstar backfill --budget all --anyway -w 'my shop'"),
-    (NextStep("adapt", {"version": "a", "queries_by": "v2"}), "fixstar adapt a --for v2 -w 'my shop'"),
+    (NextStep("check", {"version": "v2", "pairs": ...}), "fixstar check v2 --pairs FILE.npz -w 'my shop'"),
+    (NextStep("deploy", {"version": "v2", "queries": "old"}), "fixstar deploy v2 --queries old -w 'my shop'"),
     (NextStep("delete-items", {"id": "it's"}), "fixstar gallery delete 'it'\"'\"'s' -w 'my shop'"),
     (NextStep("init", {"path": ...}), "fixstar init WORKSPACE"),
     (NextStep("install", {"extra": "service"}), 'pip install "fixstar[service]"'),
@@ -129,28 +127,21 @@ def test_an_error_and_the_reasons_of_a_check(ready: Path, tmp_path: Path) -> Non
     assert "fixstar check v2 --data LABELLED_IMAGES" in " ".join(shown.out.split())
 
 
-def test_the_reasons_of_an_adapter(ready: Path, tmp_path: Path) -> None:
+def test_the_next_steps_for_vectors_that_nothing_connects(ready: Path, tmp_path: Path) -> None:
     path = shutil.copytree(ready / "shop", tmp_path / "shop")
-    with shop(tmp_path / "other") as space:
-        items = list(labelled_items(open_images(ready / "photos")))
-        vectors = space.serving.embed("v1", [item.image for item in items])
-    pairs = tmp_path / "pairs.npz"
-    labels = [item.payload["label"] for item in items]
-    np.savez(tmp_path / "old.npz", vectors=vectors[:, ::-1], ids=[f"old/{i}" for i in range(len(items))])
-    np.savez(pairs, old=vectors[:, ::-1], new=vectors, labels=labels)
-    typed("gallery", "import", tmp_path / "old.npz", "--as", "old-system", "-w", path)
-    shown = typed("adapt", "old-system", "--kind", "procrustes", "--pairs", pairs, "-w", path)
+    with Workspace(path, "cpu") as space:
+        foreign(space, "old-system")
+    shown = typed("check", "v1", "--data", ready / "photos", "-w", path)
     assert shown.code == 3, shown.out
     said = " ".join(shown.out.split())
-    assert "fixstar adapt old-system" in said
-    assert f'fixstar adapt old-system --for v1 --force "REASON" --kind procrustes --pairs {pairs} -w {path}' in said
+    assert "nothing shows what v1's queries find among vectors of old-system" in said
+    assert f"fixstar check v1 --pairs FILE.npz --data {ready / 'photos'} -w {path}" in said
 
 
 def test_a_new_model_that_is_the_weaker_one_is_called_so(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = CheckedCell("v1", 0.9, 0.5, -0.5, -0.3, "incompatible", 40, 40, 0)
-    check = Check("v2", "refuse", ("it loses",), (cell,), 0.4, 100, 100, 0.95, 0.0)
     for own, told in ((0.4, True), (0.95, False)):
-        done = Adapted("v1", "v2", "ridge", "queries", "pairs", 9, (), replace(check, self_test=own), in_use=False)
-        monkeypatch.setattr(Workspace, "adapt", lambda *_, done=done, **__: done)
-        shown = " ".join(typed("adapt", "v1", "--for", "v2", "-w", ready / "shop").out.split())
-        assert ("v2 alone finds less than v1 does now" in shown) is told
+        cell = CheckedCell("v1", 0.9, 0.5, -0.5, -0.3, "incompatible", 40, 40, 0, models=("v2",), reembedded=own)
+        check = Check("v2", "refuse", ("it loses",), (cell,), own, 100, 100, 0.95, 0.0)
+        monkeypatch.setattr(Workspace, "check", lambda *_, check=check, **__: check)
+        shown = " ".join(typed("check", "v2", "-w", ready / "shop").out.split())
+        assert ("v2 is no better than v1 here: keep v1" in shown) is told

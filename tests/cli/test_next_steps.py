@@ -17,6 +17,7 @@ from typed import typed
 
 from fixstar.cli.rollout import operator_name, shown_shares
 from fixstar.evaluation import BackfillCurve
+from fixstar.translation import Translation
 from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.planning import PredictedCurve
 from fixstar.workspace.files import create_mark
@@ -45,14 +46,26 @@ def test_newer_vectors_are_not_promised_to_be_backfilled(path: Path, photos: Pat
     typed("deploy", "v2", "-w", path)
     typed("index", photos / "hat", "--prefix", "new/", "-w", path)
     typed("rollback", "-w", path)
+    with Workspace(path, "cpu") as space:  # v2's own queries search what it stored
+        space.translations.keep(Translation("v2", "v1", two=0.0, about={"fit": "test"}))
     refused = typed("retire", "v2", "-w", path)
     assert refused.code == 1
-    assert "the gallery holds 4 vectors of v2" in refused.err
+    assert "the gallery holds 4 vectors of v2, and its own queries help to search them" in refused.err
     assert "fixstar backfill" not in refused.err
     assert "fixstar deploy v2" in refused.err
     assert "fixstar gallery delete --version v2" in refused.err
     assert typed("gallery", "delete", "--version", "v2", "--yes", "-w", path).code == 0
     assert typed("retire", "v2", "-w", path).code == 0
+
+
+def test_vectors_that_other_queries_find_do_not_keep_a_model(path: Path, photos: Path) -> None:
+    typed("deploy", "v2", "-w", path)
+    typed("index", photos / "hat", "--prefix", "new/", "-w", path)
+    typed("rollback", "-w", path)
+    assert typed("retire", "v2", "-w", path).code == 0
+    found = typed("search", photos / "hat" / "1.png", "-k", "40", "-w", path, "--json").json
+    assert found["left_out"] == []
+    assert "new/1.png" in [hit["id"] for hit in found["queries"][0]["hits"]]
 
 
 def test_where_a_rollback_leads_is_kept_until_a_newer_version_is_deployed(path: Path) -> None:

@@ -328,8 +328,11 @@ def test_how_many_settings_to_try_is_a_number_auto_or_off(space: Path, tmp_path:
     assert json.loads(fixstar("upgrade", images, "-w", space, "--try", "off", "--json"))["trials"] == []
 
 
-def test_after_trials_the_version_is_checked_at_once(space: Path, tmp_path: Path) -> None:
-    images = draw(tmp_path / "many", "efghijklmn", per_class=24)
+def test_after_trials_the_version_is_checked_at_once(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "LEAST_QUERIES", 50)
+    images = draw(tmp_path / "many", "efghijklmn", per_class=48)
     shown = fixstar("upgrade", images, "-w", space, "--epochs", "3", "--hold-out", "0.5", "--try", "2")
     assert "as v1" in shown
     assert "learning rate 0.03" in shown

@@ -42,6 +42,16 @@ def test_the_pixels_are_those_of_read_pixels(tmp_path: Path) -> None:
         processes.pixels(tmp_path / "b.jpg", rgb(16, 16))
 
 
+def test_every_image_costs_something_however_small() -> None:
+    async def costs() -> list[float]:
+        processes = DecodeProcesses(1, seconds=10)
+        data = encoded(noise(30, 40), "PNG")
+        wanted = rgb(8, 8)
+        return [(await processes.pixels_async(data, "PNG", wanted)).seconds for _ in range(20)]
+
+    assert min(asyncio.run(costs())) > 1e-5
+
+
 def test_an_image_of_too_many_pixels_is_told_apart_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     data, processes = encoded(noise(10, 11), "PNG"), DecodeProcesses(1, 60, max_pixels=109)
     for ask in (lambda: processes.size(data), lambda: processes.pixels(data, rgb(8, 8))):

@@ -19,7 +19,9 @@ from fixstar.data import from_arrays
 from fixstar.errors import GateError
 from fixstar.service.client import Client, ServiceError
 from fixstar.service.jobs import JobFiles, Jobs
+from fixstar.translation import Translation
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
+from fixstar.workspace.backfill.planning import Thirds
 from fixstar.workspace.backfill.run import PlanFiles
 from fixstar.workspace.held_out import keep_held_out
 
@@ -89,8 +91,8 @@ def test_a_plan_is_predicted_once_by_the_service_and_the_command(
 ) -> None:
     seen: list[str] = []
 
-    def gain(old: tuple[str, Any], *_: Any, **__: Any) -> Any:
-        seen.append(old[0])
+    def gain(_: Thirds, way: Translation, *__: Any, **___: Any) -> Any:
+        seen.append(way.source)
         return predicted(lost=0)
 
     monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", gain)

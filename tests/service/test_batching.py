@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from service_clients import async_client, picture
-from shops import passed, pictures, shop
+from shops import fitted, passed, pictures, shop
 
 from fixstar.service import batching
 from fixstar.service.batching import QueryBatcher
@@ -79,7 +79,8 @@ def test_many_at_once_are_few_calls_with_the_answers_of_one_by_one(space: Worksp
 
 
 def test_all_models_of_a_deployment_embed_a_batch_once_each(space: Workspace, sizes: list[int]) -> None:
-    space.deploy("v2", force="test", blend=0.4)
+    fitted(space)
+    space.deploy("v2", force="test")
     images = [picture(i) for i in range(12)]
 
     async def together(batcher: QueryBatcher) -> Any:
@@ -92,7 +93,7 @@ def test_all_models_of_a_deployment_embed_a_batch_once_each(space: Workspace, si
     assert sizes[::2] == sizes[1::2]
     for number, (data, one) in enumerate(zip(images, found, strict=True)):
         truth = space.search([data], k=1 + number % 2)
-        assert (one.version, one.blend) == ("v2", {"v1": 0.4})
+        assert (one.version, one.models) == ("v2", ("v2", "v1"))
         assert [hit.id for hit in one.hits[0]] == [hit.id for hit in truth.hits[0]]
         assert np.allclose([hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -228,11 +230,28 @@ def answering(*answers: httpx.Response) -> tuple[Client, list[str]]:
     return Client(transport=httpx.MockTransport(handle)), seen
 
 
-def test_an_adapter_is_asked_for_as_a_job() -> None:
-    job = {"id": "1", "kind": "adapt", "state": "queued", "created": ""}
-    asking, seen = answering(httpx.Response(202, json=job))
-    assert asking.adapt("old-system", kind="slerp").kind == "adapt"
-    assert seen == ["POST /v1/adapt"]
+def test_translations_are_fitted_and_chosen_by_what_is_sent() -> None:
+    sent: list[Any] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        if request.url.path == "/v1/deploy":
+            move: dict[str, Any] = {
+                "version": "v2",
+                "kind": "deploy",
+                "when": "",
+                "reason": None,
+                "by": "ann",
+                "unreached": {},
+            }
+            return httpx.Response(200, json={**move, "translations": {"v1": "v1-v2-3.npz"}})
+        return httpx.Response(202, json={"id": "1", "kind": "check", "state": "queued", "created": ""})
+
+    asking = Client(transport=httpx.MockTransport(handle))
+    assert asking.check("v2", weight=0.5, refit=True, sample=500).kind == "check"
+    assert asking.deploy("v2", queries="one").translations == {"v1": "v1-v2-3.npz"}
+    assert sent[0] == {"weight": 0.5, "refit": True, "sample": 500}
+    assert (sent[1]["version"], sent[1]["queries"]) == ("v2", "one")
 
 
 def busy(status: int, after: str = "2") -> httpx.Response:

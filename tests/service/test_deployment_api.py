@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from service_clients import client, ended, picture
-from shops import passed, pictures, set_apart, shop
+from shops import foreign, passed, passed_with_two_models, pictures, shop
 
-from fixstar.errors import NextStep
-from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.translation import Map, Translation
+from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.backfill.planning import backfill_outlook
-from fixstar.workspace.checks import Blend, CheckedCell, save_check
 
 
 @pytest.fixture
@@ -69,35 +68,55 @@ def test_a_deployment_and_a_backfill_for_another_state_are_refused(http: TestCli
 
 
 def test_queries_by_two_models_over_http(http: TestClient, space: Workspace) -> None:
-    judged = (0.4, 0.5, 0.55, 0.01, 0.09, "compatible", 50)
-    blends = Blend("v1", 0.4, *judged), Blend("v3", 0.4, *judged)  # no vector of v3 is stored
-    cells = tuple(CheckedCell(one.version, 0.5, 0.4, -0.2, -0.1, "incompatible", 40, 12, 2) for one in blends)
-    numbers = (cells, 0.7, 500, 100, 0.95, 0.0)
-    step = NextStep("deploy", {"version": "v2", "blend": "auto"})
-    save_check(space.path, Check("v2", "refuse", ("it loses",), *numbers, blends=blends, next_steps=(step,)))
-    shown = http.get("/v1/versions/v2/check").json()
-    assert (shown["blends"][0]["alpha"], shown["blends"][0]["difference"]) == (0.4, pytest.approx(0.05))
-    request = shown["next_steps"][0]["request"]
-    assert request["body"] == {"version": "v2", "blend": "auto"}
-    assert http.post("/v1/deploy", json={"version": "v2"}).status_code == 409
-    assert http.post("/v1/deploy", json={"version": "v2", "blend": 0.3}).status_code == 409
-    for wrong in (1.5, "half", -1):
-        assert http.post("/v1/deploy", json={"version": "v2", "blend": wrong}).status_code == 422
-    moved = http.request(request["method"], request["path"], json=request["body"]).json()
-    assert (moved["version"], moved["blend"]) == ("v2", {"v1": 0.4, "v3": 0.4})
-    assert http.get("/v1/status").json()["blend"] == {"v1": 0.4}
-    assert http.get("/v1/deployments").json()[0]["blend"] == {"v1": 0.4, "v3": 0.4}
-    again = http.post("/v1/deploy", json=request["body"])  # nothing would change
-    assert (again.status_code, "v2 is deployed already" in again.json()["detail"]) == (400, True)
+    file = passed_with_two_models(space, "v2", "v3")  # v3 is deployed
+    cell = http.get("/v1/versions/v2/check").json()["cells"][0]
+    assert (cell["models"], cell["weight"], cell["share_at_once"]) == (["v2", "v1"], 0.6, pytest.approx(0.5))
+    assert (cell["one_model"]["verdict"], cell["one_model"]["cross_test"]) == ("incompatible", 0.4)
+    for wrong in ("two", "", 1, None):
+        assert http.post("/v1/deploy", json={"version": "v2", "queries": wrong}).status_code == 422
+    refused = http.post("/v1/deploy", json={"version": "v2", "queries": "one"})
+    assert refused.status_code == 409
+    assert "one model per query finds 40.0 %: incompatible" in refused.json()["detail"]
+    two, forced = (step["request"] for step in refused.json()["next_steps"])
+    assert (two["body"], forced["body"]["queries"]) == ({"version": "v2"}, "one")
+    moved = http.request(two["method"], two["path"], json=two["body"]).json()
+    assert (moved["version"], moved["translations"]) == ("v2", {"v1": file})
+    assert http.get("/v1/status").json()["searched_by"] == {"v1": ["v2", "v1"]}
+    assert http.get("/v1/deployments").json()[0]["translations"] == {"v1": file}
+    again = http.post("/v1/deploy", json=two["body"])  # nothing would change
+    assert (again.status_code, again.json()["type"]) == (409, "/problems/already-deployed")
     found = http.post("/v1/search", files={"image": picture(1)}).json()
-    assert (found["version"], found["blend"]) == ("v2", {"v1": 0.4})
+    assert (found["version"], found["models"]) == ("v2", ["v2", "v1"])
     vector = space.serving.embed("v2", [picture(1)])[0].tolist()
-    assert http.post("/v1/search/vector", json={"vector": vector}).json()["blend"] == {}
-    off = http.post("/v1/deploy", json={"version": "v2", "force": "too slow"}).json()
-    assert (off["version"], off["blend"]) == ("v2", {})
-    assert http.post("/v1/rollback").json()["blend"] == {"v1": 0.4, "v3": 0.4}
+    assert http.post("/v1/search/vector", json={"vector": vector}).json()["models"] == ["v2"]
+
+
+def test_who_asks_old_vectors_can_change_without_another_version(http: TestClient, space: Workspace) -> None:
+    file = passed_with_two_models(space, "v2", "v3")  # v3 is deployed
+    http.post("/v1/deploy", json={"version": "v2"})
+    alone = http.post("/v1/deploy", json={"version": "v2", "queries": "one", "force": "too slow"}).json()
+    assert (alone["version"], alone["reason"]) == ("v2", "too slow")
+    assert alone["translations"]["v1"] != file
+    assert http.get("/v1/status").json()["searched_by"] == {"v1": ["v2"]}
+    assert http.post("/v1/search", files={"image": picture(1)}).json()["models"] == ["v2"]
+    assert http.post("/v1/deploy", json={"version": "v2"}).json()["translations"] == {"v1": file}
+    assert http.get("/v1/status").json()["searched_by"] == {"v1": ["v2", "v1"]}
+    assert http.post("/v1/rollback").json()["translations"] == alone["translations"]
+    assert http.post("/v1/rollback").json()["translations"] == {"v1": file}
     assert http.post("/v1/rollback").json()["version"] == "v3"
-    assert http.get("/v1/status").json()["blend"] == {}
+
+
+def test_old_queries_alone_need_no_check_and_find_what_they_find_now(http: TestClient, space: Workspace) -> None:
+    space.rollback()
+    space.rollback()
+    wanted: dict[str, Any] = {"files": {"image": picture(1)}, "params": {"k": 9}}
+    now = http.post("/v1/search", **wanted).json()
+    assert http.post("/v1/deploy", json={"version": "v3"}).status_code == 409
+    assert http.post("/v1/deploy", json={"version": "v3", "queries": "old"}).json()["version"] == "v3"
+    then = http.post("/v1/search", **wanted).json()
+    assert (now["models"], then["models"]) == (["v1"], ["v3", "v1"])
+    assert [hit["id"] for hit in then["hits"]] == [hit["id"] for hit in now["hits"]]
+    assert [hit["score"] for hit in then["hits"]] == pytest.approx([hit["score"] for hit in now["hits"]], abs=1e-5)
 
 
 def test_a_rollback_says_what_it_leaves_unchecked_and_which_backfill_ends(http: TestClient, space: Workspace) -> None:
@@ -117,18 +136,17 @@ def test_a_rollback_says_what_it_leaves_unchecked_and_which_backfill_ends(http: 
 
 
 def test_a_move_says_how_many_vectors_it_puts_out_of_reach(http: TestClient, space: Workspace) -> None:
-    space.rollback()
-    set_apart(space)
-    backfilled(http, budget="4", order="random", deployed="v2")
-    assert [one["unreached"] for one in http.get("/v1/versions").json()] == [{"v2": 4}, {}, {"v1": 5}]
+    foreign(space)
+    back = Map.linear(np.eye(7, 5))
+    space.translations.keep(Translation("other", "v3", backward=back, one=0.0, about={"fit": "test"}))
+    assert [one["unreached"] for one in http.get("/v1/versions").json()] == [{"other": 2}, {"other": 2}, {}]
     ahead, back = http.get("/v1/rollback").json(), http.post("/v1/rollback").json()
-    assert (ahead["to"], ahead["unreached"], ahead["unchecked"]) == ("v1", {"v2": 4}, {})
-    assert (back["version"], back["unreached"], back["unchecked"]) == ("v1", {"v2": 4}, {})
-    query = space.images.find(next(iter(space.gallery.iterate("v1"))))
-    assert query is not None
-    answer = space.search([query], k=100)
-    assert (len(answer.hits[0]), answer.left_out) == (5, ("v2",))  # as was said
-    for version, unreached in (("v3", {"v1": 5}), ("v2", {}), ("v1", {"v2": 4})):
+    assert (ahead["to"], ahead["unreached"], ahead["unchecked"]) == ("v2", {"other": 2}, {})
+    assert (back["version"], back["unreached"], back["unchecked"]) == ("v2", {"other": 2}, {})
+    answer = space.search([picture(1)], k=100)
+    assert (len(answer.hits[0]), answer.left_out) == (9, ("other",))  # as was said
+    assert http.get("/v1/status").json()["left_out"] == ["other"]
+    for version, unreached in (("v3", {}), ("v2", {"other": 2}), ("v1", {"other": 2})):
         assert http.post("/v1/deploy", json={"version": version, "force": "x"}).json()["unreached"] == unreached
 
 

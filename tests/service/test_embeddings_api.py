@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from service_clients import async_client, client, picture
-from shops import pictures, set_apart, shop
+from shops import pictures, shop
 
-from fixstar.geometry import unit
 from fixstar.service.keys import Keys
+from fixstar.translation import Map, Translation
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.items import LocalEmbedder
 
@@ -52,7 +52,8 @@ def vectors(answer: Any) -> Any:
 def test_the_answer_is_that_of_openai_with_the_vectors_of_the_version(http: TestClient, space: Workspace) -> None:
     answer = asked(http, "v2", *map(text, IMAGES))
     body = answer.json()
-    assert (body["object"], body["model"], body["blend"]) == ("list", "v2", None)
+    assert body.keys() == {"object", "data", "model", "usage"}
+    assert (body["object"], body["model"]) == ("list", "v2")
     assert body["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
     assert [(one["object"], one["index"]) for one in body["data"]] == [("embedding", i) for i in range(3)]
     assert np.allclose(vectors(answer), space.serving.embed("v2", IMAGES), atol=1e-6)
@@ -76,18 +77,23 @@ def test_queries_for_another_version_rank_its_vectors_as_a_search_does(http: Tes
     assert np.array_equal(vectors(asked(http, "v1->v1", text(IMAGES[0]))), vectors(asked(http, "v1", text(IMAGES[0]))))
 
 
-def test_an_adapter_and_a_blend_are_used_as_in_a_search(http: TestClient, space: Workspace) -> None:
-    set_apart(space)
-    by_v2, by_v1 = (space.serving.embed(name, IMAGES) for name in ("v2", "v1"))
-    adapter = space.adapters.find("v1", "v2")
-    assert adapter is not None
-    plain = asked(http, "v2->v1", *map(text, IMAGES))
-    assert np.allclose(vectors(plain), unit(adapter(by_v2)), atol=1e-5)
-    space.deploy("v2", force="test", blend=0.0)
-    blended = asked(http, "v2->v1", *map(text, IMAGES))
-    assert blended.json()["blend"] == 0.0
-    assert np.allclose(vectors(blended), by_v1, atol=1e-5)  # alpha 0 is the old model's query
-    assert asked(http, "v2", text(IMAGES[0])).json()["blend"] is None
+def test_queries_for_another_version_are_mapped_back_as_a_translation_says(http: TestClient, space: Workspace) -> None:
+    by_v2 = space.serving.embed("v2", IMAGES)
+    back = Map.linear(np.roll(np.eye(7), 1, axis=0))
+    space.translations.keep(Translation("v1", "v2", backward=back, one=0.0, two=0.0, about={"fit": "test"}))
+    asked_in_v1 = vectors(asked(http, "v2->v1", *map(text, IMAGES)))
+    assert np.allclose(asked_in_v1, back(by_v2), atol=1e-5)
+    assert not np.allclose(asked_in_v1, by_v2, atol=0.1)
+    space.deploy("v2", force="test")  # searches ask with v1's own queries; a vector is that of one model all the same
+    assert np.allclose(vectors(asked(http, "v2->v1", *map(text, IMAGES))), back(by_v2), atol=1e-5)
+    assert np.allclose(vectors(asked(http, "v2", *map(text, IMAGES))), by_v2, atol=1e-6)
+
+
+def test_vectors_that_only_their_own_model_can_ask_are_not_offered(http: TestClient, space: Workspace) -> None:
+    space.translations.keep(Translation("v1", "v2", two=0.0, about={"fit": "test"}))
+    answer = asked(http, "v2->v1", text(IMAGES[0]))
+    assert (answer.status_code, answer.json()["hint"]) == (404, "there are: none")
+    assert answer.json()["detail"] == "queries of v2 alone cannot ask in the space of 'v1'"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_an_adapter_and_a_blend_are_used_as_in_a_search(http: TestClient, space:
         ("text-embedding-3-small", "no model", "v1, v2"),
         ("v2->v9", "no vectors of 'v9'", "v2->v1"),
         ("old", "old has stored vectors and no encoder", "v1, v2"),
-        ("v2->old", "nothing connects queries of v2 with vectors of 'old'", "v2->v1"),
+        ("v2->old", "queries of v2 alone cannot ask in the space of 'old'", "v2->v1"),
         ("->v1", "no model ''", "v1, v2"),
     ],
 )

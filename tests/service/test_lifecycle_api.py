@@ -32,6 +32,7 @@ from fixstar.workspace.backfill.orders import ORDERS
 from fixstar.workspace.backfill.planning import AUTO
 from fixstar.workspace.checks import CheckedCell, last_check, save_check
 from fixstar.workspace.held_out import keep_held_out
+from fixstar.workspace.translations import translation_files
 
 
 @pytest.fixture
@@ -314,23 +315,26 @@ def test_every_route_documents_its_problems(http: TestClient) -> None:
         assert answer, path
 
 
-def test_an_adapter_is_fitted_in_a_job_and_used_with_evidence_or_a_reason(
-    http: TestClient, space: Workspace, tmp_path: Path
-) -> None:
-    space.index(catalogue(tmp_path / "photos", "again/"))
-    asked = http.post("/v1/adapt", json={"version": "v1", "queries_by": "v2", "kind": "procrustes"})
-    assert asked.status_code == 202
-    done = ended(http, asked.json())
-    assert (done["state"], done["result"]["in_use"]) == ("done", False), done
-    assert done["result"]["outcome"] == "missing evidence"  # so few images do not decide
-    assert not space.adapters.isolated()
-    wanted = {"version": "v1", "queries_by": "v2", "kind": "procrustes", "force": "a test"}
-    forced = ended(http, http.post("/v1/adapt", json=wanted).json())["result"]
-    assert (forced["in_use"], forced["forced"]) == (True, "a test")
-    assert "v1" in space.adapters.isolated()
-    assert is_problem(http.post("/v1/adapt", json={"version": "v7"}), 404, "no vectors of 'v7'")
-    assert is_problem(http.post("/v1/adapt", json={"version": "v1", "queries_by": "v7"}), 404, "unknown version")
-    assert is_problem(http.post("/v1/adapt", json={"version": "v1", "pairs": "/etc/passwd"}), 422)
+def test_a_check_fits_translations_in_its_job_and_judges_them_at_a_weight(tmp_path: Path) -> None:
+    space = noisy_versions(tmp_path / "noisy")
+    space.index(catalogue(pictures(tmp_path / "photos", per_class=10)))
+    with client(space) as http:
+        path = "/v1/versions/v2/check"
+        assert not translation_files(space.path)  # one space is claimed: nothing is fitted unasked
+        job = ended(http, http.post(path, json={"refit": True, "sample": 20, "weight": 0.5}).json())
+        assert job["state"] == "done", job
+        (cell,) = http.get(path).json()["cells"]
+        assert (cell["version"], cell["weight"]) == ("v1", 0.5)
+        fits = space.translations.fitted("v1", "v2")
+        assert {way.about["fitted_on"] for way in fits} == {"20 items of the gallery"}
+        ended(http, http.post(path, json={"weight": 0.5}).json())
+        assert space.translations.fitted("v1", "v2") == fits  # those that there are will do
+        again = ended(http, http.post(path, json={"refit": True}).json())
+        assert again["state"] == "done"
+        assert {way.about["fitted_on"] for way in space.translations.fitted("v1", "v2")} == {"30 items of the gallery"}
+        for wrong in ({"weight": 1.5}, {"sample": 5}, {"pairs": "/etc/passwd"}, {"images": "/etc"}):
+            assert is_problem(http.post(path, json=wrong), 422)
+        assert is_problem(http.post("/v1/versions/v7/check", json={"refit": True}), 404, "no version 'v7'")
 
 
 def test_the_drift_map_has_stored_vectors_beside_those_of_the_other_version(space: Workspace, http: TestClient) -> None:

@@ -62,7 +62,7 @@ KNOWN: dict[str, list[Any]] = {  # what chance would hardly ever hit upon, by th
     "budget": ["10%", "all", "3", "0%", "-1", "1e9%", "nan%"],
     "force": ["because"],
     "deployed": ["v1", None],
-    "blend": ["off", "auto"],
+    "queries": ["checked", "one", "old"],
 }
 
 CARRIED_OUT = (

@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 from service_clients import client, picture
 from shops import passed, pictures, shop
 
+from fixstar.translation import Threshold
 from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.checks import Threshold, save_check
+from fixstar.workspace.checks import save_check
 from fixstar.workspace.search import Serving
 
 

@@ -101,9 +101,13 @@ def test_the_first_version_and_an_upgrade_over_http(tmp_path: Path, trained: Pat
         second = shop.wait(shop.upgrade(epochs=1, trials=0, hold_out=0), every=0.02)
         assert second.result is not None
         assert second.result["next_steps"][0]["request"]["path"] == "/v1/versions/v2/check"
-        assert (second.result["version"], second.result["images"], second.result["classes"]) == ("v2", 6, 2)
+        assert (second.result["version"], second.result["images"], second.result["classes"]) == ("v2", 6 + 9, 2 + 3)
         card = http.get("/v1/versions/v2").json()
-        assert (card["parent"], card["trained"]["name"], card["deployed"]) == ("v1", "stored items", False)
+        assert (card["parent"], card["trained"]["name"], card["deployed"]) == (
+            "v1",
+            "stored items+earlier images",
+            False,
+        )
         assert shop.wait(shop.upgrade("photos", epochs=1, trials=0), every=0.02).result is not None
         assert [one.name for one in shop.versions()] == ["v1", "v2", "v3"]
         assert is_clean(space)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from fixstar.models import Encoder
 from fixstar.translation import Translation
 from fixstar.translation.fit import Pairs, fit_map
 from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.checks import CheckedCell, save_check
+from fixstar.workspace.checks import CheckedCell, OneModel, save_check
+from fixstar.workspace.translations import translation_files
 
 CLASSES = ("bag", "hat", "shoe")
 
@@ -72,6 +74,36 @@ def fitted(space: Workspace, source: str = "v1", target: str = "v2") -> Translat
     way = Translation(source, target, forward=turn, backward=turn, one=0.6, two=0.6, about={"fit": "test"})
     space.translations.keep(way)
     return way
+
+
+def passed_with_two_models(space: Workspace, version: str = "v2", *also: str) -> str:
+    """Let a version have passed on v1's vectors with v1's queries too, and have lost alone; the translation's file.
+
+    ``also`` are versions that it was checked against and shares a space with.
+    """
+    way = fitted(space, "v1", version)
+    (file,) = (path.name for path in translation_files(space.path))
+    cell = CheckedCell(
+        version="v1",
+        self_test=0.5,
+        cross_test=0.55,
+        low=0.01,
+        high=0.09,
+        verdict="compatible",
+        differing=40,
+        negative_flips=2,
+        positive_flips=12,
+        translation=file,
+        weight=way.weight,
+        models=way.models,
+        reembedded=0.6,
+        one_model=OneModel(cross_test=0.4, low=-0.2, high=-0.1, verdict="incompatible", weight=way.weight),
+    )
+    others = [
+        replace(cell, version=name, translation=None, weight=0.0, models=(version,), one_model=None) for name in also
+    ]
+    save_check(space.path, Check(version, "pass", (), (cell, *others), 0.7, 10_000, 1000, 0.95, 0.0))
+    return file
 
 
 def foreign(space: Workspace, name: str = "other", count: int = 2) -> None:

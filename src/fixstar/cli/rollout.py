@@ -257,8 +257,8 @@ def deploy(
     print_wrapped(f"{version} is deployed. {stay}")
     print_searched_by(state)
     _print_unreached(unreached, version)
-    steps = NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")
-    print(*next_lines(steps, workspace), sep="\n")
+    steps = [NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")]
+    print(*next_lines([*steps, *_reaching(unreached, version)], workspace), sep="\n")
 
 
 @verb("fixstar rollback -w shop", "fixstar rollback --to v1 -w shop")
@@ -287,7 +287,7 @@ def rollback(
     if unchecked:
         steps.append(NextStep("check", {"version": move.version}, "how well it finds those vectors"))
     _print_unreached(unreached, move.version)
-    for line in next_lines(steps, workspace):
+    for line in next_lines([*steps, *_reaching(unreached, move.version)], workspace):
         print(line)
 
 
@@ -301,6 +301,14 @@ def print_searched_by(state: Status) -> None:
 def _print_unreached(unreached: Mapping[str, int], version: str) -> None:
     for name, count in sorted(unreached.items()):
         print_wrapped(f"Not searched: {plural(count, 'vector')} of {name}; nothing connects them with {version}")
+
+
+def _reaching(unreached: Mapping[str, int], version: str) -> list[NextStep]:
+    """What connects vectors with a version: a translation, fitted on vectors by both models."""
+    if not unreached:
+        return []
+    note = f"vectors of both models let {version} search those of {' and '.join(sorted(unreached))}"
+    return [NextStep("check", {"version": version, "pairs": ...}, note)]
 
 
 def operator_name() -> str:

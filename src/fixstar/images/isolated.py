@@ -18,7 +18,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -300,11 +299,19 @@ def _serve() -> None:
             limits = request.head
             signal.setitimer(signal.ITIMER_PROF, limits["seconds"])  # SIGPROF ends a process that does not handle it
             _limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * limits["max_pixels"])
-            before = time.process_time()
+            before = _processor_seconds()
             answer = _answer(request)
-            answer.head["spent"] = time.process_time() - before
+            answer.head["spent"] = _processor_seconds() - before
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.sendall(answer.packed())
+
+
+def _processor_seconds() -> float:
+    """What this process has spent. ``time.process_time`` stands still between two ticks while a timer runs."""
+    import resource
+
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return spent.ru_utime + spent.ru_stime
 
 
 def _answer(request: _Message) -> _Message:

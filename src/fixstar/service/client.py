@@ -300,6 +300,7 @@ class Client:
         """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions.
 
         ``data`` is the name of labelled images that the operator chose, ``held-out`` for those held out at training.
+        ``weight`` is a translation's weight to judge; ``refit`` fits translations again, on a ``sample`` of items.
         """
         return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules)
 

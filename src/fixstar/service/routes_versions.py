@@ -363,7 +363,7 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     space = context.workspace
     _existing(space, wanted.version)
     space.rollout.require_deployed(wanted.deployed)
-    if wanted.version == space.deployed() and wanted.queries == "checked":
+    if space.is_deployed(wanted.version, wanted.queries):
         raise Problem("already-deployed", f"{wanted.version} answers queries")
     move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, wanted.queries)
     _record(context, move)
@@ -508,8 +508,9 @@ def start_training(context: Shared, caller: Admin, wanted: TrainRequest) -> Job:
 def start_upgrade(context: Shared, caller: Admin, wanted: UpgradeRequest | None = None) -> Job:
     """Train the next version so that it searches the old vectors, in a job. Check and deploy it afterwards.
 
-    It learns from the stored items that have a label and an image, as they are when the job begins, or from a folder.
-    Images that cannot be read are left out.
+    It learns from the stored items that have a label and an image, as they are when the job begins, or from a folder; a
+    method that trains freely also from images of earlier trainings whose files are still there. Images that cannot be
+    read are left out.
     """
     return _start_training(context, "upgrade", wanted or UpgradeRequest(), caller)
 

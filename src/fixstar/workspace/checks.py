@@ -197,17 +197,25 @@ def _calibration(slope: float, offset: float) -> tuple[float, float]:
 def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
     """Whether an earlier check ``other`` keeps its place against ``check``, as far as ``galleries`` are concerned.
 
-    It must have judged them all with at least as many queries. It keeps its place if it decided and ``check`` did not.
-    If both decided, it keeps its place with more queries, unless it asked an easier question.
+    It must have judged them all with as many queries. It keeps its place if it decided and ``check`` did not. If both decided, it keeps its place with more queries, unless it asked an easier question. One that did not
+    pass says nothing about another way to search these vectors, such as a translation that was fitted since.
     """
     asked = set(galleries)
     if not _speaks_of(other, asked) or check.queries > other.queries:
+        return False
+    if other.outcome != "pass" and _ways(other, asked) != _ways(check, asked):
         return False
     if check.outcome == "missing evidence" != other.outcome:
         return True
     as_strict = other.tolerance <= check.tolerance and other.confidence >= check.confidence
     more = (other.queries, other.classes) > (check.queries, check.classes)
     return bool(asked) and more and as_strict
+
+
+def _ways(check: Check, galleries: set[str]) -> dict[str, tuple[bool, tuple[str, ...]]]:
+    """How vectors of these galleries were searched: whether they were translated, and by whom they were asked."""
+    judged = [cell for cell in check.cells if cell.version in galleries]
+    return {cell.version: (cell.translation is not None, cell.models) for cell in judged}
 
 
 def _speaks_of(check: Check, galleries: set[str]) -> bool:

@@ -56,7 +56,6 @@ from fixstar.workspace.checks import (
     save_check,
     save_flips,
 )
-from fixstar.workspace.files import require_writable
 from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.pairs import Searched, with_scales
 from fixstar.workspace.registry import Registry
@@ -114,7 +113,6 @@ def check_version(
     keeps a translation and returns the name of its file.
     """
     rules = rules or GateRules()
-    require_writable(registry.path / "checks", "checks")
     card = registry.card(registry.checked(version))
     preprocessing = Preprocessing.from_json(card["preprocessing"])
     names = [one.name for one in searched]
@@ -247,12 +245,13 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
 
 
 def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules) -> Translation:
-    """The way that some queries choose; without them the first, at the weight that the rules name, if they do."""
+    """The way that some queries choose; without them the first, or the first with a weight if the rules name one."""
     if rows is not None:
         return choose(one.ways, evidence, rows, two=one.has_model and one.ways[0].two is not None)
-    way = one.ways[0]
-    if rules.weight is None or way.forward is None:
-        return way
+    mapped = [way for way in one.ways if way.forward is not None]
+    if rules.weight is None or not mapped:
+        return one.ways[0]
+    way = mapped[0]
     return replace(way, one=rules.weight) if way.two is None else replace(way, two=rules.weight)
 
 

@@ -29,7 +29,7 @@ from fixstar.workspace.backfill.planning import BackfillOptions, BackfillOutlook
 from fixstar.workspace.backfill.run import Backfilled
 from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
-from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark
+from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark, require_writable
 from fixstar.workspace.gate import Features, check_version
 from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
@@ -460,6 +460,7 @@ class Workspace:
         ``embed`` makes the vectors of labelled images. See ``fixstar.workspace.gate``.
         """
         chosen = self._with_encoder(version or self.newest())
+        require_writable(self.path / "checks", "checks")  # before hours of work
         searched = self.searched_versions(chosen, fitting, progress)
         return check_version(
             self.registry,
@@ -538,7 +539,7 @@ class Workspace:
                 f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
                 "deploy a version that was trained without one"
             )
-        if self._is_deployed(version, queries):
+        if self.is_deployed(version, queries):
             raise InputError(f"{version} is deployed already")
         check = self._strongest(version) if queries == "old" or force is not None else self._passed(version, queries)
         ways = self._deployed_ways(version, check, queries)
@@ -550,7 +551,7 @@ class Workspace:
         fitted = check.calibrations if check is not None and judged else {}
         return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
 
-    def _is_deployed(self, version: str, queries: Queries) -> bool:
+    def is_deployed(self, version: str, queries: Queries) -> bool:
         """Whether a deployment would change nothing: the version is deployed, and old vectors are asked in this way."""
         move = self.rollout.current_move()
         if move.version != version:

@@ -3,8 +3,9 @@ import { badge, byId, el, rove, tone } from "./dom.js";
 import { picture } from "./picture.js";
 
 const UNLIKELY = "Of the queries that have a match, 95 in 100 have a better hit than these, as measured by the check.";
-const COSINE = { word: "cosine", spoken: "cosine", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
-const RELATIVE = { word: "relative", spoken: "relative score", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. Whether it does is told apart by the check's threshold." };
+const COSINE = { word: "cosine", spoken: "cosine", note: "scores are cosines", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
+const SUM = { word: "score", spoken: "score", note: "scores are cosines, or sums of two where vectors are translated", title: "The cosine between the vectors of query and item or, where the item's vector is of an older version and is translated, the weighted sum of two: 1 is the same direction, 0 nothing in common." };
+const RELATIVE = { word: "relative", spoken: "relative score", note: "scores are relative to other classes of the gallery", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. Whether it does is told apart by the check's threshold." };
 
 const list = byId("results");
 const compared = byId("compared");
@@ -33,21 +34,25 @@ function listen(grid) {
 
 const details = (id) => doing.details(...shown.get(id));
 
-/** Items as tiles, behind those that are there with `add`. Scores are cosines or, where `calibrated`, relative scores. */
-export function showItems(items, { add = false, calibrated = false } = {}) {
+/** What the scores of an answer mean. */
+export const scaleOf = ({ calibrated, models }) => (calibrated ? RELATIVE : models.length > 1 ? SUM : COSINE);
+
+/** Items as tiles, behind those that are there with `add`. */
+export function showItems(items, { add = false, scale = COSINE } = {}) {
   const appended = add && list.querySelector(".hit");
   if (!appended) clear();
-  fill(list, items, calibrated, appended);
+  fill(list, items, scale, appended);
 }
 
 /** The answers of two versions to one query, side by side. What only one of them found is marked. */
 export function showCompared(answers) {
   clear();
   const found = answers.map(({ hits }) => new Set(hits.map(({ id }) => id)));
-  const columns = answers.map(({ version, hits, calibrated }, which) => {
+  const columns = answers.map((answer, which) => {
+    const { version, hits } = answer;
     const grid = el("ul", { class: "grid", "aria-label": `Found by ${version}` });
     listen(grid);
-    fill(grid, hits, calibrated);
+    fill(grid, hits, scaleOf(answer));
     for (const hit of grid.querySelectorAll(".hit")) {
       if (!found[1 - which].has(hit.dataset.id)) hit.parentElement.append(el("span", { class: "only" }, `only ${version}`));
     }
@@ -57,8 +62,7 @@ export function showCompared(answers) {
   compared.replaceChildren(...columns);
 }
 
-function fill(grid, items, calibrated, add = false) {
-  const scale = calibrated ? RELATIVE : COSINE;
+function fill(grid, items, scale, add = false) {
   for (const item of items) shown.set(item.id, [item, scale]);
   const tiles = items.map((item) => el("li", {}, tile(item, scale), detailsButton(item)));
   if (items.length && items.every(({ unlikely }) => unlikely)) tiles.unshift(el("li", { class: "group" }, el("h3", {}, "Probably not in the catalogue"), el("p", { class: "note" }, UNLIKELY)));

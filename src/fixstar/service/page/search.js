@@ -6,7 +6,7 @@ import { badge, byId, count, el, plural } from "./dom.js";
 import { openItem } from "./item.js";
 import { picture } from "./picture.js";
 import { announce, tellProblem } from "./problem.js";
-import { isShown, showCompared, showEmpty, showItems, showWaiting, startResults } from "./results.js";
+import { isShown, scaleOf, showCompared, showEmpty, showItems, showWaiting, startResults } from "./results.js";
 
 const UNKNOWN_FORMAT = "/problems/unknown-format";
 const LABELS = 500; // that are suggested
@@ -229,12 +229,13 @@ function labelled() {
   return label ? JSON.stringify({ label }) : null;
 }
 
-function present({ version, hits, milliseconds, calibrated, left_out: unreached, thresholds }) {
-  const scores = calibrated ? "scores are relative to other classes of the gallery" : "scores are cosines";
+function present(answer) {
+  const { hits, milliseconds, models, left_out: unreached, thresholds } = answer;
+  const scale = scaleOf(answer);
   const unmeasured = examples.length || Object.keys(thresholds).length ? "" : " (which of them mean no match, a check measures)";
-  const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scores}${unmeasured}, query vector by `;
-  byId("results-note").replaceChildren(took, badge(version), ...leftOut(unreached));
-  if (hits.length) showItems(hits, { calibrated });
+  const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scale.note}${unmeasured}, query vector by `;
+  byId("results-note").replaceChildren(took, ...models.flatMap((name, place) => [place ? " and " : "", badge(name)]), ...leftOut(unreached));
+  if (hits.length) showItems(hits, { scale });
   else if (labelled()) showEmpty(...UNLABELLED);
   else showEmpty("Nothing found", "The gallery holds nothing else yet.");
 }
