@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fixstar.data import Augmentation, ImageSet, concatenate, from_arrays
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
@@ -124,7 +123,7 @@ def train_first(space: Workspace, gallery: ImageSet, seed: int, progress: bool, 
     """v1 learns the known scripts and indexes the gallery."""
     early = characters(KNOWN, EARLY, seed=3)
     say(f"  train v1: {len(KNOWN)} scripts, {len(early.classes)} characters")
-    space.train(early, _settings(10, seed, space.device), create_method("vega", **OPTIONS), progress)
+    space.train(early, settings(10, seed, space.device), create_method("vega", **OPTIONS), progress)
     done = space.index(_kept(space, gallery))
     say(f"  index: {done.added:,} images of {len(gallery.classes)} characters that no model learns, embedded with v1")
 
@@ -134,7 +133,7 @@ def upgrade_and_check(space: Workspace, seed: int, progress: bool, say: Say) -> 
     early = characters(KNOWN, EARLY, seed=3)
     later = concatenate([characters(KNOWN, LATER, seed=4), characters(ADDED, LATER, seed=4)])
     say(f"  upgrade to v2: {len(ADDED)} scripts more, {len(later.classes)} characters")
-    recipe = _settings(4, seed, space.device).recipe
+    recipe = settings(4, seed, space.device).recipe
     options = UpgradeOptions(recipe, device=space.device, progress=progress)
     space.upgrade(concatenate([early, later]), options, say=lambda _: None)
     return space.check("v2", characters(UNSEEN, CHECKED, seed=5), progress=False)
@@ -210,7 +209,8 @@ def _kept(space: Workspace, images: ImageSet) -> Iterator[CatalogueItem]:
         yield replace(item, payload={**item.payload, **space.images.keep(np.asarray(item.image).squeeze())})
 
 
-def _settings(epochs: int, seed: int, device: str) -> Settings:
+def settings(epochs: int, seed: int, device: str) -> Settings:
+    """How the demo trains: a small network for grey images of 32 x 32 pixels."""
     milestones = (round(0.6 * epochs), round(0.85 * epochs))
     return Settings(
         backbone="tiny",

@@ -197,8 +197,9 @@ def _calibration(slope: float, offset: float) -> tuple[float, float]:
 def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
     """Whether an earlier check ``other`` keeps its place against ``check``, as far as ``galleries`` are concerned.
 
-    It must have judged them all with as many queries. It keeps its place if it decided and ``check`` did not. If both decided, it keeps its place with more queries, unless it asked an easier question. One that did not
-    pass says nothing about another way to search these vectors, such as a translation that was fitted since.
+    It must have judged them all with as many queries. It keeps its place if it decided and ``check`` did not. If both
+    decided, it keeps its place with more queries, unless it asked an easier question. One that did not pass says
+    nothing about another way to search these vectors, such as a translation that was fitted since.
     """
     asked = set(galleries)
     if not _speaks_of(other, asked) or check.queries > other.queries:
