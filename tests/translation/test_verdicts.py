@@ -13,9 +13,9 @@ from fixstar.evaluation import paired_bootstrap
 from fixstar.evaluation.evidence import Difference
 from fixstar.evaluation.verdicts import (
     GateRules,
-    _highest_rate,
     achievable_tolerance,
     halves,
+    highest_rate,
     in_points,
     judged_difference,
     least_differing,
@@ -78,8 +78,8 @@ def test_several_verdicts_share_the_error() -> None:
 
 
 def test_where_hardly_anything_differs_the_exact_interval_of_rare_events_counts() -> None:
-    assert _highest_rate(0, 100, 0.95) == pytest.approx(1 - 0.025**0.01)
-    assert _highest_rate(1, 10, 0.95) == pytest.approx(0.4450, abs=1e-4)  # Clopper and Pearson's tables
+    assert highest_rate(0, 100, 0.95) == pytest.approx(1 - 0.025**0.01)
+    assert highest_rate(1, 10, 0.95) == pytest.approx(0.4450, abs=1e-4)  # Clopper and Pearson's tables
     same = hits(100, 3)
     strict = judged_difference(same, same, 0.95, RULES)
     assert (strict.verdict, strict.differing) == ("not decided", 0)

@@ -13,9 +13,12 @@ from fixstar.errors import GateError, InputError, ModelError, NextStep
 from fixstar.evaluation import VersionFeatures, cross_test, paired_bootstrap
 from fixstar.evaluation.evidence import Difference
 from fixstar.evaluation.trial import Trial
+from fixstar.evaluation.verdicts import highest_rate, needed_queries
+from fixstar.translation import Translation
 from fixstar.workspace import GateRules
 from fixstar.workspace.checks import ClassChange, FlippedAnswer, last_check, require_passed_check, save_check
-from fixstar.workspace.gate import _highest_rate, judge, needed_queries
+from fixstar.workspace.gate import Judged, judge
+from fixstar.workspace.pairs import Searched
 
 CLASSES = 10
 
@@ -32,9 +35,16 @@ def trial(*versions: VersionFeatures) -> Trial:
     return Trial(versions, np.arange(len(versions[0].queries)) % CLASSES, np.arange(CLASSES), names, {})
 
 
+def judged(tried: Trial, rules: GateRules | None = None) -> Judged:
+    """The verdict where all versions share a space: nothing is to be chosen, so all queries judge."""
+    *older, newest = [one.name for one in tried.versions]
+    searched = [Searched(name, (Translation.between_shared(name, newest),)) for name in older]
+    return judge(tried, searched, rules)
+
+
 def test_a_clear_gain_passes_and_flips_are_counted() -> None:
     old, new = version("v1", range(200), 1000), version("v2", [*range(100), 555, 777], 1000, instead=2)
-    check = judge(trial(old, new)).check
+    check = judged(trial(old, new)).check
     assert (check.version, check.outcome, check.against) == ("v2", "pass", ("v1",))
     assert (check.self_test, check.queries, check.gallery) == (0.898, 1000, 10)
     (cell,) = check.cells
@@ -56,7 +66,7 @@ def test_a_clear_gain_passes_and_flips_are_counted() -> None:
 
 
 def test_a_clear_loss_is_refused() -> None:
-    check = judge(trial(version("v1", range(50), 1000), version("v2", range(150), 1000))).check
+    check = judged(trial(version("v1", range(50), 1000), version("v2", range(150), 1000))).check
     assert check.outcome == "refuse"
     assert check.cells[0].verdict == "incompatible"
     assert (check.cells[0].negative_flips, len(check.cells[0].lost)) == (100, 20)
@@ -67,7 +77,7 @@ def test_a_clear_loss_is_refused() -> None:
 
 
 def test_too_little_evidence_is_told_in_numbers() -> None:
-    check = judge(trial(version("v1", range(20), 200), version("v2", [*range(8), *range(100, 107)], 200))).check
+    check = judged(trial(version("v1", range(20), 200), version("v2", [*range(8), *range(100, 107)], 200))).check
     (cell,) = check.cells
     assert (cell.negative_flips, cell.positive_flips, cell.verdict) == (7, 12, "not decided")
     assert check.outcome == "missing evidence"
@@ -89,9 +99,9 @@ def test_so_many_queries_as_it_names_do_decide() -> None:
         sized = [
             version(name, np.flatnonzero(wrong).tolist(), 200 * times) for name, wrong in (("v1", old), ("v2", new))
         ]
-        return judge(trial(*sized)).check.outcome
+        return judged(trial(*sized)).check.outcome
 
-    check = judge(trial(version("v1", range(20), 200), version("v2", [*range(8), *range(100, 107)], 200))).check
+    check = judged(trial(version("v1", range(20), 200), version("v2", [*range(8), *range(100, 107)], 200))).check
     cell = check.cells[0]
     needed = needed_queries(Difference(cell.difference, cell.low, cell.high, "not decided", cell.differing), 200, 0.95)
     assert needed is not None
@@ -101,16 +111,16 @@ def test_so_many_queries_as_it_names_do_decide() -> None:
 
 def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
     old, new = version("v1", range(20), 1000), version("v2", range(500, 520), 1000)  # 20 lost, 20 won
-    check = judge(trial(old, new)).check
+    check = judged(trial(old, new)).check
     assert "gains and losses balance exactly: more of the same would not show a gain" in check.reasons[0]
     assert check.reasons[0].endswith("these queries show that")
     (step,) = [step for step in check.next_steps if "tolerance" in step.arguments]
     named = float(str(step.arguments["tolerance"]))
     assert step.arguments == {"version": "v2", "tolerance": named}
-    assert judge(trial(old, new), GateRules(tolerance=named)).check.outcome == "pass"
-    assert judge(trial(old, new), GateRules(tolerance=named - 0.01)).check.outcome == "missing evidence"
+    assert judged(trial(old, new), GateRules(tolerance=named)).check.outcome == "pass"
+    assert judged(trial(old, new), GateRules(tolerance=named - 0.01)).check.outcome == "missing evidence"
 
-    few = judge(trial(version("v1", range(4), 28), version("v2", range(14, 18), 28))).check
+    few = judged(trial(version("v1", range(4), 28), version("v2", range(14, 18), 28))).check
     assert few.cells[0].low < -0.05  # no tolerance that somebody may mean is shown to be kept
     assert "these queries show that" not in few.reasons[0]
     needed = int(few.reasons[0].split("points is acceptable, about ")[1].split(" queries")[0].replace(",", ""))
@@ -118,7 +128,7 @@ def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
     assert by_hand <= needed < by_hand * 1.1
     assert {"version": "v2", "data": ..., "tolerance": 0.01} in [step.arguments for step in few.next_steps]
 
-    worse = judge(trial(version("v1", [], 28), version("v2", range(4), 28))).check  # a point would not do
+    worse = judged(trial(version("v1", [], 28), version("v2", range(4), 28))).check  # a point would not do
     assert worse.outcome == "missing evidence"
     assert not any("tolerance" in step.arguments for step in worse.next_steps)
 
@@ -136,31 +146,31 @@ def test_needed_queries_by_hand() -> None:
 
 def test_a_tolerance_accepts_a_small_loss_and_no_larger_one() -> None:
     old, new = version("v1", range(50), 2000), version("v2", range(70), 2000)  # one point lost
-    assert judge(trial(old, new)).check.outcome == "refuse"
-    accepted = judge(trial(old, new), GateRules(tolerance=0.02)).check
+    assert judged(trial(old, new)).check.outcome == "refuse"
+    accepted = judged(trial(old, new), GateRules(tolerance=0.02)).check
     assert (accepted.outcome, accepted.tolerance, accepted.cells[0].verdict) == ("pass", 0.02, "compatible")
     assert "less than 2.0 points below it" in accepted.reasons[0]
-    assert judge(trial(old, new), GateRules(tolerance=0.01)).check.outcome == "missing evidence"
-    assert judge(trial(old, new), GateRules(tolerance=0.002)).check.outcome == "refuse"
+    assert judged(trial(old, new), GateRules(tolerance=0.01)).check.outcome == "missing evidence"
+    assert judged(trial(old, new), GateRules(tolerance=0.002)).check.outcome == "refuse"
 
 
 def test_every_live_version_counts_and_what_decided_comes_first() -> None:
     poor, good, new = version("v1", range(200), 1000), version("v2", range(20), 1000), version("v3", range(100), 1000)
-    check = judge(trial(poor, good, new)).check
+    check = judged(trial(poor, good, new)).check
     assert [cell.verdict for cell in check.cells] == ["compatible", "incompatible"]
     assert check.outcome == "refuse"
-    assert check.reasons[0].startswith("on v2's gallery")
-    assert check.reasons[1].startswith("on v1's gallery")
-    assert "all 2 galleries together" in check.reasons[0]
+    assert check.reasons[0].startswith("on v2's vectors")
+    assert check.reasons[1].startswith("on v1's vectors")
+    assert "for all 2 versions together" in check.reasons[0]
     close = version("v2", range(101), 1000)
-    assert judge(trial(poor, close, new)).check.outcome == "missing evidence"
+    assert judged(trial(poor, close, new)).check.outcome == "missing evidence"
 
 
 def test_several_cells_share_the_error() -> None:
     """Bonferroni: 99 % for each of five cells, 95 % for one alone."""
     old, new = version("v1", range(14), 400), version("v9", [*range(2), 300, 301, 302], 400)  # 12 won, 3 lost
-    alone = judge(trial(old, new)).check
-    many = judge(trial(*(replace(old, name=f"v{k}") for k in range(5)), new)).check
+    alone = judged(trial(old, new)).check
+    many = judged(trial(*(replace(old, name=f"v{k}") for k in range(5)), new)).check
     assert (alone.outcome, many.outcome) == ("pass", "missing evidence")
     hits = np.arange(400) >= 2, np.arange(400) >= 14
     hits[0][[300, 301, 302]] = False
@@ -170,36 +180,43 @@ def test_several_cells_share_the_error() -> None:
 
 
 def test_where_hardly_anything_differs_the_exact_interval_of_rare_events_counts() -> None:
-    assert _highest_rate(0, 100, 0.95) == pytest.approx(1 - 0.025**0.01)
-    assert _highest_rate(1, 10, 0.95) == pytest.approx(0.4450, abs=1e-4)  # Clopper and Pearson's tables
+    assert highest_rate(0, 100, 0.95) == pytest.approx(1 - 0.025**0.01)
+    assert highest_rate(1, 10, 0.95) == pytest.approx(0.4450, abs=1e-4)  # Clopper and Pearson's tables
     same = version("v1", [3], 100), version("v2", [3], 100)
-    strict = judge(trial(*same)).check
+    strict = judged(trial(*same)).check
     assert strict.outcome == "missing evidence"
     assert any("tolerance" in step.arguments for step in strict.next_steps)
-    tolerant = judge(trial(*same), GateRules(tolerance=0.01)).check
+    tolerant = judged(trial(*same), GateRules(tolerance=0.01)).check
     assert tolerant.outcome == "missing evidence"  # up to 3.6 points may have gone unseen
     assert tolerant.cells[0].low == pytest.approx(0.025**0.01 - 1)
     assert "about 370 queries would decide; there were 100" in tolerant.reasons[0]
     assert (
-        judge(trial(version("v1", [], 400), version("v2", [], 400)), GateRules(tolerance=0.01)).check.outcome == "pass"
+        judged(trial(version("v1", [], 400), version("v2", [], 400)), GateRules(tolerance=0.01)).check.outcome == "pass"
     )
 
 
 def test_a_first_version_passes_and_says_why() -> None:
-    check = judge(trial(version("v1", range(30), 100))).check
+    check = judged(trial(version("v1", range(30), 100))).check
     assert (check.outcome, check.cells, check.self_test) == ("pass", (), 0.7)
     assert "only vectors of v1 itself" in check.reasons[0]
 
 
 def test_vectors_that_cannot_be_asked_about_do_not_pass() -> None:
     old, new = version("v1", range(200), 1000), version("v2", [], 1000)
-    check = judge(trial(old, new), foreign=["legacy"]).check
+    shared = Searched("v1", (Translation.between_shared("v1", "v2"),))
+    step = NextStep("check", {"version": "v2", "pairs": ...})
+    foreign = Searched("legacy", has_model=False, lacking="no pairs of legacy", next_steps=(step,))
+    check = judge(trial(old, new), [shared, foreign]).check
     assert check.outcome == "missing evidence"
-    assert "vectors of legacy" in check.reasons[0]
-    wide = VersionFeatures("v0", np.eye(12)[np.arange(1000) % 10], np.eye(12)[:10])
-    apart = judge(trial(wide, old, new)).check
-    assert (apart.outcome, apart.against) == ("refuse", ("v1",))
-    assert "different widths" in apart.reasons[0]
+    assert check.against == ("v1",)
+    assert "legacy" in check.reasons[0]
+    assert step in check.next_steps
+
+
+def test_where_only_old_queries_are_possible_the_gain_is_not_measured() -> None:
+    old, new = version("v1", range(200), 1000), version("v2", [], 1000)
+    check = judge(trial(old, new), [Searched("v1", (Translation.by_old_queries("v1", "v2"),))]).check
+    assert (check.outcome, check.cells) == ("missing evidence", ())
 
 
 def test_a_gallery_is_searched_as_it_is_not_as_a_version_would_move_it() -> None:
@@ -208,7 +225,7 @@ def test_a_gallery_is_searched_as_it_is_not_as_a_version_would_move_it() -> None
     new = VersionFeatures("v2", old.queries @ turned, old.gallery @ turned, adapt=lambda vectors: vectors @ turned)
     labels = np.arange(500) % CLASSES, np.arange(CLASSES)
     assert cross_test([old, new], *labels, "image").matrix[1, 0] == 0.96
-    check = judge(trial(old, new)).check
+    check = judged(trial(old, new)).check
     assert (check.outcome, check.cells[0].cross_test) == ("refuse", 0.0)
 
 
@@ -220,19 +237,19 @@ def test_a_mixture_that_is_worse_than_both_its_parts_is_warned_of(monkeypatch: p
     rows = np.arange(200) % CLASSES
     bad_old = np.where(np.arange(200)[:, None] < 40, stored[(rows + 1) % CLASSES], stored[rows])
     old, new = VersionFeatures("v1", bad_old, stored), VersionFeatures("v2", fresh[rows], fresh)
-    assert judge(trial(old, new)).check.notes == ()
-    monkeypatch.setattr("fixstar.workspace.calibrations.LEAST", 10_000)
-    check = judge(trial(old, new)).check
+    assert judged(trial(old, new)).check.notes == ()
+    monkeypatch.setattr("fixstar.translation.calibrate.LEAST", 10_000)
+    check = judged(trial(old, new)).check
     assert (check.outcome, check.calibrations) == ("pass", {})
     note, why = check.notes
     assert "a partial backfill is worse than none" in note
     assert why.startswith("no calibrations")
     assert "all v1's (100.0 %) or all v2's (100.0 %)" in note
-    assert judge(trial(version("v1", range(40), 200), version("v2", [], 200))).check.notes == (why,)
+    assert judged(trial(version("v1", range(40), 200), version("v2", [], 200))).check.notes == (why,)
 
 
 def test_a_check_is_kept_and_a_damaged_one_is_not_believed(tmp_path: Path) -> None:
-    check = judge(trial(version("v1", range(20), 200), version("v2", [0, 150], 200))).check
+    check = judged(trial(version("v1", range(20), 200), version("v2", [0, 150], 200))).check
     path = save_check(tmp_path, check)
     assert last_check(tmp_path, "v2") == check
     path.write_text(path.read_text().replace('"cells"', '"celery"'))

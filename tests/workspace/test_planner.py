@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from dense_geometry import full_form
@@ -9,6 +11,9 @@ from dense_geometry import full_form
 from fixstar.errors import UnknownNameError
 from fixstar.gallery import MemoryGallery
 from fixstar.geometry import short_form, unit
+from fixstar.translation import Translation
+from fixstar.translation.maps import Map
+from fixstar.translation.translation import Uncertainty
 from fixstar.workspace.backfill.orders import (
     LabelledQueries,
     OldItems,
@@ -18,13 +23,17 @@ from fixstar.workspace.backfill.orders import (
     planned_order,
 )
 
+UNKNOWN = np.full(40, np.nan)  # nothing is known of how far a translation is off
+
 
 def some(count: int = 40, width: int = 6, classes: int = 4, seed: int = 0) -> OldItems:
     rng = np.random.default_rng(seed)
     vectors = unit(rng.standard_normal((count, width)).astype(np.float32))
     labels = [f"c{rng.integers(classes)}" for _ in range(count)]
     counts = rng.integers(0, 5, count).astype(float)
-    return OldItems([f"i{row}" for row in range(count)], rng.integers(0, 3, count), vectors, labels, counts)
+    return OldItems(
+        [f"i{row}" for row in range(count)], rng.integers(0, 3, count), vectors, labels, counts, rng.random(count)
+    )
 
 
 def test_old_items_are_in_the_target_s_space_and_leave_newer_versions_out() -> None:
@@ -37,13 +46,34 @@ def test_old_items_are_in_the_target_s_space_and_leave_newer_versions_out() -> N
         stored[name] = short_form(rng.standard_normal((3, 4)).astype(np.float32), P)
         ids = [f"{name}-{i}" for i in range(3)]
         gallery.upsert(name, ids, stored[name], [{"label": "hat"}, {}, {"label": None}])
-    items = old_items(gallery, "v2", newer=["v3"], usage={"v1-1": 7})
+    ways = {"v1": Translation.between_shared("v1", "v2")}
+    items = old_items(gallery, "v2", ways, newer=["v3"], usage={"v1-1": 7})
     assert items.ids == ["v1-0", "v1-1", "v1-2"]
     assert items.labels == ["hat", "", ""]
     assert items.counts.tolist() == [0, 7, 0]
     query = short_form(rng.standard_normal((1, 4)).astype(np.float32), projections["v2"])
     cosines = full_form(query, projections["v2"]) @ full_form(stored["v1"], projections["v1"]).T
     np.testing.assert_allclose(query @ items.vectors.T, cosines, atol=1e-5)
+    assert np.isnan(items.uncertainty).all()
+
+
+def test_old_items_are_translated_with_how_far_that_may_be_off() -> None:
+    rng = np.random.default_rng(0)
+    gallery = MemoryGallery()
+    gallery.create_version("v1", 4)
+    gallery.create_version("v2", 3)
+    stored = unit(rng.standard_normal((5, 4))).astype(np.float32)
+    gallery.upsert("v1", list("abcde"), stored)
+    forward = Map.linear(rng.standard_normal((4, 3)))
+    back = Map.linear(rng.standard_normal((3, 4)))
+    unsure = Uncertainty(np.array([0.1, -0.2, 0.3, 0.0], np.float32), 0.5)
+    way = Translation("v1", "v2", forward=forward, backward=back, one=0.6, uncertainty=unsure)
+    items = old_items(gallery, "v2", {"v1": way})
+    np.testing.assert_allclose(items.vectors, forward(stored), atol=1e-6)
+    np.testing.assert_allclose(items.uncertainty, stored @ [0.1, -0.2, 0.3, 0.0] + 0.5, atol=1e-6)
+    nothing = old_items(gallery, "v2", {})
+    assert not nothing.vectors.any()
+    assert np.isnan(nothing.uncertainty).all()
 
 
 @pytest.mark.parametrize("kind", ["gain", "classes", "certain", "uncertain", "queried", "oldest", "random"])
@@ -62,7 +92,10 @@ def test_simple_orders() -> None:
     assert planned_order("random", items, seed=0).tolist() != planned_order("random", items, seed=1).tolist()
     sure = certainty(items.vectors)
     assert np.all(np.diff(sure[planned_order("certain", items)]) <= 0)
-    assert np.all(np.diff(sure[planned_order("uncertain", items)]) >= 0)
+    far = items.uncertainty * (1 + np.log1p(items.counts))
+    assert np.all(np.diff(far[planned_order("uncertain", items)]) <= 0)
+    unknown = replace(items, uncertainty=UNKNOWN)
+    assert np.all(np.diff(sure[planned_order("uncertain", unknown)]) >= 0)
 
 
 def test_certainty_is_the_lead_of_the_nearest_over_the_ten_nearest() -> None:
@@ -114,7 +147,9 @@ def test_gain_by_hand() -> None:
     """One query of class a finds b. Nearer items of a come first; b loses nothing, as no query of b is there."""
     angles = np.radians([10, 40, 0, 90])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    items = OldItems(["a1", "a2", "b", "c"], np.zeros(4, np.int64), vectors, ["a", "a", "b", "c"], np.zeros(4))
+    items = OldItems(
+        ["a1", "a2", "b", "c"], np.zeros(4, np.int64), vectors, ["a", "a", "b", "c"], np.zeros(4), UNKNOWN[:4]
+    )
     query = LabelledQueries(np.array([[1.0, 0.0]]), ["a"])
     assert planned_order("gain", items, query).tolist()[:2] == [0, 1]
     found = LabelledQueries(np.array([[1.0, 0.0]]), ["b"])  # b finds itself: a1 could mislead it, and comes last
@@ -136,12 +171,12 @@ def test_classes_take_turns_each_with_its_best_item_first() -> None:
 
 def test_gain_without_labels_asks_for_certain_items_found_often() -> None:
     items = some()
-    without = OldItems(items.ids, items.ages, items.vectors, [""] * 40, items.counts)
+    without = OldItems(items.ids, items.ages, items.vectors, [""] * 40, items.counts, UNKNOWN)
     order = planned_order("gain", without, None)
     sure = certainty(items.vectors)
     scores = np.log1p(items.counts) + 0.3 * (sure - sure.mean()) / sure.std()
     assert np.all(np.diff(scores[order]) <= 1e-12)
-    few = OldItems(["x"], np.zeros(1, np.int64), items.vectors[:1], [""], np.zeros(1))
+    few = OldItems(["x"], np.zeros(1, np.int64), items.vectors[:1], [""], np.zeros(1), UNKNOWN[:1])
     assert planned_order("gain", few).tolist() == [0]
 
 

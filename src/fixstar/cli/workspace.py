@@ -40,7 +40,7 @@ def demo(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Train v1, index, upgrade, check, deploy, search v1's vectors with v2; and a control that is not compatible."""
+    """Train v1, index, upgrade, check, deploy: v2 searches v1's vectors, untouched. Then re-embed them step by step."""
     started = time.monotonic()
     from fixstar.demo import run_demo
 
@@ -56,23 +56,21 @@ def _print_demo(result: DemoResult, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fixstar.demo import TITLES
-
     console = Console()
     print()
-    for kind, matrix in result.matrices.items():
-        table = Table("", "gallery by v1", "gallery by v2", title=TITLES[kind], title_justify="left", min_width=52)
-        outcome = result.gate[kind]
-        mark = f"[{'green' if outcome == 'pass' else 'red'}]gate: {outcome}[/]"
-        table.add_row("queries by v1", percent(matrix[0][0]), "")
-        table.add_row("queries by v2", f"{percent(matrix[1][0])}  {mark}", percent(matrix[1][1]))
-        console.print(table)
+    table = Table("who asks", "what is stored", "found first", min_width=60)
+    table.add_row("v1", "v1's vectors", percent(result.now))
+    table.add_row("v2, without translation", "the same, untouched", percent(result.untranslated))
+    table.add_row("v2, translated", "the same, untouched", f"[bold]{percent(result.at_once)}[/]")
+    for share, found in result.curve[1:]:
+        table.add_row("v2", f"{share:.0%} re-embedded", percent(found))
+    console.print(table)
     console.print(result.sentence, highlight=False)
     console.print(f"\nPictures: {', '.join(result.pictures)}   ({seconds:.0f} s)", highlight=False)
-    shop = f"{result.directory}/compatible"
-    print(f"Explore the workspace:\n  fixstar status -w {shop}")
-    print(f"  fixstar search --like 7 --sheet found.png -w {shop}")
-    print(f"  fixstar backfill --budget 20% -w {shop}\n  fixstar serve -w {shop}")
+    space = f"{result.directory}/workspace"
+    print(f"Explore the workspace:\n  fixstar status -w {space}")
+    print(f"  fixstar search --like 7 --sheet found.png -w {space}")
+    print(f"  fixstar rollback -w {space}\n  fixstar serve -w {space}")
 
 
 @verb("fixstar init shop", "fixstar init copied --trust shop.models")

@@ -63,8 +63,8 @@ def judged_difference(after: Outcomes, before: Outcomes, confidence: float, rule
     if measured.differing < least_differing(confidence):
         lost = int(np.count_nonzero(after < before))
         won = int(np.count_nonzero(after > before))
-        low = min(low, -_highest_rate(lost, len(before), confidence))
-        high = max(high, _highest_rate(won, len(before), confidence))
+        low = min(low, -highest_rate(lost, len(before), confidence))
+        high = max(high, highest_rate(won, len(before), confidence))
     verdict: Verdict = "not decided"
     if low > -rules.tolerance:
         verdict = "compatible"
@@ -73,7 +73,7 @@ def judged_difference(after: Outcomes, before: Outcomes, confidence: float, rule
     return replace(measured, low=low, high=high, verdict=verdict)
 
 
-def _highest_rate(seen: int, of: int, confidence: float) -> float:
+def highest_rate(seen: int, of: int, confidence: float) -> float:
     """The highest rate at which an event is seen this rarely in a share (1 - confidence) / 2 of all cases."""
     low = seen / of
     high = 1.0

@@ -200,6 +200,7 @@ def vega(
     def begin(upgrade: Upgrade) -> Objective:
         slots = rotated_slots(upgrade.encoder) if rotated else None
         heads = _heads(upgrade) if has_heads else nn.ModuleDict()
+        shapes: dict[str, Tensor | None] = {}
 
         def terms(step: Step) -> Terms:
             targets = _turned_targets(step, slots)
@@ -207,8 +208,10 @@ def vega(
             for name, past in (("old", step.old), ("first", step.first)):
                 if past is None or name not in heads:
                     continue
-                asked = Outputs(heads[name](step.new.h), past.classifier, past.projection)
-                across = asked.cosines(past)
+                if name not in shapes:
+                    shapes[name] = _shape(past.projection)
+                asked = Outputs(heads[name](step.new.h), past.classifier, shapes[name])
+                across = asked.cosines(Outputs(past.h, past.classifier, shapes[name]))
                 found[f"head to {name}"] = head * (1 - across.diagonal()).mean()
                 if contrast:
                     among = asked.cosines(asked)
@@ -251,6 +254,14 @@ def _heads(upgrade: Upgrade) -> nn.ModuleDict:
                 nn.init.eye_(head.weight)
             heads[name] = head
     return heads.to(upgrade.encoder.device)
+
+
+def _shape(projection: Tensor | None) -> Tensor | None:
+    """R [m, m] with R^T R = P^T P: cosines of P h are those of R h, and a past model's P never changes."""
+    if projection is None:
+        return None
+    triangle: Tensor = torch.linalg.qr(projection.detach().cpu().double(), mode="r").R
+    return triangle.to(projection)
 
 
 def _turned_targets(step: Step, slots: Tensor | None) -> Tensor:

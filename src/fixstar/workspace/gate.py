@@ -461,7 +461,7 @@ def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int
         "incompatible": f"this is not {limit}",
         "not decided": f"it is not decided whether this is {limit}",
     }[cell.verdict]
-    together = "" if cells == 1 else f", all {cells} versions together"
+    together = "" if cells == 1 else f" for all {cells} versions together"
     return (
         f"on {cell.version}'s vectors {version}'s queries find {percent(cell.cross_test)}, {cell.version}'s own "
         f"{percent(cell.self_test)}: {verdict}. The difference is {points(cell.difference)} points, with "

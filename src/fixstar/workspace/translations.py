@@ -98,6 +98,8 @@ class Translations:
         found = {}
         for space in spaces:
             home = home_of(space.name, homes) or space.name
+            if home != space.name and space.name not in sharing_space(self._registry, home, spaces):
+                continue  # of another width than the version it is named after
             way = self._answer(home, version, named, shared=space.name in shared)
             if way is not None:
                 found[space.name] = way

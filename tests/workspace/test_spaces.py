@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixstar.workspace.reachability import directly_searchable
 from shops import CLASSES, passed, pictures, shop
 from typed import typed
 
-from fixstar.errors import GalleryError, NextStep
 from fixstar.gallery import VersionSpace
 from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import save_check
 from fixstar.workspace.registry import Registry
+from fixstar.workspace.translations import OWN_SPACE, sharing_space
 
 FOREIGN = 300
 
@@ -57,11 +56,11 @@ def test_foreign_vectors_are_left_out_whatever_their_width(space: Workspace, pho
     assert space.search(queries, k=5).left_out == ()
 
 
-def test_an_item_of_a_model_that_nothing_connects_is_refused_as_a_query(space: Workspace) -> None:
+def test_an_item_of_a_model_that_nothing_connects_finds_items_of_that_model(space: Workspace) -> None:
     imported(space, "old-system", 40)
-    with pytest.raises(GalleryError, match="'old-system/0' holds a vector of old-system") as refused:
-        space.like("old-system/0")
-    assert refused.value.next_steps[0] == NextStep("adapt", {"version": "old-system", "queries_by": "v1"})
+    answer = space.like("old-system/0", k=5)
+    assert {hit.version for hit in answer.hits[0]} == {"old-system"}
+    assert answer.left_out == ("v1",)
     assert space.like("hat/1.png", k=2).left_out == ("old-system",)
 
 
@@ -119,9 +118,9 @@ def test_old_vectors_that_a_version_was_trained_to_agree_with_are_met(
     ]
     registry = Registry(tmp_path)
     for version in ("v1", "v2"):
-        assert directly_searchable(registry, version, spaces) == {"v1", "v2"} | met
+        assert sharing_space(registry, version, spaces) == {"v1", "v2"} | met
     for name in met:
-        assert directly_searchable(registry, name, spaces) == {name, "v1", "v2"}
+        assert sharing_space(registry, name, spaces) == {name, "v1", "v2"}
 
 
 def test_versions_of_other_widths_are_met_only_where_one_has_grown_from_the_other(tmp_path: Path) -> None:
@@ -133,14 +132,29 @@ def test_versions_of_other_widths_are_met_only_where_one_has_grown_from_the_othe
     spaces = [VersionSpace(name, 7, made[name].feature_dim) for name in ("v1", "v2", "v3")]
     assert [space.full_width for space in spaces] == [7, 10, 10]
     registry = Registry(tmp_path)
-    assert directly_searchable(registry, "v1", spaces) == {"v1", "v2"}
-    assert directly_searchable(registry, "v2", spaces) == {
+    assert sharing_space(registry, "v1", spaces) == {"v1", "v2"}
+    assert sharing_space(registry, "v2", spaces) == {
         "v1",
         "v2",
         "v3",
     }
-    assert directly_searchable(registry, "v3", spaces) == {"v2", "v3"}
-    assert directly_searchable(registry, "v1", spaces[:1]) == {"v1"}  # another gallery, another answer
+    assert sharing_space(registry, "v3", spaces) == {"v2", "v3"}
+    assert sharing_space(registry, "v1", spaces[:1]) == {"v1"}  # another gallery, another answer
+
+
+def test_a_version_that_was_trained_freely_begins_a_space_of_its_own(tmp_path: Path) -> None:
+    encoder = Encoder.create("tiny", classes=list(CLASSES), capacity=8)
+    for number in range(1, 5):
+        parent = f"v{number - 1}" if number > 1 else None
+        encoder.about = card(version=f"v{number}", parent=parent)
+        if number == 3:
+            encoder.about[OWN_SPACE] = True
+        encoder.save(tmp_path / "versions" / f"v{number}")
+    spaces = [VersionSpace(f"v{n}", 7, 7) for n in range(1, 5)]
+    registry = Registry(tmp_path)
+    assert sharing_space(registry, "v2", spaces) == {"v1", "v2"}
+    assert sharing_space(registry, "v3", spaces) == {"v3", "v4"}  # v4 was held to v3
+    assert sharing_space(registry, "v4", spaces) == {"v3", "v4"}
 
 
 def test_calibrations_are_used_beside_vectors_that_are_not_searched(space: Workspace, photos: Path) -> None:
@@ -158,17 +172,12 @@ def test_the_command_line_says_what_makes_them_searchable(space: Workspace, phot
     imported(space, "old-system", 40)
     found = typed("search", photos / "hat" / "1.png", "-w", space.path)
     assert found.code == 0
-    assert f"Next: fixstar adapt old-system --for v1 -w {space.path}" in found.err
-    assert "import them as old-system@v1" in found.err
-    refused = typed("search", "--like", "old-system/1", "-w", space.path)
-    assert (refused.code, refused.out) == (1, "")
-    assert "fixstar adapt old-system --for v1" in refused.err
+    assert f"Next: fixstar check v1 -w {space.path}" in found.err
+    assert "old-system@v1" in found.err
     checked = typed("check", "v2", "--data", photos, "-w", space.path, "--json").json
-    (told,) = [reason for reason in checked["reasons"] if "no model of that name" in reason]
-    assert "old-system" in told
-    adapting = {"version": "old-system", "queries_by": "v2"}
-    assert any(step["arguments"] == adapting for step in checked["next_steps"])
-    assert any(step["arguments"].get("name") == "old-system@v2" for step in checked["next_steps"])
+    (told,) = [reason for reason in checked["reasons"] if "old-system" in reason]
+    assert "no image of old-system's items can be found" in told
+    assert any("pairs" in step["arguments"] for step in checked["next_steps"])
     moved = typed("deploy", "v2", "--force", "a trial", "-w", space.path).out
     assert "9 vectors of older versions stay" in moved
     assert f"Not searched: {FOREIGN} vectors of old-system" in moved
