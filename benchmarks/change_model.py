@@ -210,45 +210,68 @@ def outcomes(runs: Sequence[Record]) -> list[int]:
 
 
 def table(runs: Sequence[Record]) -> str:
-    """All ways to search, with all pairs."""
+    """What every way to search finds with all pairs, in percent: means over seeds."""
     lines = [
-        "| change | pairs | old | forward alone | back alone | one model | two models | re-embedded | two models - old "
-        "| share | use it / undecided / keep | as advised |",
-        "|---" * 12 + "|",
+        "| change | pairs | old model | stored mapped forward | query mapped back | both sides, one model "
+        "| both sides, two models | all re-embedded |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for change in changes_in(runs):
         mine = runs_of(runs, change, ALL)
-        if not mine:
-            continue
-        cells = [f"{finds(mine, way):.1f}" for way in (OLD, AHEAD, BACK, ONE, TWO, AGAIN)]
-        mean, low, high = difference(mine, TWO)
-        part = share(mine, TWO)
-        cells += [
-            f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]",
-            "-" if part is None else f"{part:.0f} %",
-            " / ".join(map(str, outcomes(mine))),
-            f"{advised(mine):.1f}",
-        ]
-        pairs = np.mean([run["pairs"] for run in mine])
+        cells = [f"{finds(mine, way):.1f}" for way in WAYS]
+        pairs = float(np.mean([run["pairs"] for run in mine]))
         lines.append(f"| {change} | {pairs:,.0f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def curve(runs: Sequence[Record]) -> str:
-    """What two models find, as points over the old model, by number of pairs."""
-    lines = ["| change | " + " | ".join(SIZES) + " |", "|---" * (len(SIZES) + 1) + "|"]
+def gains(runs: Sequence[Record]) -> str:
+    """Points over the old model with their intervals, the share of the whole gain, and what the verdicts were."""
+    lines = [
+        "| change | seeds | two models | one model | all re-embedded | share of two models "
+        "| use it, undecided, keep | found as advised |",
+        "|---|---:|---|---|---|---:|---|---:|",
+    ]
     for change in changes_in(runs):
+        mine = runs_of(runs, change, ALL)
+        cells = []
+        for way in (TWO, ONE, AGAIN):
+            mean, low, high = difference(mine, way)
+            cells.append(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]")
+        part = share(mine, TWO)
+        cells.append("" if part is None else f"{part:.0f} %")
+        cells.append(", ".join(map(str, outcomes(mine))))
+        cells.append(f"{advised(mine):.1f}")
+        lines.append(f"| {change} | {len(mine)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def by_size(runs: Sequence[Record], change: Change) -> dict[str, list[Record]]:
+    """The runs of a change by number of pairs, those of seeds that every number has: the same classes for all."""
+    every = {size: found for size in SIZES if (found := runs_of(runs, change, size))}
+    common = set.intersection(*({run["seed"] for run in found} for found in every.values()))
+    return {size: [run for run in found if run["seed"] in common] for size, found in every.items()}
+
+
+def curve(runs: Sequence[Record]) -> str:
+    """Points over the old model by number of pairs: with two models per query, and in brackets with one."""
+    lines = ["| change | seeds | " + " | ".join(SIZES) + " |", "|---|---:" + "|---" * len(SIZES) + "|"]
+    for change in changes_in(runs):
+        found = by_size(runs, change)
         cells = []
         for size in SIZES:
-            mine = runs_of(runs, change, size)
+            mine = found.get(size)
             cells.append(f"{difference(mine, TWO)[0]:+.1f} ({difference(mine, ONE)[0]:+.1f})" if mine else "")
-        lines.append(f"| {change} | " + " | ".join(cells) + " |")
+        lines.append(f"| {change} | {len(found[ALL])} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def changes_in(runs: Sequence[Record]) -> list[Change]:
     """The changes that were run, in order."""
     return list(dict.fromkeys(Change(run["set"], run["old"], run["new"]) for run in runs))
+
+
+TABLES = {"model changes": table, "model gains": gains, "pairs needed": curve}
+"""What stands between marks of docs/appendix/translation.md."""
 
 
 # --- the command
@@ -289,9 +312,7 @@ def main() -> None:
         replace_json(options.out, content)
         found = {way: run["ways"][way]["finds"] for way in WAYS}
         print(run["set"], run["new"], run["size"], run["seed"], found, run["outcome"], run["seconds"], flush=True)
-    print(table(runs))
-    print()
-    print(curve(runs))
+    print("\n\n".join(write(runs) for write in TABLES.values()))
 
 
 if __name__ == "__main__":
