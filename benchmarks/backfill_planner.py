@@ -1,9 +1,10 @@
 """Orders of a backfill against random order, on real images: how accuracy grows while old vectors become new ones.
 
 v1 and v2 are trained with d-Simplex-HOC; the gallery holds v1's vectors of characters that neither has learnt, and is
-re-embedded with v2 in every order that the planner knows. Queries are in three parts: labelled ones that the planner
-asks (as many of each class), traffic that only counts what is found, and those that measure. Traffic and measured
-queries are even over the classes, or skewed (the class in place r is asked for 1/r as often).
+re-embedded with v2 in every order that the planner knows. Both versions share a space, so that no translation says how
+far off a vector is: "uncertain" is the reverse of "certain" here. Queries are in three parts: labelled ones that the
+planner asks (as many of each class), traffic that only counts what is found, and those that measure. Traffic and
+measured queries are even over the classes, or skewed (the class in place r is asked for 1/r as often).
 
     python benchmarks/backfill_planner.py                            characters rendered from matplotlib's fonts
     python benchmarks/backfill_planner.py --omniglot FOLDER          handwritten ones, official layout
@@ -117,7 +118,14 @@ def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, 
     found = (unit(new.queries[traffic]) @ vectors.T).argmax(axis=1)
     counts = np.bincount(found, minlength=len(owners)).astype(np.float64)
     names = [str(owner) for owner in owners]
-    items = OldItems(names, np.zeros(len(owners), np.int64), vectors.astype(np.float32), names, counts)
+    items = OldItems(
+        ids=names,
+        ages=np.zeros(len(owners), np.int64),
+        vectors=vectors.astype(np.float32),
+        labels=names,
+        counts=counts,
+        uncertainty=np.full(len(owners), np.nan),  # both versions share a space, so nothing is translated
+    )
     queries = LabelledQueries(new.queries[asked], [str(label) for label in truth[asked]])
     before, after = (VersionFeatures(v.name, v.queries[judged], v.gallery, v.projection) for v in (old, new))
     labels = truth[judged], owners

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from backfill_planner import handwritten, rendered
-from fixstar.workspace.calibrations import calibrations_and_folds, search_curve
 
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.progress import progress_bar
 from fixstar.training import version_features
+from fixstar.translation import Translation, translated
+from fixstar.translation.calibrate import calibrations_and_folds, search_curve
+from fixstar.translation.score import translated_pair
 from fixstar.workspace.backfill.orders import LabelledQueries, OldItems, planned_order
 
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -34,13 +37,22 @@ RANDOM_ORDERS = 10
 
 def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, seed: int) -> dict[str, Any]:
     """Accuracy at each share, by order and way of merging; a third of the queries is the planner's, not measured."""
-    calibrations, folds = calibrations_and_folds([old, new], truth, owners, seed)
+    way = Translation.between_shared(old.name, new.name)
+    own = replace(new, queries=new.queries_in(new))
+    calibrations, folds = calibrations_and_folds([translated(way, old, new), own], truth, owners, seed)
     if not folds:
         raise SystemExit("too few images to fit calibrations")
     split = gallery_query_split(truth, share=1 / 3, seed=seed)
     vectors = carry(unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width)
     names = [str(owner) for owner in owners]
-    items = OldItems(names, np.zeros(len(names), np.int64), vectors.astype(np.float32), names, np.zeros(len(names)))
+    items = OldItems(
+        ids=names,
+        ages=np.zeros(len(names), np.int64),
+        vectors=vectors.astype(np.float32),
+        labels=names,
+        counts=np.zeros(len(names)),
+        uncertainty=np.full(len(names), np.nan),  # both versions share a space, so nothing is translated
+    )
     queries = LabelledQueries(new.queries[split.gallery], [str(label) for label in truth[split.gallery]])
     found: dict[str, Any] = {"calibrations": {name: [*map(float, one)] for name, one in calibrations.items()}}
     for order in ORDERS:
@@ -48,9 +60,8 @@ def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, 
         if order != "random":
             ways |= {"order": planned_order(order, items, queries, seed), "orders": 1}
         for merged, used in (("cosine", []), ("calibrated", folds)):
-            found[f"{order}, {merged}"] = search_curve(
-                (old, new), truth, owners, SHARES, used, **ways
-            ).accuracy.tolist()
+            curve = search_curve(*translated_pair(way, old, new), truth, owners, SHARES, used, **ways)
+            found[f"{order}, {merged}"] = curve.accuracy.tolist()
     return found
 
 

@@ -5,8 +5,8 @@ A claim is a piece of a page with {} in place of each figure, and the values in 
     Claim("README.md", "a training step takes {} ms", [value("training_step_h200.json", "ms", "ours")])
 
 A value must equal the printed figure, rounded to as many digits as are printed. A figure that no file here has is a
-``Quote`` with its source. In the README and in the tables of methods.md and benchmarks.md a figure without a claim or a
-quote is an error (``tests/test_figures.py``).
+``Quote`` with its source. In the README and in the tables of methods.md, benchmarks.md and translation.md a figure
+without a claim or a quote is an error (``tests/test_figures.py``).
 
     python benchmarks/figures.py        prints what does not hold
 """
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import change_model
 import numpy as np
 from claims import README, ROOT, Claim, Quote, problems, uncovered
 from upgrades import CASES, OUTCOMES, spread
@@ -31,11 +32,20 @@ from fixstar.benchmarks import benchmark, published
 from fixstar.benchmarks.comparison import compare, read_results
 from fixstar.benchmarks.tables import markdown
 from fixstar.cli.bench import _commands
+from fixstar.translation.bridge import AGAIN, AHEAD, BACK, OLD, ONE, TWO
 
 RESULTS = ROOT / "benchmarks" / "results"
 METHODS = "docs/appendix/methods.md"
 BENCHMARKS = "docs/appendix/benchmarks.md"
-COMPLETE = (README, METHODS, BENCHMARKS)  # pages in whose tables no figure may be without a claim or a quote
+TRANSLATION = "docs/appendix/translation.md"
+COMPLETE = (
+    README,
+    METHODS,
+    BENCHMARKS,
+    TRANSLATION,
+)  # pages in whose tables no figure may be without a claim or a quote
+
+PAIRS = "change_model_pairs.json"
 
 # Files
 
@@ -169,7 +179,7 @@ def readme() -> Iterator[Claim | Quote]:
     row = " | {} | {} [{}, {}] | {} [{}, {}] | {}, {}, {} | {}, {}, {} |"
     groups = {
         "| d-Simplex-HOC, K = 1,000, five cases": upgrades("hoc"),
-        "| Polaris (the default, K = 10,000), nine cases it was tuned on": upgrades("polaris"),
+        "| Polaris (K = 10,000), nine cases it was tuned on": upgrades("polaris"),
         "| Polaris, five cases set aside": upgrades("polaris_confirm"),
     }
     for label, group in groups.items():
@@ -548,7 +558,7 @@ def other_pages() -> Iterator[Claim | Quote]:
     default = upgrades("polaris", "polaris_confirm")
     hoc = upgrades("hoc")
     labelled, held_out = default.gate("labelled"), default.gate("held out")
-    yield Claim(limits, "Of {} upgrades with the default method none was refused.", [len(default.runs)])
+    yield Claim(limits, "Of {} upgrades none was refused.", [len(default.runs)])
     yield Claim(limits, "{} passed and {} needed more evidence;", labelled[:2])
     yield Claim(limits, "the images that training held out, {} passed", held_out[:1])
     shares = {
@@ -562,7 +572,7 @@ def other_pages() -> Iterator[Claim | Quote]:
         [*shares["image"], *shares["template"]],
     )
     blended = [polaris(tasks, range(1, 7)).mean("image, two models", "AC")[0] for tasks in (7, 16, 31)]
-    yield Claim(limits, "Queries by two models hold it at {} and more", [min(blended)])
+    yield Claim(limits, "Queries by two models, halfway between both, hold it at {} and more", [min(blended)])
     (_, image, whole), (_, template, whole_template) = default.levels(), default.levels("template")
     gains = [default.gain()[0], whole - image, default.gain("template")[0], whole_template - template]
     yield Claim(
@@ -607,6 +617,38 @@ def other_pages() -> Iterator[Claim | Quote]:
     before, busy = "service_overhead_before_cpu.json", "service_overhead_busy_cpu.json"
     saved = [100 * (1 - value(busy, key.format(n)) / value(before, key.format(n))) for n in (1, 8)]
     yield Claim("CHANGELOG.md", "costs the service {} to {} % less CPU time around the encoder", saved)
+
+
+def translation_page() -> Iterator[Claim | Quote]:
+    """What the tables of changes of model come to."""
+    runs = content(PAIRS)["runs"]
+    mine = [change_model.runs_of(runs, change, change_model.ALL) for change in change_model.CHANGES]
+    two = [change_model.difference(found, TWO) for found in mine]
+    one = [-change_model.difference(found, ONE)[0] for found in mine]
+    shares = [part for found in mine if (part := change_model.share(found, TWO)) is not None]
+    alone = [change_model.finds(found, way) for found in mine for way in (AHEAD, BACK)]
+    olds = [change_model.finds(found, OLD) for found in mine for _ in range(2)]
+    assert max(map(float.__sub__, alone, olds)) < 0, "a map alone is not below the old model"
+    gained = [mean for mean, _, _ in two]
+    above = sum(low > 0 for _, low, _ in two)
+    yield Claim(TRANSLATION, "on every pair**, by {} to {} points. On {} of {} pairs", [*ends(gained), above, len(two)])
+    yield Claim(TRANSLATION, "two models have {} to {} % of that gain", ends(shares))
+    yield Claim(TRANSLATION, "below the old model's on every pair**, by {} to {} points.", ends(one))
+    flowers = mine[-1]
+    lost = -change_model.difference(flowers, AGAIN)[0]
+    assert change_model.outcomes(flowers)[0] == 0, "a verdict on Flowers said to use the translation"
+    yield Claim(TRANSLATION, "On Flowers re-embedding everything loses {} points.", [lost])
+    verdicts = np.sum([change_model.outcomes(found) for found in mine], axis=0).tolist()
+    yield Claim(
+        TRANSLATION,
+        "Of {} verdicts {} said to use it, {} needed more evidence and {} said to keep",
+        [sum(verdicts), *verdicts],
+    )
+
+
+def ends(figures: Sequence[float]) -> list[float]:
+    """The least and the largest."""
+    return [min(figures), max(figures)]
 
 
 def advice() -> Iterator[Claim | Quote]:
@@ -672,7 +714,7 @@ _UPGRADES = "cifar100-10-upgrades"
 
 def claims() -> list[Claim | Quote]:
     """All of them."""
-    return [*readme(), *methods_page(), *benchmarks_page(), *other_pages(), *advice()]
+    return [*readme(), *methods_page(), *benchmarks_page(), *other_pages(), *translation_page(), *advice()]
 
 
 # Tables that a program writes
@@ -692,6 +734,11 @@ def generated() -> dict[str, tuple[str, str]]:
     start, end = methods.MARKS
     table = page.partition(start)[2].partition(end)[0]
     found["all methods on Omniglot"] = (table.strip(), methods.tables(content("methods_omniglot.json")))
+    runs = content(PAIRS)["runs"]
+    page = (ROOT / TRANSLATION).read_text(encoding="utf-8")
+    for mark, write in change_model.TABLES.items():
+        there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
+        found[mark] = (there.strip(), write(runs))
     return found
 
 

@@ -266,7 +266,7 @@ EXPORTED = {
         "train",
     ],
     "fixstar.geometry": [
-        *("bridge", "carry", "short_basis", "short_factors", "short_form"),
+        *("carry", "short_basis", "short_factors", "short_form"),
         *("simplex_constants", "simplex_logits", "unit"),
     ],
     "fixstar.polytopes": [
@@ -320,16 +320,7 @@ EXPORTED = {
         *("save_translation", "translated"),
     ],
     "fixstar.workspace": [
-        *(
-            "AdaptOptions",
-            "Adapted",
-            "BackfillOptions",
-            "Backfilled",
-            "CatalogueItem",
-            "Check",
-            "Examples",
-            "GateRules",
-        ),
+        *("BackfillOptions", "Backfilled", "CatalogueItem", "Check", "Examples", "FitOptions", "GateRules"),
         *("ImageStore", "Indexed", "Move", "Status", "UpgradeOptions", "Workspace", "catalogue", "labelled_items"),
     ],
     "fixstar.training": [

@@ -166,6 +166,12 @@ def test_jobs_write_the_same_ledger(polaris: Callable[..., Run], tmp_path: Path)
     assert words[words.index("--ledger") + 1] == str(folders.ledger)
 
 
+def _measured_now(figures: dict[str, float]) -> dict[str, float]:
+    """Figures of a stored run as runs have them now: v2 on v1's vectors is one model per query, and areas are kept."""
+    renamed = {kind.replace("v2/v1", "one"): figure for kind, figure in figures.items()}
+    return {**renamed, "area": figures["v2"]}
+
+
 @pytest.fixture
 def upgrades(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The script; its runs take no time and its processes are threads."""
@@ -175,7 +181,9 @@ def upgrades(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     any_run = next(iter(known.values()))
 
     def run(name: str, _: object, seed: int, *__: object) -> dict[str, Any]:
-        return {**known.get((name, seed), any_run), "case": name, "seed": seed}
+        found = known.get((name, seed), any_run)
+        measured = {protocol: _measured_now(found[protocol]) for protocol in module.PROTOCOLS}
+        return {**found, **measured, "case": name, "seed": seed}
 
     monkeypatch.setattr(module, "run", run)
     monkeypatch.setattr(module, "ProcessPoolExecutor", ThreadPoolExecutor)
@@ -205,7 +213,7 @@ def test_runs_of_set_aside_cases_are_noted_and_announced(
         "capacity": 50,
         "epochs": 30,
     }
-    assert entry["result"]["image"] == {"v1": 0.2155, "v2/v1": 0.2325, "v2": entry["result"]["image"]["v2"]}
+    assert entry["result"]["image"] == {"v1": 0.2155, "one": 0.2325, "v2": entry["result"]["image"]["v2"]}
     assert entry["result"]["gate"] == {"held out": "missing evidence", "labelled": "pass"}
     second = told("--out", tmp_path / "other.json", "--method", "hoc", "--capacity", 50)
     assert "case photos-20+40 is no longer set aside for hoc: it was run with lam=0.5" in second

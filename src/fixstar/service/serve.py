@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from fastapi import FastAPI
@@ -272,106 +272,119 @@ class _LimitedHeaders(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         super().on_message_complete()
 
 
-def _guarded_protocol(most: int, seconds: float) -> type[asyncio.Protocol]:
+class _GuardedProtocol(_LimitedHeaders):
     """uvicorn's HTTP protocol with more limits: open connections, and the time for headers and for taking an answer.
 
     If ``most`` connections are open, a new one replaces another: one that is silent, or else one whose caller has shown
-    no valid key, of the address that has most of them, the oldest first. Those of valid keys stay.
+    no valid key, of the address that has most of them, the oldest first. Those of valid keys stay. ``seconds`` are
+    until headers are complete, and until the caller takes what was sent.
     """
-    throttle = LogThrottle(_log)
 
-    class Guarded(_LimitedHeaders):
-        """One connection. ``seconds`` are until headers are complete, and until the caller takes what was sent."""
+    most: ClassVar[int]
+    seconds: ClassVar[float]
+    throttle: ClassVar[LogThrottle]
 
-        _deadline: asyncio.TimerHandle | None = None  # for headers, or for taking the end of an answer
-        _sending: asyncio.TimerHandle | None = None  # for taking a part of an answer
-        since = 0.0  # when it fell silent, or its request began
+    _deadline: asyncio.TimerHandle | None = None  # for headers, or for taking the end of an answer
+    _sending: asyncio.TimerHandle | None = None  # for taking a part of an answer
+    since = 0.0  # when it fell silent, or its request began
 
-        def connection_made(self, transport: Any) -> None:
-            """Accept it, if need be in the place of another one."""
-            if len(self.connections) >= most:
-                throttle.warn("full", f"{most:,} connections are open: silent ones, then others without a key, close")
-                other = _replaceable(self.connections)
-                if other is None:
-                    transport.set_protocol(asyncio.Protocol())  # one that expects nothing
-                    transport.abort()
-                    return
-                self.connections.discard(other)  # no longer counted
-                other.transport.abort()
-            super().connection_made(transport)
+    def connection_made(self, transport: Any) -> None:
+        """Accept it, if need be in the place of another one."""
+        if len(self.connections) >= self.most:
+            self.throttle.warn(
+                "full", f"{self.most:,} connections are open: silent ones, then others without a key, close"
+            )
+            other = _replaceable(self.connections)
+            if other is None:
+                transport.set_protocol(asyncio.Protocol())  # one that expects nothing
+                transport.abort()
+                return
+            self.connections.discard(other)  # no longer counted
+            other.transport.abort()
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on; the time runs until they are a request."""
+        before = self.is_asked()
+        super().data_received(data)
+        if not self.is_asked():
+            self._wait()
+            return
+        self._stop_waiting()
+        if not before:
+            self.since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """All of an answer was written; some of it may not have been taken yet."""
+        super().on_response_complete()
+        if not self.is_asked():
             self.since = self.loop.time()
             self._wait()
 
-        def data_received(self, data: bytes) -> None:
-            """Pass bytes on; the time runs until they are a request."""
-            before = self.is_asked()
-            super().data_received(data)
-            if not self.is_asked():
-                self._wait()
-                return
-            self._stop_waiting()
-            if not before:
-                self.since = self.loop.time()
+    def timeout_keep_alive_handler(self) -> None:
+        """Close it, unless the answer is still being taken: closing would wait for that, however long."""
+        if not self.transport.get_write_buffer_size():
+            super().timeout_keep_alive_handler()
 
-        def on_response_complete(self) -> None:
-            """All of an answer was written; some of it may not have been taken yet."""
-            super().on_response_complete()
-            if not self.is_asked():
-                self.since = self.loop.time()
-                self._wait()
+    def pause_writing(self) -> None:
+        """The caller does not take its answer as fast as it is written."""
+        super().pause_writing()
+        self._sending = self.loop.call_later(self.seconds, self._abort)
 
-        def timeout_keep_alive_handler(self) -> None:
-            """Close it, unless the answer is still being taken: closing would wait for that, however long."""
-            if not self.transport.get_write_buffer_size():
-                super().timeout_keep_alive_handler()
+    def resume_writing(self) -> None:
+        """It has taken some."""
+        self._stop_sending()
+        super().resume_writing()
 
-        def pause_writing(self) -> None:
-            """The caller does not take its answer as fast as it is written."""
-            super().pause_writing()
-            self._sending = self.loop.call_later(seconds, self._abort)
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._stop_waiting()
+        self._stop_sending()
+        super().connection_lost(exc)
 
-        def resume_writing(self) -> None:
-            """It has taken some."""
-            self._stop_sending()
-            super().resume_writing()
+    def is_asked(self) -> bool:
+        """Whether a request is being answered, or its body awaited."""
+        return self.cycle is not None and not self.cycle.response_complete
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Forget it."""
-            self._stop_waiting()
-            self._stop_sending()
-            super().connection_lost(exc)
+    def precedence(self) -> tuple[bool, bool]:
+        """The higher, the longer it stays: whether it is asked anything, and by a caller with a valid key."""
+        return self.is_asked(), self.is_asked() and identified(self.cycle.scope) is not None
 
-        def is_asked(self) -> bool:
-            """Whether a request is being answered, or its body awaited."""
-            return self.cycle is not None and not self.cycle.response_complete
+    def _wait(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.seconds, self._too_late)
 
-        def precedence(self) -> tuple[bool, bool]:
-            """The higher, the longer it stays: whether it is asked anything, and by a caller with a valid key."""
-            return self.is_asked(), self.is_asked() and identified(self.cycle.scope) is not None
-
-        def _wait(self) -> None:
-            if self._deadline is None:
-                self._deadline = self.loop.call_later(seconds, self._too_late)
-
-        def _stop_waiting(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _stop_sending(self) -> None:
-            if self._sending is not None:
-                self._sending.cancel()
-                self._sending = None
-
-        def _too_late(self) -> None:
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
             self._deadline = None
-            if not self.is_asked():
-                self.transport.abort()
 
-        def _abort(self) -> None:
-            throttle.warn("sending", f"an answer was not taken for {seconds:g} s, so its connection was closed")
+    def _stop_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        if not self.is_asked():
             self.transport.abort()
 
+    def _abort(self) -> None:
+        self.throttle.warn("sending", f"an answer was not taken for {self.seconds:g} s, so its connection was closed")
+        self.transport.abort()
+
+
+def _guarded_protocol(most: int, seconds: float) -> type[_GuardedProtocol]:
+    """The protocol of one server, with its limits."""
+
+    class Guarded(_GuardedProtocol):
+        """One connection of this server."""
+
+    Guarded.most = most
+    Guarded.seconds = seconds
+    Guarded.throttle = LogThrottle(_log)
     return Guarded
 
 

@@ -75,6 +75,11 @@ LISTED_CLASSES = 10  # those that lose most, and those that win most
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
 LEAST_PROPOSING = 50  # queries; fewer say nothing about a proposal
 _VISIBLE = 0.005  # a drop that deserves a warning
+_NO_CALIBRATIONS = (
+    f"no calibrations: they need {LEAST} queries and two classes in each half of the classes, and queries that "
+    "are closer to their own class. Hits among vectors of several versions are ranked by scores that are "
+    "standardised without labels. More labelled images help"
+)
 
 
 class Finding(NamedTuple):
@@ -168,17 +173,11 @@ def _with_files(check: Check, judged: Judged, keep: Callable[[Translation], str]
 def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = None) -> Judged:
     """The verdict on a trial's last version: what its queries find among the vectors of each version searched."""
     rules = rules or GateRules()
-    *older, newest = [replace(one, adapt=None) for one in trial.versions]
-    features = {one.name: one for one in older}
-    measured = [one for one in searched if one.name in features and one.measurable]
+    known = {one.name for one in trial.versions[:-1]}
+    measured = [one for one in searched if one.name in known and one.measurable]
     choosing, judging = halves(trial.query_labels, rules.seed)
     chooses = rules.weight is None and any(one.chooses for one in measured) and len(judging) > 0
-    measure = by_class(trial.query_labels, trial.gallery_labels)
-    chosen: dict[str, Translation] = {}
-    for one in measured:
-        evidence = Evidence(features[one.name], newest, measure)
-        way = _chosen(one, evidence, choosing if chooses else None, rules)
-        chosen[one.name] = _as_chosen(way, evidence)
+    chosen = _chosen_ways(trial, measured, choosing if chooses else None, rules)
     if chooses:
         trial = _with_queries(trial, judging)
     *older, newest = [replace(one, adapt=None) for one in trial.versions]
@@ -192,9 +191,7 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
         cell = evaluate_cell(trial, tested, pairs[one.name], chosen[one.name], rules, count)
         cells.append(cell)
         findings.append(_cell_finding(newest.name, cell, len(trial.query_labels), count, rules))
-    for one in searched:
-        if one in measured:
-            continue
+    for one in [one for one in searched if one not in measured]:
         if one.sample is not None and one.measurable:
             way, cell, queries = _sampled_cell(newest.name, one, rules, count)
             chosen[one.name] = way
@@ -202,12 +199,7 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
             findings.append(_cell_finding(newest.name, cell, queries, count, rules, one))
         else:
             findings.append(_unmeasured(newest.name, one))
-    verdicts = [finding.verdict for finding in findings]
-    outcome: Outcome = "pass"
-    if "not decided" in verdicts:
-        outcome = "missing evidence"
-    if "incompatible" in verdicts:
-        outcome = "refuse"
+    outcome = _worst([finding.verdict for finding in findings])
     findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # what decided comes first
     views = [translated(way, features[name], newest) for name, way in chosen.items() if name in features]
     own = replace(newest, queries=newest.queries_in(newest))
@@ -217,11 +209,7 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
     notes = list(_mixture_notes(newest.name, curves, len(trial.query_labels)))
     steps = [step for finding in findings for step in finding.next_steps]
     if views and not folds:
-        notes.append(
-            f"no calibrations: they need {LEAST} queries and two classes in each half of the classes, and queries that "
-            "are closer to their own class. Hits among vectors of several versions are ranked by scores that are "
-            "standardised without labels. More labelled images help"
-        )
+        notes.append(_NO_CALIBRATIONS)
         steps.append(NextStep("check", {"version": newest.name, "data": ...}, "more labelled images, for calibrations"))
     scaled = {**calibrations, **_sampled_calibrations(searched, chosen, rules)} if calibrations else {}
     if outcome != "pass" and cells and all(one.has_model for one in searched):
@@ -242,6 +230,29 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
         thresholds=catalogue_thresholds([*views, own], *labels, rules.seed),
     )
     return Judged(check, trial, tested, chosen, curves)
+
+
+def _chosen_ways(
+    trial: Trial, measured: Sequence[Searched], rows: Indices | None, rules: GateRules
+) -> dict[str, Translation]:
+    """The translation of each version's vectors, chosen by the queries in ``rows``, if any."""
+    *older, newest = [replace(one, adapt=None) for one in trial.versions]
+    features = {one.name: one for one in older}
+    measure = by_class(trial.query_labels, trial.gallery_labels)
+    chosen: dict[str, Translation] = {}
+    for one in measured:
+        evidence = Evidence(features[one.name], newest, measure)
+        chosen[one.name] = _as_chosen(_chosen(one, evidence, rows, rules), evidence)
+    return chosen
+
+
+def _worst(verdicts: Sequence[str]) -> Outcome:
+    """The outcome of a check: its worst verdict decides."""
+    if "incompatible" in verdicts:
+        return "refuse"
+    if "not decided" in verdicts:
+        return "missing evidence"
+    return "pass"
 
 
 def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules) -> Translation:
