@@ -11,7 +11,7 @@ from shops import pictures, shop
 
 from fixstar.errors import DataError
 from fixstar.workspace import Workspace, catalogue
-from fixstar.workspace.search import Usage
+from fixstar.workspace.usage import Usage
 
 
 def test_counts_add_up_over_threads_and_processes(tmp_path: Path) -> None:
