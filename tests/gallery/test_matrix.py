@@ -210,7 +210,7 @@ def test_a_full_disk_under_mapped_vectors_loses_nothing(tmp_path: Path, monkeypa
 class Interrupted(ExactSearch):
     """Does what another thread might do just after somebody has taken the rows."""
 
-    meanwhile: Callable[[], None] | None = None
+    meanwhile: Callable[[], object] | None = None
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
