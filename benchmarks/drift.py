@@ -42,7 +42,8 @@ def drift(method: str, options: dict[str, Any], images: ImageSet) -> NDArray[np.
         space.upgrade(concatenate([early, later]), UpgradeOptions(recipe, device="cpu", progress=False))
         old = space.encoder("v1").encode(images.images)
         new = space.encoder("v2").encode(images.images)
-    return np.einsum("ij,ij->i", old, new, dtype=np.float64)
+    cosines: NDArray[np.float64] = np.einsum("ij,ij->i", old, new, dtype=np.float64)
+    return cosines
 
 
 def main() -> None:

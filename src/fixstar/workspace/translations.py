@@ -7,8 +7,9 @@ For each version with vectors there is one answer, the first of these that exist
     the same space       the version itself; NAME@v1, vectors that v1's model made elsewhere, for v1
     deployed             the translation that the deployment names
     checked              the one that the version's last check chose
+    a shared space       versions trained here that were held to one space, or said to be compatible: a translation
+                         between these is used only where a check chose it
     fitted               the newest that was fitted between the two, in this direction or the other one
-    a shared space       versions trained here that were held to one space, or said to be compatible
     through others       translations in a row, from version to version
     old queries          the other version's own queries, as long as its model is here
 
@@ -115,14 +116,14 @@ class Translations:
             return Translation.between_shared(source, version)
         if source in named:
             return self.load(named[source])
+        if shared:
+            return Translation.between_shared(source, version)
         newest = next(iter(self.fitted(source, version)), None)
         if newest is not None:
             return newest
         back = next(iter(self.fitted(version, source)), None)
         if back is not None:
             return _backwards(back)
-        if shared:
-            return Translation.between_shared(source, version)
         through = self._through_others(source, version)
         if through is not None:
             return through
