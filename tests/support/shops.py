@@ -23,16 +23,19 @@ from fixstar.workspace.translations import translation_files
 CLASSES = ("bag", "hat", "shoe")
 
 
-def shop(path: Path, versions: int = 2, capacity: int = 8) -> Workspace:
-    """A workspace whose versions are one encoder, turned a little from version to version."""
+def shop(path: Path, versions: int = 2, capacity: int = 8, free: bool = False) -> Workspace:
+    """A workspace whose versions are one encoder, turned a little from version to version.
+
+    With ``free``, each says that it was trained freely: it shares its space with no other.
+    """
     space = Workspace.create(path, device="cpu")
-    shutil.copytree(_versions(versions, capacity), path / "versions")
+    shutil.copytree(_versions(versions, capacity, free), path / "versions")
     torch.manual_seed(1)  # another encoder that a test makes is another model
     return space
 
 
 @cache
-def _versions(count: int, capacity: int) -> Path:
+def _versions(count: int, capacity: int, free: bool) -> Path:
     """The versions, made once: copies of a directory cost next to nothing."""
     folder = Path(tempfile.mkdtemp(prefix="fixstar-shop-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -41,6 +44,8 @@ def _versions(count: int, capacity: int) -> Path:
     for number in range(1, count + 1):
         parent = f"v{number - 1}" if number > 1 else None
         encoder.about = {"version": f"v{number}", "parent": parent, "method": {"name": "hoc", "options": {}}}
+        if free:
+            encoder.about[OWN_SPACE] = True
         encoder.save(folder / f"v{number}")
         with torch.no_grad():
             for parameter in encoder.parameters():

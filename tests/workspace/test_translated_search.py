@@ -18,7 +18,7 @@ from forked import fork
 from shops import passed, pictures, shop
 
 from fixstar.errors import GateError, InputError, ModelError
-from fixstar.gallery import Gallery, MemoryGallery, SearchResult
+from fixstar.gallery import MemoryGallery, SearchResult
 from fixstar.geometry import unit
 from fixstar.images import read_pixels
 from fixstar.models import Encoder
@@ -29,6 +29,7 @@ from fixstar.workspace.checks import CheckedCell, LastChecks, OneModel, last_che
 from fixstar.workspace.deployment import Rollout
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Examples, Serving
+from fixstar.workspace.translations import OWN_SPACE
 
 WEIGHT = 0.4
 
@@ -37,7 +38,7 @@ WEIGHT = 0.4
 def space(tmp_path: Path) -> Iterator[Workspace]:
     """A gallery of 8 vectors by v1 and 4 by v2."""
     photos = pictures(tmp_path / "photos", 4)
-    with shop(tmp_path / "shop", capacity=40) as space:
+    with shop(tmp_path / "shop", capacity=40, free=True) as space:
         items = list(catalogue(photos))
         space.index(items)
         space.index(items[::3], again=True, version="v2")
@@ -129,6 +130,18 @@ def test_a_vector_and_a_stored_item_are_queries_of_one_model(space: Workspace) -
     expected = slow_scores(space, image, way, own=False)
     assert {hit.id: hit.score for hit in plain.hits[0]} == pytest.approx(expected, abs=1e-5)
     assert space.like(next(space.gallery.iterate("v1")).id).models == ("v1",)
+
+
+def test_a_fit_between_versions_of_one_space_changes_nothing_before_a_check_chose_it(tmp_path: Path) -> None:
+    with shop(tmp_path / "shop") as space:
+        space.index(catalogue(pictures(tmp_path / "photos", 4)))
+        space.deploy("v2", force="test")
+        before = space.search(queries(space)).hits
+        name = space.translations.keep(translation(space))
+        assert space.search(queries(space)).hits == before
+        judged(space, name)
+        space.deploy("v2")
+        assert space.search(queries(space)).hits != before
 
 
 def test_models_of_other_widths_are_asked_by_their_own_queries(tmp_path: Path) -> None:
@@ -277,11 +290,12 @@ def checked(path: Path, version: str, calibrations: dict[str, tuple[float, float
     save_check(path, Check(version, "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=calibrations))
 
 
-def small_serving(path: Path, gallery: Gallery | None = None) -> Serving:
-    gallery = gallery or MemoryGallery()
+def small_serving(path: Path, free: bool = False) -> Serving:
+    gallery = MemoryGallery()
     for name in ("v1", "v2", "v3"):
-        if not (path / "versions" / name).exists():
-            Encoder.create("tiny", classes=["a"], capacity=8).save(path / "versions" / name)
+        encoder = Encoder.create("tiny", classes=["a"], capacity=8)
+        encoder.about = {OWN_SPACE: True} if free else {}
+        encoder.save(path / "versions" / name)
         gallery.create_version(name, 2)
     gallery.upsert("v1", ["right"], np.array([[0.6, 0.8]]), [{"label": "a"}])
     gallery.upsert("v2", ["wrong"], np.array([[0.8, 0.6]]), [{"label": "b"}])
@@ -314,7 +328,7 @@ def test_hits_of_two_versions_are_merged_by_probability(tmp_path: Path) -> None:
 
 def test_without_labels_standardised_scores_merge_hits(tmp_path: Path) -> None:
     """A translation that was fitted but never checked knows how large scores of unrelated items are."""
-    serving = small_serving(tmp_path)
+    serving = small_serving(tmp_path, free=True)
     turn = Map.linear(np.eye(2))
     scales = {"scale": [10.0, -5.0], "target_scale": [10.0, -8.0], "fit": "a"}
     way = Translation("v1", "v2", forward=turn, backward=turn, one=0.5, about=scales)
