@@ -18,7 +18,7 @@ from fixstar.translation import Translation
 from fixstar.translation.fit import Pairs, fit_map
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import CheckedCell, OneModel, save_check
-from fixstar.workspace.translations import translation_files
+from fixstar.workspace.translations import OWN_SPACE, translation_files
 
 CLASSES = ("bag", "hat", "shoe")
 
