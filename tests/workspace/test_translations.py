@@ -340,6 +340,24 @@ def test_a_bridge_of_other_widths_is_refused(space: Workspace, tmp_path: Path) -
     assert translation_files(space.path) == []
 
 
+def test_whose_vectors_a_bridge_translates_is_found_by_their_width(space: Workspace, tmp_path: Path) -> None:
+    width = space.gallery.space("v1").width
+    rng = np.random.default_rng(0)
+
+    def saved(name: str, a: int) -> Path:
+        there = Map.linear(rng.normal(size=(a, width)))
+        back = Map.linear(rng.normal(size=(width, a)))
+        save_translation(Translation("a", "b", forward=there, backward=back, one=0.5), tmp_path / name)
+        return tmp_path / name
+
+    space.serving.encoder("v2")
+    foreign(space, "old", 2)
+    assert space.translations.load(space.install_translation(saved("five.npz", 5), None, "v2")).source == "old"
+    assert space.translations.load(space.install_translation(saved("same.npz", width), None, "v2")).source == "v1"
+    with pytest.raises(InputError, match=f"vectors of 6 components.*v1 has {width}.*old has 5"):
+        space.install_translation(saved("six.npz", 6), None, "v2")
+
+
 def test_pairs_of_a_file_are_fitted_before_any_model_was_loaded(space: Workspace, photos: Path, tmp_path: Path) -> None:
     rows = {name: space.serving.embed(name, files(photos)) for name in ("v1", "v2")}
     np.savez(tmp_path / "pairs.npz", old=rows["v1"], new=rows["v2"])

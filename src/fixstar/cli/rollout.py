@@ -37,6 +37,7 @@ KEPT_SHOWN = 20  # items that keep their old vectors, named
     "fixstar check -w shop --data photos/held-out --tolerance 0.01",
     "fixstar check -w shop --data photos/autumn --name autumn",
     "fixstar check v2 -w shop --images photos/unlabelled",
+    "fixstar check v2 -w shop --bridge old-to-new.npz",
     "fixstar check v3 -w shop --confidence 0.99 --json",
 )
 def check(
@@ -67,6 +68,9 @@ def check(
     ] = None,
     pairs: Annotated[
         Path | None, typer.Option(help="FILE.npz with arrays old and new: vectors by both models to fit on.")
+    ] = None,
+    bridge: Annotated[
+        Path | None, typer.Option(help="Take in a translation that fixstar bridge wrote, and judge it.")
     ] = None,
     sample: Annotated[int, typer.Option(help="Maximum number of items that a translation is fitted on.")] = 8000,
     refit: Annotated[bool, typer.Option("--refit", help="Fit translations again.")] = False,
@@ -103,6 +107,8 @@ def check(
     with fixstar.Workspace(workspace, device) as space:
         if name is not None:
             space.pin_images(name, data, split, label)
+        if bridge is not None:
+            space.install_translation(bridge, None, version or space.newest())
         found = space.check(version, labelled, rules, fitting=fitting, report=report, progress=not as_json)
     if as_json:
         print_json(found.to_json())

@@ -487,17 +487,20 @@ class Workspace:
         self._with_encoder(target)
         return fit(self.serving, source, target, fitting, progress)
 
-    def install_translation(self, path: str | Path, source: str, target: str) -> str:
+    def install_translation(self, path: str | Path, source: str | None, target: str) -> str:
         """Put a translation from a file, such as a bridge, into this workspace; a check then judges it.
 
-        It must lead from vectors as wide as those of ``source`` to vectors as wide as those of ``target``.
+        It must lead from vectors as wide as those of ``source`` to vectors as wide as those of ``target``. Without a
+        ``source`` it is the one version with vectors of that width. Returns the name of its file here.
         """
         way = load_translation(path)
         self.serving.encoder(self._with_encoder(target))  # makes room for its vectors
-        wanted = (self.gallery.space(source).width, self.gallery.space(target).width)
         if way.forward is None:
             raise InputError(f"{path} has no map of stored vectors, so there is nothing to install")
         seen = way.forward.widths
+        if source is None:
+            source = self._only_version(seen[0], target, Path(path))
+        wanted = (self.gallery.space(source).width, self.gallery.space(target).width)
         if seen != wanted:
             raise InputError(
                 f"{path} carries vectors of {seen[0]} components to {seen[1]}; those of {source} have {wanted[0]} and "
@@ -508,6 +511,18 @@ class Workspace:
         one = way.one if way.backward is not None else None
         about = {**way.about, "fit": uuid.uuid4().hex[:12], "fitted_on": f"installed from {Path(path).name}"}
         return self.translations.keep(replace(way, source=source, target=target, one=one, two=two, about=about))
+
+    def _only_version(self, width: int, target: str, path: Path) -> str:
+        """The version, other than ``target``, whose stored vectors have so many components."""
+        widths = {name: self.gallery.space(name).width for name in self.versions_to_check(target)}
+        fitting = [name for name, found in widths.items() if found == width]
+        if len(fitting) != 1:
+            there = ", ".join(f"{name} has {found}" for name, found in widths.items()) or "no other version is stored"
+            raise InputError(
+                f"{path} translates vectors of {width} components, and it is not clear whose they are: {there}. Name "
+                "the version in Python: Workspace.install_translation(path, source, target)"
+            )
+        return fitting[0]
 
     def pin_images(
         self, name: str, path: str | Path | None = None, split: str = "train", label: str | None = None
