@@ -663,8 +663,11 @@ def demo(alternatives: str, performance: str) -> Iterator[Claim | Quote]:
     yield Claim(compatibility, "finds {} % among its own vectors, and {} % among those of the old one", [new, across])
     yield Claim(performance, "trained independently {}, {} and {} % on two ARM cores", [old, across, new])
     medians = [value("drift.json", "methods", method, "median") for method in ("polaris", "vega", "itm")]
-    text = "is {} if v2 is held to v1's space (`polaris`), {} if it is trained freely from v1's weights (`vega`), and {} if"
-    yield Claim(compatibility, text, medians)
+    yield Claim(
+        compatibility,
+        "is {} if v2 is held to v1's space (`polaris`), {} if it is trained freely from v1's weights (`vega`), and {}",
+        medians,
+    )
 
 
 def ends(figures: Sequence[float]) -> list[float]:

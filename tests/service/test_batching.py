@@ -25,7 +25,7 @@ from fixstar.workspace.items import LocalEmbedder
 
 @pytest.fixture
 def space(tmp_path: Path) -> Workspace:
-    made = shop(tmp_path / "shop")
+    made = shop(tmp_path / "shop", free=True)
     made.index(catalogue(pictures(tmp_path / "pictures")))
     return made
 

@@ -118,8 +118,8 @@ def foreign(space: Workspace, name: str = "other", count: int = 2) -> None:
     space.gallery.upsert(name, [f"{name}/{number}" for number in range(count)], vectors)
 
 
-def indexed_shop(folder: Path, photos: int = 3, versions: int = 2) -> Path:
+def indexed_shop(folder: Path, photos: int = 3, versions: int = 2, free: bool = False) -> Path:
     """A workspace at folder/shop with the pictures of folder/photos indexed by v1."""
-    with shop(folder / "shop", versions) as space:
+    with shop(folder / "shop", versions, free=free) as space:
         space.index(catalogue(pictures(folder / "photos", photos)))
     return folder / "shop"

@@ -193,6 +193,20 @@ def test_calibrations_of_the_deployment_merge_hits(space: Workspace) -> None:
     assert not space.search([image]).calibrated
 
 
+def test_calibrations_of_two_models_are_not_used_for_queries_of_one(space: Workspace) -> None:
+    """A vector that a client sends is a query of one model: its scores have another scale."""
+    pairs = {"v1": (10.0, -9.0), "v2": (5.0, 3.0)}
+    scales = {"scale": [1.0, 0.0], "scale_one": [1.0, 9.0], "target_scale": [1.0, 0.0], "fit": "a"}
+    way = replace(translation(space), about=scales)
+    judged(space, space.translations.keep(way), calibrations=pairs)
+    space.deploy("v2")
+    image = queries(space, 1)[0]
+    assert space.search([image], k=12).calibrated
+    alone = space.serving.search_vectors("v2", space.serving.embed("v2", [image]), k=12)
+    assert not alone.calibrated
+    assert [hit.version for hit in alone.hits[0]] == ["v1"] * 8 + ["v2"] * 4  # the scale of one model lifts them by 9
+
+
 def test_the_gate_accepts_what_it_judged_and_nothing_else(space: Workspace) -> None:
     name = space.translations.keep(translation(space))
     judged(space, name, outcome="refuse")

@@ -30,7 +30,7 @@ from fixstar.translation import Evidence, Pairs, Translation, by_class, translat
 from fixstar.translation.calibrate import standardised
 from fixstar.translation.fit import as_labels, fit_translations
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
-from fixstar.workspace.translations import SCALE, TARGET_SCALE, home_of, sharing_space
+from fixstar.workspace.translations import ONE_SCALE, SCALE, TARGET_SCALE, home_of, sharing_space
 
 if TYPE_CHECKING:
     from fixstar.workspace.search import Serving
@@ -368,6 +368,8 @@ def with_scales(way: Translation, old: VersionFeatures, new: VersionFeatures) ->
         SCALE: list(standardised(translated(way, old, new))),
         TARGET_SCALE: list(standardised(own)),
     }
+    if way.one is not None and way.two is not None:
+        about[ONE_SCALE] = list(standardised(translated(way.with_one_model(), old, new)))
     return replace(way, about=about)
 
 

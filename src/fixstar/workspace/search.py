@@ -207,16 +207,17 @@ class Serving:
         live = [name for name, count in counts.items() if count]
         if request.versions is not None:
             live = [name for name in live if name in request.versions]
-        asked: dict[str, Question] = {}
-        used = {version}
+        asked: dict[str, Translation] = {}
         for name in sorted(live, key=lambda name: name == version):  # an item that moves to it is found once
             way = usable(ways.get(name), by_models)
             if way is None:
                 continue
-            asked[name] = self._question(name, way, version, by_models)
-            used |= set(way.models)
-        scales = self.translations.scales(version, list(asked)) if request.calibrate else Scales({})
-        questions = [_scaled(question, scales) for question in asked.values()]
+            asked[name] = way
+        scales = self.translations.scales(version, asked) if request.calibrate else Scales({})
+        questions = []
+        for name, way in asked.items():
+            questions.append(_scaled(self._question(name, way, version, by_models), scales))
+        used = {version, *(model for way in asked.values() for model in way.models)}
         plain = replace(request, min_score=None, versions=None)
         hits = self.gallery.ask(questions, plain) if questions else [[] for _ in by_models[version]]
         thresholds = {name: score for name, score in self.translations.thresholds(version).items() if name in asked}

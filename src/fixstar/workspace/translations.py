@@ -40,6 +40,7 @@ OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vecto
 OWN_SPACE = "own_space"  # of a card's ``about``: trained freely, so its parent's space is not its own
 CHOSEN = "chosen"  # of a translation's ``about``: by a check, from those that were fitted
 SCALE = "scale"  # of a translation's ``about``: slope and offset that standardise its scores
+ONE_SCALE = "scale_one"  # the same with one model per query, where two are usual
 TARGET_SCALE = "target_scale"  # those of the target's queries among its own vectors
 
 _WAIT = 10.0  # seconds for another process that writes here
@@ -162,31 +163,46 @@ class Translations:
 
     # --- one scale
 
-    def scales(self, version: str, searched: Sequence[str]) -> Scales:
-        """What ranks the vectors of several versions together: by calibrations if there are any for all, else without
-        labels, by what unrelated items score; empty where neither is known, or only one version is searched."""
-        if len(searched) < 2:
-            return Scales({})
-        move = self._rollout.current_move()
-        fitted: Mapping[str, tuple[float, float]] = move.calibrations if move.version == version else {}
-        if not set(searched) <= fitted.keys():
-            check = self._checks.of(version)
-            fitted = {} if check is None else check.calibrations
-        if set(searched) <= fitted.keys():
-            return Scales({name: Calibration(*fitted[name]) for name in searched}, calibrated=True)
-        return self._standardised(version, searched)
+    def scales(self, version: str, asked: Mapping[str, Translation]) -> Scales:
+        """What ranks the vectors of several versions together, each asked through a translation.
 
-    def _standardised(self, version: str, searched: Sequence[str]) -> Scales:
-        ways = self.of(version)
+        By calibrations if there are any for all of them, and for as many models per query; else without labels, by
+        what unrelated items score; empty where neither is known, or only one version is searched.
+        """
+        if len(asked) < 2:
+            return Scales({})
+        fitted = self._calibrations(version, asked)
+        if fitted:
+            return Scales({name: Calibration(*fitted[name]) for name in asked}, calibrated=True)
+        return self._standardised(version, asked)
+
+    def _calibrations(self, version: str, asked: Mapping[str, Translation]) -> Mapping[str, tuple[float, float]]:
+        """Those of the deployment, else of the last check, if they hold for these questions; else empty."""
+        move = self._rollout.current_move()
+        if move.version == version and asked.keys() <= move.calibrations.keys():
+            deployed = self.of(version)
+            if all(deployed[name].models == way.models for name, way in asked.items()):
+                return move.calibrations
+        check = self._checks.of(version)
+        if check is None or not asked.keys() <= check.calibrations.keys():
+            return {}
+        judged = {cell.version: cell.models for cell in check.cells if cell.models}
+        if any(judged.get(way.source, way.models) != way.models for way in asked.values()):
+            return {}
+        return check.calibrations
+
+    def _standardised(self, version: str, asked: Mapping[str, Translation]) -> Scales:
         found: dict[str, Calibration] = {}
-        for name in searched:
-            if name != version and SCALE in ways[name].about:
-                found[name] = Calibration(*ways[name].about[SCALE])
-        own = [way.about[TARGET_SCALE] for way in ways.values() if TARGET_SCALE in way.about and way.target == version]
+        for name, way in asked.items():
+            key = ONE_SCALE if way.two is None and ONE_SCALE in way.about else SCALE
+            if name != version and key in way.about:
+                found[name] = Calibration(*way.about[key])
+        ways = self.of(version).values()
+        own = [way.about[TARGET_SCALE] for way in ways if TARGET_SCALE in way.about and way.target == version]
         if own:
             found[version] = Calibration(*own[0])
-        complete = set(searched) <= found.keys()
-        return Scales({name: found[name] for name in searched} if complete else {})
+        complete = asked.keys() <= found.keys()
+        return Scales({name: found[name] for name in asked} if complete else {})
 
     def thresholds(self, version: str) -> dict[str, float]:
         """The scores, by version searched, under which a hit is probably no match, as the last check measured them."""
@@ -240,7 +256,7 @@ class Translations:
 
 def _backwards(way: Translation) -> Translation:
     """A translation in the other direction. The scales of its scores were measured in this one, and are left out."""
-    about = {name: value for name, value in way.about.items() if name not in (SCALE, TARGET_SCALE)}
+    about = {name: value for name, value in way.about.items() if name not in (SCALE, ONE_SCALE, TARGET_SCALE)}
     return replace(way.reversed, about=about)
 
 

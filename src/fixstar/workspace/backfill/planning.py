@@ -512,8 +512,8 @@ def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: 
     old = max(planned, key=lambda name: planned[name], default=None)
     counts = serving.gallery.count()
     ways = serving.translations.of(target)
-    searched = list(dict.fromkeys([*(name for name in ways if counts.get(name)), target]))
-    calibrated = serving.translations.scales(target, searched).calibrated
+    asked = {name: way for name, way in ways.items() if counts.get(name) or name == target}
+    calibrated = serving.translations.scales(target, asked).calibrated
     why = None
     if old is None:
         why = "searches find none of the vectors that it replaces, so nothing is predicted"
