@@ -25,7 +25,7 @@ from fixstar.workspace.items import LocalEmbedder
 
 @pytest.fixture
 def space(tmp_path: Path) -> Workspace:
-    made = shop(tmp_path / "shop", free=True)
+    made = shop(tmp_path / "shop")
     made.index(catalogue(pictures(tmp_path / "pictures")))
     return made
 
@@ -78,7 +78,10 @@ def test_many_at_once_are_few_calls_with_the_answers_of_one_by_one(space: Worksp
         assert np.allclose([hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5)
 
 
-def test_all_models_of_a_deployment_embed_a_batch_once_each(space: Workspace, sizes: list[int]) -> None:
+def test_all_models_of_a_deployment_embed_a_batch_once_each(tmp_path: Path, sizes: list[int]) -> None:
+    space = shop(tmp_path / "free", free=True)
+    space.index(catalogue(pictures(tmp_path / "pictures")))
+    sizes.clear()
     fitted(space)
     space.deploy("v2", force="test")
     images = [picture(i) for i in range(12)]

@@ -16,7 +16,7 @@ from fixstar.evaluation import VersionFeatures
 from fixstar.evaluation.search import image_search
 from fixstar.geometry import unit
 from fixstar.translation import Evidence, Map, Translation, by_class, choose, translated
-from fixstar.translation.choose import WEIGHTS, gain
+from fixstar.translation.choose import WEIGHTS, gain, with_fewest_models
 from fixstar.translation.translation import USUAL
 
 Array = NDArray[np.float64]
@@ -177,6 +177,18 @@ def test_a_gain_is_larger_than_its_standard_error(before: list[bool], seed: int,
     if len(usual) > 1 and flipped.sum() >= 2:
         error = (np.sum((differences - mean) ** 2) / (len(usual) - 1) / len(usual)) ** 0.5
         assert (found > 0) == (mean > error * (1 + 1e-9))
+
+
+def test_one_model_is_taken_where_it_finds_as_much() -> None:
+    rows = np.arange(400)
+    for noises in ((0.5, 0.5), (1.5, 0.2), (0.2, 1.5)):
+        tried = evidence(*noises)
+        one = tried.by_weight(way(), "one", [USUAL], rows)[USUAL].mean()
+        two = tried.by_weight(way(), "two", [USUAL], rows)[USUAL].mean()
+        found = with_fewest_models(way(), tried, rows)
+        assert (found.two is None) == (one >= two), noises
+    assert with_fewest_models(way(), evidence(1.5, 0.2), rows).two is None
+    assert with_fewest_models(way(), evidence(0.2, 1.5), rows).two is not None
 
 
 def test_without_a_map_back_two_models_must_ask() -> None:

@@ -105,6 +105,15 @@ def choose(ways: Sequence[Translation], evidence: Evidence, rows: Indices, two: 
     return replace(best, one=alone, two=weight)
 
 
+def with_fewest_models(way: Translation, evidence: Evidence, rows: Indices) -> Translation:
+    """The translation with one model per query, if that finds as much by the queries in ``rows``: it costs less."""
+    if way.one is None or way.two is None or way.forward is None:
+        return way
+    by_one = evidence.by_weight(way, "one", [way.one], rows)[way.one]
+    by_two = evidence.by_weight(way, "two", [way.two], rows)[way.two]
+    return way.with_one_model() if by_one.mean() >= by_two.mean() else way
+
+
 def _best(ways: Sequence[Translation], evidence: Evidence, rows: Indices, models: Models) -> tuple[Translation, float]:
     usual: NDArray[Any] | None = None
     best = ways[0]

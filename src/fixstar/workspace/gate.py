@@ -11,7 +11,8 @@ search. All intervals hold together with the confidence asked for: each of m cel
 
 **What is chosen is not judged by the same queries.** Half of the queries of each class choose the maps and the weight
 of a translation, the other half judges, and all figures of the check are of that half. Where nothing is to be chosen,
-all queries judge. One model per query is judged beside two, as a family of its own.
+all queries judge. Of two models per query and one, the half that chooses takes one if it finds as much. Where it takes
+two, one is judged beside them, as a family of its own.
 
 Calibrations, which let a search rank vectors of several versions together, are fitted on the way, and thresholds that
 tell a match from what is probably not in the gallery; no verdict depends on them.
@@ -42,6 +43,7 @@ from fixstar.translation.calibrate import (
     fit_calibrations,
     search_curve,
 )
+from fixstar.translation.choose import with_fewest_models
 from fixstar.translation.score import translated_pair
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import (
@@ -258,7 +260,8 @@ def _worst(verdicts: Sequence[str]) -> Outcome:
 def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules) -> Translation:
     """The way that some queries choose; without them the first, or the first with a weight if the rules name one."""
     if rows is not None:
-        return choose(one.ways, evidence, rows, two=one.has_model and one.ways[0].two is not None)
+        found = choose(one.ways, evidence, rows, two=one.has_model and one.ways[0].two is not None)
+        return with_fewest_models(found, evidence, rows)
     mapped = [way for way in one.ways if way.forward is not None]
     if rules.weight is None or not mapped:
         return one.ways[0]
