@@ -42,8 +42,10 @@ def path(ready: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ready / "shop", tmp_path / "shop"))
 
 
-def test_newer_vectors_are_not_promised_to_be_backfilled(path: Path, photos: Path) -> None:
-    typed("deploy", "v2", "-w", path)
+def test_newer_vectors_are_not_promised_to_be_backfilled(tmp_path: Path) -> None:
+    path = indexed_shop(tmp_path, photos=4, versions=3, free=True)
+    photos = tmp_path / "photos"
+    typed("deploy", "v2", "--queries", "old", "-w", path)
     typed("index", photos / "hat", "--prefix", "new/", "-w", path)
     typed("rollback", "-w", path)
     with Workspace(path, "cpu") as space:  # v2's own queries search what it stored

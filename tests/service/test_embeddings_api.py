@@ -25,8 +25,9 @@ IMAGES = [picture(seed) for seed in range(3)]
 
 
 @pytest.fixture
-def space(tmp_path: Path) -> Workspace:
-    made = shop(tmp_path / "shop")
+def space(tmp_path: Path, request: pytest.FixtureRequest) -> Workspace:
+    """Two versions that share a space, or, with the parameter True, were trained freely."""
+    made = shop(tmp_path / "shop", free=getattr(request, "param", False))
     made.index(catalogue(pictures(tmp_path / "pictures")))
     return made
 
@@ -77,6 +78,7 @@ def test_queries_for_another_version_rank_its_vectors_as_a_search_does(http: Tes
     assert np.array_equal(vectors(asked(http, "v1->v1", text(IMAGES[0]))), vectors(asked(http, "v1", text(IMAGES[0]))))
 
 
+@pytest.mark.parametrize("space", [True], indirect=True)
 def test_queries_for_another_version_are_mapped_back_as_a_translation_says(http: TestClient, space: Workspace) -> None:
     by_v2 = space.serving.embed("v2", IMAGES)
     back = Map.linear(np.roll(np.eye(7), 1, axis=0))
@@ -89,6 +91,7 @@ def test_queries_for_another_version_are_mapped_back_as_a_translation_says(http:
     assert np.allclose(vectors(asked(http, "v2", *map(text, IMAGES))), by_v2, atol=1e-6)
 
 
+@pytest.mark.parametrize("space", [True], indirect=True)
 def test_vectors_that_only_their_own_model_can_ask_are_not_offered(http: TestClient, space: Workspace) -> None:
     space.translations.keep(Translation("v1", "v2", two=0.0, about={"fit": "test"}))
     answer = asked(http, "v2->v1", text(IMAGES[0]))

@@ -139,7 +139,7 @@ class Start(NamedTuple):
 @cache
 def start() -> Start:
     folder = Path(tempfile.mkdtemp(prefix="fixstar-model-"))
-    shop(folder / "shop", VERSIONS).close()
+    shop(folder / "shop", VERSIONS, free=True).close()
     rng, photos = np.random.default_rng(0), list[Path]()
     for number in range(IMAGES):
         photos.append(folder / f"{number}.png")
@@ -888,9 +888,10 @@ class Reference:
         back = self._fitted(version, source)
         if back is not None:
             return back.backwards()
-        if source != "shop":  # all versions here were held to one space
-            return between_shared(source, version)
-        return self._through_others(source, version)
+        through = self._through_others(source, version)
+        if through is not None:
+            return through
+        return by_old_queries(source, version) if source in self.pointers.versions else None
 
     def _fitted(self, source: str, target: str) -> Way | None:
         """The first way of the newest fit."""
@@ -953,7 +954,7 @@ class Reference:
             if usable is not None:
                 ways[name] = usable
         queries = {name: start().vectors[name][number] for name in models}
-        scales = self._scales(version, sorted(ways), rooms)
+        scales = self._scales(version, ways, rooms)
         ranked = []
         for name, item in self.items.items():
             if item.version not in ways or (where is not None and item.payload["price"] < where):
@@ -964,20 +965,20 @@ class Reference:
         used = {way.source for way in ways.values() if way.two is not None}
         return Found(sorted(ranked, reverse=True), {version} | used, stored - ways.keys(), scales)
 
-    def _scales(self, version: str, searched: Sequence[str], rooms: Sequence[str]) -> dict[str, tuple[float, float]]:
-        """What standardises the scores, if it is known for all that are searched."""
-        if len(searched) < 2:
+    def _scales(self, version: str, ways: Mapping[str, Way], rooms: Sequence[str]) -> dict[str, tuple[float, float]]:
+        """What standardises the scores, if it is known for all that are searched, with as many models per query."""
+        if len(ways) < 2:
             return {}
-        known = {name: self.answer(home(name), version) for name in rooms}
         found = {}
-        for name in searched:
-            way = known[name]
-            if name != version and way is not None and "scale" in way.about:
-                found[name] = tuple(way.about["scale"])
-        own = [way.about["target_scale"] for way in known.values() if way is not None and "target_scale" in way.about]
+        for name, way in ways.items():
+            key = "scale_one" if way.two is None and "scale_one" in way.about else "scale"
+            if name != version and key in way.about:
+                found[name] = tuple(way.about[key])
+        known = [self.answer(home(name), version) for name in rooms]
+        own = [way.about["target_scale"] for way in known if way is not None and "target_scale" in way.about]
         if own:
             found[version] = tuple(own[0])
-        return found if set(searched) <= found.keys() else {}
+        return found if ways.keys() <= found.keys() else {}
 
 
 class Found(NamedTuple):

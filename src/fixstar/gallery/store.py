@@ -455,7 +455,7 @@ def measured_recall(
     >>> from fixstar.gallery import MemoryGallery
     >>> with MemoryGallery() as gallery:
     ...     gallery.create_version("v1", 2)
-    ...     gallery.upsert("v1", ["a", "b"], np.eye(2))
+    ...     _ = gallery.upsert("v1", ["a", "b"], np.eye(2))
     ...     measured_recall(gallery, "v1", np.eye(2))
     1.0
     """

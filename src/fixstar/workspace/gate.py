@@ -43,7 +43,7 @@ from fixstar.translation.calibrate import (
     fit_calibrations,
     search_curve,
 )
-from fixstar.translation.choose import with_fewest_models
+from fixstar.translation.choose import gain, with_fewest_models
 from fixstar.translation.score import translated_pair
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import (
@@ -258,11 +258,18 @@ def _worst(verdicts: Sequence[str]) -> Outcome:
 
 
 def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules) -> Translation:
-    """The way that some queries choose; without them the first, or the first with a weight if the rules name one."""
-    if rows is not None:
-        found = choose(one.ways, evidence, rows, two=one.has_model and one.ways[0].two is not None)
-        return with_fewest_models(found, evidence, rows)
+    """The way that some queries choose; without them the first, or the first with a weight if the rules name one.
+
+    In a shared space vectors are searched as they are, unless a translation gains more than its standard error.
+    """
+    direct = [way for way in one.ways if way.shared and way.forward is None]
     mapped = [way for way in one.ways if way.forward is not None]
+    if rows is not None and mapped:
+        found = choose(mapped, evidence, rows, two=one.has_model and mapped[0].two is not None)
+        found = with_fewest_models(found, evidence, rows)
+        if not direct or gain(evidence.outcomes(found)[rows], evidence.outcomes(direct[0])[rows]):
+            return found
+        return direct[0]
     if rules.weight is None or not mapped:
         return one.ways[0]
     way = mapped[0]
