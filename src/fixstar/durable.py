@@ -7,15 +7,18 @@ it is read, and a file of a newer fixstar is refused.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from fixstar.errors import ModelError
 
@@ -35,6 +38,21 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_regular_file(path: Path) -> None:
+    """An ``OSError`` for anything else: to open a pipe would wait for somebody who writes, and a device has no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def open_regular_file(path: Path) -> IO[bytes]:
+    """A file to read from; as ``require_regular_file``, also where the file is exchanged meanwhile."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def make_directory(directory: Path) -> None:
@@ -64,6 +82,14 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a killed ``replace_file`` left beside ``path``. Only the process that alone writes it may call it."""
+    unfinished = re.compile(rf"\.{re.escape(path.name)}\.\d+-\d+\.partial")
+    for file in path.parent.glob("*.partial"):
+        if unfinished.fullmatch(file.name):
+            file.unlink(missing_ok=True)
 
 
 def replace_json(path: Path, content: Any, mode: int = 0o644) -> None:
