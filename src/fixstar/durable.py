@@ -16,11 +16,12 @@ import shutil
 import stat
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
-from fixstar.errors import ModelError
+from fixstar.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +30,8 @@ Content = TypeVar("Content")
 Arrays = Mapping[str, "NDArray[Any]"]
 
 _LOCK = ".lock"
+_UNPACKED = 256 << 20  # bytes that any .npz may unpack to
+_PACKED = 100  # times that a larger one may grow: numbers that were measured do so by 20 at most
 
 
 def flush(path: Path) -> None:
@@ -53,6 +56,21 @@ def open_regular_file(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def require_plausible_archive(path: Path) -> None:
+    """Refuse a .npz file that unpacks to far more than it is: a few megabytes of zeros would fill the memory."""
+    if not zipfile.is_zipfile(path):
+        return  # who reads it says so
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    unpacked = sum(member.file_size for member in members)
+    packed = sum(member.compress_size for member in members)
+    if unpacked > max(_UNPACKED, _PACKED * packed):
+        raise DataError(
+            f"{path} has {packed:,} bytes and would unpack to {unpacked:,}: more than {_PACKED} times as many, which "
+            "vectors do not. If it is meant so, save it without compression (np.savez)"
+        )
 
 
 def make_directory(directory: Path) -> None:

@@ -618,16 +618,24 @@ class SqliteGallery(Gallery):
 
         Raises if others read or write for longer than ``wait``: the log is then still needed beside the file.
         """
-        with self._reading() as db:
-            if self.read_only:
-                return
-            busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]  # an answer, not an error
-        if busy:
+        until = time.monotonic() + self._wait
+        while self._is_busy():
+            if time.monotonic() < until:
+                time.sleep(0.01)
+                continue
             raise GalleryUnavailableError(
                 f"other processes used {self.path} for {self._wait:g} s without a pause, so part of it is still in "
                 f"{self.path.name}-wal. Nothing is lost, but do not copy the file alone: flush again later, or copy "
                 "with fixstar.gallery.copy_gallery"
             )
+
+    def _is_busy(self) -> bool:
+        """Try to move the log. SQLite waits for readers and writers, but not for another one that moves it."""
+        with self._reading() as db:
+            if self.read_only:
+                return False
+            (busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # an answer, not an error
+        return bool(busy)
 
     def compact(self) -> None:
         """Free the space of removed items. Rewrites the file; searches go on, writers wait."""
