@@ -111,9 +111,13 @@ def remove_unfinished(path: Path) -> None:
 
 
 def replace_json(path: Path, content: Any, mode: int = 0o644) -> None:
-    """The same for a JSON document."""
+    """The same for a JSON document. Names of files that are not UTF-8 are escaped."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"), mode)
+    try:
+        written = text.encode()
+    except UnicodeEncodeError:
+        written = json.dumps(content, indent=2).encode() + b"\n"
+    replace_file(path, lambda partial: partial.write_bytes(written), mode)
 
 
 def document(name: str, content: Mapping[str, Any], version: int = 1) -> dict[str, Any]:
