@@ -213,6 +213,29 @@ def test_a_flush_that_readers_hold_up_says_so(tmp_path: Path) -> None:
         assert copy.count() == {"v1": 101, "v2": 1}
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_damage_at_the_end_of_the_log_costs_the_last_write_at_most(tmp_path: Path, flush: bool) -> None:
+    """It looks like a write that a power cut interrupted, so it is not told: docs/appendix/durability.md."""
+    with SqliteGallery(made(tmp_path / "g.db")) as gallery:
+        for name in ("first", "second", "last"):
+            gallery.upsert("v1", [name], vectors(1, 64))
+        if flush:
+            gallery.flush()
+        for name in ("g.db", "g.db-wal"):  # as a kill leaves them
+            shutil.copy(tmp_path / name, tmp_path / f"copy-{name}")
+    log = tmp_path / "copy-g.db-wal"
+    content = bytearray(log.read_bytes())
+    assert (len(content) == 0) == flush
+    if not flush:
+        content[-100] ^= 1
+        log.write_bytes(content)
+    with SqliteGallery(tmp_path / "copy-g.db") as copy:
+        assert verify_gallery(copy) == []
+        kept = {"first", "second", "last"} if flush else {"first", "second"}
+        assert set(copy.get(["first", "second", "last"])) == kept
+        assert sum(copy.count().values()) == 100 + len(kept)
+
+
 _HOLD_CHECKPOINT = """
 import fcntl, sys, time
 with open(sys.argv[1], "r+b") as shared:  # the lock of whoever moves the log: sqlite.org/walformat.html
