@@ -505,6 +505,7 @@ class SqliteGallery(Gallery):
         self._own = threading.local()
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._closed = False
+        self._has_refused = False  # a write, since the log last began
         matrices = self._matrices = _StoredMatrices(None if map_vectors is None else Path(map_vectors))
         beside = self.path.with_name(self.path.name + ".index")
         self._keeper = IndexKeeper(matrices.exact, lambda: matrices.position, beside, index_above, self.read_only)
@@ -683,18 +684,30 @@ class SqliteGallery(Gallery):
         with _translated(self.path):
             session = self._session()
             db = session.db
+            if self._has_refused:
+                self._move_log(db)
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
                 db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
+                self._has_refused = self._has_refused or isinstance(error, sqlite3.Error)
                 raise
             session.written += 1
         if self._matrices.position:  # after a first search, read own writes at once, so that no search waits for them
             with suppress(GalleryError):  # the write is done; the next search reports what is wrong
                 self._refresh()
+
+    def _move_log(self, db: sqlite3.Connection) -> None:
+        """Let the next write begin the log again, without waiting for anybody.
+
+        A write that the disk refused may have left whole pages at the end of the log. Behind a later, shorter write
+        they would look like writes that cannot be read any more (``_refuse_damaged_log``).
+        """
+        _, written, moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._has_refused = written != moved
 
     def _refresh(self) -> None:
         """Read what was written since this thread last looked."""
