@@ -4,7 +4,7 @@
 # make docs           the documentation, in build/site; a broken link or an undocumented name fails
 # make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
 # make fire           long trials: flipped bytes, kills, power cuts, random operations and requests, harmful images, floods, load (hours)
-#                     all of it, but little: make fire TRIALS=5 KILL_STEP=7 KILLS=2 CUTS=3 OPERATIONS=100 POSTGRES_OPERATIONS=20 FUZZ=32 BOMBS=6 LOAD_SECONDS=10
+#                     all of it, but little: make fire TRIALS=5 KILL_STEP=7 KILLS=2 FAULTS=4 CUTS=3 OPERATIONS=100 POSTGRES_OPERATIONS=20 FUZZ=32 BOMBS=6 LOAD_SECONDS=10
 # make bench          the benchmarks that run on a CPU (minutes)
 
 PYTHON ?= python3
@@ -20,6 +20,7 @@ PACKAGES ?= dist/*.whl dist/*.tar.gz
 TRIALS ?= 500
 KILL_STEP ?= 1
 KILLS ?= 100
+FAULTS ?= 400
 CUTS ?= 200
 OPERATIONS ?= 200000
 POSTGRES_OPERATIONS ?= 2000
@@ -85,6 +86,7 @@ fire: setup
 	FIXSTAR_TRIALS=$(TRIALS) $(BIN)/pytest -n 0 -s tests/workspace/test_corruption.py
 	FIXSTAR_KILL_STEP=$(KILL_STEP) $(BIN)/pytest -n 0 -s tests/workspace/test_snapshot.py -k killed
 	$(BIN)/python tests/gallery/killing.py --kills $(KILLS)
+	$(BIN)/python tests/gallery/disk_faults.py --trials $(FAULTS)
 	FIXSTAR_CUTS=$(CUTS) $(BIN)/pytest -n 0 -s tests/workspace/test_power_cut.py
 	$(BIN)/python tests/support/workspace_model.py --operations $(OPERATIONS)
 	$(BIN)/python tests/support/workspace_model.py --operations $(POSTGRES_OPERATIONS) --postgres

@@ -7,17 +7,21 @@ it is read, and a file of a newer fixstar is refused.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
-from fixstar.errors import ModelError
+from fixstar.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +30,8 @@ Content = TypeVar("Content")
 Arrays = Mapping[str, "NDArray[Any]"]
 
 _LOCK = ".lock"
+_UNPACKED = 256 << 20  # bytes that any .npz may unpack to
+_PACKED = 100  # times that a larger one may grow: numbers that were measured do so by 20 at most
 
 
 def flush(path: Path) -> None:
@@ -35,6 +41,36 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_regular_file(path: Path) -> None:
+    """An ``OSError`` for anything else: to open a pipe would wait for somebody who writes, and a device has no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def open_regular_file(path: Path) -> IO[bytes]:
+    """A file to read from; as ``require_regular_file``, also where the file is exchanged meanwhile."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def require_plausible_archive(path: Path) -> None:
+    """Refuse a .npz file that unpacks to far more than it is: a few megabytes of zeros would fill the memory."""
+    if not zipfile.is_zipfile(path):
+        return  # who reads it says so
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    unpacked = sum(member.file_size for member in members)
+    packed = sum(member.compress_size for member in members)
+    if unpacked > max(_UNPACKED, _PACKED * packed):
+        raise DataError(
+            f"{path} has {packed:,} bytes and would unpack to {unpacked:,}: more than {_PACKED} times as many, which "
+            "vectors do not. If it is meant so, save it without compression (np.savez)"
+        )
 
 
 def make_directory(directory: Path) -> None:
@@ -66,10 +102,22 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644)
         raise
 
 
+def remove_unfinished(path: Path) -> None:
+    """Remove what a killed ``replace_file`` left beside ``path``. Only the process that alone writes it may call it."""
+    unfinished = re.compile(rf"\.{re.escape(path.name)}\.\d+-\d+\.partial")
+    for file in path.parent.glob("*.partial"):
+        if unfinished.fullmatch(file.name):
+            file.unlink(missing_ok=True)
+
+
 def replace_json(path: Path, content: Any, mode: int = 0o644) -> None:
-    """The same for a JSON document."""
+    """The same for a JSON document. Names of files that are not UTF-8 are escaped."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"), mode)
+    try:
+        written = text.encode()
+    except UnicodeEncodeError:
+        written = json.dumps(content, indent=2).encode() + b"\n"
+    replace_file(path, lambda partial: partial.write_bytes(written), mode)
 
 
 def document(name: str, content: Mapping[str, Any], version: int = 1) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -210,6 +211,57 @@ def test_a_flush_that_readers_hold_up_says_so(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path / "copy.db")
     with SqliteGallery(tmp_path / "copy.db") as copy:
         assert copy.count() == {"v1": 101, "v2": 1}
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_damage_at_the_end_of_the_log_costs_the_last_write_at_most(tmp_path: Path, flush: bool) -> None:
+    """It looks like a write that a power cut interrupted, so it is not told: docs/appendix/durability.md."""
+    with SqliteGallery(made(tmp_path / "g.db")) as gallery:
+        for name in ("first", "second", "last"):
+            gallery.upsert("v1", [name], vectors(1, 64))
+        if flush:
+            gallery.flush()
+        for name in ("g.db", "g.db-wal"):  # as a kill leaves them
+            shutil.copy(tmp_path / name, tmp_path / f"copy-{name}")
+    log = tmp_path / "copy-g.db-wal"
+    content = bytearray(log.read_bytes())
+    assert (len(content) == 0) == flush
+    if not flush:
+        content[-100] ^= 1
+        log.write_bytes(content)
+    with SqliteGallery(tmp_path / "copy-g.db") as copy:
+        assert verify_gallery(copy) == []
+        kept = {"first", "second", "last"} if flush else {"first", "second"}
+        assert set(copy.get(["first", "second", "last"])) == kept
+        assert sum(copy.count().values()) == 100 + len(kept)
+
+
+_HOLD_CHECKPOINT = """
+import fcntl, sys, time
+with open(sys.argv[1], "r+b") as shared:  # the lock of whoever moves the log: sqlite.org/walformat.html
+    fcntl.lockf(shared, fcntl.LOCK_EX, 1, 121)
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("held", "wait"), [(0.4, 30.0), (30.0, 0.4)])
+def test_a_flush_waits_for_another_one(tmp_path: Path, held: float, wait: float) -> None:
+    """A writer moves the log now and then. SQLite does not wait for that."""
+    with SqliteGallery(made(tmp_path / "g.db"), wait=wait) as gallery:
+        gallery.upsert("v1", ["new"], vectors(1, 64))
+        command = [sys.executable, "-c", _HOLD_CHECKPOINT, str(tmp_path / "g.db-shm"), str(held)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            began = time.monotonic()
+            if held < wait:
+                gallery.flush()
+            else:
+                with pytest.raises(GalleryUnavailableError, match=r"for 0\.4 s without a pause"):
+                    gallery.flush()
+            assert time.monotonic() - began > 0.3
+            other.kill()
 
 
 def test_compacting_gives_back_the_room(tmp_path: Path) -> None:

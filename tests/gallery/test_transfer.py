@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import numpy as np
 import pytest
 from test_gallery_contract import filled, vectors
 
+from fixstar import durable
 from fixstar.durable import replace_file
-from fixstar.errors import DataError, FixstarError, GalleryError, InputError
+from fixstar.errors import DataError, FixstarError, GalleryError, InputError, ModelError
+from fixstar.evaluation.features import load_arrays
 from fixstar.gallery import (
     Gallery,
     MemoryGallery,
@@ -25,6 +29,7 @@ from fixstar.gallery import (
     vector_files,
 )
 from fixstar.gallery.transfer import made_or_same, open_vectors
+from fixstar.translation import load_translation
 
 P = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
 
@@ -233,6 +238,60 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", features=np.ones((2, 2)))
     with pytest.raises(DataError, match="has no array named vectors; it has features"):
         import_version(MemoryGallery(), "x", tmp_path / "odd.npz")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.parquet", "y.npy"])
+def test_a_pipe_is_never_opened(tmp_path: Path, name: str) -> None:
+    if name == "y.npy":  # the ids beside the vectors
+        np.save(tmp_path / name, np.ones((2, 2)))
+        os.mkfifo(tmp_path / "y.jsonl")
+    else:
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="not a regular file"):
+        import_version(MemoryGallery(), "x", tmp_path / name)
+
+
+def write_bomb(path: Path, member: str, megabytes: int) -> None:
+    """An .npz file with zeros that unpack to so much."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, rows in (("vectors", 2), (member, megabytes << 12)):
+            with archive.open(f"{name}.npy", "w") as file:
+                head = {"descr": "<f4", "fortran_order": False, "shape": (rows, 64)}
+                np.lib.format.write_array_header_1_0(file, head)
+                if name == "vectors":
+                    file.write(np.ones((2, 64), "<f4").tobytes())
+                    continue
+                for _ in range(megabytes):
+                    file.write(bytes(1 << 20))
+
+
+def test_zeros_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "_UNPACKED", 16 << 20)
+    write_bomb(tmp_path / "x.npz", "projection", 20)
+    assert (tmp_path / "x.npz").stat().st_size < 200_000
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"would unpack to 20,.*more than 100 times as many"):
+        import_version(MemoryGallery(), "x", tmp_path / "x.npz")
+    with pytest.raises(DataError, match=r"would unpack to 20,"):
+        load_arrays(tmp_path / "x.npz")
+    with pytest.raises(ModelError, match=r"would unpack to 20,"):
+        load_translation(tmp_path / "x.npz")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 5 << 20
+
+
+def test_a_header_that_claims_more_than_the_memory_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        for name, rows in (("vectors", 2), ("projection", 1 << 55)):
+            with archive.open(f"{name}.npy", "w") as file:
+                head = {"descr": "<f4", "fortran_order": False, "shape": (rows, 64)}
+                np.lib.format.write_array_header_1_0(file, head)
+                file.write(np.ones((2, 64), "<f4").tobytes())
+    with pytest.raises(DataError, match="is damaged"):
+        import_version(MemoryGallery(), "x", tmp_path / "x.npz")
+    with pytest.raises(DataError, match="is damaged"):
+        load_arrays(tmp_path / "x.npz")
 
 
 def test_a_file_says_what_made_its_vectors(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_images import distance, encoded, noise, reason, rgb
+from example_images import distance, encoded, grey, noise, reason, rgb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
@@ -48,6 +48,42 @@ def png_header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def png(rows: bytes, height: int, interlaced: bool = False) -> bytes:
+    """A PNG of 8 columns of grey, of a header and these rows, each after its filter."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", 8, height, 8, 0, 0, 0, interlaced)
+    data = zlib.compress(rows)
+    parts = chunk(b"IDAT", data[:5]) + chunk(b"IDAT", data[5:])
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + parts + chunk(b"IEND", b"")
+
+
+def test_a_png_that_lacks_rows_is_refused(tmp_path: Path) -> None:
+    """Its data are whole, with a checksum that fits: there are only too few."""
+    row = b"\0" + bytes(range(200, 208))
+    dark = b"\0" + bytes(8)
+    for height, rows in ((8, 8 * row), (9, 8 * row + dark), (3, 3 * dark), (1, row)):
+        assert read_pixels(png(rows, height), grey(height, 8)).shape == (height, 8, 1)
+        for missing in (len(rows), 9, 5, 1):
+            cut = png(rows[:-missing], height)
+            assert "truncated" in reason(cut, grey(height, 8)), (height, missing)
+            (tmp_path / "cut.png").write_bytes(cut)
+            assert "truncated" in reason(tmp_path / "cut.png", grey(height, 8))
+
+
+@pytest.mark.parametrize("height", [1, 8])
+def test_an_interlaced_png_that_lacks_rows_is_refused(height: int) -> None:
+    if height == 8:  # passes of 1 x 1, 1 x 1, 2 x 1, 2 x 2, 4 x 2, 4 x 4, 8 x 4 pixels
+        rows = b"".join(b"\0" + bytes([9] * width) for width in (1, 1, 2, 2, 2, 4, 4, *[4] * 4, *[8] * 4))
+    else:  # 8 x 1: the first pass, the second, the fourth and the sixth
+        rows = b"".join(b"\0" + bytes([9] * width) for width in (1, 1, 2, 4))
+    assert (read_pixels(png(rows, height, interlaced=True), grey(height, 8)) == 9).all()
+    last = 9 if height == 8 else 5
+    assert "truncated" in reason(png(rows[:-last], height, interlaced=True), grey(height, 8))
+
+
 def test_absurd_sizes_are_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("decoded"))
     claim = reason(png_header(60_000, 60_000))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.models import Encoder
+from fixstar.models.backbones import foreign
 from fixstar.models.backbones.foreign import OnnxBackbone
 from fixstar.models.encoder import canary_vectors
 
@@ -186,6 +189,57 @@ def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None
         Encoder.wrap(pickled, PREPARED)
     with pytest.raises(ModelError, match="never loaded"):
         Encoder.wrap(f"{__name__}:Net", PREPARED, weights=pickled)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        ("model.onnx", lambda path: Encoder.wrap(path, PREPARED)),
+        ("weights.safetensors", lambda path: Encoder.wrap(f"{__name__}:Net", PREPARED, weights=path)),
+    ],
+)
+def test_a_pipe_is_never_opened(tmp_path: Path, name: str, wrap: Callable[[Path], Encoder]) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match="not a regular file"):
+        wrap(tmp_path / name)
+
+
+def endless_onnx() -> bytes:
+    """A model with a loop that goes on as long as the images are smaller than infinity."""
+    onnx = pytest.importorskip("onnx")
+    h, kind = onnx.helper, onnx.TensorProto
+    body = h.make_graph(
+        [h.make_node("Identity", ["go"], ["on"]), h.make_node("Add", ["x", "x"], ["y"])],
+        "body",
+        [
+            h.make_tensor_value_info("i", kind.INT64, []),
+            h.make_tensor_value_info("go", kind.BOOL, []),
+            h.make_tensor_value_info("x", kind.FLOAT, [None, 3]),
+        ],
+        [h.make_tensor_value_info("on", kind.BOOL, []), h.make_tensor_value_info("y", kind.FLOAT, [None, 3])],
+    )
+    graph = h.make_graph(
+        [
+            h.make_node("GlobalAveragePool", ["images"], ["pooled"]),
+            h.make_node("Flatten", ["pooled"], ["start"]),
+            h.make_node("Loop", ["", "yes", "start"], ["features"], body=body),
+        ],
+        "endless",
+        [h.make_tensor_value_info("images", kind.FLOAT, ["N", 3, 16, 16])],
+        [h.make_tensor_value_info("features", kind.FLOAT, ["N", 3])],
+        [h.make_tensor("yes", kind.BOOL, [], [True])],
+    )
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)])
+    model.ir_version = 8
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def test_a_model_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "_SECONDS_PER_IMAGE", 0.1)
+    (tmp_path / "endless.onnx").write_bytes(endless_onnx())
+    with pytest.raises(ModelError, match=r"cannot run on images .* it took more than 0\.2 s"):
+        Encoder.wrap(tmp_path / "endless.onnx", PREPARED)
 
 
 def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is(exported: Path) -> None:

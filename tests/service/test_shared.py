@@ -257,6 +257,17 @@ def test_buckets_in_a_file_are_one_bucket_for_all_that_open_it(tmp_path: Path) -
     assert one.take("key ann") == 1.0
 
 
+def test_a_clock_that_is_set_back_refuses_nobody_for_long(tmp_path: Path) -> None:
+    now = 10_000.0
+    buckets = SharedBuckets(60, tmp_path / "rates", lambda: now)
+    assert [buckets.take("key ann") for _ in range(60)] == [0.0] * 60
+    now = 10_000.0 - 3600
+    assert buckets.take("key ann") == 1.0
+    now += 1.0
+    assert buckets.take("key ann") == 0.0
+    assert buckets.take("key ann") == 1.0  # and nobody gets more for it
+
+
 def test_many_callers_do_not_make_the_file_grow(tmp_path: Path) -> None:
     buckets = SharedBuckets(2, tmp_path / "rates", iter(range(100_000)).__next__)
     for number in range(20_000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 from service_clients import client, ended, picture
 from shops import pictures
 
 from fixstar.data import open_images
+from fixstar.data.formats import open_images_within
 from fixstar.methods import create_method
 from fixstar.service.client import Client
 from fixstar.service.jobs import Job, JobFiles, Jobs
@@ -22,6 +25,7 @@ from fixstar.service.keys import Keys
 from fixstar.training import Recipe, Settings, loop
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.verify import verify_workspace
 
 EPOCHS = 3
 QUICK = {"options": {"hold": 10.0}, "trials": 0}
@@ -200,6 +204,81 @@ def test_a_failed_training_leaves_nothing(space: Workspace, monkeypatch: pytest.
     assert space.versions() == ["v1"]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OSError("1000000 requested and 131056 written"),  # NumPy's
+    ],
+)
+def test_a_full_disk_is_not_a_bug(space: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def full() -> None:
+        raise error
+
+    Gate(monkeypatch, full)
+    with client(space) as http:
+        over = ended(http, http.post("/v1/upgrade", json=QUICK).json())
+    assert (over["state"], over["error"]["type"]) == ("failed", "/problems/disk-full")
+
+
+def test_readers_do_not_learn_what_is_on_the_disk(space: Workspace, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "photos", tmp_path / "sets" / "photos")
+    (tmp_path / "sets" / "photos" / "private.jpg").write_bytes(picture(1))  # a class is missing
+    key = {role: {"X-API-Key": Keys(space.path).add(role, role)} for role in ("read", "write", "admin")}
+    with client(space, training_images=tmp_path / "sets") as http:
+        job = http.post("/v1/upgrade", json={**QUICK, "data": "photos"}, headers=key["admin"]).json()
+        over = ended(http, job, headers=key["admin"])
+        assert over["state"] == "failed"
+        assert "private.jpg" in over["error"]["detail"]
+        assert str(tmp_path) not in str(over)
+        for role in ("read", "write"):
+            one = http.get(f"/v1/jobs/{job['id']}", headers=key[role]).json()
+            (listed,) = http.get("/v1/jobs", headers=key[role]).json()
+            assert one == listed
+            assert "private" not in str(one)
+            assert one["error"]["title"] == over["error"]["title"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "list"])
+def test_a_training_folder_is_not_left(space: Workspace, trained: Path, tmp_path: Path, kind: str) -> None:
+    photos = tmp_path / "sets" / "photos"
+    shutil.copytree(trained / "photos", photos)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(trained / "photos", elsewhere)
+    inside = next(path for path in photos.iterdir() if path.is_dir())
+    (photos / "same").symlink_to(inside)  # within: it may be followed
+    assert len(open_images_within(photos)) == len(open_images(photos)) > 9
+    (photos / "same").unlink()
+    other = next(elsewhere.rglob("*.png"), None) or next(path for path in elsewhere.rglob("*") if path.is_file())
+    if kind == "folder":
+        (photos / "more").symlink_to(elsewhere)
+    elif kind == "file":
+        (inside / f"more{other.suffix}").symlink_to(other)
+    else:
+        (photos / "train.csv").write_text(f"path,label\n../../elsewhere/{other.relative_to(elsewhere)},more\n")
+    with client(space, training_images=tmp_path / "sets") as http:
+        over = ended(http, http.post("/v1/upgrade", json={**QUICK, "data": "photos"}).json())
+    assert over["state"] == "failed"
+    assert "1 path would lead out of it" in over["error"]["detail"]
+    assert space.versions() == ["v1"]
+
+
+def test_names_that_are_not_utf8(space: Workspace, trained: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "sets" / "photos"
+    shutil.copytree(trained / "photos", photos)
+    folder = next(path for path in photos.iterdir() if path.is_dir())
+    first = next(folder.iterdir())
+    first.rename(folder / os.fsdecode(b"sch\xf6n" + first.suffix.encode()))
+    with client(space, training_images=tmp_path / "sets") as http:
+        done = ended(http, http.post("/v1/upgrade", json={**QUICK, "epochs": 1, "data": "photos"}).json())
+        assert done["state"] == "done", done["error"]
+        folder.rename(photos / os.fsdecode(b"sch\xf6n"))
+        over = ended(http, http.post("/v1/upgrade", json={**QUICK, "data": "photos"}).json())
+    assert (over["state"], over["error"]["type"]) == ("failed", "/problems/unusable-data")
+    assert r"1 class name cannot be read as UTF-8; rename the folders:" in over["error"]["detail"]
+    assert list(verify_workspace(space.path)) == []
+
+
 def test_the_training_of_another_is_left_alone(space: Workspace) -> None:
     theirs = space.path / "checkpoint-v2.safetensors"
     theirs.write_bytes(b"theirs")
@@ -218,6 +297,7 @@ def test_what_cannot_be_trained_is_refused_at_once(space: Workspace, tmp_path: P
     allowed = tmp_path / "sets"
     allowed.mkdir()
     (allowed / "out").symlink_to(tmp_path)
+    (allowed / "in").mkdir()
     key = {role: Keys(space.path).add(role, role) for role in ("write", "admin")}
     cases: list[tuple[dict[str, Any], int, str]] = [
         ({"method": "magic"}, 404, "magic"),
@@ -230,6 +310,9 @@ def test_what_cannot_be_trained_is_refused_at_once(space: Workspace, tmp_path: P
         ({"data": "../shop"}, 404, "no folder"),
         ({"data": str(space.path)}, 404, "no folder"),
         ({"data": "out"}, 404, "leads out"),
+        ({"data": "in/../../shop"}, 404, "no folder 'in/../../shop'"),
+        ({"data": "in/../../none"}, 404, "no folder 'in/../../none'"),
+        ({"data": "in/.."}, 404, "no folder"),
         ({"device": "cuda"}, 422, "device"),
     ]
     with client(space, training_images=allowed) as http:

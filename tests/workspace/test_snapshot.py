@@ -209,6 +209,99 @@ class TestRefused:
             restore_snapshot(tmp_path / "linked.tar", tmp_path / "again")
         assert not (tmp_path / "again").exists()
 
+    @pytest.mark.parametrize(
+        ("name", "entry", "seen"),
+        [
+            ("state/run", ["ab" * 32, 3, 0o4755], "up to 0o777 are restored"),
+            ("state/\0", ["ab" * 32, 3, 0o644], "no file is called"),
+            ("state/\ud800", ["ab" * 32, 3, 0o644], "surrogates not allowed"),
+            ("state/run", [5, 3, 0o644], "not 64 hexadecimal digits"),
+            ("state/run", ["../../../../etc/passwd", 3, 0o644], "not 64 hexadecimal digits"),
+            ("state/run", ["ab" * 32, "3", 0o644], "the size of 'state/run' is '3'"),
+            ("state/run", ["ab" * 32, -1, 0o644], "the size of 'state/run' is -1"),
+            ("state/run", ["ab" * 32, 3, "rw"], "up to 0o777 are restored"),
+            ("state/run", ["ab" * 32, 3], "missing 1 required"),
+        ],
+    )
+    def test_a_manifest_that_no_snapshot_has(
+        self, shop: Path, tmp_path: Path, name: str, entry: list[Any], seen: str
+    ) -> None:
+        take_snapshot(shop, tmp_path / "backup")
+        (tmp_path / "backup" / "objects" / "ab").mkdir(exist_ok=True)
+        (tmp_path / "backup" / "objects" / "ab" / ("ab" * 32)).write_bytes(b"ls\n")
+        change_manifest(tmp_path / "backup", {name: entry})
+        with pytest.raises(ModelError, match=seen):
+            restore_snapshot(tmp_path / "backup", tmp_path / "again")
+        assert not (tmp_path / "again").exists()
+
+    def test_a_file_below_another_one_is_refused(self, shop: Path, tmp_path: Path) -> None:
+        take_snapshot(shop, tmp_path / "backup")
+        files = json.loads((tmp_path / "backup" / "manifest.json").read_text())["files"]
+        change_manifest(tmp_path / "backup", {"workspace.json/below": files["workspace.json"]})
+        with pytest.raises(ModelError, match=r"workspace\.json/below of the snapshot .* cannot be restored"):
+            restore_snapshot(tmp_path / "backup", tmp_path / "again")
+
+    def test_more_than_the_disk_has_room_for_is_refused_first(self, shop: Path, tmp_path: Path) -> None:
+        take_snapshot(shop, tmp_path / "backup")
+        size = 1 << 50
+        holes = tmp_path / "backup" / "objects" / "ab" / ("ab" * 32)
+        holes.parent.mkdir(exist_ok=True)
+        holes.touch()
+        os.truncate(holes, 1 << 40)
+        change_manifest(tmp_path / "backup", {f"state/{i}": ["ab" * 32, 1 << 40, 0o644] for i in range(size >> 40)})
+        with pytest.raises(InputError, match="are free"):
+            restore_snapshot(tmp_path / "backup", tmp_path / "again")
+        change_manifest(tmp_path / "backup", {"state/0": ["ab" * 32, 3, 0o644]})
+        with pytest.raises(ModelError, match=r"it has 1,099,511,627,776 bytes, and the manifest says 3"):
+            restore_snapshot(tmp_path / "backup", tmp_path / "again")
+        os.truncate(tmp_path / "backup" / "manifest.json", 1 << 40)
+        with pytest.raises(ModelError, match=r"its manifest has 1,099,511,627,776 bytes"):
+            restore_snapshot(tmp_path / "backup", tmp_path / "again")
+
+    def test_sparse_members_are_not_unpacked(self, shop: Path, tmp_path: Path) -> None:
+        """A member that takes no bytes in the archive, and as many as it likes on the disk."""
+        take_snapshot(shop, tmp_path / "backup")
+        change_manifest(tmp_path / "backup", {"state/holes": ["ab" * 32, 1 << 30, 0o644]})
+        with tarfile.open(tmp_path / "sparse.tar", "w") as archive:
+            archive.add(tmp_path / "backup", ".", filter=without_dot)
+            member = tarfile.TarInfo(f"objects/ab/{'ab' * 32}")
+            member.pax_headers = {
+                "GNU.sparse.major": "0",
+                "GNU.sparse.minor": "1",
+                "GNU.sparse.map": f"{1 << 30},0",
+                "GNU.sparse.size": str(1 << 30),
+            }
+            archive.addfile(member)
+        with pytest.raises(ModelError, match=r"state/holes of the snapshot .* cannot be read"):
+            restore_snapshot(tmp_path / "sparse.tar", tmp_path / "again")
+
+    @pytest.mark.parametrize("kind", ["pipe", "zeros", "endless pipe"])
+    def test_only_regular_files_are_read(self, shop: Path, tmp_path: Path, kind: str) -> None:
+        take_snapshot(shop, tmp_path / "backup")
+        if kind == "endless pipe":  # in the place of the whole snapshot
+            os.mkfifo(tmp_path / "pipe.tar")
+            with pytest.raises(ModelError, match="not a regular file"):
+                restore_snapshot(tmp_path / "pipe.tar", tmp_path / "again")
+            return
+        for place in (next((tmp_path / "backup").glob("objects/??/*")), tmp_path / "backup" / "manifest.json"):
+            place.unlink()
+            os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/zero")
+            with pytest.raises(ModelError, match="not a regular file"):
+                restore_snapshot(tmp_path / "backup", tmp_path / "again")
+
+
+def change_manifest(folder: Path, files: dict[str, list[Any]]) -> None:
+    """Name more files in a snapshot's manifest, with a digest that fits."""
+    content = json.loads((folder / "manifest.json").read_text())
+    whole = {**content["files"], **files}
+    changed = {"when": content["when"], "workspace": content["workspace"], "files": whole}
+    (folder / "manifest.json").write_text(json.dumps(document("snapshot", changed)))
+
+
+def without_dot(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.name = member.name.removeprefix("./")
+    return member
+
 
 def answers_of(path: Path) -> Any:
     with Workspace(path, device="cpu") as space:
@@ -234,6 +327,19 @@ def _killed_at(place: int, work: Callable[..., Any], arguments: tuple[Any, ...])
     durable = [(os, name) for name in ("fsync", "rename", "replace", "unlink")]
     for module, name in (*durable, (shutil, "rmtree"), (snapshot, "_exchange")):
         setattr(module, name, counted(getattr(module, name)))
+    work(*arguments)
+
+
+def _killed_before(file: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """In a process of its own: die before a finished file gets its name."""
+    replace = os.replace
+
+    def stand_in(source: Any, target: Any) -> None:
+        if Path(target) == file:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    os.replace = stand_in  # type: ignore[assignment]
     work(*arguments)
 
 
@@ -283,6 +389,19 @@ def test_a_killed_first_snapshot_is_taken_again(shop: Path, tmp_path: Path) -> N
     assert kills > 2
     restore_snapshot(tmp_path / "backup", tmp_path / "again")
     assert items(tmp_path / "again") == items(shop)
+
+
+@pytest.mark.parametrize("name", ["backup", "backup.tar"])
+def test_a_later_snapshot_removes_what_a_killed_one_left(shop: Path, tmp_path: Path, name: str) -> None:
+    last = tmp_path / name if name.endswith(".tar") else tmp_path / name / "manifest.json"
+    killed = fork(_killed_before, last, take_snapshot, (shop, tmp_path / name))
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
+    assert len(list(last.parent.glob(f".{last.name}.*-*.partial"))) == 1
+    other = tmp_path / f".{name}.other.tar.7-7.partial"  # of another snapshot, which may be in progress
+    other.touch()
+    take_snapshot(shop, tmp_path / name)
+    assert list(tmp_path.rglob("*.partial")) == [other]
 
 
 def test_a_killed_restore_leaves_the_old_workspace_or_the_new_one(shop: Path, tmp_path: Path) -> None:

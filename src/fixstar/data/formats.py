@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import re
 import warnings
 import zlib
@@ -80,6 +81,39 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
         return layout.open(root, split, label)
     _refuse_label(root, label)
     return layout.open(root, split)
+
+
+def open_images_within(folder: str | Path) -> ImageSet:
+    """The same, for a folder that others fill: refused if a link, or a path in a list, leads out of it."""
+    root = Path(folder).absolute()
+    outside = [Path(os.path.relpath(link, root)) for link in _links_out(root, os.path.realpath(root))]
+    if not outside:
+        images = open_images(root)
+        outside = [source for source in images.images if isinstance(source, Path) and not _is_below(root, source)]
+        if not outside:
+            return images
+    named = ", ".join(repr(str(path)) for path in outside[:3])
+    raise DataError(
+        f"{root}: {plural(len(outside), 'path')} would lead out of it, such as {named}; put the images there instead"
+    )
+
+
+def _links_out(folder: Path | str, root: str) -> Iterator[str]:
+    """The links below a folder, hidden ones too, to anything that is not below ``root``."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if os.path.commonpath([root, target]) != root:
+                    yield entry.path
+            elif entry.is_dir():
+                yield from _links_out(entry.path, root)
+
+
+def _is_below(root: Path, source: Path) -> bool:
+    if ".." in source.parts:
+        return source.resolve().is_relative_to(root.resolve())
+    return source.absolute().is_relative_to(root)
 
 
 def _refuse_label(path: Path, label: str | None) -> None:
@@ -183,9 +217,22 @@ def other_labels(root: Path, images: Sequence[Path]) -> str | None:
 
 
 def _labelled_files(files: dict[str, list[Path]], name: str) -> ImageSet:
+    if wrong := [repr(label) for label in files if not _is_text(label)]:
+        raise DataError(
+            f"{name}: {plural(len(wrong), 'class name')} cannot be read as UTF-8; rename the folders:{_listed(wrong)}"
+        )
     labels = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files.values()])
     paths = tuple(path for of_class in files.values() for path in of_class)
     return ImageSet(paths, labels.astype(np.int64), tuple(files), name)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written: one of a file that is not UTF-8 has lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def class_folders(root: Path) -> list[Path]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
-from fixstar.durable import replace_file
+from fixstar.durable import open_regular_file, replace_file, require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep
 
 if TYPE_CHECKING:
@@ -280,7 +280,8 @@ def read_labelled_vectors(file: str) -> tuple[NDArray[np.float32], NDArray[np.in
 def load_arrays(path: Path) -> Array | dict[str, Array]:
     """The array of an .npy file, or the arrays of an .npz file by name; ``DataError`` if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
+            require_plausible_archive(path)
             content = np.load(file, allow_pickle=False)
             if isinstance(content, np.lib.npyio.NpzFile):
                 with content:
@@ -289,7 +290,7 @@ def load_arrays(path: Path) -> Array | dict[str, Array]:
             return array
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         if "pickle" in str(error):
             raise DataError(
                 f"{path} holds Python objects, or is not a NumPy file; objects are never unpickled. Save plain "

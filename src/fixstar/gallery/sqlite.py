@@ -200,7 +200,8 @@ def _refuse_damaged_log(path: Path) -> None:
     """Refuse a gallery whose log has writes behind a damaged one: SQLite ignores them all, in silence.
 
     A log that simply ends, or ends within a write, is as a kill leaves it. If the last write alone is damaged, it is as
-    a power cut leaves it: parts of a write reach the disk in any order before it is synced, and acknowledged.
+    a power cut leaves it: parts of a write reach the disk in any order before it is synced, and acknowledged. To tell
+    the two apart would take a record that is synced after every write, which doubles its time.
     """
     log, end = path.with_name(path.name + "-wal"), time.monotonic() + 1.0
     while (readable := _damaged_behind(log)) is not None:
@@ -504,6 +505,7 @@ class SqliteGallery(Gallery):
         self._own = threading.local()
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._closed = False
+        self._has_refused = False  # a write, since the log last began
         matrices = self._matrices = _StoredMatrices(None if map_vectors is None else Path(map_vectors))
         beside = self.path.with_name(self.path.name + ".index")
         self._keeper = IndexKeeper(matrices.exact, lambda: matrices.position, beside, index_above, self.read_only)
@@ -618,16 +620,24 @@ class SqliteGallery(Gallery):
 
         Raises if others read or write for longer than ``wait``: the log is then still needed beside the file.
         """
-        with self._reading() as db:
-            if self.read_only:
-                return
-            busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]  # an answer, not an error
-        if busy:
+        until = time.monotonic() + self._wait
+        while self._is_busy():
+            if time.monotonic() < until:
+                time.sleep(0.01)
+                continue
             raise GalleryUnavailableError(
                 f"other processes used {self.path} for {self._wait:g} s without a pause, so part of it is still in "
                 f"{self.path.name}-wal. Nothing is lost, but do not copy the file alone: flush again later, or copy "
                 "with fixstar.gallery.copy_gallery"
             )
+
+    def _is_busy(self) -> bool:
+        """Try to move the log. SQLite waits for readers and writers, but not for another one that moves it."""
+        with self._reading() as db:
+            if self.read_only:
+                return False
+            (busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # an answer, not an error
+        return bool(busy)
 
     def compact(self) -> None:
         """Free the space of removed items. Rewrites the file; searches go on, writers wait."""
@@ -674,18 +684,30 @@ class SqliteGallery(Gallery):
         with _translated(self.path):
             session = self._session()
             db = session.db
+            if self._has_refused:
+                self._move_log(db)
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
                 db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
+                self._has_refused = self._has_refused or isinstance(error, sqlite3.Error)
                 raise
             session.written += 1
         if self._matrices.position:  # after a first search, read own writes at once, so that no search waits for them
             with suppress(GalleryError):  # the write is done; the next search reports what is wrong
                 self._refresh()
+
+    def _move_log(self, db: sqlite3.Connection) -> None:
+        """Let the next write begin the log again, without waiting for anybody.
+
+        A write that the disk refused may have left whole pages at the end of the log. Behind a later, shorter write
+        they would look like writes that cannot be read any more (``_refuse_damaged_log``).
+        """
+        _, written, moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._has_refused = written != moved
 
     def _refresh(self) -> None:
         """Read what was written since this thread last looked."""

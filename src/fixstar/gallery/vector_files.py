@@ -39,7 +39,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fixstar.durable import replace_file
+from fixstar.durable import open_regular_file, replace_file, require_plausible_archive, require_regular_file
 from fixstar.errors import DataError, FixstarError, InputError, MissingExtraError, NextStep, plural
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats, Item
@@ -92,6 +92,9 @@ class VectorFile:
         self.origin: str | None = None
         self._labels: list[Any] | None = None
         self._digest: str | None = None  # of the vectors that belong to the ids
+        with self._reading():
+            require_regular_file(self.path)
+            require_plausible_archive(self.path)
         with self._reading(), self._open(_VECTORS) as stream:
             (self.count, self.width), self._dtype = self._header(stream)
             claimed, there = self.count * self.width * self._dtype.itemsize, self._size() - stream.tell()
@@ -161,7 +164,7 @@ class VectorFile:
         """The vectors, or the lines of payloads, which are empty if there are none."""
         if self.path.suffix == ".npy":
             path = self.path if member == _VECTORS else self.path.with_suffix(".jsonl")
-            with path.open("rb") if member == _VECTORS or path.exists() else io.BytesIO() as file:
+            with open_regular_file(path) if member == _VECTORS or path.exists() else io.BytesIO() as file:
                 yield file
             return
         with zipfile.ZipFile(self.path) as archive:
@@ -199,7 +202,7 @@ class VectorFile:
             yield
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
-        except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
+        except (*_DAMAGE, zipfile.BadZipFile, zlib.error, MemoryError) as error:
             raise DataError(f"{self.path} is damaged, or has no vectors: {error}") from error
 
 
@@ -364,6 +367,7 @@ class ParquetFile:
     def _opened(self) -> Iterator[Any]:
         parquet = importlib.import_module("pyarrow.parquet")
         try:
+            require_regular_file(Path(self.name))
             with parquet.ParquetFile(
                 self.name, buffer_size=1 << 20, pre_buffer=False, thrift_string_size_limit=_METADATA
             ) as file:

@@ -11,17 +11,19 @@ import re
 import stat
 import sys
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 from fixstar.errors import ImageError, InputError
 from fixstar.images.preprocessing import Box, Preprocessing, resize_to_fit, size_before_crop
@@ -220,9 +222,12 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
         if (scans := _scans(image)) > MAX_SCANS:
             raise _UnreadableError(f"a JPEG of {scans} scans or more, but up to {MAX_SCANS} are allowed; not decoded")
         box = _shrink_while_decoding(image, p)
+    png = (image.fp, image.filename) if ours and isinstance(image, PngImageFile) else None
     with contextlib.nullcontext() if ours else _LOADING:
         image.load()
         turn = _orientation(image)
+    if png is not None and _may_lack_rows(image) and not _has_all_rows(*png):
+        raise _UnreadableError("truncated: it has fewer rows than its header says")
     if turn in _TURNS:
         box = _rotated_box(box, image.size, turn)
         image = image.transpose(_TURNS[turn])
@@ -247,6 +252,51 @@ def _scans(image: JpegImageFile) -> int:
         if found[1][0] not in _ALONE:  # its length comes first
             start += int.from_bytes(data[start : start + 2], "big")
     return scans
+
+
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of its colours
+_PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
+
+def _may_lack_rows(image: Image.Image) -> bool:
+    """Pillow takes a PNG whose data end early for whole, and what is missing is 0: the last row, unless interlaced."""
+    width, height = image.size
+    return bool(image.info.get("interlace")) or not image.crop((0, height - 1, width, height)).getbbox(alpha_only=False)
+
+
+def _has_all_rows(file: IO[bytes] | None, path: str | bytes) -> bool:
+    """Whether the data of a PNG unpack to as many bytes as its header asks for. Pillow may have closed the file."""
+    if file is None or file.closed:
+        with Path(os.fsdecode(path)).open("rb") as again:
+            return _has_all_rows(again, path)
+    file.seek(8)
+    head = b""
+    unpacked = 0
+    unpacking = zlib.decompressobj()
+    while len(start := file.read(8)) == 8:
+        size = int.from_bytes(start[:4], "big")
+        content = file.read(size)
+        file.seek(4, io.SEEK_CUR)  # its checksum
+        if start[4:] == b"IHDR":
+            head = content
+        while start[4:] == b"IDAT" and content:
+            unpacked += len(unpacking.decompress(content, 1 << 20))
+            content = unpacking.unconsumed_tail
+    return unpacked >= _png_bytes(head)
+
+
+def _png_bytes(head: bytes) -> int:
+    """The bytes of all rows of a PNG, each after a byte that says how it is filtered."""
+    width, height = int.from_bytes(head[:4], "big"), int.from_bytes(head[4:8], "big")
+    bits = head[8] * _PNG_CHANNELS[head[9]]
+    passes = _PNG_PASSES if head[12] else ((0, 0, 1, 1),)
+    total = 0
+    for left, top, across, down in passes:
+        columns = -(-(width - left) // across)
+        rows = -(-(height - top) // down)
+        if columns > 0 and rows > 0:
+            total += rows * (1 + -(-columns * bits // 8))
+    return total
 
 
 def upright_size(

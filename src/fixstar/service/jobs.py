@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fixstar.data.formats import open_images
+from fixstar.data.formats import open_images_within
 from fixstar.data.image_set import ImageSet
 from fixstar.durable import (
     WatchedFile,
@@ -641,7 +641,7 @@ def _opened(file: Path) -> ImageSet:
     """The images of a training job."""
     content = read_document(file, "training images")
     if "folder" in content:
-        return open_images(content["folder"])
+        return open_images_within(content["folder"])
     labels, paths = zip(*content["images"], strict=True)
     classes = sorted(set(labels))
     numbers = {name: number for number, name in enumerate(classes)}
@@ -946,7 +946,11 @@ class Jobs:
 
     def _fail(self, name: str, error: Exception) -> None:
         problem = Problem.of(error, f"job {name}")
-        self._end(self.get(name), state="failed", error=problem.body(), message=problem.title)
+        _log.warning("job %s failed: %s", name, error)  # with all paths: the log is the operator's
+        job = self.get(name)
+        places = (self._workspace.path.absolute(), job.parameters.get("data"), job.parameters.get("folder"))
+        problem.detail = _without_places(problem.detail, [Path(place) for place in places if place])
+        self._end(job, state="failed", error=problem.body(), message=problem.title)
 
     def _keep(self, job: Job, save: bool = True) -> Job:
         with self._changed:
@@ -982,6 +986,17 @@ class Jobs:
             discard_unfinished(self._workspace.registry)
         except (FixstarError, OSError) as error:
             _log.warning("an unfinished training was not deleted: %s", error)
+
+
+def _without_places(text: str, folders: Iterable[Path]) -> str:
+    """What was seen, without where it is on this machine.
+
+    >>> _without_places("/data/sets/shoes/a: no images; /data/sets/shoes is empty", [Path("/data/sets/shoes")])
+    'a: no images; shoes is empty'
+    """
+    for folder in folders:
+        text = text.replace(f"{folder}/", "").replace(str(folder), folder.name)
+    return text
 
 
 # --- vectors by version over time

@@ -99,6 +99,9 @@ class SecurityHeaders:
 # --- who is answered
 
 
+_CLOCKS_DIFFER = 60.0  # seconds, at most, between machines that share a workspace
+
+
 class TokenBuckets:
     """So many requests per minute for each caller, in bursts if they like."""
 
@@ -118,7 +121,11 @@ class TokenBuckets:
     def _taken(self, known: tuple[float, float] | None, cost: float, owing: bool) -> tuple[float, tuple[float, float]]:
         """The wait, and the bucket after it; ``known`` is the bucket before, if there was one."""
         left, when = known or (float(self._rate), 0.0)
-        now = max(self._clock(), when)  # another machine's clock may be ahead
+        now = self._clock()
+        if now < when <= now + _CLOCKS_DIFFER:
+            now = when  # another machine's clock is ahead
+        elif when > now:
+            when = now  # this one was set back
         left = min(self._rate, left + (now - when) * self._rate / 60)
         wait = 0.0 if owing else max(0.0, (cost - left) * 60 / self._rate)
         return wait, (left if wait else left - cost, now)

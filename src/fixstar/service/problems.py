@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -122,6 +123,9 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "stopping": (503, "The service is stopping", _RETRY),
     "disk-full": (507, "The disk is full", "the operator has to make room; try again after that"),
 }
+_SHORT_WRITE = re.compile(  # as safetensors and NumPy say it, without a number
+    rf"\(os error ({errno.ENOSPC}|{errno.EDQUOT})\)|^\d+ requested and \d+ written$"
+)
 PROBLEMS = {name: ProblemType(*row) for name, row in _TYPES.items()}
 # action: method, path, fields of the body. Other actions need a shell on the service's machine, or files there
 REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -238,7 +242,9 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         if str(getattr(error, "sqlite_errorname", "")) == "SQLITE_FULL" or getattr(error, "sqlstate", None) == "53100":
             return True
-        error = error.__cause__
+        if _SHORT_WRITE.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
     return False
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.service import jobs as work
-from fixstar.service.context import READ, Admin, Context, Shared, Writer
+from fixstar.service.context import READ, Admin, Context, Reader, Shared, Writer
 from fixstar.service.keys import Caller
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.routes_items import item_fields
@@ -67,6 +67,7 @@ Name = Annotated[str, InPath(max_length=100, description="The version, such as v
 JobId = Annotated[str, InPath(alias="id", max_length=100, description="The job's id.")]
 
 _KEPT_MAPS = 8
+_NAME_FILES = ("train", "upgrade", "snapshot")  # jobs whose errors name files of this machine
 _drift_maps: dict[tuple[Any, ...], DriftMap] = {}
 _drift_lock = threading.Lock()
 
@@ -532,7 +533,8 @@ def _training_folder(allowed: Path | None, name: str) -> Path:
     if allowed is None:
         raise Problem("no-training-images", "no folder of labelled images is set")
     known = sorted(path.name for path in allowed.iterdir() if path.is_dir()) if allowed.is_dir() else []
-    if name.split("/")[0] not in known or not (chosen := allowed / name).is_dir():
+    parts = name.split("/")
+    if parts[0] not in known or ".." in parts or not (chosen := allowed / name).is_dir():
         raise Problem("unknown-folder", f"no folder {name!r}", f"there are: {', '.join(known[:20]) or 'none'}")
     if not chosen.resolve().is_relative_to(allowed.resolve()):
         raise Problem("unknown-folder", f"{name!r} leads out of the folder that the operator chose")
@@ -542,16 +544,26 @@ def _training_folder(allowed: Path | None, name: str) -> Path:
 # --- jobs
 
 
-@router.get("/jobs", tags=["jobs"], dependencies=READ)
-def jobs(context: Shared, limit: Annotated[int, Query(ge=1, le=200, description="Jobs, at most.")] = 50) -> list[Job]:
+@router.get("/jobs", tags=["jobs"])
+def jobs(
+    context: Shared, caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="Jobs, at most.")] = 50
+) -> list[Job]:
     """The jobs that are remembered, newest first."""
-    return [Job.model_validate(job) for job in context.jobs.all()[:limit]]
+    return [_as_shown(job, caller) for job in context.jobs.all()[:limit]]
 
 
-@router.get("/jobs/{id}", tags=["jobs"], dependencies=READ, responses=problem_responses(404))
-def job(context: Shared, name: JobId) -> Job:
-    """One job."""
-    return Job.model_validate(context.jobs.get(name))
+@router.get("/jobs/{id}", tags=["jobs"], responses=problem_responses(404))
+def job(context: Shared, name: JobId, caller: Reader) -> Job:
+    """One job. Why a training or a snapshot failed is for the role admin: it names files of the service's machine."""
+    return _as_shown(context.jobs.get(name), caller)
+
+
+def _as_shown(job: work.Job, caller: Caller) -> Job:
+    shown = Job.model_validate(job)
+    if shown.error is None or shown.kind not in _NAME_FILES or caller.may("admin"):
+        return shown
+    error = shown.error.model_copy(update={"detail": "a key with the role admin shows why", "next_steps": ()})
+    return shown.model_copy(update={"error": error})
 
 
 @router.post("/jobs/{id}/cancel", tags=["jobs"], responses=problem_responses(404))
@@ -561,4 +573,4 @@ def cancel(context: Shared, name: JobId, caller: Writer) -> Job:
     if kind != "index" and not caller.may("admin"):
         seen = f"{caller.name!r} has the role {caller.role}; ending a {kind} needs admin"
         raise Problem("not-allowed", seen, "ask the one who started it, or the operator")
-    return Job.model_validate(context.jobs.cancel(name, caller.name))
+    return _as_shown(context.jobs.cancel(name, caller.name), caller)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import replace_file
+from fixstar.durable import replace_file, require_plausible_archive
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.translation.maps import Map
 from fixstar.translation.translation import Translation, Uncertainty
@@ -82,6 +82,7 @@ def load_translation(path: str | Path) -> Translation:
         raise ModelError(f"there is no translation {path}")
     damaged = (FixstarError, OSError, EOFError, ValueError, TypeError, KeyError, AttributeError)
     try:
+        require_plausible_archive(path)
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile) or _CARD not in file.files:
                 raise ModelError(f"it has no {_CARD}")

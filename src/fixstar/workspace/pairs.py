@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.pixels import Augmentation
+from fixstar.durable import require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split, nearest
 from fixstar.gallery import Gallery, Item
@@ -305,6 +306,7 @@ def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
     if not path.is_file():
         raise InputError(f"there is no file {path}; pairs are FILE.npz with arrays old and new")
     try:
+        require_plausible_archive(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError) as error:

@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import tarfile
@@ -25,10 +26,20 @@ from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from fixstar.durable import document, exclusive, flush, is_vacant, open_document, replace_file, replace_json
+from fixstar.durable import (
+    document,
+    exclusive,
+    flush,
+    is_vacant,
+    open_document,
+    open_regular_file,
+    remove_unfinished,
+    replace_file,
+    replace_json,
+)
 from fixstar.errors import FixstarError, InputError, ModelError, NextStep
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
 from fixstar.trust import forget
@@ -39,6 +50,9 @@ from fixstar.workspace.verify import verify_files, verify_workspace
 _MANIFEST, _MARK, _USAGE = "manifest.json", "workspace.json", "state/usage.db"
 _ORDER = ("images/??/*", "translations/*.npz", "state/**/*")  # then the databases, then everything
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_SHA256 = re.compile("[0-9a-f]{64}")
+_RIGHTS = 0o777  # of a file: no set-user-ID, which would let others run it as whoever restores it
+_MANIFEST_BYTES = 1 << 30  # some millions of files
 
 
 class Entry(NamedTuple):
@@ -70,7 +84,7 @@ class _Folder:
         return place.is_file() and place.stat().st_size == entry.size
 
     def add(self, entry: Entry, file: IO[bytes]) -> None:
-        replace_file(self.path / _object(entry.sha256), lambda unfinished: _copy(file, unfinished), 0o600)
+        replace_file(self.path / _object(entry.sha256), lambda unfinished: _copy(file, unfinished, entry.size), 0o600)
 
     def finish(self, manifest: dict[str, Any]) -> None:
         replace_json(self.path / _MANIFEST, manifest)
@@ -121,6 +135,7 @@ def take_snapshot(
     with exclusive(staged, busy=InputError(f"another snapshot is being written to {target}; wait for it")):
         try:
             _clear(staged)
+            remove_unfinished(target if is_tar else target / _MANIFEST)
             if not is_tar:
                 target.chmod(0o700)  # it holds what the workspace keeps private
                 return fill(_Folder(target), staged)
@@ -140,7 +155,7 @@ def _is_new(target: Path) -> bool:
     """Whether nothing is there but what a killed first snapshot left."""
     if target.suffix == ".tar" or not target.is_dir():
         return not target.exists()
-    return is_vacant(target) or {path.name for path in target.iterdir()} <= {"objects", ".staged.partial"}
+    return all(path.name == "objects" or path.name.endswith(".partial") for path in target.iterdir())
 
 
 def _fill(
@@ -160,9 +175,9 @@ def _fill(
         try:
             with path.open("rb") as file:  # files are replaced, never rewritten: what is open stays as it is
                 seen = os.fstat(file.fileno())
-                entry = Entry(path.stem, seen.st_size, seen.st_mode & 0o777)  # an image is called by its digest
+                entry = Entry(path.stem, seen.st_size, seen.st_mode & _RIGHTS)  # an image is called by its digest
                 if not name.startswith("images/") or not store.has(entry):
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                    digest = _sha256(file, entry.size)
                     if name.startswith("images/") and digest != path.stem:
                         raise _damaged([f"{path} is damaged: store that image again, or restore it from a copy"])
                     entry = entry._replace(sha256=digest)
@@ -253,9 +268,10 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
     with exclusive(made, busy=InputError(f"another snapshot is being restored to {path}; wait for it")):
         try:
             _clear(made)
-            with _opened(source) as open_file:
+            with _opened(source) as store:
+                _check_sizes(source, manifest["files"], store, shutil.disk_usage(made).free)
                 for name, entry in manifest["files"].items():
-                    _restore_file(made / name, entry, open_file, f"{name} of the snapshot {source}")
+                    _restore_file(made / name, entry, store, f"{name} of the snapshot {source}")
             if problems := list(verify_workspace(made)):
                 raise ModelError(f"{source} is damaged and was not restored: {'; '.join(problems[:3])}")
             for folder in [made, *(one for one in made.rglob("*") if one.is_dir())]:
@@ -275,13 +291,34 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
     return Snapshot(manifest["when"], len(manifest["files"]), size, len(manifest["files"]), size)
 
 
-def _restore_file(path: Path, entry: Entry, open_file: Callable[[str], IO[bytes]], called: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _check_sizes(source: Path, files: dict[str, Entry], store: _Source, free: int) -> None:
+    """Refuse files of other sizes than in the manifest, and more than the disk has room for. Nothing is written yet."""
+    for name, entry in files.items():
+        try:
+            size = store.size(_object(entry.sha256))
+        except (OSError, KeyError) as error:
+            raise ModelError(
+                f"{name} of the snapshot {source} cannot be read ({error}); use another snapshot"
+            ) from error
+        if size != entry.size:
+            raise ModelError(
+                f"{name} of the snapshot {source} is damaged: it has {size:,} bytes, and the manifest says "
+                f"{entry.size:,}; use another snapshot"
+            )
+    needed = sum(entry.size for entry in files.values())
+    if needed > free:
+        raise InputError(
+            f"{source} takes {needed:,} bytes, and {free:,} are free; free some space. Nothing was changed"
+        )
+
+
+def _restore_file(path: Path, entry: Entry, store: _Source, called: str) -> None:
     try:
-        with open_file(_object(entry.sha256)) as file:
-            _copy(file, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with store.open(_object(entry.sha256)) as file:
+            _copy(file, path, entry.size)
     except (OSError, KeyError, tarfile.TarError) as error:
-        raise ModelError(f"{called} cannot be read ({error}); use another snapshot") from error
+        raise ModelError(f"{called} cannot be restored ({error}); use another snapshot") from error
     with path.open("rb") as copy:
         if hashlib.file_digest(copy, "sha256").hexdigest() != entry.sha256:
             raise ModelError(f"{called} is damaged; use another snapshot")
@@ -289,20 +326,53 @@ def _restore_file(path: Path, entry: Entry, open_file: Callable[[str], IO[bytes]
     flush(path)
 
 
+class _Source(Protocol):
+    """Where the files of a snapshot are read: regular files only, whatever else is there under their names."""
+
+    def size(self, name: str) -> int:
+        """Of a file, without reading it."""
+
+    def open(self, name: str) -> IO[bytes]:
+        """A file to read from."""
+
+
+class _SourceFolder:
+    """A snapshot in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def size(self, name: str) -> int:
+        with self.open(name) as file:
+            return os.fstat(file.fileno()).st_size
+
+    def open(self, name: str) -> IO[bytes]:
+        return open_regular_file(self._path / name)
+
+
+class _SourceTar:
+    """A snapshot in one file. A sparse member has less in the archive than it would write."""
+
+    def __init__(self, archive: tarfile.TarFile) -> None:
+        self._archive = archive
+        self._members = {member.name: member for member in archive if member.isreg() and not member.issparse()}
+
+    def size(self, name: str) -> int:
+        return self._members[name].size
+
+    def open(self, name: str) -> IO[bytes]:
+        file = self._archive.extractfile(self._members[name])
+        assert file is not None  # it is for members that are not files
+        return file
+
+
 @contextmanager
-def _opened(source: Path) -> Iterator[Callable[[str], IO[bytes]]]:
+def _opened(source: Path) -> Iterator[_Source]:
     if source.is_dir():
-        yield lambda name: (source / name).open("rb")
+        yield _SourceFolder(source)
         return
-    with tarfile.open(source, "r:") as archive:
-        members = {member.name: member for member in archive if member.isreg()}
-
-        def extract(name: str) -> IO[bytes]:
-            file = archive.extractfile(members[name])
-            assert file is not None  # it is for members that are not files
-            return file
-
-        yield extract
+    with open_regular_file(source) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        yield _SourceTar(archive)
 
 
 def _read_manifest(source: Path) -> dict[str, Any]:
@@ -310,24 +380,67 @@ def _read_manifest(source: Path) -> dict[str, Any]:
     if not source.exists():
         raise InputError(f"there is no snapshot at {source}")
     try:
-        with _opened(source) as open_file, open_file(_MANIFEST) as file:
-            content = open_document(json.load(file), "snapshot")
-        content["files"] = {name: Entry(*entry) for name, entry in content["files"].items()}
-        for name in content["files"]:
-            if not (parts := PurePosixPath(name).parts) or parts[0] == "/" or ".." in parts:
-                raise ValueError(f"it names {name!r}, which is outside of a workspace")
-    except (FixstarError, OSError, ValueError, KeyError, TypeError, AttributeError, tarfile.TarError) as error:
+        with _opened(source) as store:
+            size = store.size(_MANIFEST)
+            if size > _MANIFEST_BYTES:
+                raise ValueError(f"its manifest has {size:,} bytes, and up to {_MANIFEST_BYTES:,} are read")
+            with store.open(_MANIFEST) as file:
+                content = open_document(json.loads(file.read(size)), "snapshot")
+        content["files"] = {name: _entry(name, *entry) for name, entry in content["files"].items()}
+    except (
+        FixstarError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        tarfile.TarError,
+    ) as error:
         raise ModelError(f"{source} is not a snapshot, or it is damaged: {error}") from error
     return content
+
+
+def _entry(name: str, sha256: object, size: object, mode: object) -> Entry:
+    """A file of a manifest, which may come from anybody."""
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        raise ValueError(f"it names {name!r}, which is outside of a workspace")
+    os.fsencode(name)  # an error where no file can be called so
+    if "\0" in name:
+        raise ValueError(f"it names {name!r}, which no file is called")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise ValueError(f"the SHA-256 of {name!r} is {sha256!r}, not 64 hexadecimal digits")
+    if not isinstance(size, int) or size < 0:
+        raise ValueError(f"the size of {name!r} is {size!r}")
+    if not isinstance(mode, int) or mode & ~_RIGHTS:
+        raise ValueError(f"the rights of {name!r} are {mode!r}, and up to {_RIGHTS:#o} are restored")
+    return Entry(sha256, size, mode)
 
 
 def _object(digest: str) -> str:
     return f"objects/{digest[:2]}/{digest}"
 
 
-def _copy(file: IO[bytes], path: Path) -> None:
+def _sha256(file: IO[bytes], size: int) -> str:
+    """Of its first ``size`` bytes: what is added to a file meanwhile is not in the snapshot."""
+    digest = hashlib.sha256()
+    for part in _parts(file, size):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """So many bytes of a file, or fewer if it has fewer."""
+    left = size
+    while part := file.read(min(left, 1 << 20)):
+        yield part
+        left -= len(part)
+
+
+def _copy(file: IO[bytes], path: Path, size: int) -> None:
     with path.open("wb") as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
+        copy.writelines(_parts(file, size))
 
 
 def _clear(folder: Path) -> None:

@@ -10,8 +10,10 @@ import copy
 import importlib
 import logging
 import os
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fixstar.durable import open_regular_file, require_regular_file
 from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
@@ -32,6 +35,7 @@ _UNPREPARED = (
 )
 _WEIGHTS_ALONE = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
 _WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
+_SECONDS_PER_IMAGE = 30.0  # of one run; the largest models take some seconds on a slow CPU
 _LIBRARIES = {"hf:": "transformers", "open_clip:": "open_clip", "st:": "sentence-transformers"}
 
 
@@ -196,6 +200,7 @@ def _imported(source: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 def _load_weights(module: nn.Module, path: Path) -> None:
     try:
+        require_regular_file(path)
         module.load_state_dict(load_file(path))
     except (OSError, SafetensorError) as error:
         raise ModelError(
@@ -252,16 +257,41 @@ class OnnxBackbone(_Foreign):
         if count < batch:
             pixels = np.concatenate([pixels, np.zeros((batch - count, *pixels.shape[1:]), pixels.dtype)])
         try:
-            (found,) = self._session.run([self.options["output"]], {name: np.ascontiguousarray(pixels)})
+            with _time_limit(_SECONDS_PER_IMAGE * len(pixels)) as options:
+                (found,) = self._session.run([self.options["output"]], {name: np.ascontiguousarray(pixels)}, options)
         except Exception as error:  # onnxruntime has no common base class for its errors
             raise ModelError(f"the ONNX model cannot run on images {pixels.shape}: {error}") from None
         return np.asarray(found, np.float32)[:count]
 
 
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[Any]:
+    """onnxruntime's options for one run, which ends with an error after so many seconds: a loop may have no end."""
+    options = importlib.import_module("onnxruntime").RunOptions()
+    ended = threading.Event()
+
+    def end() -> None:
+        ended.set()
+        options.terminate = True
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield options
+    except Exception:
+        if ended.is_set():
+            raise TimeoutError(f"it took more than {seconds:g} s") from None
+        raise
+    finally:
+        timer.cancel()
+
+
 def _read_onnx(path: Path) -> bytes:
     """An ONNX model with all its weights, also those in files beside it: a version must not depend on other files."""
     try:
-        content = path.read_bytes()
+        with open_regular_file(path) as file:
+            content = file.read()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}. Is the path right?") from None
     if b"location" not in content:  # the key of a file's name
