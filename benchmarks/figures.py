@@ -24,6 +24,7 @@ from typing import Any
 
 import change_model
 import numpy as np
+import refit
 from claims import README, ROOT, Claim, Quote, problems, uncovered
 from upgrades import CASES, OUTCOMES, spread
 
@@ -763,6 +764,8 @@ def generated() -> dict[str, tuple[str, str]]:
     for mark, write in change_model.TABLES.items():
         there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
         found[mark] = (there.strip(), write(runs))
+    there = page.partition("<!-- refitted -->\n")[2].partition("<!-- end of refitted -->")[0]
+    found["refitted"] = (there.strip(), refit.table(content("refit.json")["runs"]))
     return found
 
 
