@@ -210,6 +210,12 @@ def test_the_matrix_is_made_of_the_last_checks_latest_first(tmp_path: Path) -> N
     assert table["v3", "v1"]["difference"] == pytest.approx(-0.11)
     assert (table["v3", "v1"]["low"], table["v1", "v1"]["low"], table["v2", "v1"]["check"]) == (-0.1, None, "v2")
     assert found["measured_on"]["v3"]["images"] == 200
+    other = {"source": "given", "images": 900, "fingerprint": "other"}
+    save_check(space.path, Check("v2", "pass", (), second, 0.2, 450, 450, 0.95, 0.0, other, when="2026-01-03"))
+    with client(space) as http:
+        mixed = http.get("/v1/compatibility").json()
+    assert {one["check"] for one in mixed["cells"]} == set(mixed["measured_on"]) == {"v2"}  # of one set of images
+    assert mixed["measured_on"]["v2"]["images"] == 900
     assert "secret" not in str(found)
 
 
