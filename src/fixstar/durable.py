@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -116,7 +117,22 @@ def write_arrays(path: Path, name: str, content: Mapping[str, Any], arrays: Arra
     from safetensors.numpy import save_file
 
     whole = document(name, {**content, "arrays_sha256": _arrays_digest(arrays)}, version)
-    replace_file(path, lambda partial: save_file(dict(arrays), partial, {"document": json.dumps(whole)}))
+    with disk_errors(path):
+        replace_file(path, lambda partial: save_file(dict(arrays), partial, {"document": json.dumps(whole)}))
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise what safetensors says about a file that cannot be written, such as a full disk, as an ``OSError``."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def read_arrays(path: Path, name: str, version: int = 1) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

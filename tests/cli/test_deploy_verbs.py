@@ -120,7 +120,7 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
     rolled = typed("rollback", "-w", path)
     assert rolled.out == (
         "v1 is deployed again, v2 no longer\nNot searched: 2 vectors of other; nothing connects them with v1\n"
-        f"Next: fixstar deploy v2 -w {path}   (back to v2)\n"
+        f'Next: fixstar deploy v2 --force "REASON" -w {path}   (back to v2)\n'
         f"      fixstar check v1 --pairs FILE.npz -w {path}   (vectors of both models let v1 search those of other)\n"
     )
     moved = typed("deploy", "v3", "--force", "test", "-w", path)

@@ -12,13 +12,12 @@ import pytest
 import torch
 from PIL import Image
 from predictions import predicted as predicted_hits
-from shops import indexed_shop, passed, pictures
+from shops import indexed_shop, passed, pictures, shop
 from typed import typed
 
 from fixstar.cli.rollout import operator_name, shown_shares
 from fixstar.evaluation import BackfillCurve
-from fixstar.translation import Translation
-from fixstar.workspace import Workspace
+from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.backfill.planning import PredictedCurve
 from fixstar.workspace.files import create_mark
 
@@ -42,12 +41,14 @@ def path(ready: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ready / "shop", tmp_path / "shop"))
 
 
-def test_newer_vectors_are_not_promised_to_be_backfilled(path: Path, photos: Path) -> None:
+def test_newer_vectors_are_not_promised_to_be_backfilled(tmp_path: Path, photos: Path) -> None:
+    path = tmp_path / "free"
+    with shop(path, versions=3, free=True) as space:  # v2's own queries search what it stored
+        space.index(catalogue(photos))
+        passed(space, "v2", "v1")
     typed("deploy", "v2", "-w", path)
     typed("index", photos / "hat", "--prefix", "new/", "-w", path)
     typed("rollback", "-w", path)
-    with Workspace(path, "cpu") as space:  # v2's own queries search what it stored
-        space.translations.keep(Translation("v2", "v1", two=0.0, about={"fit": "test"}))
     refused = typed("retire", "v2", "-w", path)
     assert refused.code == 1
     assert "the gallery holds 4 vectors of v2, and its own queries help to search them" in refused.err

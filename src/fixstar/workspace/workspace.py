@@ -296,10 +296,8 @@ class Workspace:
                 reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
             if asks:
                 reasons[-1] += ", and its own queries help to search them, which takes its weights"
-                one = NextStep(
-                    "deploy", {"version": deployed, "queries": "one"}, "one model per query: it is not needed"
-                )
-                steps += [one] if deployed != name else []
+                if deployed != name and self._one_model_asks(deployed, name):
+                    steps.append(self.deploy_step(deployed, "one model per query: it is not needed", queries="one"))
             elif would_ask:
                 reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
             if not reasons:
@@ -309,7 +307,7 @@ class Workspace:
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
             else:
                 reasons[-1] += f". A backfill to {deployed}, which is deployed, never replaces newer vectors"
-                steps.append(NextStep("deploy", {"version": name}, "deploy it again"))
+                steps.append(self.deploy_step(name, "deploy it again"))
             steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
         return reasons, steps
 
@@ -322,6 +320,11 @@ class Workspace:
         """Whether a version's own queries are needed for its vectors while a deployment is the one of a move."""
         ways = self.translations.after(move)
         return any(one not in ways or name in ways[one].models for one in self._vectors_of(name))
+
+    def _one_model_asks(self, deployed: str, name: str) -> bool:
+        """Whether queries of one version alone can search what another one stored."""
+        ways = self.translations.of(deployed)
+        return all(one in ways and ways[one].one is not None for one in self._vectors_of(name))
 
     # --- gallery
 
@@ -550,6 +553,17 @@ class Workspace:
         judged = check is not None and queries == "checked" and files == check.translations
         fitted = check.calibrations if check is not None and judged else {}
         return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
+
+    def deploy_step(self, version: str, note: str = "", queries: Queries = "checked") -> NextStep:
+        """The step that deploys a version: with a reason, where its check does not allow it."""
+        step = NextStep("deploy", {"version": version}, note)
+        if queries != "checked":
+            step = replace(step, arguments={**step.arguments, "queries": queries})
+        try:
+            self._passed(version, queries)
+        except (GateError, ModelError):
+            step = replace(step, arguments={**step.arguments, "force": ...})
+        return step
 
     def is_deployed(self, version: str, queries: Queries) -> bool:
         """Whether a deployment would change nothing: the version is deployed, and old vectors are asked in this way."""
