@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
-from shops import fitted, pictures, shop
+from shops import fitted, foreign, pictures, shop
 from typed import Typed, typed
 
 from fixstar.models import Encoder
@@ -70,7 +70,7 @@ def test_a_full_disk_while_weights_are_saved(
     def full(*_: object) -> None:
         raise SafetensorError(FULL)
 
-    words = ["train", photos, "-w", fresh, *shlex.split(TRAIN)]
+    words: list[str | Path] = ["train", photos, "-w", fresh, *shlex.split(TRAIN)]
     with monkeypatch.context() as patched:
         patched.setattr(f"{module}.save_file", full)
         shown = typed(*words)
@@ -78,6 +78,35 @@ def test_a_full_disk_while_weights_are_saved(
     assert f"fixstar: No space left on device: {fresh}" in shown.err
     assert "Free some space. The same command resumes" in shown.err
     assert typed(*words).code == 0
+
+
+def test_a_first_version_that_nothing_depends_on_can_be_replaced(fresh: Path, photos: Path) -> None:
+    words: list[str | Path] = ["train", photos, "-w", fresh, *shlex.split(TRAIN)]
+    assert typed(*words).code == 0
+    again = typed(*words)
+    assert f"Next: fixstar upgrade LABELLED_IMAGES -w {fresh}\n      fixstar drop v1 -w {fresh}" in again.err
+    gone = typed("drop", "v1", "-w", fresh)
+    assert gone.code == 0
+    assert f"Next: fixstar train LABELLED_IMAGES -w {fresh}" in gone.out
+    assert "no version yet" in typed("status", "-w", fresh).out
+    assert typed(*words).code == 0
+    assert "v2 *" in typed("status", "-w", fresh).out
+    assert "embedded with v2" in typed("index", photos, "-w", fresh).out
+    assert typed("search", photos / "hat" / "1.png", "-w", fresh).code == 0
+    assert "it is deployed" in typed("drop", "v2", "-w", fresh).err  # items depend on it now
+    typed("upgrade", photos, "--seed", "1", "--try", "off", "-w", fresh)
+    typed("deploy", "v3", "--force", "a test", "-w", fresh)
+    assert "v2 is deployed again" in typed("rollback", "-w", fresh).out
+    assert "v1, which was deployed before v2, was retired" in typed("rollback", "-w", fresh).err
+
+
+def test_a_first_version_is_not_dropped_over_vectors_that_nobody_checked(unrelated: Path, tmp_path: Path) -> None:
+    assert typed("drop", "v1", "-w", unrelated).code == 1
+    with shop(tmp_path / "other") as space:
+        foreign(space)
+    assert "v1 cannot be dropped" in typed("drop", "v1", "-w", tmp_path / "other").err  # v2 would be deployed unchecked
+    assert typed("drop", "v2", "-w", tmp_path / "other").code == 0
+    assert typed("drop", "v1", "-w", tmp_path / "other").code == 0  # no version is left
 
 
 def test_what_a_rollback_suggests(unrelated: Path) -> None:

@@ -19,6 +19,7 @@ from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.trust import import_path, is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent
+from fixstar.workspace.registry import FIRST
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -418,7 +419,7 @@ def add(
         return
     print(f"{version} added: {model}, vectors of {width} components")
     step = NextStep("index", {"items": ...}, "embed a catalogue")
-    if version != "v1":
+    if len(space.versions()) > 1:
         step = NextStep("check", {"version": version, "data": ...}, "fits how it searches stored vectors, and judges")
     print("\n".join(next_lines([step], workspace)))
 
@@ -492,13 +493,17 @@ def drop(
     workspace: WorkspacePath = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Delete a version that is not deployed and owns no vectors, such as one that the gate refused."""
+    """Delete a version that owns no vectors and is not deployed, such as one that the gate refused.
+
+    The first version can go too, as long as nothing is indexed with it: train again, and the new one takes its place.
+    """
     with fixstar.Workspace(workspace, "cpu") as space:
         space.drop(version)
-        newest = space.newest()
-    told = f"{version} is gone; the next upgrade starts from {newest}"
-    following = f"Next: fixstar upgrade IMAGES -w {workspace}"
-    print_result(as_json, {"dropped": version, "newest": newest}, told, following)
+        names = space.versions()
+        newest = names[-1] if names else None
+        steps = [space.registry.next_version()] if names else list(FIRST)
+    told = f"{version} is gone; " + (f"the next upgrade starts from {newest}" if names else "there is no version now")
+    print_result(as_json, {"dropped": version, "newest": newest}, told, *next_lines(steps, workspace))
 
 
 @verb("fixstar grow 1000 -w shop")

@@ -655,7 +655,7 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
 # --- what would hold where the version's own queries do not: a backfill, or the old version
 
 
-def proposals(judged: Judged, deployed: str = "v1") -> tuple[NextStep, ...]:
+def proposals(judged: Judged, deployed: str | None = None) -> tuple[NextStep, ...]:
     """Ways to get past a check that did not pass, for the vectors that lose most; empty if too little was measured.
 
     A version that is deployed cannot be dropped, and needs no way past the gate: only a backfill is proposed for it.

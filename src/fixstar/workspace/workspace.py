@@ -179,6 +179,13 @@ class Workspace:
         """
         from fixstar.workspace.training import train_first
 
+        names = self.versions()
+        if len(names) == 1 and not self._needs(names[0], for_upgrades=False)[0]:
+            raise InputError(
+                f"{self.path} has {names[0]} already, and nothing is indexed with it",
+                self.registry.next_version(),
+                NextStep("drop", {"version": names[0]}, "if it was a mistake: then train again"),
+            )
         return train_first(self.registry, images, settings, method, old_vectors, hold_out, progress)
 
     def upgrade(
@@ -261,7 +268,10 @@ class Workspace:
         self._delete(name, "retired", half=self.registry.is_half_retired(name))
 
     def drop(self, name: str) -> None:
-        """Delete an unused version, even the newest, such as a refused one; its name is not given again."""
+        """Delete an unused version, even the newest, such as a refused one; its name is not given again.
+
+        The first version may be deleted too, as long as nothing was stored with it and nothing else was deployed.
+        """
         self._delete(name, "dropped")
 
     def _delete(self, name: str, how: str, half: bool = False) -> None:
@@ -276,6 +286,8 @@ class Workspace:
     def _needs(self, name: str, for_upgrades: bool) -> tuple[list[str], list[NextStep]]:
         """Why a version's weights must stay, and until when; and what can be done about it."""
         deployed, reasons, steps = self.deployed(), list[str](), list[NextStep]()
+        if name == deployed and not for_upgrades and self._is_unused_start(name):
+            return [], []
         if name == deployed:
             reasons.append("it is deployed. It can go once two others have been deployed after it")
             if not for_upgrades and (previous := self.rollout.previous()):
@@ -310,6 +322,12 @@ class Workspace:
                 steps.append(self.deploy_step(name, "deploy it again"))
             steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
         return reasons, steps
+
+    def _is_unused_start(self, name: str) -> bool:
+        """Whether a version is deployed only because it was the first, and nothing stored depends on it."""
+        if self.rollout.history() or self._vectors_of(name):
+            return False
+        return self.versions() == [name] or not any(self.gallery.count().values())
 
     def _vectors_of(self, name: str) -> dict[str, int]:
         """How many vectors lie in a version's space, by the name of the version that they are stored as."""
