@@ -7,6 +7,7 @@ it is read, and a file of a newer fixstar is refused.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,9 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
-from fixstar.errors import ModelError
+from fixstar.errors import FixstarError, ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -202,13 +203,26 @@ def remove_leftovers(directory: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def _opened_lock(directory: Path) -> IO[str]:
+    """The lock of a directory, which is made if it is missing."""
+    try:
+        make_directory(directory)
+        return (directory / _LOCK).open("w")
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise FixstarError(
+            f"{directory} cannot be written ({os.strerror(error.errno)}), so nothing was changed. Make it writable, or "
+            "use a copy; searching works as it is"
+        ) from error
+
+
 @contextlib.contextmanager
 def exclusive(
     directory: Path, wait: float = 0.0, busy: Exception | None = None, shared: bool = False
 ) -> Iterator[None]:
     """Hold a directory as its only writer, or ``shared``; ``busy`` is raised if it is not free after ``wait`` s."""
-    make_directory(directory)
-    with (directory / _LOCK).open("w") as lock:
+    with _opened_lock(directory) as lock:
         try:
             import fcntl
         except ImportError:  # no such locks on this system

@@ -256,7 +256,7 @@ def test_a_version_without_gain_or_loss_gets_advice_that_agrees(path: Path, phot
     shown = typed("check", "v2", "--data", photos, "--no-report", "-w", path)
     assert shown.code == 3, shown.err
     said = " ".join(shown.out.split())
-    assert "more of the same would not show a gain" in said
+    assert "there is no gain to show" in said
     assert "MISSING EVIDENCE: v2 is neither passed nor refused" in said
     named = said.split("points is acceptable, about ")[1].split(" queries")[0].replace(",", "")
     assert int(named) > 100  # at so wide an interval a tolerance of a point needs many more than these six

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import SafetensorError
@@ -78,6 +81,31 @@ def test_a_full_disk_while_weights_are_saved(
     assert f"fixstar: No space left on device: {fresh}" in shown.err
     assert "Free some space. The same command resumes" in shown.err
     assert typed(*words).code == 0
+
+
+def test_an_index_while_the_first_version_is_trained(fresh: Path, photos: Path) -> None:
+    assert "Next: fixstar train" in typed("index", photos, "-w", fresh).err
+    (fresh / "checkpoint-v1.safetensors").touch()
+    shown = typed("index", photos, "-w", fresh)
+    assert "no version yet: the training of v1 is running, or was interrupted" in shown.err
+    assert f"Next: fixstar status -w {fresh}" in shown.err
+    assert "fixstar train" not in shown.err
+
+
+def test_a_read_only_disk_is_named_by_its_directory(unrelated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = Path.open
+
+    def refused(path: Path, *words: Any, **more: Any) -> Any:
+        if path.name == ".lock":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return open_file(path, *words, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    shown = typed("deploy", "v2", "--force", "a test", "-w", unrelated)
+    assert (
+        f"{unrelated / 'translations'} cannot be written (Read-only file system), so nothing was changed" in shown.err
+    )
+    assert ".lock" not in shown.err
 
 
 def test_a_first_version_that_nothing_depends_on_can_be_replaced(fresh: Path, photos: Path) -> None:

@@ -791,8 +791,6 @@ class Reference:
         return {"do": do, "version": version}, Expected(pointers=[after], refused=refused, value=None)
 
     def _drop(self, rng: random.Random) -> tuple[Plan, Expected]:
-        if not self.pointers.moves and not self.items:
-            return self._retire(rng)  # the first version could be dropped, and others would be numbered on
         return self._retire(rng, for_upgrades=False)
 
     # --- what is there

@@ -495,7 +495,7 @@ def drop(
 ) -> None:
     """Delete a version that owns no vectors and is not deployed, such as one that the gate refused.
 
-    The first version can go too, as long as nothing is indexed with it: train again, and the new one takes its place.
+    The first version can go too, as long as it is the only one and nothing is indexed with it: then train again.
     """
     with fixstar.Workspace(workspace, "cpu") as space:
         space.drop(version)

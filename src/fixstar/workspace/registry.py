@@ -45,6 +45,13 @@ class Registry:
     def newest(self) -> str:
         """The newest version."""
         if not (names := self.names()):
+            training = self.unfinished()
+            if training is not None:
+                raise InputError(
+                    f"{self.path} has no version yet: the training of {training} is running, or was interrupted. Wait "
+                    "for it, or resume it by running the same training again",
+                    NextStep("status", {}, "whether it is done"),
+                )
             raise InputError(f"{self.path} has no version yet", *FIRST)
         return names[-1]
 

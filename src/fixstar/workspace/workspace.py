@@ -270,7 +270,7 @@ class Workspace:
     def drop(self, name: str) -> None:
         """Delete an unused version, even the newest, such as a refused one; its name is not given again.
 
-        The first version may be deleted too, as long as nothing was stored with it and nothing else was deployed.
+        The first version may be deleted too, as long as it is the only one and nothing is stored with it.
         """
         self._delete(name, "dropped")
 
@@ -324,10 +324,8 @@ class Workspace:
         return reasons, steps
 
     def _is_unused_start(self, name: str) -> bool:
-        """Whether a version is deployed only because it was the first, and nothing stored depends on it."""
-        if self.rollout.history() or self._vectors_of(name):
-            return False
-        return self.versions() == [name] or not any(self.gallery.count().values())
+        """Whether a version is deployed only because there is no other, and nothing stored depends on it."""
+        return self.versions() == [name] and not self.rollout.history() and not self._vectors_of(name)
 
     def _vectors_of(self, name: str) -> dict[str, int]:
         """How many vectors lie in a version's space, by the name of the version that they are stored as."""
