@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from shops import fitted, foreign, pictures, shop
+from shops import fitted, foreign, indexed_shop, pictures, shop
 from typed import Typed, typed
 
 from fixstar.models import Encoder
@@ -106,6 +107,28 @@ def test_a_read_only_disk_is_named_by_its_directory(unrelated: Path, monkeypatch
         f"{unrelated / 'translations'} cannot be written (Read-only file system), so nothing was changed" in shown.err
     )
     assert ".lock" not in shown.err
+
+
+def test_an_upgrade_with_another_backbone_is_a_replacement(unrelated: Path, photos: Path) -> None:
+    shown = typed("upgrade", photos, "--backbone", "resnet18", "-w", unrelated)
+    assert shown.code == 1
+    assert "Next: the same command with --replace resnet18" in shown.err
+
+
+def test_an_address_is_not_a_file(unrelated: Path) -> None:
+    shown = typed("search", "https://shop.example/hat.jpg", "-w", unrelated)
+    assert "https://shop.example/hat.jpg is an address, and search takes image files" in shown.err
+
+
+def test_doctor_sees_that_images_are_gone(tmp_path: Path) -> None:
+    path = indexed_shop(tmp_path)
+    assert "no problems" in typed("doctor", "-w", path).out
+    (tmp_path / "photos" / "hat" / "1.png").unlink()
+    assert "note: 1 of 9 image files are gone" in typed("doctor", "-w", path).out
+    shutil.rmtree(tmp_path / "photos")
+    shown = typed("doctor", "-w", path)
+    assert shown.code == 1
+    assert "PROBLEM: the image files of all 9 items are gone" in shown.out
 
 
 def test_a_first_version_that_nothing_depends_on_can_be_replaced(fresh: Path, photos: Path) -> None:

@@ -200,7 +200,7 @@ def _print_cells(found: Check) -> None:
         )
         rows += _one_model_row(cell)
     own = (found.version, percent(found.self_test), *[""] * 6, "re-embedded")
-    print_table(("vectors of", *numbers, "verdict"), [*rows, own], right=numbers)
+    print_table(("vectors of", *numbers, "verdict"), [*rows, own], right=numbers, optional=("lost", "won"))
     for cell in found.cells:
         print_wrapped(asked_by(cell.version, cell.models))
     print_wrapped(

@@ -236,6 +236,7 @@ def upgrade(
             "and so on are those of its images."
         ),
     ] = None,
+    backbone: Annotated[str | None, typer.Option(hidden=True)] = None,
     frozen: Annotated[
         bool | None, typer.Option(help="Keep the backbone's weights, or train them.", show_default="as before")
     ] = None,
@@ -273,6 +274,11 @@ def upgrade(
     from fixstar.data import open_images
     from fixstar.workspace import UpgradeOptions
 
+    if backbone is not None:
+        raise InputError(
+            "an upgrade keeps the last version's network unless another one replaces it",
+            NextStep("repeat", {"replace": backbone}, "in place of --backbone"),
+        )
     space = fixstar.Workspace(workspace)
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")

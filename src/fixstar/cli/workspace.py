@@ -236,7 +236,7 @@ def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_
     "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'",
 )
 def search(
-    images: Annotated[list[Path] | None, typer.Argument(help="One image or more.")] = None,
+    images: Annotated[list[str] | None, typer.Argument(help="One image file or more.")] = None,
     workspace: WorkspacePath = Path(),
     k: Annotated[int, typer.Option("-k", help="Results per image.")] = 10,
     like: Annotated[str | None, typer.Option(help="Search with a stored item instead of an image: its id.")] = None,
@@ -256,6 +256,9 @@ def search(
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
+    for name in images or ():
+        if "://" in name:
+            raise InputError(f"{name} is an address, and search takes image files; save the image and search with that")
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
     from fixstar.gallery import SearchRequest
@@ -266,8 +269,8 @@ def search(
         if like is not None:
             names, answer = [like], space.like(like, request)
         else:
-            names = [str(path) for path in images or ()]
-            answer = space.search(list(images or ()), request)
+            names = list(images or ())
+            answer = space.search([Path(name) for name in names], request)
         if sheet is not None:
             from fixstar.workspace.contact_sheet import draw_result
 
@@ -376,7 +379,7 @@ def _print_status(space: Workspace, state: Status) -> None:
     heads = ("version", "from", "made", "method", "backbone", "classes", "vectors", "check", "alone", "on old")
     measured = {check.version: check for check in checks_on_one_set(space.path, state.versions)}
     rows = [_status_row(space, state, name, measured.get(name)) for name in state.versions]
-    print_table(heads, rows, ("classes", "vectors", *heads[-2:]))
+    print_table(heads, rows, ("classes", "vectors", *heads[-2:]), optional=("made", "from", "classes"))
     move = space.rollout.current_move()
     since = f" since {move.when[:16].replace('T', ' ')} UTC" if move.when else ""
     by = f", by {move.by}" if move.by else ""
