@@ -27,7 +27,7 @@ from fixstar.models import Encoder
 from fixstar.service import routes_versions
 from fixstar.service.client import Client
 from fixstar.service.keys import Keys
-from fixstar.workspace import Check, Move, Workspace, catalogue
+from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.backfill.orders import ORDERS
 from fixstar.workspace.backfill.planning import AUTO
 from fixstar.workspace.checks import CheckedCell, last_check, save_check
@@ -106,8 +106,7 @@ def test_a_retired_version_is_told_and_not_used(http: TestClient, space: Workspa
     http.post("/v1/deploy", json={"version": "v2", "force": "test"})
     http.post("/v1/backfill", json={"budget": "all", "order": "random"})
     ended(http, http.get("/v1/jobs").json()[0])
-    (space.path / "state" / "deployment.json").unlink()  # else a rollback leads to v1
-    space.rollout._start = Move("v2", "deploy", "")
+    space.rollout.deploy("v2")  # twice: else a rollback leads to v1
     space.retire("v1")
     assert [(one["name"], one["retired"]) for one in http.get("/v1/versions").json()] == [("v1", True), ("v2", False)]
     assert http.get("/v1/versions/v1").json()["slots"]["hat"] == 1
