@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
-from fixstar.errors import DataError, ModelError
+from fixstar.errors import DataError, FixstarError, ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -164,7 +164,22 @@ def write_arrays(path: Path, name: str, content: Mapping[str, Any], arrays: Arra
     from safetensors.numpy import save_file
 
     whole = document(name, {**content, "arrays_sha256": _arrays_digest(arrays)}, version)
-    replace_file(path, lambda partial: save_file(dict(arrays), partial, {"document": json.dumps(whole)}))
+    with disk_errors(path):
+        replace_file(path, lambda partial: save_file(dict(arrays), partial, {"document": json.dumps(whole)}))
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise what safetensors says about a file that cannot be written, such as a full disk, as an ``OSError``."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def read_arrays(path: Path, name: str, version: int = 1) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -234,13 +249,26 @@ def remove_leftovers(directory: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def _opened_lock(directory: Path) -> IO[str]:
+    """The lock of a directory, which is made if it is missing."""
+    try:
+        make_directory(directory)
+        return (directory / _LOCK).open("w")
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise FixstarError(
+            f"{directory} cannot be written ({os.strerror(error.errno)}), so nothing was changed. Make it writable, or "
+            "use a copy; searching works as it is"
+        ) from error
+
+
 @contextlib.contextmanager
 def exclusive(
     directory: Path, wait: float = 0.0, busy: Exception | None = None, shared: bool = False
 ) -> Iterator[None]:
     """Hold a directory as its only writer, or ``shared``; ``busy`` is raised if it is not free after ``wait`` s."""
-    make_directory(directory)
-    with (directory / _LOCK).open("w") as lock:
+    with _opened_lock(directory) as lock:
         try:
             import fcntl
         except ImportError:  # no such locks on this system

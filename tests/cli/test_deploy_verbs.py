@@ -14,7 +14,8 @@ from typed import typed
 
 from fixstar.models import Encoder
 from fixstar.translation import Map, Translation
-from fixstar.workspace import Workspace
+from fixstar.workspace import Check, Workspace
+from fixstar.workspace.checks import save_check
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,13 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
     status = typed("status", "-w", path, "--json").json
     assert (status["deployed"], status["previous"], status["checks"]) == ("v1", None, {"v2": "pass"})
     assert status["vectors"]["v1"] == 24
+    other = {"source": "given", "name": "autumn", "fingerprint": "autumn"}
+    save_check(path, Check("v3", "refuse", (), (), 0.4, 500, 500, 0.95, 0.0, other, when="2026-01-01"))
+    mixed = typed("status", "-w", path).out
+    assert "Figures of one set of images (autumn)" in mixed
+    rows = [line.split() for line in mixed.splitlines()]
+    assert rows[2][-1] == "pass"  # v2's figures are of other images
+    assert rows[3][-3:] == ["refuse", "40.0", "%"]
     nowhere = typed("status", "-w", tmp_path / "nowhere")
     assert (nowhere.code, nowhere.out) == (1, "")
     assert "fixstar init" in nowhere.err
@@ -112,7 +120,7 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
     rolled = typed("rollback", "-w", path)
     assert rolled.out == (
         "v1 is deployed again, v2 no longer\nNot searched: 2 vectors of other; nothing connects them with v1\n"
-        f"Next: fixstar deploy v2 -w {path}   (back to v2)\n"
+        f'Next: fixstar deploy v2 --force "REASON" -w {path}   (back to v2)\n'
         f"      fixstar check v1 --pairs FILE.npz -w {path}   (vectors of both models let v1 search those of other)\n"
     )
     moved = typed("deploy", "v3", "--force", "test", "-w", path)

@@ -13,6 +13,8 @@ from typed import typed
 from fixstar.benchmarks import catalogue
 from fixstar.cli.output import print_table
 from fixstar.methods import METHODS
+from fixstar.workspace import Check
+from fixstar.workspace.checks import save_check
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,16 @@ def test_no_word_is_broken_at_80_columns(verb: str, shop: Path) -> None:
     for line in narrow.splitlines():
         command = "fixstar " in line  # commands are copied: they stay on one line
         assert len(line.rstrip()) <= 80 or command or len(line.split()) == 1, line
+
+
+def test_status_is_one_table_at_80_columns(tmp_path: Path) -> None:
+    path = indexed_shop(tmp_path)
+    save_check(path, Check("v2", "missing evidence", (), (), 1.0, 500, 500, 0.95, 0.0))
+    assert "made" in shown("status", "-w", path, columns=200)
+    narrow = shown("status", "-w", path, columns=80)
+    heads = [line for line in narrow.splitlines() if line.startswith("version")]
+    assert len(heads) == 1
+    assert heads[0].split()[-2:] == ["check", "alone"]
 
 
 def test_lists_name_everything(shop: Path) -> None:

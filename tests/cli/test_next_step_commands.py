@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from shops import foreign, pictures, shop
-from typed import typed
+from typed import parsed, typed
 
 import fixstar
-from fixstar.cli import app
 from fixstar.cli.next_steps import COMMANDS, command_of, next_lines, typed_workspace
 from fixstar.errors import ACTIONS, NextStep
 from fixstar.workspace import Check, Workspace, catalogue
@@ -56,19 +52,6 @@ def test_the_workspace_of_a_command_line() -> None:
     assert typed_workspace(["check", "v2"]) is None
 
 
-PROGRAM = typer.main.get_command(app)
-
-
-def parse(command: str) -> dict[str, Any]:
-    """Parse a command with the real command line, without running it; a usage error is raised."""
-    program, *words = shlex.split(command)
-    assert program == "fixstar"
-    parser: Any = PROGRAM
-    while hasattr(parser, "commands"):
-        parser = parser.commands[words.pop(0)]
-    return dict(parser.make_context(parser.name, words).params)
-
-
 def steps_in_source() -> Iterator[tuple[str, NextStep]]:
     """Every step that is written out in the source, its arguments replaced by a text that any option takes."""
     for path in Path(fixstar.__file__).parent.rglob("*.py"):
@@ -103,7 +86,7 @@ def test_every_action_has_a_command_and_every_step_in_the_source_can_be_typed() 
             assert command_of(step).startswith("the same command with")
             continue
         try:
-            shown = parse(command_of(step, SHOP))
+            shown = parsed(command_of(step, SHOP))
             assert shown.get("workspace", SHOP) == SHOP
         except Exception as error:
             wrong.append(f"{where}: {command_of(step, SHOP)}: {error}")

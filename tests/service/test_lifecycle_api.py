@@ -27,7 +27,7 @@ from fixstar.models import Encoder
 from fixstar.service import routes_versions
 from fixstar.service.client import Client
 from fixstar.service.keys import Keys
-from fixstar.workspace import Check, Move, Workspace, catalogue
+from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.backfill.orders import ORDERS
 from fixstar.workspace.backfill.planning import AUTO
 from fixstar.workspace.checks import CheckedCell, last_check, save_check
@@ -106,8 +106,7 @@ def test_a_retired_version_is_told_and_not_used(http: TestClient, space: Workspa
     http.post("/v1/deploy", json={"version": "v2", "force": "test"})
     http.post("/v1/backfill", json={"budget": "all", "order": "random"})
     ended(http, http.get("/v1/jobs").json()[0])
-    (space.path / "state" / "deployment.json").unlink()  # else a rollback leads to v1
-    space.rollout._start = Move("v2", "deploy", "")
+    space.rollout.deploy("v2")  # twice: else a rollback leads to v1
     space.retire("v1")
     assert [(one["name"], one["retired"]) for one in http.get("/v1/versions").json()] == [("v1", True), ("v2", False)]
     assert http.get("/v1/versions/v1").json()["slots"]["hat"] == 1
@@ -210,6 +209,12 @@ def test_the_matrix_is_made_of_the_last_checks_latest_first(tmp_path: Path) -> N
     assert table["v3", "v1"]["difference"] == pytest.approx(-0.11)
     assert (table["v3", "v1"]["low"], table["v1", "v1"]["low"], table["v2", "v1"]["check"]) == (-0.1, None, "v2")
     assert found["measured_on"]["v3"]["images"] == 200
+    other = {"source": "given", "images": 900, "fingerprint": "other"}
+    save_check(space.path, Check("v2", "pass", (), second, 0.2, 450, 450, 0.95, 0.0, other, when="2026-01-03"))
+    with client(space) as http:
+        mixed = http.get("/v1/compatibility").json()
+    assert {one["check"] for one in mixed["cells"]} == set(mixed["measured_on"]) == {"v2"}  # of one set of images
+    assert mixed["measured_on"]["v2"]["images"] == 900
     assert "secret" not in str(found)
 
 

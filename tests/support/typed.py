@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import signal
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from fixstar.cli import main
+import typer
+
+from fixstar.cli import app, main
 
 COLUMNS = "200"  # of the terminal
 
@@ -27,6 +30,19 @@ class Typed(NamedTuple):
     def json(self) -> Any:
         """Standard output, which must be one JSON document and nothing else."""
         return json.loads(self.out)
+
+
+PROGRAM = typer.main.get_command(app)
+
+
+def parsed(command: str) -> dict[str, Any]:
+    """What the real command line reads from a command, without running it; a usage error is raised."""
+    program, *words = shlex.split(command, comments=True)
+    assert program == "fixstar"
+    parser: Any = PROGRAM
+    while hasattr(parser, "commands"):
+        parser = parser.commands[words.pop(0)]
+    return dict(parser.make_context(parser.name, words).params)
 
 
 def typed(*words: str | Path) -> Typed:

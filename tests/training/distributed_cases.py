@@ -182,7 +182,7 @@ def second_session(out: Path) -> None:
     }
     (out / f"answers-{rank}.json").write_text(json.dumps(answers))
     command(out, "train", "--epochs", "1", "--json")
-    with mock.patch("fixstar.training.loop._require_finite", fail) if rank == 1 else contextlib.nullcontext():
+    with mock.patch("fixstar.training.loop._require_converging", fail) if rank == 1 else contextlib.nullcontext():
         command(out, "upgrade", "--epochs", "2")
 
 

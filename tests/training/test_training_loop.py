@@ -152,14 +152,29 @@ def test_a_loss_that_is_not_a_number_stops_the_run() -> None:
     def broken(step: Step) -> Terms:
         return {"ce": step.new.logits.mean() * math.nan}
 
-    with pytest.raises(FixstarError, match=r"became nan in epoch 1.*lower the learning rate"):
+    with pytest.raises(FixstarError, match=r"the loss of epoch 1 is nan .*The learning rate, .*too high"):
         train(training(method=Method("broken", "", "", broken)))
+
+
+@pytest.mark.parametrize(("size", "stops"), [(2e15, True), (1001.0, True), (46.0, False)])
+def test_a_loss_that_has_exploded_stops_the_run_and_a_passing_one_does_not(size: float, stops: bool) -> None:
+    def large(step: Step) -> Terms:
+        return {"ce": step.new.logits.mean() * 0 + size}
+
+    run = training(method=Method("large", "", "", large))
+    if not stops:
+        assert train(run)[-1].loss == pytest.approx(size)
+        return
+    with pytest.raises(InputError, match="the training diverged") as refused:
+        train(run)
+    (step,) = refused.value.next_steps
+    assert (step.action, step.arguments) == ("repeat", {"learning_rate": RECIPE.learning_rate / 10})
 
 
 def test_a_failed_run_leaves_no_checkpoint_in_the_way_of_the_next(tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     train(training(checkpoint=path))
-    with pytest.raises(FixstarError, match="became"):
+    with pytest.raises(FixstarError, match="diverged"):
         train(training(replace(RECIPE, epochs=9, learning_rate=1e30), checkpoint=path))
     assert not path.exists()
 

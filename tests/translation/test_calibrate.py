@@ -142,6 +142,9 @@ def test_a_threshold_separates_queries_whose_class_is_in_the_gallery_from_the_ot
         assert one.false_alarms == pytest.approx(np.mean(np.array(inside) < one.score), abs=2e-3)
         assert one.detected == pytest.approx(np.mean(np.array(outside) < one.score), abs=2e-3)
         assert 0.045 <= one.false_alarms <= 0.05 < one.detected
+    rng = np.random.default_rng(0)
+    guesses = [VersionFeatures("v1", unit(rng.normal(size=(1000, 9))), unit(rng.normal(size=(CLASSES, 9))))]
+    assert catalogue_thresholds(guesses, truth, owners) == {}  # a few more under it than by chance tell nothing
     assert catalogue_thresholds(versions, truth[:0], owners) == {}
     alone = [VersionFeatures(one.name, one.queries, one.gallery[:1]) for one in versions]
     assert catalogue_thresholds(alone, truth, owners[:1]) == {}  # no other class could be found instead

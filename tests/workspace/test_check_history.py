@@ -10,7 +10,15 @@ from shops import shop
 
 from fixstar.errors import GateError
 from fixstar.workspace import Check
-from fixstar.workspace.checks import CheckedCell, Outcome, check_history, is_weaker, last_check, save_check
+from fixstar.workspace.checks import (
+    CheckedCell,
+    Outcome,
+    check_history,
+    checks_on_one_set,
+    is_weaker,
+    last_check,
+    save_check,
+)
 
 
 def made(
@@ -31,6 +39,7 @@ def made(
     ("earlier", "later", "stays"),
     [
         (made(), made("missing evidence", 30, 10), True),  # a bare check on few held-out images
+        (made(), made("missing evidence", 30, 200), True),  # of however many classes
         (made("refuse"), made("pass", 30, 10), True),  # nor does luck on few images undo a refusal
         (made("missing evidence"), made("pass", 30, 10), True),
         (made("pass", 30, 10), made("missing evidence"), False),  # more evidence replaces a verdict
@@ -102,3 +111,19 @@ def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path, monke
             space.deploy("v2")
         save_check(space.path, replace(made(against=("v1", "v3")), reasons=()))
         assert space.deploy("v2").version == "v2"
+
+
+def test_figures_that_stand_side_by_side_are_of_one_set_of_images(tmp_path: Path) -> None:
+    def on(images: str, version: str, day: int, queries: int = 1000) -> Check:
+        data = {"name": images, "source": "given", "fingerprint": images}
+        return replace(made(queries=queries), version=version, data=data, when=f"2026-01-{day:02}")
+
+    assert checks_on_one_set(tmp_path, ["v2", "v3"]) == []
+    for check in (on("spring", "v2", 1, 100), on("autumn", "v2", 2), on("autumn", "v3", 3)):
+        save_check(tmp_path, check)
+    assert checks_on_one_set(tmp_path, ["v1", "v2", "v3"]) == [on("autumn", "v3", 3), on("autumn", "v2", 2)]
+    save_check(tmp_path, on("spring", "v3", 4, 2000))  # v2's check that counts is of other images: an earlier is shown
+    assert checks_on_one_set(tmp_path, ["v1", "v2", "v3"]) == [on("spring", "v3", 4, 2000), on("spring", "v2", 1, 100)]
+    empty = replace(on("none", "v3", 5), self_test=None, outcome="missing evidence", queries=0, cells=())
+    save_check(tmp_path, empty)
+    assert checks_on_one_set(tmp_path, ["v2"]) == [on("autumn", "v2", 2)]

@@ -112,7 +112,7 @@ def test_so_many_queries_as_it_names_do_decide() -> None:
 def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
     old, new = version("v1", range(20), 1000), version("v2", range(500, 520), 1000)  # 20 lost, 20 won
     check = judged(trial(old, new)).check
-    assert "gains and losses balance exactly: more of the same would not show a gain" in check.reasons[0]
+    assert "as many are lost as won: if it stays like this, more images would not show a gain" in check.reasons[0]
     assert check.reasons[0].endswith("these queries show that")
     (step,) = [step for step in check.next_steps if "tolerance" in step.arguments]
     named = float(str(step.arguments["tolerance"]))

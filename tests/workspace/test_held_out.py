@@ -13,7 +13,9 @@ import pytest
 from fixstar.data import Augmentation, ImageSet
 from fixstar.data.image_set import concatenate, from_arrays
 from fixstar.errors import NextStep
+from fixstar.evaluation.trial import searchable
 from fixstar.methods import create_method
+from fixstar.models.backbones.base import cifar_inputs
 from fixstar.training import Settings, paper_recipe
 from fixstar.workspace import UpgradeOptions, Workspace, labelled_items
 from fixstar.workspace.backfill.planning import labelled_images
@@ -145,3 +147,9 @@ def test_where_it_cannot_be_read_what_was_learnt_the_share_decides(space: Worksp
     (space.path / "held-out" / "v2-learnt.safetensors").write_bytes(damage)
     found = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v2").preprocessing)
     assert (drawn(found.images), found.learnt_by) == ([], ("v2",))
+
+
+def test_a_class_that_cannot_be_measured_alarms_nobody() -> None:
+    images = from_arrays(np.zeros((3, 8, 8, 3), np.uint8), np.array([0, 0, 1]), ["hat", "shoe"])
+    with pytest.warns(UserWarning, match=r"1 class with only one image to measure with, not measured: shoe\. Training"):
+        assert searchable(images, cifar_inputs(3), "skip").counts()["hat"] == 2

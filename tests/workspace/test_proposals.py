@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from fixstar.evaluation import VersionFeatures
-from fixstar.evaluation.trial import Trial
+from fixstar.evaluation.mixed import BackfillCurve
+from fixstar.evaluation.trial import SHARES, Trial
 from fixstar.geometry import unit
 from fixstar.translation import Translation
 from fixstar.translation.fit import Pairs, fit_translations
-from fixstar.workspace.gate import Judged, judge, proposals
+from fixstar.workspace.gate import Judged, _backfill_step, judge, proposals
 from fixstar.workspace.pairs import Searched
 
 CLASSES = 40
@@ -68,6 +69,19 @@ def test_a_worse_model_is_only_proposed_to_be_dropped() -> None:
     judged = held(trial(turned=False, noise=1.2))
     assert judged.check.outcome == "refuse"
     assert [step.action for step in proposals(judged)] == ["drop"]
+
+
+def test_a_deployed_version_is_not_proposed_to_be_dropped() -> None:
+    judged = held(trial(turned=False, noise=1.2))
+    assert proposals(judged, deployed="v2") == ()
+
+
+def test_a_backfill_that_gains_nothing_that_is_shown_is_not_proposed() -> None:
+    shares = np.array(SHARES)
+    for gain, proposed in ((0.0003, False), (0.002, True)):
+        accuracy = np.linspace(0.1, 0.1381 + gain, len(SHARES))
+        curve = BackfillCurve(shares, accuracy[None])
+        assert bool(list(_backfill_step(curve, 0.1381))) is proposed
 
 
 def test_nothing_is_proposed_where_all_is_well_or_little_was_measured() -> None:

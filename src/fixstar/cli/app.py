@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import json
@@ -201,6 +202,8 @@ def main() -> None:
         raise SystemExit(1) from None
     except OSError as error:
         _print_error(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"Free some space. {_RESUMES.get(_typed_verb(), 'Then run the same command again')}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -216,9 +219,13 @@ def _print_to_terminal(message: str) -> None:
         print(wrapped(line, indent="    ") if looked_at else line, file=sys.stderr)
 
 
+def _typed_verb() -> str:
+    return next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+
+
 def _interrupted(*_: object) -> NoReturn:
     if process_rank() == 0:
-        verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        verb = _typed_verb()
         kept = _RESUMES.get(verb, "Nothing was changed")
         print(f"\nfixstar: {verb} was interrupted. {kept}", file=sys.stderr)
     raise SystemExit(130)

@@ -6,9 +6,10 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,10 @@ from fixstar.cli.app import AsJson, verb
 from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.output import print_result
 from fixstar.errors import FixstarError, NextStep, plural
+
+if TYPE_CHECKING:
+    from fixstar.gallery.store import Item
+    from fixstar.workspace.items import ImageStore
 
 _REQUIREMENT = re.compile(r"""([\w.-]+)[^;]*(?:;.*extra == ['"]([\w-]+)['"])?""")
 _NOT_FOR_USERS = ("all", "dev", "docs")
@@ -94,9 +99,25 @@ def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
             state = space.status()
             about |= {"deployed": state.deployed, "versions": state.versions, "vectors": sum(state.vectors.values())}
             about |= {"free_bytes": shutil.disk_usage(path).free, "writable": is_writable(path)}
+            with_image, missing = count_missing(space.gallery.iterate(), space.images)
+            about |= {"with_image": with_image, "missing_images": missing}
     except FixstarError as error:
         return about, [str(error)], list(error.next_steps)
-    return about, list(verify_workspace(path)), [] if state.versions else [NextStep("train", {"data": ...})]
+    problems = list(verify_workspace(path))
+    if missing and missing == with_image:
+        problems.append(
+            f"the image files of all {plural(missing, 'item')} are gone: they can be searched, not embedded again. If "
+            "they were moved, move them back or index them from where they are"
+        )
+    return about, problems, [] if state.versions else [NextStep("train", {"data": ...})]
+
+
+def count_missing(items: Iterable[Item], images: ImageStore) -> tuple[int, int]:
+    """How many items were stored with an image, and how many of these images are gone."""
+    from fixstar.workspace.items import IMAGE
+
+    stored = [item for item in items if item.payload.get(IMAGE)]
+    return len(stored), sum(images.find(item) is None for item in stored)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
@@ -120,6 +141,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
             f"{about['deployed'] or 'none'} deployed, "
             f"{plural(about['vectors'], 'vector')}, {about['free_bytes'] / 1e9:.1f} GB free"
         )
+        if 0 < about["missing_images"] < about["with_image"]:
+            lines.append(
+                f"note: {about['missing_images']:,} of {plural(about['with_image'], 'image file')} are gone: these "
+                "items can be searched, not embedded again"
+            )
         if not about["writable"]:
             lines.append(f"note: {about['path']} cannot be written: it can be searched, not changed")
     return lines + ([f"PROBLEM: {problem}" for problem in found["problems"]] or ["no problems"])

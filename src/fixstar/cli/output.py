@@ -82,11 +82,13 @@ def column_blocks(widths: Sequence[int], room: int) -> list[range]:
     return blocks
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], right: Collection[str] = ()) -> None:
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[Cell]], right: Collection[str] = (), optional: Sequence[str] = ()
+) -> None:
     """Print rows under their headings; the columns headed by one of ``right`` are aligned to the right.
 
-    Columns that do not fit follow below, with the first column repeated: no name and no number is cut. A column
-    without an entry is left out.
+    Columns that do not fit follow below, with the first column repeated: no name and no number is cut. Before that,
+    ``optional`` ones are left out, the first first. A column without an entry is left out too.
     """
     from rich.console import Console
     from rich.table import Table
@@ -98,6 +100,12 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], right: Col
         max([*map(len, head.split("\n")), *(row[place].cell_len for row in body)]) for place, head in enumerate(heads)
     ]
     room = Console().width
+    for name in optional:
+        if name in heads and sum(widths) + _GAP * (len(widths) - 1) > room:
+            place = heads.index(name)
+            heads = [*heads[:place], *heads[place + 1 :]]
+            widths = [*widths[:place], *widths[place + 1 :]]
+            body = [[*row[:place], *row[place + 1 :]] for row in body]
     for number, block in enumerate(column_blocks(widths[1:], room - widths[0])):
         places = [0, *(place + 1 for place in block)]
         table = Table(box=None, pad_edge=False)

@@ -20,6 +20,7 @@ from fixstar.errors import NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import gain_sentence
+from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
     from fixstar.workspace import Backfilled, Check
@@ -177,7 +178,7 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
     elif found.outcome == "refuse":
         print(f"REFUSED: {found.version} finds fewer matches than the current model")
         forced = NextStep("deploy", {"version": found.version, "force": ...}, "deploy anyway, with a reason")
-        steps += (NextStep("upgrade", {"data": ...}, "train it differently"), forced)
+        steps += (Registry(workspace).next_version("make a better one"), forced)
     else:
         print(f"MISSING EVIDENCE: {found.version} is neither passed nor refused")
     for line in next_lines(steps, workspace, "check", typed):
@@ -205,7 +206,7 @@ def _print_cells(found: Check) -> None:
         )
         rows += _one_model_row(cell)
     own = (found.version, percent(found.self_test), *[""] * 6, "re-embedded")
-    print_table(("vectors of", *numbers, "verdict"), [*rows, own], right=numbers)
+    print_table(("vectors of", *numbers, "verdict"), [*rows, own], right=numbers, optional=("lost", "won"))
     for cell in found.cells:
         print_wrapped(asked_by(cell.version, cell.models))
     print_wrapped(
@@ -282,12 +283,13 @@ def rollback(
         unchecked = space.unchecked_vectors(move.version)
         unreached = space.unreachable_vectors(move.version)
         state = space.status()
+        again = space.deploy_step(left, f"back to {left}")
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
         return
     print_wrapped(f"{move.version} is deployed again" + (f", {left} no longer" if left != move.version else ""))
     print_searched_by(state)
-    steps = [NextStep("deploy", {"version": left}, f"back to {left}")] if left != move.version else []
+    steps = [again] if left != move.version else []
     for name, count in unchecked.items():
         print_wrapped(f"{plural(count, 'vector')} made by {name}: searched by {move.version}'s queries too, unchecked")
     if unchecked:

@@ -19,6 +19,7 @@ from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.trust import import_path, is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent
+from fixstar.workspace.registry import FIRST
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -235,6 +236,7 @@ def upgrade(
             "and so on are those of its images."
         ),
     ] = None,
+    backbone: Annotated[str | None, typer.Option(hidden=True)] = None,
     frozen: Annotated[
         bool | None, typer.Option(help="Keep the backbone's weights, or train them.", show_default="as before")
     ] = None,
@@ -272,6 +274,11 @@ def upgrade(
     from fixstar.data import open_images
     from fixstar.workspace import UpgradeOptions
 
+    if backbone is not None:
+        raise InputError(
+            "an upgrade keeps the last version's network unless another one replaces it",
+            NextStep("repeat", {"replace": backbone}, "in place of --backbone"),
+        )
     space = fixstar.Workspace(workspace)
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
@@ -418,7 +425,7 @@ def add(
         return
     print(f"{version} added: {model}, vectors of {width} components")
     step = NextStep("index", {"items": ...}, "embed a catalogue")
-    if version != "v1":
+    if len(space.versions()) > 1:
         step = NextStep("check", {"version": version, "data": ...}, "fits how it searches stored vectors, and judges")
     print("\n".join(next_lines([step], workspace)))
 
@@ -492,13 +499,17 @@ def drop(
     workspace: WorkspacePath = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Delete a version that is not deployed and owns no vectors, such as one that the gate refused."""
+    """Delete a version that owns no vectors and is not deployed, such as one that the gate refused.
+
+    The first version can go too, as long as it is the only one and nothing is indexed with it: then train again.
+    """
     with fixstar.Workspace(workspace, "cpu") as space:
         space.drop(version)
-        newest = space.newest()
-    told = f"{version} is gone; the next upgrade starts from {newest}"
-    following = f"Next: fixstar upgrade IMAGES -w {workspace}"
-    print_result(as_json, {"dropped": version, "newest": newest}, told, following)
+        names = space.versions()
+        newest = names[-1] if names else None
+        steps = [space.registry.next_version()] if names else list(FIRST)
+    told = f"{version} is gone; " + (f"the next upgrade starts from {newest}" if names else "there is no version now")
+    print_result(as_json, {"dropped": version, "newest": newest}, told, *next_lines(steps, workspace))
 
 
 @verb("fixstar grow 1000 -w shop")

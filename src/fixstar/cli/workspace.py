@@ -23,11 +23,12 @@ from fixstar.errors import InputError, NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.trust import is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent, points, rounded
+from fixstar.workspace.checks import checks_on_one_set
 
 if TYPE_CHECKING:
     from fixstar.demo import DemoResult
     from fixstar.gallery import Hit, SearchResult
-    from fixstar.workspace import CatalogueItem, Indexed, Status, Workspace
+    from fixstar.workspace import CatalogueItem, Check, Indexed, Status, Workspace
     from fixstar.workspace.items import Embedder
 
 _SHOWN = 10  # ids that are named
@@ -235,7 +236,7 @@ def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_
     "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'",
 )
 def search(
-    images: Annotated[list[Path] | None, typer.Argument(help="One image or more.")] = None,
+    images: Annotated[list[str] | None, typer.Argument(help="One image file or more.")] = None,
     workspace: WorkspacePath = Path(),
     k: Annotated[int, typer.Option("-k", help="Results per image.")] = 10,
     like: Annotated[str | None, typer.Option(help="Search with a stored item instead of an image: its id.")] = None,
@@ -255,6 +256,9 @@ def search(
     """
     if bool(images) == (like is not None):
         raise InputError("search takes images, or --like ID; give one of them")
+    for name in images or ():
+        if "://" in name:
+            raise InputError(f"{name} is an address, and search takes image files; save the image and search with that")
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
     from fixstar.gallery import SearchRequest
@@ -265,8 +269,8 @@ def search(
         if like is not None:
             names, answer = [like], space.like(like, request)
         else:
-            names = [str(path) for path in images or ()]
-            answer = space.search(list(images or ()), request)
+            names = list(images or ())
+            answer = space.search([Path(name) for name in names], request)
         if sheet is not None:
             from fixstar.workspace.contact_sheet import draw_result
 
@@ -373,19 +377,20 @@ def _print_status(space: Workspace, state: Status) -> None:
         print(_unfinished(state.training) if state.training else f"Next: fixstar train IMAGES -w {state.path}")
         return
     heads = ("version", "from", "made", "method", "backbone", "classes", "vectors", "check", "alone", "on old")
-    print_table(
-        heads, [_status_row(space, state, name) for name in state.versions], ("classes", "vectors", *heads[-2:])
-    )
+    measured = {check.version: check for check in checks_on_one_set(space.path, state.versions)}
+    rows = [_status_row(space, state, name, measured.get(name)) for name in state.versions]
+    print_table(heads, rows, ("classes", "vectors", *heads[-2:]), optional=("made", "from", "classes"))
     move = space.rollout.current_move()
     since = f" since {move.when[:16].replace('T', ' ')} UTC" if move.when else ""
     by = f", by {move.by}" if move.by else ""
     print_wrapped(f"{move.version} is deployed{since}{by}")
     if move.reason is not None:
         print_wrapped(f"FORCED, without a passed check: {move.reason}")
-    if any(state.checks.values()):
+    if measured:
+        images = next(iter(measured.values())).images
         print_wrapped(
-            "check: the one that counts. alone: accuracy on own vectors. on old: the worst difference on vectors of "
-            "older versions, in points"
+            f"check: the one that counts. Figures of one set of images ({images}). alone: accuracy on own vectors. on "
+            "old: the worst difference on vectors of older versions, in points"
         )
     for name, count in state.vectors.items():
         if count and name not in state.versions:
@@ -398,13 +403,15 @@ def _print_status(space: Workspace, state: Status) -> None:
         print(_unfinished(state.training))
 
 
-def _status_row(space: Workspace, state: Status, name: str) -> tuple[Cell, ...]:
-    card, check = space.registry.card(name), space.last_check(name)
+def _status_row(space: Workspace, state: Status, name: str, measured: Check | None) -> tuple[Cell, ...]:
+    """A version; ``measured`` is its check on the images that all figures are of."""
+    card = space.registry.card(name)
+    check = space.last_check(name)
     made = datetime.fromtimestamp((space.registry.directory(name) / "card.json").stat().st_mtime, UTC)
     outcome = "" if name == state.versions[0] else "not checked"
     colours = {"pass": "green", "refuse": "red", "missing evidence": "yellow"}
-    alone = "" if check is None or check.self_test is None else percent(check.self_test)
-    worst = min((cell.difference for cell in check.cells), default=None) if check else None
+    alone = "" if measured is None or measured.self_test is None else percent(measured.self_test)
+    worst = min((cell.difference for cell in measured.cells), default=None) if measured else None
     return (
         (f"{name} *" if name == state.deployed else name, "bold" if name == state.deployed else ""),
         card["about"].get("parent") or "",

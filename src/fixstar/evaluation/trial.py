@@ -145,7 +145,12 @@ def searchable(images: ImageSet, preprocessing: Preprocessing, bad_images: str) 
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
     counts = kept.counts()
     if single := [name for name in kept.classes if counts[name] < 2]:
-        warnings.warn(f"left out classes with fewer than two images: {', '.join(single[:10])}", stacklevel=2)
+        named = ", ".join(single[:10]) + (", ..." if len(single) > 10 else "")
+        warnings.warn(
+            f"{plural(len(single), 'class')} with only one image to measure with, not measured: {named}. "
+            "Training and search are not affected",
+            stacklevel=2,
+        )
     if len(single) == len(kept.classes):
         raise InputError("every class has fewer than two images; search needs one in the gallery and one as a query")
     return kept.of_classes([name for name in kept.classes if counts[name] >= 2])

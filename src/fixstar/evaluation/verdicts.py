@@ -153,8 +153,10 @@ def missing_evidence(
     """What would decide an undecided cell, in sentences and as steps; two of ``unit`` make one query."""
     needed = needed_queries(judged, queries, confidence, tolerance)
     if needed is None:
-        seen = "balance exactly" if judged.differing else "do not occur"
-        told = [f"Among {plural(queries, 'query')} gains and losses {seen}: more of the same would not show a gain"]
+        asked = plural(queries, "query")
+        told = [f"All {asked} have the same outcome as before, so there is no gain to show"]
+        if judged.differing:
+            told = [f"Among {asked} as many are lost as won: if it stays like this, more images would not show a gain"]
         steps = []
     else:
         told = [

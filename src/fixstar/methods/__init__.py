@@ -11,6 +11,7 @@ Papers, as they are cited throughout:
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,25 @@ def create_method(name: str, **options: Any) -> Method:
     """
     if name not in METHODS:
         raise UnknownNameError("method", name, METHODS)
-    allowed = list(inspect.signature(METHODS[name]).parameters)
+    parameters = inspect.signature(METHODS[name]).parameters
+    allowed = list(parameters)
     if unknown := sorted(set(options) - set(allowed)):
         raise InputError(f"method {name!r} has no option {', '.join(unknown)}; it has: {', '.join(allowed) or 'none'}")
+    for option, value in options.items():
+        _require_kind(f"option {option} of method {name!r}", value, parameters[option].default)
     return METHODS[name](**options)
+
+
+def _require_kind(what: str, value: object, default: object) -> None:
+    """Refuse an option of another kind than its default: a number, yes or no, or a word."""
+    if isinstance(default, bool):
+        fits = isinstance(value, bool)
+        kind = "true or false"
+    elif isinstance(default, (int, float)):
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        kind = "a number"
+    else:
+        fits = default is None or isinstance(value, type(default))
+        kind = "a word"
+    if not fits:
+        raise InputError(f"{what} is {kind}, such as {json.dumps(default)}; got {value!r}")

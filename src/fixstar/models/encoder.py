@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.durable import document, flush, is_vacant, make_directory, read_document, replace_json
+from fixstar.durable import disk_errors, document, flush, is_vacant, make_directory, read_document, replace_json
 from fixstar.errors import (
     FixstarError,
     ImageError,
@@ -30,6 +30,7 @@ from fixstar.errors import (
     NextStep,
     UnknownNameError,
     UntrustedCodeError,
+    plural,
 )
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
@@ -205,6 +206,8 @@ class Encoder(nn.Module):
             if preprocessing is not None and body not in BACKBONES:  # a model from elsewhere is measured by it
                 options["preprocessing"] = preprocessing.to_json()
             body = create_backbone(body, **options)
+        if preprocessing is not None:
+            _require_images(body, preprocessing)
         if CLASSIFIERS[classifier].fixed:
             if width is not None:
                 raise InputError(f"the width of a feature before a {classifier} follows from its capacity; got {width}")
@@ -449,7 +452,8 @@ class Encoder(nn.Module):
         partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
         try:
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-            save_file({**weights, CANARY: torch.from_numpy(canary_vectors(self))}, partial / WEIGHTS)
+            with disk_errors(directory / WEIGHTS):
+                save_file({**weights, CANARY: torch.from_numpy(canary_vectors(self))}, partial / WEIGHTS)
             replace_json(partial / CARD, document(_FORMAT, _card(self, partial / WEIGHTS)))
             partial.chmod(0o755)
             for written in (partial / WEIGHTS, partial / CARD):
@@ -507,6 +511,35 @@ def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
 
 def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:
     return torch.from_numpy(np.stack(stack)).permute(0, 3, 1, 2).contiguous()
+
+
+def _require_images(backbone: Backbone, wanted: Preprocessing) -> None:
+    """Refuse images of a shape that a backbone cannot take; it tries one where they are not of its own shape."""
+    own = backbone.preprocessing
+    shape = (wanted.channels, *wanted.size)
+    usual = (own.channels, *own.size)
+    if shape == usual:
+        return
+    was_training = backbone.training
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            backbone(torch.zeros(1, *shape))
+    except RuntimeError as error:
+        raise InputError(
+            f"{backbone.name} cannot take images of {_shape_words(shape)}; its own are of {_shape_words(usual)}"
+        ) from error
+    finally:
+        backbone.train(was_training)
+
+
+def _shape_words(shape: tuple[int, int, int]) -> str:
+    """
+    >>> _shape_words((3, 32, 48))
+    '32 x 48 pixels and 3 channels'
+    """
+    channels, height, width = shape
+    return f"{height} x {width} pixels and {plural(channels, 'channel')}"
 
 
 def _card(encoder: Encoder, weights: Path) -> dict[str, Any]:

@@ -55,6 +55,7 @@ from fixstar.workspace.checks import (
     FlippedAnswer,
     Shown,
     check_history,
+    checks_on_one_set,
     flip_picture,
     last_check,
     listed_flips,
@@ -282,10 +283,9 @@ def _forget_drift_maps(path: str, revision: int) -> None:
 
 @router.get("/compatibility", tags=["versions"], dependencies=READ)
 def compatibility(context: Shared) -> Compatibility:
-    """Which version's queries work on which version's gallery, as far as the last checks know; the latest wins."""
+    """Which version's queries work on which version's gallery, by checks on one set of images; the latest wins."""
     names = _all(context.workspace)
-    found = filter(None, (_undamaged_check(context.workspace, name) for name in names))
-    checks = sorted(found, key=lambda one: one.when, reverse=True)
+    checks = checks_on_one_set(context.workspace.path, names)
     cells: dict[tuple[str, str], MatrixCell] = {}
     for one in checks:
         for cell in _matrix_cells(one):

@@ -445,7 +445,7 @@ class MatrixCell(_Response):
 
 
 class Compatibility(_Response):
-    """The cells that the last checks measured. ``measured_on`` says for each check when, and on which images."""
+    """The cells that checks on one set of images measured. ``measured_on`` says for each check when, and on what."""
 
     versions: tuple[str, ...]
     cells: tuple[MatrixCell, ...]

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 
-from fixstar.durable import document, open_document, replace_file
+from fixstar.durable import disk_errors, document, open_document, replace_file
 from fixstar.errors import CheckpointError, ModelError
 from fixstar.training.run import lay_out_state
 
@@ -66,7 +66,8 @@ def save_checkpoint(
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     about = {"fingerprint": fingerprint, "log": list(log), "parts": dict(parts or {})}
     written = document(_FORMAT, {**about, "sha256": _tensors_digest(tensors)})
-    replace_file(path, lambda partial: save_file(tensors, partial, {"document": json.dumps(written)}))
+    with disk_errors(path):
+        replace_file(path, lambda partial: save_file(tensors, partial, {"document": json.dumps(written)}))
 
 
 def load_checkpoint(

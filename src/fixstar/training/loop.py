@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from fixstar.errors import FixstarError
+from fixstar.errors import InputError, NextStep
 from fixstar.kernels import build_errors
 from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
@@ -24,6 +24,8 @@ from fixstar.training.run import Part, Training, ValidationScores, create_optimi
 from fixstar.training.steps import EagerSteps, Steps
 
 _PAUSE = 5.0  # seconds between two checkpoints where an epoch may take less than writing one: a GPU, a frozen backbone
+
+_DIVERGED = 1000.0  # a cross-entropy that no training comes back from; a guess among a million classes has 14
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _run_part(
         run.trained(part.stage).train()
         steps = steps or _steps(run, part, optimiser)
         entry = _epoch(run, part, steps, epoch, advance, log[-1].loss if log else None)
-        _require_finite(entry, run.checkpoint)
+        _require_converging(entry, run.checkpoint, part.recipe.learning_rate)
         if run.select is not None and select:
             entry = replace(entry, scores=_scores(run))
         log.append(entry)
@@ -152,12 +154,15 @@ def _epoch(run: Training, part: Part, steps: Steps, epoch: int, advance: Advance
     return EpochLog(epoch, part.rates(epoch)[-1], terms, part.stage.name)
 
 
-def _require_finite(entry: EpochLog, checkpoint: Path | None) -> None:
+def _require_converging(entry: EpochLog, checkpoint: Path | None, learning_rate: float) -> None:
     """Stop a run that has diverged, without its checkpoint: resuming would diverge again."""
-    if not math.isfinite(entry.loss):
-        if checkpoint is not None and world().is_rank_zero:
-            checkpoint.unlink(missing_ok=True)
-        raise FixstarError(
-            f"the loss became {entry.loss} in epoch {entry.epoch + 1} ({entry.terms}); "
-            f"lower the learning rate, now {entry.learning_rate:g}, and train again"
-        )
+    if math.isfinite(entry.loss) and entry.terms.get("ce", 0.0) < _DIVERGED:
+        return
+    if checkpoint is not None and world().is_rank_zero:
+        checkpoint.unlink(missing_ok=True)
+    terms = ", ".join(f"{name} {value:.3g}" for name, value in entry.terms.items())
+    raise InputError(
+        f"the training diverged: the loss of epoch {entry.epoch + 1} is {entry.loss:.3g} ({terms}). No version was "
+        f"made. The learning rate, {learning_rate:g}, is probably too high",
+        NextStep("repeat", {"learning_rate": round(learning_rate / 10, 12)}, "a tenth of it"),
+    )

@@ -26,6 +26,7 @@ from fixstar.geometry import unit
 QUERIES = 2_000  # that are asked, at most
 PAIRS = 10_000  # with another class than the query's, at most
 LEAST = 50  # pairs of each kind, or queries: fewer are no evidence
+LEAST_DETECTED = 0.25  # of the queries without a match that a threshold must find: with fewer it tells nothing
 FALSE_ALARMS = 0.05  # of the queries whose class is in the gallery, so many have a best hit under the threshold
 
 Labels = NDArray[np.integer[Any]]
@@ -199,7 +200,7 @@ def catalogue_thresholds(
         score = float(np.quantile(with_class, FALSE_ALARMS, method="lower"))
         alarms = float((with_class < score).mean())
         detected = float((without_class < score).mean())
-        if detected > FALSE_ALARMS:
+        if detected >= LEAST_DETECTED:
             found[name] = Threshold(score, alarms, detected, len(asked))
     return found
 

@@ -262,6 +262,34 @@ def check_history(workspace: Path, version: str) -> list[Check]:
     return found
 
 
+def checks_on_one_set(workspace: Path, versions: Iterable[str]) -> list[Check]:
+    """What checks measured on one set of images, newest first, one check per version: their figures compare.
+
+    It is the set of the newest check that counts. Of each version the check that counts is taken if it used this set,
+    else the newest one that did. A damaged check is as good as none.
+    """
+    counting: dict[str, Check | None] = {}
+    for version in versions:
+        counting[version] = LastChecks(workspace).of(version)
+    measured = [check for check in counting.values() if check is not None and check.self_test is not None]
+    if not measured:
+        return []
+    images = _images_of(max(measured, key=lambda check: check.when))
+    found = []
+    for version, check in counting.items():
+        if check is None or _images_of(check) != images:
+            earlier = [one for one in check_history(workspace, version) if _images_of(one) == images]
+            check = earlier[-1] if earlier else None
+        if check is not None:
+            found.append(check)
+    return sorted(found, key=lambda check: check.when, reverse=True)
+
+
+def _images_of(check: Check) -> tuple[str, str]:
+    """Which labelled images a check used."""
+    return str(check.data.get("fingerprint", "")), check.images
+
+
 def _read_check(path: Path, version: str) -> Check:
     try:
         return Check.from_json(read_document(path, "check"))

@@ -39,12 +39,16 @@ class Move:
 
 
 class Rollout:
-    """The pointer of one workspace, on v1 before any move. Reading is one ``stat``; threads may share it."""
+    """The pointer of one workspace, on the first version before any move. Reading is a ``stat``; threads may share it.
+
+    That is v1, or the next one where v1 was a mistake and was dropped before anything was stored.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._directory = path, path / "state"
         self._file = self._directory / "deployment.json"
         self._start = Move("v1", "deploy", "")
+        self._first = self._start
         self._moves: WatchedFile[tuple[Move, ...]] = WatchedFile(self._file, _parse, ())
 
     def current(self) -> str:
@@ -53,7 +57,16 @@ class Rollout:
 
     def current_move(self) -> Move:
         """The version that is deployed, and through which translations it searches: the last move."""
-        return (self.history() or (self._start,))[-1]
+        return (self.history() or (self._first_move(),))[-1]
+
+    def _first_move(self) -> Move:
+        """Where the pointer stands before any move: the same object as long as it is the same version."""
+        number = 1
+        while (self._path / "retired" / f"v{number}.json").is_file():
+            number += 1
+        if self._first.version != f"v{number}":
+            self._first = Move(f"v{number}", "deploy", "")
+        return self._first
 
     def history(self) -> tuple[Move, ...]:
         """All moves, oldest first."""
@@ -139,8 +152,9 @@ class Rollout:
 
     def previous_move(self) -> Move:
         """The deployment that a rollback restores, or an error that says why there is none."""
-        stack = [self._start]  # the deployments that were not rolled back, the current one last
-        for move in self.history():
+        history = self.history()
+        stack = [self._start if history else self._first_move()]  # not rolled back, the current one last
+        for move in history:
             if move.kind == "rollback":
                 stack.pop()
             if move.kind == "translate":
@@ -159,6 +173,9 @@ class Rollout:
 
     def _append(self, moves: tuple[Move, ...], move: Move) -> Move:
         move = replace(move, when=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        first = self._first_move()
+        if not moves and first.version != self._start.version:
+            moves = (replace(first, when=move.when),)  # a rollback leads to it, not to the version that was dropped
         replace_json(self._file, document("deployment", {"moves": [asdict(m) for m in (*moves, move)]}))
         return move
 

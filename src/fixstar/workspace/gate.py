@@ -58,6 +58,7 @@ from fixstar.workspace.checks import (
     save_check,
     save_flips,
 )
+from fixstar.workspace.deployment import Rollout
 from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.pairs import Searched, with_scales
 from fixstar.workspace.registry import Registry
@@ -141,10 +142,13 @@ def check_version(
         judged = judge(trial, searched, rules)
         has_chosen = card["about"].get("validation") is not None or bool(card["about"].get("trials"))
         check = _with_image_notes(judged.check, source == "held out" and has_chosen, learnt_by)
-        check = replace(check, next_steps=_distinct([*check.next_steps, *proposals(judged)]))
+        proposed = proposals(judged, deployed=Rollout(registry.path).current())
+        check = replace(check, next_steps=_distinct([*check.next_steps, *proposed]))
         check = _with_files(check, judged, keep)
     else:
-        check = _without_images(version, searched, len(images or ()), learnt_by, rules, keep)
+        check = _without_images(
+            version, searched, len(images or ()), learnt_by, rules, keep, can_upgrade=registry.can_upgrade()
+        )
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
     stronger = outweighing_check(registry.path, check)
     if stronger is not None:
@@ -513,6 +517,7 @@ def _without_images(
     learnt_by: Sequence[str],
     rules: GateRules,
     keep: Callable[[Translation], str],
+    can_upgrade: bool,
 ) -> Check:
     """What can be said without labelled images: a version that is alone passes, another one misses all evidence."""
     judged: list[tuple[CheckedCell, Finding]] = []
@@ -533,8 +538,9 @@ def _without_images(
         reasons.insert(0, _without_evidence(version, with_model, images, learnt_by))
         steps += [
             NextStep("check", {"version": version, "data": ...}, "labelled images that it was not trained on"),
-            NextStep("upgrade", {"data": ..., "hold_out": 0.1}, "the next training holds out some"),
         ]
+        if can_upgrade:
+            steps.append(NextStep("upgrade", {"data": ..., "hold_out": 0.1}, "the next training holds out some"))
     for one in missing:
         if not one.has_model:
             finding = _unmeasured(version, one)
@@ -659,24 +665,27 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
 # --- what would hold where the version's own queries do not: a backfill, or the old version
 
 
-def proposals(judged: Judged) -> tuple[NextStep, ...]:
-    """Ways to get past a check that did not pass, for the vectors that lose most; empty if too little was measured."""
+def proposals(judged: Judged, deployed: str | None = None) -> tuple[NextStep, ...]:
+    """Ways to get past a check that did not pass, for the vectors that lose most; empty if too little was measured.
+
+    A version that is deployed cannot be dropped, and needs no way past the gate: only a backfill is proposed for it.
+    """
     check = judged.check
     failed = [cell for cell in check.cells if cell.verdict != "compatible" and cell.version in judged.curves]
     if check.outcome == "pass" or not failed or len(judged.trial.query_labels) < LEAST_PROPOSING:
         return ()
     worst = min(failed, key=lambda cell: cell.difference)
-    keep = f"keep {worst.version}, whose own queries find {percent(worst.self_test)}"
-    return (
-        *_backfill_step(judged.curves[worst.version], worst.self_test),
-        NextStep("drop", {"version": check.version}, keep),
-    )
+    steps = list(_backfill_step(judged.curves[worst.version], worst.self_test))
+    if check.version != deployed:
+        keep = f"keep {worst.version}, whose own queries find {percent(worst.self_test)}"
+        steps.append(NextStep("drop", {"version": check.version}, keep))
+    return tuple(steps)
 
 
 def _backfill_step(curve: BackfillCurve, now: float) -> Iterator[NextStep]:
     """The smallest share of the gallery that, re-embedded in random order, is measured to find more than now."""
     for share, accuracy in list(zip(SHARES, curve.accuracy.tolist(), strict=True))[1:]:
-        if accuracy > now:
+        if accuracy > now and percent(accuracy) != percent(now):
             yield NextStep(
                 "backfill",
                 {"budget": "all" if share == 1 else f"{share:.0%}"},

@@ -45,8 +45,25 @@ class Registry:
     def newest(self) -> str:
         """The newest version."""
         if not (names := self.names()):
+            training = self.unfinished()
+            if training is not None:
+                raise InputError(
+                    f"{self.path} has no version yet: the training of {training} is running, or was interrupted. Wait "
+                    "for it, or resume it by running the same training again",
+                    NextStep("status", {}, "whether it is done"),
+                )
             raise InputError(f"{self.path} has no version yet", *FIRST)
         return names[-1]
+
+    def can_upgrade(self) -> bool:
+        """Whether the newest version was trained here, so that a training can continue from it."""
+        return "added" not in self.card(self.newest())["about"]
+
+    def next_version(self, note: str = "") -> NextStep:
+        """How to make the next version: an upgrade, or another model where the newest one was added."""
+        if self.can_upgrade():
+            return NextStep("upgrade", {"data": ...}, note)
+        return NextStep("add", {"model": ...}, note)
 
     def next_number(self) -> int:
         """The number of the next version; numbers are never used again."""

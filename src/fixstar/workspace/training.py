@@ -124,7 +124,7 @@ def train_first(
             NextStep("train", {"data": ..., "method": "bct-vectors", "old_vectors": ...}),
         )
     if names := registry.names():
-        raise InputError(f"{registry.path} has {names[-1]} already", NextStep("upgrade", {"data": ...}))
+        raise InputError(f"{registry.path} has {names[-1]} already", registry.next_version())
     features = RunDirectory(registry.path).features
     past = TrainingContext(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors, features=features)
     split = split_off(images, hold_out)

@@ -179,6 +179,13 @@ class Workspace:
         """
         from fixstar.workspace.training import train_first
 
+        names = self.versions()
+        if len(names) == 1 and not self._needs(names[0], for_upgrades=False)[0]:
+            raise InputError(
+                f"{self.path} has {names[0]} already, and nothing is indexed with it",
+                self.registry.next_version(),
+                NextStep("drop", {"version": names[0]}, "if it was a mistake: then train again"),
+            )
         return train_first(self.registry, images, settings, method, old_vectors, hold_out, progress)
 
     def upgrade(
@@ -261,7 +268,10 @@ class Workspace:
         self._delete(name, "retired", half=self.registry.is_half_retired(name))
 
     def drop(self, name: str) -> None:
-        """Delete an unused version, even the newest, such as a refused one; its name is not given again."""
+        """Delete an unused version, even the newest, such as a refused one; its name is not given again.
+
+        The first version may be deleted too, as long as it is the only one and nothing is stored with it.
+        """
         self._delete(name, "dropped")
 
     def _delete(self, name: str, how: str, half: bool = False) -> None:
@@ -276,6 +286,8 @@ class Workspace:
     def _needs(self, name: str, for_upgrades: bool) -> tuple[list[str], list[NextStep]]:
         """Why a version's weights must stay, and until when; and what can be done about it."""
         deployed, reasons, steps = self.deployed(), list[str](), list[NextStep]()
+        if name == deployed and not for_upgrades and self._is_unused_start(name):
+            return [], []
         if name == deployed:
             reasons.append("it is deployed. It can go once two others have been deployed after it")
             if not for_upgrades and (previous := self.rollout.previous()):
@@ -296,10 +308,8 @@ class Workspace:
                 reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
             if asks:
                 reasons[-1] += ", and its own queries help to search them, which takes its weights"
-                one = NextStep(
-                    "deploy", {"version": deployed, "queries": "one"}, "one model per query: it is not needed"
-                )
-                steps += [one] if deployed != name else []
+                if deployed != name and self._one_model_asks(deployed, name):
+                    steps.append(self.deploy_step(deployed, "one model per query: it is not needed", queries="one"))
             elif would_ask:
                 reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
             if not reasons:
@@ -309,9 +319,13 @@ class Workspace:
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
             else:
                 reasons[-1] += f". A backfill to {deployed}, which is deployed, never replaces newer vectors"
-                steps.append(NextStep("deploy", {"version": name}, "deploy it again"))
+                steps.append(self.deploy_step(name, "deploy it again"))
             steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
         return reasons, steps
+
+    def _is_unused_start(self, name: str) -> bool:
+        """Whether a version is deployed only because there is no other, and nothing stored depends on it."""
+        return self.versions() == [name] and not self.rollout.history() and not self._vectors_of(name)
 
     def _vectors_of(self, name: str) -> dict[str, int]:
         """How many vectors lie in a version's space, by the name of the version that they are stored as."""
@@ -322,6 +336,11 @@ class Workspace:
         """Whether a version's own queries are needed for its vectors while a deployment is the one of a move."""
         ways = self.translations.after(move)
         return any(one not in ways or name in ways[one].models for one in self._vectors_of(name))
+
+    def _one_model_asks(self, deployed: str, name: str) -> bool:
+        """Whether queries of one version alone can search what another one stored."""
+        ways = self.translations.of(deployed)
+        return all(one in ways and ways[one].one is not None for one in self._vectors_of(name))
 
     # --- gallery
 
@@ -565,6 +584,17 @@ class Workspace:
         judged = check is not None and queries == "checked" and files == check.translations
         fitted = check.calibrations if check is not None and judged else {}
         return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
+
+    def deploy_step(self, version: str, note: str = "", queries: Queries = "checked") -> NextStep:
+        """The step that deploys a version: with a reason, where its check does not allow it."""
+        step = NextStep("deploy", {"version": version}, note)
+        if queries != "checked":
+            step = replace(step, arguments={**step.arguments, "queries": queries})
+        try:
+            self._passed(version, queries)
+        except (GateError, ModelError):
+            step = replace(step, arguments={**step.arguments, "force": ...})
+        return step
 
     def is_deployed(self, version: str, queries: Queries) -> bool:
         """Whether a deployment would change nothing: the version is deployed, and old vectors are asked in this way."""

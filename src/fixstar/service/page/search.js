@@ -232,7 +232,7 @@ function labelled() {
 function present(answer) {
   const { hits, milliseconds, models, left_out: unreached, thresholds } = answer;
   const scale = scaleOf(answer);
-  const unmeasured = examples.length || Object.keys(thresholds).length ? "" : " (which of them mean no match, a check measures)";
+  const unmeasured = examples.length || Object.keys(thresholds).length ? "" : " (run a check to learn which scores mean no match)";
   const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scale.note}${unmeasured}, query vector by `;
   byId("results-note").replaceChildren(took, ...models.flatMap((name, place) => [place ? " and " : "", badge(name)]), ...leftOut(unreached));
   if (hits.length) showItems(hits, { scale });
