@@ -133,17 +133,6 @@ def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
     assert not any("tolerance" in step.arguments for step in worse.next_steps)
 
 
-def test_needed_queries_by_hand() -> None:
-    assert needed_queries(Difference(0.02, -0.02, 0.05, "not decided", 30), 200, 0.95) == 800  # (0.04 / 0.02)^2 = 4
-    assert (
-        needed_queries(Difference(-0.02, -0.06, 0.03, "not decided", 30), 200, 0.95) == 1300
-    )  # 6.25 * 200, rounded up
-    assert needed_queries(Difference(0.0, -0.02, 0.02, "not decided", 30), 200, 0.95) is None
-    assert needed_queries(Difference(0.0, -0.02, 0.02, "not decided", 30), 200, 0.95, tolerance=0.01) == 800
-    assert needed_queries(Difference(0.03, -0.01, 0.05, "not decided", 3), 100, 0.95) == 200  # six must differ
-    assert needed_queries(Difference(0.0, -0.04, 0.04, "not decided", 0), 100, 0.95, tolerance=0.01) == 400
-
-
 def test_a_tolerance_accepts_a_small_loss_and_no_larger_one() -> None:
     old, new = version("v1", range(50), 2000), version("v2", range(70), 2000)  # one point lost
     assert judged(trial(old, new)).check.outcome == "refuse"
