@@ -57,9 +57,9 @@ def glyph_shop(path: Path) -> Workspace:
         made[name] = encoder
     keep_held_out(path, "v1", characters(HELD_OUT, seed=2), made["v1"].preprocessing)
     space.index(_items(space, characters(GALLERY, seed=1)))
-    passed(space, "v2", "v1")
     for name in ("v3", "v4"):
-        space.check(name, report=False, progress=False)
+        measured = space.check(name, report=False, progress=False)
+    passed(space, "v2", "v1", data=measured.data)  # as if on the same images: the page shows figures of one set
     return space
 
 
