@@ -59,7 +59,8 @@ def glyph_shop(path: Path) -> Workspace:
     space.index(_items(space, characters(GALLERY, seed=1)))
     for name in ("v3", "v4"):
         measured = space.check(name, report=False, progress=False)
-    passed(space, "v2", "v1", data=measured.data)  # as if on the same images: the page shows figures of one set
+    # As if on the same images: the page shows figures of one set. By fewer queries: a real check counts more.
+    passed(space, "v2", "v1", queries=40, data=measured.data)
     return space
 
 
