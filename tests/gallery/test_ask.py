@@ -183,7 +183,7 @@ def test_queries_that_a_space_does_not_hold_in_full_are_asked_as_they_are(galler
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_scores_are_those_of_a_loop(gallery: Gallery, exact: bool) -> None:
-    """So few items that all are candidates, whoever finds them: two maps of other widths, and a version without."""
+    """So few items that all are candidates, by any query: two maps of other widths, and a version without."""
     items = store(gallery, "v1", 5, 30) + store(gallery, "v2", 9, 40, seed=1) + store(gallery, "v3", 7, 20, seed=2)
     questions = [
         question("v1", 5, weight=0.6),

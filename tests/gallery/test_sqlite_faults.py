@@ -238,7 +238,7 @@ def test_damage_at_the_end_of_the_log_costs_the_last_write_at_most(tmp_path: Pat
 
 _HOLD_CHECKPOINT = """
 import fcntl, sys, time
-with open(sys.argv[1], "r+b") as shared:  # the lock of whoever moves the log: sqlite.org/walformat.html
+with open(sys.argv[1], "r+b") as shared:  # the lock of the process that moves the log: sqlite.org/walformat.html
     fcntl.lockf(shared, fcntl.LOCK_EX, 1, 121)
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))

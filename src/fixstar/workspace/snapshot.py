@@ -51,7 +51,7 @@ _MANIFEST, _MARK, _USAGE = "manifest.json", "workspace.json", "state/usage.db"
 _ORDER = ("images/??/*", "translations/*.npz", "state/**/*")  # then the databases, then everything
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _SHA256 = re.compile("[0-9a-f]{64}")
-_RIGHTS = 0o777  # of a file: no set-user-ID, which would let others run it as whoever restores it
+_RIGHTS = 0o777  # of a file: no set-user-ID, which would let others run it as the user who restores it
 _MANIFEST_BYTES = 1 << 30  # some millions of files
 
 
