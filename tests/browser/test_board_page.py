@@ -211,8 +211,24 @@ def test_where_the_gate_refuses_meanwhile_the_dialog_says_so_and_asks_for_a_reas
     assert "v1 deployed" in page.locator("#where").inner_text()
 
 
+class SlowJob:
+    """Answers "running" for a job that may have ended long ago, until it is let go: the page is looked at in peace."""
+
+    def __init__(self) -> None:
+        self.may_end = False
+
+    def __call__(self, route: Any) -> None:
+        answer = route.fetch()
+        jobs = answer.json()
+        if not self.may_end:
+            jobs = [{**job, "state": "running", "ended": None, "message": "", "error": None} for job in jobs]
+        route.fulfill(response=answer, body=json.dumps(jobs))
+
+
 def test_a_check_runs_as_a_job_and_its_outcome_appears(own: str, visit: Visit) -> None:
     page = visit(own, "#versions")
+    slow = SlowJob()
+    page.route("**/v1/jobs", slow)
     pressed = card(page, "v2").locator("[data-job]")
     pressed.click()
     until(page, "document.querySelector('.busy')?.textContent.startsWith('Checking …')")
@@ -223,6 +239,7 @@ def test_a_check_runs_as_a_job_and_its_outcome_appears(own: str, visit: Visit) -
     bottom = page.locator("#jobbar").evaluate("bar => window.innerHeight - bar.getBoundingClientRect().bottom")
     assert bottom == 0  # it stays in view
     page.goto(f"{own}/#versions")
+    slow.may_end = True
     page.wait_for_selector("#jobs .chip.done")
     until(page, "document.querySelector('#announce').textContent.includes('The check job ended: done.')")
     assert page.locator(".notice", has_text="The check job ended").is_visible()

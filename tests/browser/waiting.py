@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 
-def until(page: Any, script: str, arg: object = None, seconds: float = 15.0) -> None:
+def until(page: Any, script: str, arg: object = None, seconds: float = 60.0) -> None:
     """Wait until an expression, or a function of ``arg``, is true in the page."""
     end = time.monotonic() + seconds
     while not page.evaluate(script, arg):
