@@ -33,6 +33,8 @@ from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve, mixed_gallery_search, mixed_nearest
 from fixstar.evaluation.pictures import HitPicture, compatibility_heat_map, contact_sheet, side_by_side
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
+from fixstar.evaluation.relevance import Relevant, matched, read_relevance
+from fixstar.evaluation.retrieval import ndcg, recall, reciprocal_rank, retrieval_measure, top_1
 from fixstar.evaluation.search import PROTOCOLS, cmc, mean_average_precision, nearest, store_search, templates
 from fixstar.evaluation.verification import (
     Pairs,
@@ -57,6 +59,7 @@ __all__ = [
     "HitPicture",
     "Pairs",
     "RateTable",
+    "Relevant",
     "Report",
     "Split",
     "Thumbnails",
@@ -85,14 +88,20 @@ __all__ = [
     "is_compatible",
     "kfold_accuracy",
     "lost_queries",
+    "matched",
     "mean_average_precision",
     "metric_curve",
     "mixed_gallery_search",
     "mixed_nearest",
+    "ndcg",
     "nearest",
     "needed_resamples",
     "pair_scores",
     "paired_bootstrap",
+    "read_relevance",
+    "recall",
+    "reciprocal_rank",
+    "retrieval_measure",
     "roc",
     "roc_curves",
     "sample_pairs",
@@ -103,6 +112,7 @@ __all__ = [
     "summary",
     "tar_at_far",
     "templates",
+    "top_1",
     "tpir_at_fpir",
     "update_gain",
     "verdicts",

@@ -1,0 +1,241 @@
+"""Which items are relevant for which query, with grades ("qrels"): read from files, and matched with vectors by id.
+
+A line of a file judges one item for one query. Columns are parted by tabs, commas, or spaces:
+
+    query-id  corpus-id  score       BEIR, with its header; with or without it
+    query  0  item  grade            TREC
+    query  item                      a plain list, such as a search log: all are relevant, and a pair may be repeated
+
+A grade above 0 is relevant, and a higher one more so. The names of queries may come from BEIR's ``queries.jsonl``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixstar.durable import require_regular_file
+from fixstar.errors import DataError, InputError, plural
+
+Indices = NDArray[np.int64]
+Grades = dict[str, dict[str, float]]
+"""By query, the grade of each item that was judged."""
+Relevance = Mapping[str, Collection[str] | Mapping[str, float]] | str | Path
+"""The items that each query should find, as a list or with grades; or a file."""
+
+_HEADS = (("query", "item"), ("query", "item", "grade"), ("query-id", "corpus-id", "score"))
+_ALLOWED = (
+    "a line has query, item and grade parted by tabs (BEIR's query-id, corpus-id, score), TREC's four columns (query 0 "
+    "item grade), or only query and item"
+)
+_LONGEST = 1 << 24  # characters of a line
+
+
+def read_relevance(relevant: Relevance) -> Grades:
+    """Grades by query and item; those of 0 and below are kept, and count as not relevant.
+
+    >>> read_relevance({"q1": ["a", "b"], "q2": {"a": 2}})
+    {'q1': {'a': 1.0, 'b': 1.0}, 'q2': {'a': 2.0}}
+    """
+    if isinstance(relevant, (str, Path)):
+        return _read_file(Path(relevant))
+    found: Grades = {}
+    for query, judged in relevant.items():
+        graded = judged if isinstance(judged, Mapping) else dict.fromkeys(judged, 1.0)
+        found[str(query)] = {str(item): _grade(value, f"query {query!r}") for item, value in graded.items()}
+    if not found:
+        raise InputError("there is no query with relevant items; each needs at least one to judge a search")
+    return found
+
+
+def read_query_ids(path: str | Path) -> list[str]:
+    """The ids of the queries in BEIR's ``queries.jsonl``, in its order: a JSON object with ``_id`` per line."""
+    place = Path(path)
+    first: dict[str, int] = {}
+    for number, line in _lines(place):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{place}, line {number}: looks like JSON but does not parse: {error}") from error
+        known = record.get("_id", record.get("id")) if isinstance(record, dict) else None
+        if not isinstance(known, (str, int)) or known == "":
+            raise DataError(
+                f'{place}, line {number}: a query is {{"_id": "q1", "text": "..."}}; got {line.strip()[:80]}'
+            )
+        if str(known) in first:
+            raise DataError(f"{place}, line {number}: duplicate id {known!r} (first used on line {first[str(known)]})")
+        first[str(known)] = number
+    if not first:
+        raise DataError(f"{place} has no queries")
+    return list(first)
+
+
+class Relevant(NamedTuple):
+    """Relevant gallery rows of each query that counts, with their grades; and what could not be used.
+
+    ``queries`` are rows of those that were matched. ``unknown`` counts judged queries that have no vector, ``alone``
+    those whose relevant items are all missing from the gallery, and ``missing`` relevant items that are not there.
+    """
+
+    queries: Indices
+    items: list[Indices]
+    grades: list[NDArray[np.float32]]
+    unknown: int
+    alone: int
+    missing: int
+
+    def matrix(self, rows: Indices, width: int) -> NDArray[np.float32]:
+        """Grades [n, width] of some of the queries, 0 where nothing is known; ``rows`` count within ``queries``."""
+        grades = np.zeros((len(rows), width), np.float32)
+        for place, row in enumerate(rows.tolist()):
+            grades[place, self.items[row]] = self.grades[row]
+        return grades
+
+
+def matched(wanted: Grades, queries: Sequence[str], gallery: Sequence[str]) -> Relevant:
+    """What is relevant, by rows of these queries and of this gallery; at least one query must count.
+
+    >>> matched({"q": {"a": 1, "x": 1}, "r": {"x": 2}, "s": {"a": 1}}, ["q", "r"], ["b", "a"])[3:]
+    (1, 1, 2)
+    """
+    place = {query: row for row, query in enumerate(queries)}
+    row_of = {item: row for row, item in enumerate(gallery)}
+    rows = []
+    items = []
+    grades = []
+    unknown = 0
+    alone = 0
+    missing = 0
+    for query, judged in wanted.items():
+        relevant = {item: grade for item, grade in judged.items() if grade > 0}
+        there = {row_of[item]: grade for item, grade in relevant.items() if item in row_of}
+        if query not in place:
+            unknown += 1
+            continue
+        missing += len(relevant) - len(there)
+        if not there:
+            alone += 1
+            continue
+        rows.append(place[query])
+        items.append(np.array(list(there), np.int64))
+        grades.append(np.array(list(there.values()), np.float32))
+    if not rows:
+        raise InputError(_nothing_matches(wanted, queries, gallery, unknown))
+    return Relevant(np.array(rows, np.int64), items, grades, unknown, alone, missing)
+
+
+def _nothing_matches(wanted: Grades, queries: Sequence[str], gallery: Sequence[str], unknown: int) -> str:
+    judged = plural(len(wanted), "query")
+    if unknown == len(wanted):
+        return (
+            f"none of the {judged} with relevant items has a vector: they are called {_some(wanted)}, and vectors of "
+            f"queries {_some(queries)}. Write the same ids into both files"
+        )
+    named = [item for items in wanted.values() for item, grade in items.items() if grade > 0]
+    if not named:
+        return f"no item is relevant for any of the {judged}: all grades are 0 or less. A relevant item has 1 or more"
+    return (
+        f"none of the {judged} has a relevant item among the stored ones: relevant are {_some(named)}, and stored are "
+        f"{_some(gallery)}. Write the same ids into both files"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = [repr(name) for name, _ in zip(names, range(3), strict=False)]
+    return ", ".join(listed) + ", ..." if listed else "not there at all"
+
+
+# --- files
+
+
+def _read_file(path: Path) -> Grades:
+    found: Grades = {}
+    lines: dict[tuple[str, str], int] = {}
+    for number, row in _rows(path):
+        where = f"{path}, line {number}"
+        query = row[0]
+        item = row[2] if len(row) == 4 else row[1]
+        if not query or not item:
+            raise DataError(f"{where}: the id of the query or of the item is empty; got {row}")
+        if (query, item) in lines and len(row) > 2:
+            raise DataError(
+                f"{where}: item {item!r} was already judged for query {query!r} on line {lines[query, item]}; keep one "
+                "of the two lines"
+            )
+        lines[query, item] = number
+        grade = _grade(row[-1], where) if len(row) > 2 else 1.0
+        found.setdefault(query, {})[item] = grade
+    if not found:
+        raise DataError(f"{path} judges nothing: {_ALLOWED}")
+    return found
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The numbered rows without header; all have as many columns as the first."""
+    columns = 0
+    parted: str | None = None
+    for number, line in _lines(path):
+        if not columns:
+            parted = next((mark for mark in "\t," if mark in line), None)
+        row = _cells(path, number, line, parted)
+        if not columns:
+            columns = len(row)
+            if columns not in (2, 3, 4):
+                raise DataError(f"{path}, line {number} has {plural(columns, 'column')}: {row[:8]}. Instead, {_ALLOWED}")
+            if tuple(cell.lower() for cell in row) in _HEADS:
+                continue
+        if len(row) != columns:
+            raise DataError(
+                f"{path}, line {number} has {plural(len(row), 'column')}, the first line {columns}: {row[:8]}. All "
+                f"need the same: {_ALLOWED}"
+            )
+        yield number, row
+
+
+def _cells(path: Path, number: int, line: str, parted: str | None) -> list[str]:
+    if parted is None:
+        return line.split()
+    try:
+        row = next(csv.reader([line], delimiter=parted))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {number}: {error}. Instead, {_ALLOWED}") from error
+    return [cell.strip() for cell in row]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a text that are not empty."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the file in it, in BEIR's layout {path / 'qrels' / 'test.tsv'}")
+    try:
+        require_regular_file(path)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            number = 0
+            while line := file.readline(_LONGEST):
+                number += 1
+                if len(line) == _LONGEST:
+                    raise DataError(f"{path}, line {number} is longer than {_LONGEST:,} characters")
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not a text in UTF-8 (byte {error.start}: {error.reason}); convert it with iconv -t UTF-8"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _grade(value: Any, where: str) -> float:
+    try:
+        grade = float(value)
+    except (TypeError, ValueError):
+        grade = math.nan
+    if not math.isfinite(grade):
+        raise DataError(f"{where}: a grade is a number, 0 for not relevant, 1 or more for relevant; got {value!r}")
+    return grade
