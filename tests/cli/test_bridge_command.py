@@ -131,3 +131,37 @@ def test_mistakes_are_one_line(files: Path, tmp_path: Path) -> None:
     torn = tmp_path / "torn.npz"
     torn.write_bytes((files / "good.npz").read_bytes()[:500])
     assert "torn.npz is damaged" in typed("bridge", files / "poor.npz", torn).err
+
+
+def test_relevant_items_in_a_file_of_qrels(files: Path, tmp_path: Path) -> None:
+    with np.load(files / "good.npz") as good:
+        labels = good["labels"]
+        ids = good["ids"]
+    lines = []
+    for row in range(300):
+        same = np.flatnonzero(labels[300:] == labels[row])[:4] + 300
+        lines += [f"q {row}\titem {item}\t{1 + place}" for place, item in enumerate(same.tolist())]
+    qrels = tmp_path / "test.tsv"
+    qrels.write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines) + "\n")
+    words: list[str | Path] = ["bridge"]
+    for name in ("poor", "good"):
+        with np.load(files / f"{name}.npz") as whole:
+            np.savez(tmp_path / f"{name}.npz", vectors=whole["vectors"][300:], ids=ids[300:])
+            np.save(tmp_path / f"{name}-queries.npy", whole["vectors"][:300])
+        words.append(tmp_path / f"{name}.npz")
+    (tmp_path / "queries.jsonl").write_text("".join(f'{{"_id": "q {row}", "text": "?"}}\n' for row in range(300)))
+    words += ["--kinds", "ridge,rotation", "--relevant", qrels, "--queries-old", tmp_path / "poor-queries.npy"]
+    lacking = typed(*words)
+    assert lacking.code == 1
+    assert "Next: the same command with --queries-new FILE.npz" in lacking.err
+    words += ["--queries-new", tmp_path / "good-queries.npy"]
+    nameless = typed(*words)
+    assert nameless.code == 1
+    assert "none of them has a vector: their ids are such as 'q 0'" in nameless.err
+    words += ["--relevant", tmp_path / "queries.jsonl"]
+    done = typed(*words)
+    assert done.code == 0
+    assert "nDCG@10" in done.out
+    assert "reaches an nDCG@10 of " in done.out
+    found = typed(*words, "--json").json
+    assert (found["evidence"], found["measure"], found["queries"]) == ("relevance", "nDCG@10", 150)

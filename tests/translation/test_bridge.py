@@ -270,10 +270,58 @@ def test_relevant_items_are_evidence_too(tmp_path: Path) -> None:
     (tmp_path / "relevant.csv").write_text("query,item\n" + "\n".join(lines) + "\n")
     from_file = bridge(old, new, relevant=tmp_path / "relevant.csv", options=QUICK)
     assert from_file.measured == found.measured
-    with pytest.raises(InputError, match="relevant items have vectors by both models"):
+    with pytest.raises(InputError, match="none of them has a vector: their ids are such as 'absent'"):
         bridge(old, new, relevant={"absent": ["7"]}, options=QUICK)
     with pytest.raises(InputError, match="every relevant item is a query itself"):
         bridge(old, new, relevant={"1": ["2"], "2": ["1"]}, options=BridgeOptions(kinds=KINDS, held_out=1))
+
+
+def test_relevant_items_are_judged_by_ndcg_of_slow_code(tmp_path: Path) -> None:
+    """Queries in files of their own, with grades; the gallery and what is fitted have no item in common."""
+    old, new, labels = two_models(0.9, 0.2)
+    ids = np.array([f"d{row}" for row in range(1000)])
+    asked = np.array([f"q{row}" for row in range(1000, 1200)])
+    for name, vectors in (("old", old), ("new", new)):
+        np.savez(tmp_path / f"{name}.npz", vectors=vectors[:1000], ids=ids)
+        np.savez(tmp_path / f"{name}-queries.npz", vectors=vectors[1000:], ids=asked)
+    wanted: dict[str, dict[str, float]] = {}
+    for row in range(1000, 1200):
+        same = np.flatnonzero(labels[:1000] == labels[row])[:6].tolist()
+        wanted[f"q{row}"] = {f"d{item}": float(place % 3) for place, item in enumerate(same)}
+    lines = [f"{query}\t{item}\t{grade}" for query, judged in wanted.items() for item, grade in judged.items()]
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines) + "\n")
+    sides = [tmp_path / "old.npz", tmp_path / "new.npz"]
+    queries = (tmp_path / "old-queries.npz", tmp_path / "new-queries.npz")
+    found = bridge(*sides, relevant=tmp_path / "qrels.tsv", queries=queries, options=QUICK)
+    assert (found.outcome, found.evidence, found.measure) == ("pass", "relevance", "nDCG@10")
+    assert f"reaches an nDCG@10 of {100 * found.best.finds:.1f} % on 100 held-out queries" in found.sentence  # type: ignore[union-attr]
+    # the same division, by hand
+    named = sorted({int(item[1:]) for judged in wanted.values() for item, grade in judged.items() if grade > 0})
+    others = np.setdiff1d(np.arange(1000), named)
+    more = np.random.default_rng(0).permutation(others)[: round(0.4 * len(others))]
+    gallery = np.sort([*named, *more])
+    assert found.gallery == len(gallery)
+    assert found.fitted_on == f"{1000 - len(gallery)} pairs"
+    _, judging = halves(np.zeros(200, int), 0)
+    values = []
+    for row in judging.tolist():
+        grades = wanted[f"q{row + 1000}"]
+        places = np.argsort(-(new[gallery] @ new[row + 1000]), kind="stable")[:10]
+        gains = [grades.get(f"d{gallery[place]}", 0) for place in places]
+        best = sorted(grades.values(), reverse=True)
+        values.append(sum(g / np.log2(i + 2) for i, g in enumerate(gains)))
+        values[-1] /= sum(g / np.log2(i + 2) for i, g in enumerate(best[:10]))
+    assert found.measured[AGAIN].finds == pytest.approx(np.mean(values), abs=1e-6)
+    smaller = bridge(
+        *sides, relevant=wanted, queries=queries, options=BridgeOptions(kinds=("rotation",), sample=len(named) + 60)
+    )
+    assert smaller.queries == 100  # what is relevant stays in a sample
+    with pytest.raises(InputError, match="queries of their own need relevant items"):
+        bridge(*sides, queries=queries, options=QUICK)
+    with pytest.raises(InputError, match=r"queries of new have 12 components, its stored vectors 16"):
+        bridge(*sides, relevant=wanted, queries=(queries[0], new[1000:, :12]), options=QUICK)
+    with pytest.raises(InputError, match="no query has vectors by both models"):
+        bridge(*sides, relevant=wanted, queries=(queries[0], new[1000:]), options=QUICK)
 
 
 def test_held_out_one_fits_on_items_without_a_label() -> None:

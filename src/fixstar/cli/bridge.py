@@ -11,16 +11,29 @@ from fixstar.cli.app import AsJson, Confidence, Tolerance, verb
 from fixstar.cli.output import STYLES, Cell, print_json, print_result, print_table, print_wrapped
 from fixstar.cli.rollout import EXIT_CODES
 from fixstar.durable import replace_file
-from fixstar.errors import InputError, plural
+from fixstar.errors import InputError, NextStep, plural
 from fixstar.wording import percent, points
 
 if TYPE_CHECKING:
     from fixstar.translation.bridge import Bridged, Measured
 
 
+RelevantFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--relevant",
+        help="What each query should find, instead of labels: qrels of BEIR (query-id, corpus-id, score) or TREC, or a "
+        "CSV of query and item. Given a second time with BEIR's queries.jsonl, it names queries' vectors without ids.",
+        show_default=False,
+    ),
+]
+
+
 @verb(
     "fixstar bridge old.npz new.npz --labels labels.csv --out old-to-new.npz",
     "fixstar bridge 'postgresql://me@host/db?table=photos&id=sku' new.parquet --out bridge.npz",
+    "fixstar bridge docs-a.npz docs-b.npz --queries-old queries-a.npz --queries-new queries-b.npz "
+    "--relevant qrels/test.tsv",
     "fixstar bridge old.onnx?size=224 shop/versions/v2 --images photos --out bridge.npz",
     "fixstar bridge old.npz new.npz --use bridge.npz --out mapped.npz",
 )
@@ -39,9 +52,11 @@ def bridge(
         Path | None,
         typer.Option(help="CSV of id and label.", show_default="payload field label, or the image's folder"),
     ] = None,
-    relevant: Annotated[
-        Path | None, typer.Option(help="CSV of query and item: what each query should find, instead of labels.")
+    relevant: RelevantFiles = None,
+    queries_old: Annotated[
+        str | None, typer.Option(help="Queries' vectors by the old model, if they are not among its vectors.")
     ] = None,
+    queries_new: Annotated[str | None, typer.Option(help="The same queries' vectors by the new model.")] = None,
     one_model: Annotated[
         bool, typer.Option("--one-model", help="The old model is not kept: only the new one embeds queries.")
     ] = False,
@@ -68,7 +83,7 @@ def bridge(
 
     Vectors are paired by their ids; files without ids row by row. A translation is fitted on the pairs: stored vectors
     are mapped forward, queries are mapped back or embedded by the old model too, and both scores are added. Held-out
-    labelled items judge it against the old model. The file that is written works without fixstar: NumPy, ONNX, and a
+    items with labels or known relevant items judge it against the old model. The file that is written works without fixstar: NumPy, ONNX, and a
     card. Exit code 0: better. 2: keep the old model. 3: unproven.
     """
     from fixstar.evaluation.verdicts import GateRules
@@ -87,7 +102,14 @@ def bridge(
     rules = GateRules(confidence, tolerance, seed)
     options = BridgeOptions(sample=sample, held_out=held_out, one_model=one_model, rules=rules, **chosen)
     found = find_bridge(
-        old, new, labels=labels, relevant=relevant, images=images, options=options, progress=not as_json
+        old,
+        new,
+        labels=labels,
+        relevant=relevant or None,
+        queries=both_queries(queries_old, queries_new),
+        images=images,
+        options=options,
+        progress=not as_json,
     )
     written = out if out is not None and found.outcome != "refuse" else None
     if written is not None:
@@ -97,6 +119,18 @@ def bridge(
     else:
         _print_bridged(found, out, written)
     raise typer.Exit(EXIT_CODES[found.outcome])
+
+
+def both_queries(old: str | None, new: str | None) -> tuple[str, str] | None:
+    """The files of the queries' vectors: both, or none."""
+    if old is not None and new is not None:
+        return old, new
+    if old is None and new is None:
+        return None
+    lacking = "queries_old" if old is None else "queries_new"
+    raise InputError(
+        "queries need vectors by both models, and only one file of them was given", NextStep("repeat", {lacking: ...})
+    )
 
 
 def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> None:
@@ -127,7 +161,7 @@ def _print_measured(found: Bridged) -> None:
     if found.evidence == "old neighbours":
         heads: tuple[str, ...] = ("same\nneighbours", "from", "to", "w")
     else:
-        heads = ("finds", "difference", "from", "to", "w", "lost", "won")
+        heads = ("finds" if found.evidence == "labels" else found.measure, "difference", "from", "to", "w", "lost", "won")
     rows = [(name, *_figures(row), (row.verdict, STYLES.get(row.verdict, ""))) for name, row in found.measured.items()]
     print_table(("search", *heads, "verdict"), rows, right=heads)
 

@@ -52,6 +52,9 @@ PLACEHOLDERS = {
     "model": "MODEL",
     "old_vectors": "FILE.npz",
     "path": "WORKSPACE",
+    "queries_new": "FILE.npz",
+    "queries_old": "FILE.npz",
+    "relevant": "QRELS.tsv",
 }
 
 

@@ -27,8 +27,8 @@ from fixstar.errors import DataError, InputError, plural
 Indices = NDArray[np.int64]
 Grades = dict[str, dict[str, float]]
 """By query, the grade of each item that was judged."""
-Relevance = Mapping[str, Collection[str] | Mapping[str, float]] | str | Path
-"""The items that each query should find, as a list or with grades; or a file."""
+Relevance = Mapping[str, Collection[str] | Mapping[str, float]] | str | Path | Sequence[str | Path]
+"""The items that each query should find, as a list or with grades; or a file; or BEIR's queries.jsonl and a file."""
 
 _HEADS = (("query", "item"), ("query", "item", "grade"), ("query-id", "corpus-id", "score"))
 _ALLOWED = (
@@ -44,8 +44,8 @@ def read_relevance(relevant: Relevance) -> Grades:
     >>> read_relevance({"q1": ["a", "b"], "q2": {"a": 2}})
     {'q1': {'a': 1.0, 'b': 1.0}, 'q2': {'a': 2.0}}
     """
-    if isinstance(relevant, (str, Path)):
-        return _read_file(Path(relevant))
+    if not isinstance(relevant, Mapping):
+        return _read_file(_files(relevant)[0])
     found: Grades = {}
     for query, judged in relevant.items():
         graded = judged if isinstance(judged, Mapping) else dict.fromkeys(judged, 1.0)
@@ -55,9 +55,29 @@ def read_relevance(relevant: Relevance) -> Grades:
     return found
 
 
-def read_query_ids(path: str | Path) -> list[str]:
-    """The ids of the queries in BEIR's ``queries.jsonl``, in its order: a JSON object with ``_id`` per line."""
-    place = Path(path)
+def query_ids(relevant: Relevance | None) -> list[str] | None:
+    """The ids of BEIR's ``queries.jsonl``, in its order, if that is given beside what is relevant."""
+    if relevant is None or isinstance(relevant, Mapping):
+        return None
+    texts = _files(relevant)[1]
+    return None if texts is None else _read_query_ids(texts)
+
+
+def _files(relevant: str | Path | Sequence[str | Path]) -> tuple[Path, Path | None]:
+    """The file that says what is relevant, and that of the queries."""
+    given = [Path(relevant)] if isinstance(relevant, (str, Path)) else [Path(one) for one in relevant]
+    texts = [path for path in given if path.suffix == ".jsonl"]
+    judged = [path for path in given if path.suffix != ".jsonl"]
+    if len(judged) != 1 or len(texts) > 1:
+        raise InputError(
+            "what is relevant is one file, such as qrels/test.tsv, and may come with one queries.jsonl; got "
+            f"{', '.join(map(str, given)) or 'none'}"
+        )
+    return judged[0], texts[0] if texts else None
+
+
+def _read_query_ids(place: Path) -> list[str]:
+    """A JSON object with ``_id`` per line."""
     first: dict[str, int] = {}
     for number, line in _lines(place):
         try:
@@ -132,24 +152,23 @@ def matched(wanted: Grades, queries: Sequence[str], gallery: Sequence[str]) -> R
 
 
 def _nothing_matches(wanted: Grades, queries: Sequence[str], gallery: Sequence[str], unknown: int) -> str:
-    judged = plural(len(wanted), "query")
+    judged = f"{plural(len(wanted), 'query')} with known relevant items"
     if unknown == len(wanted):
         return (
-            f"none of the {judged} with relevant items has a vector: they are called {_some(wanted)}, and vectors of "
-            f"queries {_some(queries)}. Write the same ids into both files"
+            f"{judged}, and none of them has a vector: their ids are such as {_some(wanted)}, those of the queries' "
+            f"vectors such as {_some(queries)}. Write the same ids into both files"
         )
     named = [item for items in wanted.values() for item, grade in items.items() if grade > 0]
     if not named:
-        return f"no item is relevant for any of the {judged}: all grades are 0 or less. A relevant item has 1 or more"
+        return f"{judged}, and all grades are 0 or less. An item that a query should find has 1 or more"
     return (
-        f"none of the {judged} has a relevant item among the stored ones: relevant are {_some(named)}, and stored are "
-        f"{_some(gallery)}. Write the same ids into both files"
+        f"{judged}, and none of these items is stored: their ids are such as {_some(named)}, those of stored vectors "
+        f"such as {_some(gallery)}. Write the same ids into both files"
     )
 
 
 def _some(names: Iterable[str]) -> str:
-    listed = [repr(name) for name, _ in zip(names, range(3), strict=False)]
-    return ", ".join(listed) + ", ..." if listed else "not there at all"
+    return ", ".join(repr(name) for name, _ in zip(names, range(3), strict=False))
 
 
 # --- files

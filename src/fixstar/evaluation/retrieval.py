@@ -125,5 +125,5 @@ def first_places(scores: Floats, k: int) -> Indices:
 
 def _share(part: NDArray[Any], whole: NDArray[Any]) -> Fractions:
     """part / whole, 0 where the whole is; never above 1 by rounding."""
-    shares = np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
-    return np.minimum(shares, 1.0)
+    shares: Fractions = np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+    return np.minimum(shares, np.float64(1))

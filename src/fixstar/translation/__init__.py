@@ -9,11 +9,12 @@ choose      kind and weight by evidence
 calibrate   one scale for the scores of several versions
 file        a translation as a file that works without fixstar
 bridge      a translation between two models that never met: fitted, chosen and judged on held-out items
+judge       any migration between two models, against keeping the old one and against re-embedding
 sides       the vectors of both models, from matrices, files, stores, or the models themselves
 """
 
 from fixstar.translation.calibrate import Calibration, Threshold, fit_calibration
-from fixstar.translation.choose import Evidence, by_class, choose
+from fixstar.translation.choose import Evidence, by_class, by_relevance, choose
 from fixstar.translation.file import load_translation, save_translation
 from fixstar.translation.fit import KINDS, Pairs, fit_map
 from fixstar.translation.maps import Layer, Map
@@ -32,6 +33,7 @@ __all__ = [
     "Translation",
     "Uncertainty",
     "by_class",
+    "by_relevance",
     "choose",
     "fit_calibration",
     "fit_map",

@@ -4,7 +4,8 @@ A bridge is a translation between two models, saved as a file (``translation.fil
 vectors that both models made of the same items, images or texts. Labels are not needed for that.
 
 The old model stays the one to beat: its own queries on its own vectors. Held-out evidence decides: labelled items, or
-known relevant ones, none of them fitted. Half of the queries choose the maps and the weights, for one model per query
+known relevant ones, none of them fitted. With labels a query is right if the nearest item has its label ("top-1");
+relevant items may have grades and count by nDCG@10 (``evaluation.retrieval``). Half of the queries choose the maps and the weights, for one model per query
 and for two (``translation.choose``). The other half judges these two ways by the gate's rule; their verdicts hold
 together (Bonferroni). Intervals of the other ways to search are for comparison.
 
@@ -14,7 +15,7 @@ whether it is better: the result is unproven. So is a bridge between sets that h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,20 +25,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError, NextStep, UnknownNameError, plural
-from fixstar.evaluation import Difference, VersionFeatures, gallery_query_split, nearest, paired_bootstrap
+from fixstar.evaluation import Difference, VersionFeatures, gallery_query_split, matched, nearest, paired_bootstrap
+from fixstar.evaluation.relevance import Grades, Relevance, query_ids, read_relevance
 from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, needed_queries
 from fixstar.progress import progress_bar
-from fixstar.translation.choose import Evidence, Measure, by_class, choose, gain
+from fixstar.translation.choose import Evidence, Measure, by_class, by_relevance, choose, gain
 from fixstar.translation.fit import KINDS, Pairs, fit_map, lacking_pairs
 from fixstar.translation.maps import Map
 from fixstar.translation.sides import (
     Embedded,
     Labels,
-    Relevance,
     Side,
     common_rows,
     read_labels,
-    read_relevance,
+    read_queries,
     read_side,
 )
 from fixstar.translation.translation import USUAL, Translation
@@ -56,6 +57,13 @@ FORWARD = ("ridge", "residual", "rotation")
 """Kinds of maps for stored vectors; the first that has enough pairs is the usual one."""
 BACKWARD = ("contrast", "ridge", "rotation")
 """Kinds of maps for queries."""
+MEASURE: dict[Proof, str] = {
+    "labels": "top-1",
+    "relevance": "nDCG@10",
+    "old neighbours": "same neighbours",
+    "none": "none",
+}
+"""How right an answer is, by what the judgement rests on."""
 NEIGHBOURS = 10  # whose agreement is measured if there are no labels
 MUCH = 0.05  # by which re-embedding everything must be better to be said first
 OLD = "old model"
@@ -107,6 +115,11 @@ class Bridged:
         return self.sentence
 
     @property
+    def measure(self) -> str:
+        """How right an answer is: what ``finds`` of every way to search is the mean of."""
+        return MEASURE[self.evidence]
+
+    @property
     def best(self) -> Measured | None:
         """What the chosen way finds."""
         return None if self.chosen is None else self.measured[self.chosen]
@@ -126,6 +139,7 @@ class Bridged:
             "outcome": self.outcome,
             "verdict": self.sentence,
             "evidence": self.evidence,
+            "measure": self.measure,
             "fitted_on": self.fitted_on,
             "maps": self.translation.about["maps"],
             "queries": self.queries,
@@ -173,6 +187,7 @@ def bridge(
     *,
     labels: Labels | None = None,
     relevant: Relevance | None = None,
+    queries: tuple[Side, Side] | None = None,
     images: str | Path | None = None,
     options: BridgeOptions | None = None,
     progress: bool = False,
@@ -182,7 +197,8 @@ def bridge(
     Both are matrices, row by row of the same item; addresses of vectors (``gallery.transfer.open_vectors``), paired by
     ids; or models, which embed ``images`` (``sides.open_model``). ``labels`` are one per row, by id, or a CSV file of
     id and label; otherwise those in payloads or of image folders. ``relevant`` are the ids that each query should
-    find, or a CSV file.
+    find, or a file (``evaluation.relevance``); ``queries`` are their vectors by both models, if they are not among the
+    items.
     """
     options = options or BridgeOptions()
     reading: dict[str, Any] = {
@@ -193,7 +209,8 @@ def bridge(
     }
     one, other = _named_apart(read_side(old, "old", **reading), read_side(new, "new", **reading))
     known = read_labels(labels, one, other)
-    wanted = read_relevance(relevant)
+    wanted = {} if relevant is None else read_relevance(relevant)
+    asked = None if queries is None else _both_queries(queries, one, other, wanted, query_ids(relevant))
     common = common_rows(one, other)
     if common is None:
         found = _without_pairs(one, other, known, options)
@@ -205,8 +222,8 @@ def bridge(
                 f"{items.ids[0]!r}"
             )
         everything = len(items) == len(one.ids)
-        sampled = items.sample(options.sample, options.rules.seed)
-        found = _judged(sampled, wanted, everything, options, progress)
+        sampled = items.sample(options.sample, options.rules.seed, _named(wanted))
+        found = _judged(sampled, asked, wanted, everything, options, progress)
     about = {
         **found.to_json(),
         "widths": [one.vectors.shape[1], other.vectors.shape[1]],
@@ -257,11 +274,15 @@ class _Items:
         ids = [self.ids[row] for row in rows.tolist()]
         return _Items(self.names, ids, self.old[rows], self.new[rows], self.classes[rows])
 
-    def sample(self, most: int, seed: int) -> _Items:
-        """All of them, or ``most``, drawn by the seed."""
+    def sample(self, most: int, seed: int, kept: Collection[str] = ()) -> _Items:
+        """All of them, or ``most``, drawn by the seed; those that are ``kept`` first."""
         if len(self) <= most:
             return self
-        return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:most]))
+        drawn = np.random.default_rng(seed).permutation(len(self))
+        if kept:
+            others = np.array([self.ids[row] not in kept for row in drawn.tolist()])
+            drawn = drawn[np.argsort(others, kind="stable")]
+        return self.take(np.sort(drawn[:most]))
 
     def without(self, fitted: _Items) -> _Items:
         """Without items that are among the fitted ones, recognised by their old vectors."""
@@ -292,6 +313,28 @@ def _both(one: Embedded, other: Embedded, common: tuple[Indices, Indices], known
     return _Items((one.name, other.name), ids, one.vectors[first], other.vectors[second], classes)
 
 
+def _both_queries(
+    queries: tuple[Side, Side], one: Embedded, other: Embedded, wanted: Grades, names: Sequence[str] | None
+) -> _Items:
+    """The same queries by both models; what is relevant for them must be known. ``names`` are for those without ids."""
+    if not wanted:
+        raise InputError("queries of their own need relevant items: say which items each of them should find")
+    first = read_queries(queries[0], one, names)
+    second = read_queries(queries[1], other, names)
+    common = common_rows(first, second)
+    if common is None:
+        raise InputError(
+            f"no query has vectors by both models: those of {one.name} are called {first.ids[0]!r}, ..., those of "
+            f"{other.name} {second.ids[0]!r}, ... Write the same ids into both files"
+        )
+    return _both(first, second, common, {})
+
+
+def _named(wanted: Grades) -> set[str]:
+    """All ids of queries and of items that were judged for them."""
+    return {*wanted, *(item for judged in wanted.values() for item in judged)}
+
+
 class _Trial(NamedTuple):
     """Held-out items by both models, as queries and as gallery; rows of queries that choose, and that judge."""
 
@@ -308,9 +351,9 @@ class _Division(NamedTuple):
     proof: Proof
 
 
-def _divided(items: _Items, wanted: Mapping[str, set[str]], options: BridgeOptions) -> _Division:
+def _divided(items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions) -> _Division:
     if wanted:
-        return _by_relevance(items, wanted, options)
+        return _by_relevance(items, asked, wanted, options)
     rows = np.arange(len(items))
     labelled = np.flatnonzero(items.classes >= 0)
     pool = labelled if len(labelled) else rows
@@ -331,7 +374,7 @@ def _by_labels(judged: _Items, options: BridgeOptions) -> _Trial | None:
     split = gallery_query_split(judged.classes, seed=options.rules.seed)
     truth = judged.classes[split.queries]
     measure = by_class(truth, judged.classes[split.gallery])
-    return _trial(judged, split.queries, split.gallery, measure, truth, options)
+    return _trial(judged.take(split.queries), judged.take(split.gallery), measure, truth, options)
 
 
 def _by_neighbours(judged: _Items, options: BridgeOptions) -> _Trial | None:
@@ -348,45 +391,48 @@ def _by_neighbours(judged: _Items, options: BridgeOptions) -> _Trial | None:
         same = (found[:, :, None] == before[rows][:, None, :]).any(axis=2)
         return np.asarray(same.mean(axis=1))
 
-    return _trial(judged, queries, gallery, agree, np.zeros(len(queries), np.int64), options)
+    classes = np.zeros(len(queries), np.int64)
+    return _trial(judged.take(queries), judged.take(gallery), agree, classes, options)
 
 
-def _by_relevance(items: _Items, wanted: Mapping[str, set[str]], options: BridgeOptions) -> _Division:
-    """Queries with known relevant items, those items, and a share of all others as the gallery they are found in."""
-    row_of = {item: row for row, item in enumerate(items.ids)}
-    right: dict[int, set[int]] = {}
-    for query, relevant in wanted.items():
-        rows = {row_of[item] for item in relevant if item in row_of}
-        if rows and query in row_of:
-            right[row_of[query]] = rows
-    if not right:
-        raise InputError(
-            f"none of the {len(wanted):,} queries and one of its relevant items have vectors by both models"
-        )
-    named = np.array(sorted(set().union(*right.values()) - right.keys()), np.int64)
-    others = np.setdiff1d(np.arange(len(items)), [*right, *named])
+def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions) -> _Division:
+    """Queries with known relevant items, those items, and a share of all others as the gallery they are found in.
+
+    Queries that are items themselves (``asked`` is None) are in neither the gallery nor what is fitted.
+    """
+    queries = items if asked is None else asked
+    rows = np.arange(len(items))
+    place = {item: row for row, item in enumerate(items.ids)}
+    there = set(place) if asked is None else set(asked.ids)
+    named: set[int] = set()
+    asking: set[int] = set()
+    for query, judged in wanted.items():
+        relevant = {place[item] for item, grade in judged.items() if grade > 0 and item in place}
+        if not relevant or query not in there:
+            continue
+        named |= relevant
+        if asked is None:
+            asking.add(place[query])
+    if asking and named <= asking:
+        raise InputError("every relevant item is a query itself, so that nothing is left to search")
+    judged_rows = np.array(sorted(named - asking), np.int64)
+    others = np.setdiff1d(rows, [*named, *asking])
     shuffled = np.random.default_rng(options.rules.seed).permutation(others)
     more = shuffled[: round(options.held_out * len(others))] if options.held_out < 1 else others[:0]
-    gallery = np.sort(np.concatenate([named, more]))
-    if not len(gallery):
-        raise InputError("every relevant item is a query itself, so that nothing is left to search")
-    queries = np.array(sorted(query for query, rows in right.items() if rows & set(named.tolist())), np.int64)
-    is_right = np.array([np.isin(gallery, list(right[query])) for query in queries.tolist()])
-
-    def measure(scores: Floats, rows: Indices) -> NDArray[np.bool_]:
-        return np.asarray(is_right[rows, scores.argmax(axis=1)])
-
+    gallery = items.take(np.sort(np.concatenate([judged_rows, more])))
+    found = matched(wanted, queries.ids, gallery.ids)
     fitted = items.take(np.setdiff1d(others, more))
-    trial = _trial(items, queries, gallery, measure, np.zeros(len(queries), np.int64), options)
+    classes = np.zeros(len(found.queries), np.int64)
+    trial = _trial(queries.take(found.queries), gallery, by_relevance(found), classes, options)
     return _Division(fitted, trial, "relevance")
 
 
 def _trial(
-    items: _Items, queries: Indices, gallery: Indices, measure: Measure, classes: Classes, options: BridgeOptions
+    queries: _Items, gallery: _Items, measure: Measure, classes: Classes, options: BridgeOptions
 ) -> _Trial | None:
-    source, target = items.names
-    old = VersionFeatures(source, items.old[queries], items.old[gallery])
-    new = VersionFeatures(target, items.new[queries], items.new[gallery])
+    source, target = gallery.names
+    old = VersionFeatures(source, queries.old, gallery.old)
+    new = VersionFeatures(target, queries.new, gallery.new)
     evidence = Evidence(old, new, measure)
     if options.rules.weight is not None:  # nothing is chosen: all judge
         rows = np.arange(len(queries))
@@ -469,10 +515,15 @@ def _chosen(ways: Sequence[Translation], trial: _Trial, options: BridgeOptions) 
 
 
 def _judged(
-    items: _Items, wanted: Mapping[str, set[str]], everything: bool, options: BridgeOptions, progress: bool
+    items: _Items,
+    asked: _Items | None,
+    wanted: Grades,
+    everything: bool,
+    options: BridgeOptions,
+    progress: bool,
 ) -> Bridged:
     """``everything``: all old items have a new vector, so that re-embedding all of them is possible."""
-    fitted, trial, proof = _divided(items, wanted, options)
+    fitted, trial, proof = _divided(items, asked, wanted, options)
     if not len(fitted):
         raise InputError(
             "all items are held out to judge, so that none is left to fit on; hold out fewer",
@@ -518,7 +569,10 @@ def _judged(
     if everything and _much_better(outcomes[AGAIN], outcomes[chosen], trial, options.rules):
         again = percent(measured[AGAIN].finds)
         here = percent(measured[chosen].finds)
-        sentence = f"Re-embedding everything would find {again}; this finds {here} without it. {sentence}"
+        better = f"Re-embedding everything would find {again}; this finds {here} without it"
+        if proof == "relevance":
+            better = f"Re-embedding everything would reach an {found.measure} of {again}; this reaches {here} without it"
+        sentence = f"{better}. {sentence}"
     return replace(found, sentence=sentence)
 
 
@@ -575,8 +629,8 @@ def _measured(
         low=0.0 if name == OLD else judged.low,
         high=0.0 if name == OLD else judged.high,
         verdict="the one to beat" if name == OLD else judged.verdict,
-        lost=int(np.count_nonzero(own & ~after)),
-        won=int(np.count_nonzero(after & ~own)),
+        lost=int(np.count_nonzero(after < own)),
+        won=int(np.count_nonzero(after > own)),
         models=2 if name == TWO else 1,
         weight=weights.get(name),
     )
@@ -596,12 +650,15 @@ def _verdict_words(found: Bridged, confidence: float, rules: GateRules) -> str:
     if best.models == 2 and not best.weight:
         return (
             f"Keep the old model: no way to search with {found.translation.target} was better than its own queries, "
-            f"which find {percent(own)}"
+            f"which {'find' if found.evidence == 'labels' else f'reach an {found.measure} of'} {percent(own)}"
         )
+    how_much = f"finds {percent(best.finds)} of {found.queries:,} held-out queries"
+    if found.evidence == "relevance":
+        how_much = f"reaches an {found.measure} of {percent(best.finds)} on {found.queries:,} held-out queries"
     figures = (
-        f"{found.chosen} per query, w {best.weight:g}, finds {percent(best.finds)} of {found.queries:,} held-out "
-        f"queries, {old} itself {percent(own)}: {points(best.difference)} points, with {100 * confidence:g} % "
-        f"confidence between {points(best.low)} and {points(best.high)}"
+        f"{found.chosen} per query, w {best.weight:g}, {how_much}, {old} itself {percent(own)}: "
+        f"{points(best.difference)} points, with {100 * confidence:g} % confidence between {points(best.low)} and "
+        f"{points(best.high)}"
     )
     if found.outcome == "pass":
         return f"Use it: {figures}{_gain_words(found)}"

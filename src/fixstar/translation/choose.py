@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.evaluation import VersionFeatures
+from fixstar.evaluation import Relevant, VersionFeatures, retrieval_measure
 from fixstar.geometry import unit
 from fixstar.translation.translation import USUAL, Models, Translation
 
@@ -88,6 +88,16 @@ def by_class(query_labels: Labels, gallery_labels: Labels) -> Measure:
         return right
 
     return measure
+
+
+def by_relevance(relevant: Relevant, measure: str = "nDCG@10") -> Measure:
+    """How good an answer is by the grades of known relevant items (``evaluation.retrieval``)."""
+    how_good = retrieval_measure(measure)
+
+    def of_scores(scores: Floats, rows: Indices) -> NDArray[np.float64]:
+        return how_good(scores, relevant.matrix(rows, scores.shape[1]))
+
+    return of_scores
 
 
 def choose(ways: Sequence[Translation], evidence: Evidence, rows: Indices, two: bool) -> Translation:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fixstar.errors import DataError, InputError, NextStep, UnknownNameError
+from fixstar.errors import DataError, InputError, NextStep, UnknownNameError, plural
 from fixstar.gallery.transfer import BATCH, open_vectors
 from fixstar.gallery.vector_files import VectorSource
 from fixstar.progress import progress_bar
@@ -30,8 +30,6 @@ Side = ArrayLike | str | Path | VectorSource
 """Vectors [N, width], or the address of vectors or of a model."""
 Labels = Sequence[Any] | NDArray[Any] | Mapping[str, Any] | str | Path
 """One per row of the old side, by id, or a CSV file of id and label."""
-Relevance = Mapping[str, Collection[str]] | str | Path
-"""The ids that each query should find, or a CSV file of query and item."""
 
 _FILES = (".npy", ".npz", ".parquet", ".faiss", ".index")
 _LABEL = "label"  # the field of a payload
@@ -71,6 +69,24 @@ def read_side(
     vectors = unit_rows(np.asarray(side), name)
     ids = [str(row) for row in range(len(vectors))]
     return Embedded(name, ids, vectors, labels={}, counted=True)
+
+
+def read_queries(queries: Side, of: Embedded, ids: Sequence[str] | None = None) -> Embedded:
+    """Queries by the model that made the items ``of``: as wide as these. ``ids`` name rows that have no id."""
+    found = read_side(queries, of.name)
+    if found.vectors.shape[1] != of.vectors.shape[1]:
+        raise InputError(
+            f"queries of {of.name} have {plural(found.vectors.shape[1], 'component')}, its stored vectors "
+            f"{of.vectors.shape[1]}: another model made them. Embed queries and items with the same model"
+        )
+    if not found.counted or ids is None:
+        return found
+    if len(ids) != len(found.ids):
+        raise InputError(
+            f"{plural(len(found.ids), 'query')} of {of.name} without ids, and {plural(len(ids), 'name')} for them; each "
+            "needs one, in the same order"
+        )
+    return found._replace(ids=list(ids), counted=False)
 
 
 def unit_rows(array: NDArray[Any], where: str) -> Vectors:
@@ -261,18 +277,6 @@ def read_labels(labels: Labels | None, old: Embedded, new: Embedded) -> dict[str
     if len(labels) != len(old.ids):
         raise InputError(f"labels are one for each of {len(old.ids):,} old vectors; got {len(labels):,}")
     return _known_labels(zip(old.ids, labels, strict=True))
-
-
-def read_relevance(relevant: Relevance | None) -> dict[str, set[str]]:
-    """The ids that each query should find, by its id."""
-    if relevant is None:
-        return {}
-    if isinstance(relevant, (str, Path)):
-        wanted: dict[str, set[str]] = {}
-        for query, item in _csv_rows(Path(relevant), ("query", "item")):
-            wanted.setdefault(query, set()).add(item)
-        return wanted
-    return {str(query): {str(item) for item in items} for query, items in relevant.items()}
 
 
 def _csv_rows(path: Path, heads: tuple[str, str]) -> Iterator[tuple[str, str]]:
