@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fixstar.training import train_versions as train
     from fixstar.translation import load_translation
     from fixstar.translation.bridge import bridge
+    from fixstar.translation.judge import judge
     from fixstar.workspace import Workspace
 
 _HOMES = {  # where a name comes from, and what it is called there
@@ -26,6 +27,7 @@ _HOMES = {  # where a name comes from, and what it is called there
     "Workspace": ("workspace", "Workspace"),
     "bridge": ("translation.bridge", "bridge"),
     "cross_test": ("evaluation", "cross_test"),
+    "judge": ("translation.judge", "judge"),
     "load_translation": ("translation", "load_translation"),
     "open_gallery": ("gallery", "open_gallery"),
     "train": ("training", "train_versions"),
@@ -39,6 +41,7 @@ __all__ = [
     "__version__",
     "bridge",
     "cross_test",
+    "judge",
     "load_translation",
     "losses",
     "open_gallery",

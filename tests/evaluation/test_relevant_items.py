@@ -46,9 +46,13 @@ def slow(name: str, scores: list[float], grades: list[float]) -> float:
 def test_measures_are_those_of_slow_code_also_with_ties(data: st.DataObject) -> None:
     items = data.draw(st.integers(1, 14))
     queries = data.draw(st.integers(1, 4))
-    size = {"min_size": items, "max_size": items}
-    scores = [data.draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 0.5]), **size)) for _ in range(queries)]
-    grades = [data.draw(st.lists(st.sampled_from([-1, 0, 0, 1, 2, 3]), **size)) for _ in range(queries)]
+
+    def table(*values: float) -> list[list[float]]:
+        row = st.lists(st.sampled_from(values), min_size=items, max_size=items)
+        return data.draw(st.lists(row, min_size=queries, max_size=queries))
+
+    scores = table(-0.5, 0.0, 0.25, 0.5)
+    grades = table(-1.0, 0.0, 0.0, 1.0, 2.0, 3.0)
     for name in (*MEASURED, "nDCG@3", "Recall@1", "MRR@2", "nDCG@100"):
         expected = [slow(name, *one) for one in zip(scores, grades, strict=True)]
         found = retrieval_measure(name)(np.array(scores), np.array(grades, float))
@@ -166,9 +170,9 @@ def test_ids_of_queries_are_read_in_order(tmp_path: Path) -> None:
     assert query_ids(qrels) is None
     assert query_ids({"7": ["a"]}) is None
     assert query_ids(None) is None
-    for given in ([path], [], [qrels, qrels], [path, path, qrels]):
+    for files in ([path], [], [qrels, qrels], [path, path, qrels]):
         with pytest.raises(InputError, match=r"one file, such as qrels/test.tsv, and may come with one queries.jsonl"):
-            read_relevance(given)
+            read_relevance(files)
     for text, told in (
         ('{"_id": "7"}\n{"_id": "7"}\n', "line 2: duplicate id '7' .first used on line 1"),
         ("{torn\n", "line 1: looks like JSON but does not parse"),
@@ -196,8 +200,14 @@ def test_queries_without_a_relevant_item_in_the_gallery_are_left_out_and_counted
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        ({"5": ["a"]}, "1 query with known relevant items, and none of them has a vector: their ids are such as '5', those of the"),
-        ({"q1": ["x"], "5": ["a"]}, "their ids are such as 'x', 'a', those of stored vectors such as 'a', 'b'. Write the same ids"),
+        (
+            {"5": ["a"]},
+            "1 query with known relevant items, and none of them has a vector: their ids are such as '5', those of the",
+        ),
+        (
+            {"q1": ["x"], "5": ["a"]},
+            "their ids are such as 'x', 'a', those of stored vectors such as 'a', 'b'. Write the same ids",
+        ),
         ({"q1": {"a": 0}}, "all grades are 0 or less"),
     ],
 )

@@ -1,6 +1,17 @@
 """The command line, one file per group of verbs. A verb imports what it needs when it runs: ``--help`` is quick."""
 
-from fixstar.cli import bench, bridge, doctor, gallery, research, rollout, service, versions, workspace  # noqa: F401
+from fixstar.cli import (  # noqa: F401
+    bench,
+    bridge,
+    doctor,
+    gallery,
+    judge,
+    research,
+    rollout,
+    service,
+    versions,
+    workspace,
+)
 from fixstar.cli.app import app, main
 
 __all__ = ["app", "main"]

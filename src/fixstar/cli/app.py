@@ -51,7 +51,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 GROUPS = {
     "First steps": ("demo", "init", "train", "add", "index", "search", "status", "doctor"),
     "Upgrades": ("upgrade", "check", "deploy", "backfill", "rollback"),
-    "Stored vectors and other models": ("gallery", "bridge"),
+    "Stored vectors and other models": ("gallery", "bridge", "judge"),
     "Service and copies": ("serve", "keys", "snapshot", "restore"),
     "Versions and their classes": ("retire", "drop", "grow", "slots"),
     "Research": ("evaluate", "methods", "backbones", "bench", "theorem", "picture2d"),

@@ -83,8 +83,8 @@ def bridge(
 
     Vectors are paired by their ids; files without ids row by row. A translation is fitted on the pairs: stored vectors
     are mapped forward, queries are mapped back or embedded by the old model too, and both scores are added. Held-out
-    items with labels or known relevant items judge it against the old model. The file that is written works without fixstar: NumPy, ONNX, and a
-    card. Exit code 0: better. 2: keep the old model. 3: unproven.
+    items with labels, or queries with known relevant items, judge it against the old model. The file that is written
+    works without fixstar: NumPy, ONNX, and a card. Exit code 0: better. 2: keep the old model. 3: unproven.
     """
     from fixstar.evaluation.verdicts import GateRules
     from fixstar.translation.bridge import BridgeOptions
@@ -161,7 +161,15 @@ def _print_measured(found: Bridged) -> None:
     if found.evidence == "old neighbours":
         heads: tuple[str, ...] = ("same\nneighbours", "from", "to", "w")
     else:
-        heads = ("finds" if found.evidence == "labels" else found.measure, "difference", "from", "to", "w", "lost", "won")
+        heads = (
+            "finds" if found.evidence == "labels" else found.measure,
+            "difference",
+            "from",
+            "to",
+            "w",
+            "lost",
+            "won",
+        )
     rows = [(name, *_figures(row), (row.verdict, STYLES.get(row.verdict, ""))) for name, row in found.measured.items()]
     print_table(("search", *heads, "verdict"), rows, right=heads)
 

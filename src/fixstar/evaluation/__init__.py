@@ -32,8 +32,8 @@ from fixstar.evaluation.evidence import (
 from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve, mixed_gallery_search, mixed_nearest
 from fixstar.evaluation.pictures import HitPicture, compatibility_heat_map, contact_sheet, side_by_side
-from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.relevance import Relevant, matched, read_relevance
+from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.retrieval import ndcg, recall, reciprocal_rank, retrieval_measure, top_1
 from fixstar.evaluation.search import PROTOCOLS, cmc, mean_average_precision, nearest, store_search, templates
 from fixstar.evaluation.verification import (

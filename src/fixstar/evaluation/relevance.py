@@ -207,7 +207,9 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         if not columns:
             columns = len(row)
             if columns not in (2, 3, 4):
-                raise DataError(f"{path}, line {number} has {plural(columns, 'column')}: {row[:8]}. Instead, {_ALLOWED}")
+                raise DataError(
+                    f"{path}, line {number} has {plural(columns, 'column')}: {row[:8]}. Instead, {_ALLOWED}"
+                )
             if tuple(cell.lower() for cell in row) in _HEADS:
                 continue
         if len(row) != columns:

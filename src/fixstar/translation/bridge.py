@@ -5,9 +5,9 @@ vectors that both models made of the same items, images or texts. Labels are not
 
 The old model stays the one to beat: its own queries on its own vectors. Held-out evidence decides: labelled items, or
 known relevant ones, none of them fitted. With labels a query is right if the nearest item has its label ("top-1");
-relevant items may have grades and count by nDCG@10 (``evaluation.retrieval``). Half of the queries choose the maps and the weights, for one model per query
-and for two (``translation.choose``). The other half judges these two ways by the gate's rule; their verdicts hold
-together (Bonferroni). Intervals of the other ways to search are for comparison.
+relevant items may have grades and count by nDCG@10 (``evaluation.retrieval``). Half of the queries choose the maps and
+the weights, for one model per query and for two (``translation.choose``). The other half judges these two ways by the
+gate's rule; their verdicts hold together (Bonferroni). Intervals of the other ways to search are for comparison.
 
 Without labels, only the agreement with what the old model finds can be measured. That shows how much would change, not
 whether it is better: the result is unproven. So is a bridge between sets that have no item in common.
@@ -571,7 +571,9 @@ def _judged(
         here = percent(measured[chosen].finds)
         better = f"Re-embedding everything would find {again}; this finds {here} without it"
         if proof == "relevance":
-            better = f"Re-embedding everything would reach an {found.measure} of {again}; this reaches {here} without it"
+            better = (
+                f"Re-embedding everything would reach an {found.measure} of {again}; this reaches {here} without it"
+            )
         sentence = f"{better}. {sentence}"
     return replace(found, sentence=sentence)
 

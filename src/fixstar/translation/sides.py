@@ -71,10 +71,10 @@ def read_side(
     return Embedded(name, ids, vectors, labels={}, counted=True)
 
 
-def read_queries(queries: Side, of: Embedded, ids: Sequence[str] | None = None) -> Embedded:
+def read_queries(queries: Side, of: Embedded | None, ids: Sequence[str] | None = None) -> Embedded:
     """Queries by the model that made the items ``of``: as wide as these. ``ids`` name rows that have no id."""
-    found = read_side(queries, of.name)
-    if found.vectors.shape[1] != of.vectors.shape[1]:
+    found = read_side(queries, "queries")
+    if of is not None and found.vectors.shape[1] != of.vectors.shape[1]:
         raise InputError(
             f"queries of {of.name} have {plural(found.vectors.shape[1], 'component')}, its stored vectors "
             f"{of.vectors.shape[1]}: another model made them. Embed queries and items with the same model"
@@ -83,8 +83,8 @@ def read_queries(queries: Side, of: Embedded, ids: Sequence[str] | None = None) 
         return found
     if len(ids) != len(found.ids):
         raise InputError(
-            f"{plural(len(found.ids), 'query')} of {of.name} without ids, and {plural(len(ids), 'name')} for them; each "
-            "needs one, in the same order"
+            f"{found.name}: {plural(len(found.ids), 'query')} without ids, and {plural(len(ids), 'name')} for them; "
+            "each needs one, in the same order"
         )
     return found._replace(ids=list(ids), counted=False)
 
