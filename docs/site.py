@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     for source, target in OUTSIDE.items():
         markdown = re.sub(rf"\]\((?:\.\./)*{re.escape(source)}", f"]({up}{target}", markdown)
     return re.sub(
-        r"\]\((?:\.\./)*examples/(\w+)\.(?:py|ipynb)\)", lambda found: f"]({up}examples.md#{found[1]})", markdown
+        r"\]\((?:\.\./)*examples/(\w+)\.(?:py|ipynb|yml)\)", lambda found: f"]({up}examples.md#{found[1]})", markdown
     )
 
 
@@ -228,11 +228,13 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def examples() -> str:
-    """The programs and notebooks of examples/, as they are."""
+    """The programs, notebooks and workflows of examples/, as they are."""
     lines = ["# Examples", "", "*Reference.* They run in the tests as they are, and are under 60 lines each.", ""]
     for path in sorted((ROOT / "examples").glob("*.*")):
         if path.suffix == ".py":
             lines += [f"## {path.stem}", "", "```python", path.read_text().rstrip(), "```", ""]
+        elif path.suffix == ".yml":
+            lines += [f"## {path.stem}", "", "```yaml", path.read_text().rstrip(), "```", ""]
         elif path.suffix == ".ipynb":
             lines += [f"## {path.stem}", "", f"A notebook: `examples/{path.name}`.", ""]
             for cell in json.loads(path.read_text())["cells"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from typed import typed
 
 from fixstar.data.glyphs import SCRIPTS
 
@@ -31,6 +33,7 @@ def test_every_example_is_run_here_and_is_short() -> None:
         "foreign_model.py",
         "hf_trainer.py",
         "judge_features.py",
+        "judge_migration.yml",
         "lightning_loop.py",
         "plain_loop.py",
         "two_models.ipynb",
@@ -109,6 +112,28 @@ def test_judge_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     np.savez(tmp_path / "features.npz", **arrays)
     run("judge_features.py", monkeypatch, str(tmp_path / "features.npz"))
     assert "new on old 100.0%" in capsys.readouterr().out
+
+
+def test_judge_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of the workflow, over files in the layout that it names; the summary reads what it prints."""
+    workflow = (EXAMPLES / "judge_migration.yml").read_text()
+    assert len(workflow.splitlines()) < 60
+    command = workflow.replace("\\\n", " ").partition(" fixstar judge ")[2].partition("|")[0]
+    rng = np.random.default_rng(0)
+    (tmp_path / "embeddings").mkdir()
+    content = rng.standard_normal((300, 8))
+    for name, noise in (("old", 1.0), ("new", 0.1), ("migrated", 0.3)):
+        for part, rows in (("docs", range(200)), ("queries", range(100))):
+            vectors = content[list(rows)] + noise * rng.standard_normal((len(rows), 8))
+            ids = np.array([f"{part} {row}" for row in rows])
+            np.savez(tmp_path / "embeddings" / f"{part}-{name}.npz", vectors=vectors, ids=ids)
+    lines = "".join(f"queries {row}\tdocs {row}\t1\n" for row in range(100))
+    (tmp_path / "embeddings" / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    monkeypatch.chdir(tmp_path)
+    done = typed("judge", *shlex.split(command))
+    assert done.code == 0
+    assert "['sentence']" in workflow
+    assert done.json["sentence"].startswith("Better: ")
 
 
 def test_foreign_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,3 +125,88 @@ def test_figures_of_a_change_are_kept_and_not_measured_again(
     mean = np.mean([run["ways"]["all re-embedded"]["difference"] for run in runs[:2]])
     change = change_model.CHANGES[0]
     assert change_model.difference(change_model.runs_of(runs, change, "all"), "all re-embedded")[0] == 100 * mean
+
+
+# scifact.py: documents of the gallery are not fitted, and other tools are measured on the same queries
+
+
+def saved_texts(folder: Path) -> None:
+    """400 documents and 60 queries by three models; a query's own document is relevant, and sometimes another."""
+    rng = np.random.default_rng(0)
+    content = rng.normal(size=(400, 8))
+    claims = content[:60] + 0.3 * rng.normal(size=(60, 8))
+    (folder / "scifact").mkdir()
+    for model, noise, width in (("wordllama", 0.8, 8), ("use-lite", 0.5, 10), ("minilm", 0.1, 9)):
+        turned = np.linalg.qr(rng.normal(size=(width, width)))[0][:8]
+        for part, seen in (("docs", content), ("queries", claims)):
+            vectors = unit((seen + noise * rng.normal(size=seen.shape)) @ turned).astype(np.float32)
+            ids = [f"{part} {row}" for row in range(len(seen))]
+            np.savez(folder / "scifact" / f"{model}_{part}.npz", vectors=vectors, ids=ids)
+    lines = [f"queries {row}\tdocs {row}\t1" for row in range(60)]
+    lines += [f"queries {row}\tdocs {row + 100}\t1" for row in range(0, 60, 5)]
+    (folder / "scifact" / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines) + "\n")
+
+
+def test_a_missing_file_of_texts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = refused(monkeypatch, "scifact.py", str(tmp_path), "--out", str(tmp_path / "out.json"))
+    assert "wordllama_docs.npz is missing; PAIRS holds scifact/MODEL_docs.npz" in line
+    assert "give --write FOLDER or --out FILE" in refused(monkeypatch, "scifact.py", str(tmp_path))
+
+
+def test_tools_get_the_pairs_that_are_fitted_and_are_measured_on_the_same_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_texts(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    scifact = importlib.import_module("scifact")
+    change = scifact.CHANGES[0]
+    monkeypatch.setattr(scifact, "CHANGES", (change,))
+    monkeypatch.setattr(scifact, "DEPTH", 400)  # of all documents, so that re-ranking is re-embedding
+    texts = scifact.read_texts(tmp_path, change)
+    drawn = scifact.draw(texts, 1)
+    assert not set(drawn.fitted.tolist()) & set(drawn.gallery.tolist())
+    assert len(drawn.fitted) + len(drawn.gallery) == 400
+    assert len(drawn.fitted) == (400 - 72) // 2
+    assert len(drawn.judging) == 30
+    tools = tmp_path / "tools"
+    monkeypatch.setattr(sys, "argv", ["scifact.py", str(tmp_path), "--seeds", "1", "--write", str(tools)])
+    scifact.main()
+    folder = tools / "wordllama-minilm-0"
+    fitted = scifact.draw(texts, 0).fitted
+    np.testing.assert_array_equal(np.load(folder / "new.npy"), texts.new[fitted])
+    exact = np.pad(texts.new[scifact.draw(texts, 0).gallery], ((0, 0), (0, 2)))  # wider, as from a tool that pads
+    np.savez(folder / "0.npz", name="some tool: exact", vectors=exact)
+    out = tmp_path / "out.json"
+    usual = ["scifact.py", str(tmp_path), "--seeds", "1", "--tools", str(tools), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", usual)
+    scifact.main()
+    (run,) = json.loads(out.read_text())["runs"]
+    ways = run["ways"]
+    assert ways["some tool: exact"]["finds"] == ways["all re-embedded"]["finds"]
+    assert ways[scifact.RESCORED]["finds"] == ways["all re-embedded"]["finds"]
+    assert ways["all re-embedded"]["finds"] > ways["old model"]["finds"]
+    assert (run["pairs"], run["queries"]) == (164, 30)
+    shown = capsys.readouterr().out
+    assert "| search | wordllama -> minilm |" in shown
+    assert "| some tool: exact | " in shown
+    monkeypatch.setattr(scifact, "bridge", lambda *_, **__: pytest.fail("measured again"))
+    scifact.main()
+    assert json.loads(out.read_text())["runs"] == [run]
+
+
+def test_a_tool_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "give the folder" in refused(monkeypatch, "rival_maps.py")
+    (tmp_path / "a").mkdir()
+    for name in ("old", "new", "stored"):
+        np.save(tmp_path / "a" / f"{name}.npy", np.eye(3))
+    rival_maps = importlib.import_module("rival_maps")
+    tools = {"absent: ridge": rival_maps.of_isotrieve("Absent"), "here: itself": lambda _old, _new, stored: stored}
+    monkeypatch.setattr(rival_maps, "TOOLS", tools)
+    monkeypatch.setattr(sys, "argv", ["rival_maps.py", str(tmp_path)])
+    rival_maps.main()
+    assert "a, absent: ridge: " in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "a").glob("*.npz")] == ["1.npz"]
+    assert rival_maps.padded(np.eye(3), 5).shape == (3, 5)
+    assert rival_maps.padded(np.eye(3), 0).shape == (3, 3)

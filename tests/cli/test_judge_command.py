@@ -28,14 +28,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judge(files: Path, migrated: str, *words: str | Path, old: str = "poor", new: str = "good") -> Typed:
-    sides: list[str | Path] = [
-        "--old",
-        files / f"{old}.npz",
-        "--new",
-        files / f"{new}.npz",
-        "--migrated",
-        files / f"{migrated}.npz",
-    ]
+    named = {"--old": old, "--new": new, "--migrated": migrated}
+    sides: list[str | Path] = []
+    for option, name in named.items():
+        sides += [option, files / f"{name}.npz"]
     return typed("judge", *sides, *words)
 
 
