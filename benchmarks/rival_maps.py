@@ -5,8 +5,11 @@
 
 TOOLS is the folder that ``scifact.py --write`` made. A tool that is not installed, or that refuses, is named and left
 out. vectormigrate, and isotrieve's Procrustes, map only between spaces of one width, so the narrower vectors get zeros
-at their end, which changes no cosine. isotrieve's contrastive mapping asks for hundreds of GiB at these widths, and its
-residual MLP needs torch; both are left out. Needs nothing of fixstar.
+at their end, which changes no cosine. Needs nothing of fixstar.
+
+Left out: isotrieve's low-rank affine mapping (by default the same vectors as ridge), its contrastive one (asks for
+hundreds of GiB at these widths) and its residual MLP (needs torch); vectormigrate's residual MLP, which corrects the
+identity and is meant for spaces that are nearly equal.
 
 Not here, because they map no vectors: embedflow (the old index finds candidates, which are embedded again and
 re-ranked), vecshift (everything is embedded again). embedding-adapters has trained maps for a few pairs of hosted
@@ -59,10 +62,8 @@ def padded(vectors: Vectors, width: int) -> Vectors:
 TOOLS = {
     "isotrieve: ridge (its default)": of_isotrieve("RidgeMapping"),
     "isotrieve: Procrustes": of_isotrieve("OrthogonalProcrustesMapping", one_width=True),
-    "isotrieve: low-rank affine": of_isotrieve("LowRankAffineMapping"),
     "vectormigrate: Procrustes": of_vectormigrate("OrthogonalProcrustesAdapter"),
     "vectormigrate: low-rank affine": of_vectormigrate("LowRankAffineAdapter"),
-    "vectormigrate: residual MLP": of_vectormigrate("ResidualMLPAdapter"),
 }
 
 

@@ -200,6 +200,11 @@ def _figures(row: Measured | Compared) -> Record:
 # --- other tools
 
 
+def by_tool(way: str) -> bool:
+    """Whether a way to search is another tool's, "TOOL: KIND"."""
+    return ":" in way
+
+
 def _folder(tools: Path, change: Change, seed: int) -> Path:
     return tools / f"{change.old}-{change.new}-{seed}"
 
@@ -230,8 +235,7 @@ def of_tools(texts: Texts, change: Change, seed: int, tools: Path) -> dict[str, 
 def ways_in(runs: Sequence[Record]) -> list[str]:
     """All ways to search, other tools between the plain maps and both sides."""
     named = list(dict.fromkeys(way for run in runs for way in run["ways"]))
-    others = [way for way in named if way not in (*FIRST, *LAST) and ":" in way]
-    return [*FIRST, *others, *LAST]
+    return [*FIRST, *filter(by_tool, named), *LAST]
 
 
 def table(runs: Sequence[Record]) -> str:
@@ -285,7 +289,8 @@ def main() -> None:
                 run = measured(texts, change, seed)
                 runs.append(run)
             if options.tools is not None:
-                run["ways"] |= of_tools(texts, change, seed, options.tools)
+                own = {way: row for way, row in run["ways"].items() if not by_tool(way)}
+                run["ways"] = own | of_tools(texts, change, seed, options.tools)
             replace_json(options.out, content)
             shown = {way: row["finds"] for way, row in run["ways"].items()}
             print(change, seed, shown, run["outcome"], run["seconds"], flush=True)

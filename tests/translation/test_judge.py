@@ -138,12 +138,12 @@ def test_labels_in_the_files_of_items_and_queries(tmp_path: Path) -> None:
     given = written(tmp_path)
     del given["relevant"]
     _, _, labels = models()
-    for name, part in (("old", labels[:ITEMS]), ("old-queries", labels[ITEMS:])):
+    for name, part in (("migrated", labels[:ITEMS]), ("old-queries", labels[ITEMS:])):
         with np.load(tmp_path / f"{name}.npz") as there:
             ids = there["ids"]
             own = np.array([part[int(item[1:])] for item in ids])
             np.savez(tmp_path / f"labelled-{name}.npz", vectors=there["vectors"], ids=ids, labels=own)
-    given |= {"old": tmp_path / "labelled-old.npz", "queries_old": tmp_path / "labelled-old-queries.npz"}
+    given |= {"migrated": tmp_path / "labelled-migrated.npz", "queries_old": tmp_path / "labelled-old-queries.npz"}
     found = judge(**given)
     assert (found.evidence, found.queries, found.gallery) == ("labels", QUERIES, ITEMS)
     old, _, _ = models()

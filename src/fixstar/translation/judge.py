@@ -286,8 +286,13 @@ def _of_one_label(
 
 
 def _labels_of(sides: Mapping[str, Embedded], labels: Labels | None) -> dict[str, str]:
-    last = sides.get(AGAIN, sides[MIGRATED])
-    return read_labels(labels, sides[OLD], last)
+    """Labels by id: those given, else those that came with any of the files."""
+    if labels is not None:
+        return read_labels(labels, sides[OLD], sides[MIGRATED])
+    found: dict[str, str] = {}
+    for side in sides.values():
+        found = {**side.labels, **found}
+    return found
 
 
 def _unlabelled(what: str) -> InputError:
