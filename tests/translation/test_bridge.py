@@ -272,6 +272,9 @@ def test_relevant_items_are_evidence_too(tmp_path: Path) -> None:
     assert from_file.measured == found.measured
     with pytest.raises(InputError, match="none of them has a vector: their ids are such as 'absent'"):
         bridge(old, new, relevant={"absent": ["7"]}, options=QUICK)
+    single = bridge(old, new, relevant={"1": ["2"]}, options=QUICK)
+    assert (single.outcome, single.evidence) == ("missing evidence", "none")
+    assert "Two queries with relevant items" in single.sentence
     with pytest.raises(InputError, match="every relevant item is a query itself"):
         bridge(old, new, relevant={"1": ["2"], "2": ["1"]}, options=BridgeOptions(kinds=KINDS, held_out=1))
 

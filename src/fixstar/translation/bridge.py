@@ -533,10 +533,13 @@ def _judged(
     fitted_on = plural(len(fitted), "pair")
     if trial is None:
         source, target = items.names
+        least = "Two labelled items of one class that were not fitted are"
+        if wanted:
+            least = "Two queries with relevant items, one to choose and one to judge, are"
         return Bridged(
             outcome="missing evidence",
-            sentence=f"Unproven: nothing shows what {target} finds among vectors of {source}. Two labelled items of "
-            "one class that were not fitted are the least to judge with",
+            sentence=f"Unproven: nothing shows what {target} finds among vectors of {source}. {least} the least to "
+            "judge with",
             evidence="none",
             fitted_on=fitted_on,
             translation=ways[0],
