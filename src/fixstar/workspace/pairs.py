@@ -249,13 +249,17 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
     (old, old_labels), (new, new_labels) = sides
     shared = set(old_labels) & set(new_labels)
     if len(shared) < LEAST_CLASSES:
-        raise InputError(
+        seen = (
             f"no image of {source}'s items can be found, and the labelled items of {source} and {target} share "
-            f"{plural(len(shared), 'class')} of at least {LEAST_CLASSES}. Give images for both models to embed, or a "
-            "file of pairs",
-            NextStep("check", {"version": target, "images": ...}, "images without labels, for both models to embed"),
-            NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz"),
+            f"{plural(len(shared), 'class')} of at least {LEAST_CLASSES}"
         )
+        pairs = NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz")
+        if source not in serving.registry.names():
+            raise InputError(f"{seen}. Give a file of pairs: the model of {source} is not here", pairs)
+        images = NextStep(
+            "check", {"version": target, "images": ...}, "images without labels, for both models to embed"
+        )
+        raise InputError(f"{seen}. Give images for both models to embed, or a file of pairs", images, pairs)
     means = paired_by_class(old, old_labels, new, new_labels)
     origin = f"the means of {plural(len(means), 'class')}: no image of {source}'s items can be found"
     first = np.asarray(means.X, np.float32)
