@@ -15,6 +15,8 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +80,10 @@ def main() -> None:
     runs = []
     for seed in range(options.seeds):
         learnt, searched = sampled(options.photos, options.classes, options.images, seed)
-        ways = {
-            "pretrained": lambda: Encoder.wrap(PRETRAINED),
-            "scratch": lambda learnt=learnt, seed=seed: trained(learnt, "tiny", options.epochs, False, seed),
-            "frozen": lambda learnt=learnt, seed=seed: trained(learnt, PRETRAINED, options.epochs, True, seed),
+        ways: dict[str, Callable[[], Encoder]] = {
+            "pretrained": partial(Encoder.wrap, PRETRAINED),
+            "scratch": partial(trained, learnt, "tiny", options.epochs, False, seed),
+            "frozen": partial(trained, learnt, PRETRAINED, options.epochs, True, seed),
         }
         run: dict[str, float] = {"seed": seed, "queries": len(searched) // 2}
         for name, make in ways.items():

@@ -280,7 +280,12 @@ def test_an_upgrade_learns_from_a_folder_that_the_operator_allows(shop: Path, tm
         assert choice == ["the stored items that have a label and an image", "the folder autumn", "the folder spring"]
         page.select_option("#upgrade-images", "autumn")
         sent: list[Any] = []
-        page.route("**/v1/upgrade", lambda route: (sent.append(route.request.post_data_json), route.abort()))
+
+        def refused(route: Any) -> None:
+            sent.append(route.request.post_data_json)
+            route.abort()
+
+        page.route("**/v1/upgrade", refused)
         page.locator("#confirm button.primary").click()
         page.wait_for_selector("#confirm .problem")
         assert sent == [{"data": "autumn"}]

@@ -34,7 +34,7 @@ def test_the_network_is_rebuilt_without_weights() -> None:
     network.train()
     maps = network.maps(torch.rand(2, 3, 64, 64))
     assert [tuple(one.shape[1:]) for one in maps[:2]] == [(32, 32, 32), (16, 32, 32)]
-    network.pool(maps[-1]).sum().backward()
+    network.pool(maps[-1]).sum().backward()  # type: ignore[no-untyped-call]
     assert all(weight.grad is not None for weight in network.parameters())
 
 
