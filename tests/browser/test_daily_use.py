@@ -190,6 +190,7 @@ def test_the_drift_map_opens_items_and_lists_a_region(site: str, visit: Visit) -
 
 def test_the_drift_map_fits_a_phone(site: str, visit: Visit) -> None:
     page = visit(site, "#versions", **PHONE)
+    page.locator("summary", has_text="Drift").click()
     page.locator("#drift-draw").click()
     page.wait_for_selector(".point")
     assert fits(page)
@@ -210,6 +211,9 @@ def test_the_page_of_one_of_several_galleries(shop: Path, tmp_path: Path, visit:
     with serving(tmp_path / "greek", "-w", f"second={tmp_path / 'other'}") as found:
         address = found.partition("/g/")[0]
         page = visit(address, "")
+        listed = page.locator(".galleries li").all_text_contents()
+        assert len(listed) == 1  # the other asks for a key, and its name is no one else's concern
+        assert f"{len(CHARACTERS) * GALLERY} images, v1 deployed" in listed[0]
         page.locator("a", has_text="greek").click()
         page.wait_for_url(f"{address}/g/greek/#search")  # once the page has started
         page.set_input_files("#file", query)
@@ -224,3 +228,108 @@ def test_the_page_of_one_of_several_galleries(shop: Path, tmp_path: Path, visit:
         page.goto(f"{address}/g/greek/#versions")  # the key of the other is not sent here
         page.wait_for_selector("[aria-label='Version v4']")
         assert page.locator("#account").is_hidden()
+
+
+def test_on_a_phone_what_is_secondary_is_folded_and_can_be_opened(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions", **PHONE)
+    page.wait_for_selector("[aria-label='Version v4']")
+    page.wait_for_selector("#verdict .sentence")
+    assert page.locator("[aria-label='Version v4'] .buttons").is_visible()  # the newest
+    assert page.locator("[aria-label='Version v1'] dl").is_visible()  # the deployed one
+    assert page.locator("[aria-label='Version v2'] dl").is_hidden()
+    for name in ("matrix", "history", "flips", "drift", "backfill", "jobs", "deployments"):
+        assert page.locator(f"#{name}").is_hidden(), name
+    assert page.evaluate("document.documentElement.scrollHeight") < 3200
+    page.locator("[aria-label='Version v2'] summary").first.click()
+    page.wait_for_selector("[aria-label='Version v2'] dl")
+    page.locator("summary", has_text="Compatibility").click()
+    page.wait_for_selector("#matrix .cell")
+    assert fits(page)
+
+
+def test_on_a_phone_the_gallery_has_its_name_and_cards_stand_apart(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions", **PHONE)
+    page.wait_for_selector("[aria-label='Version v4']")
+    assert page.locator("#gallery-name").is_visible()
+    assert page.locator("#gallery-name").inner_text() == "read"
+    gaps = page.evaluate(
+        """() => {
+          const boxes = [...document.querySelectorAll('#versions-view .panel, #versions-view .version, #upgrade')];
+          const seen = boxes.filter((box) => box.offsetParent).map((box) => [box, box.getBoundingClientRect()]);
+          const gaps = [];
+          for (const [one, a] of seen) for (const [other, b] of seen)
+            if (one !== other && !one.contains(other) && !other.contains(one) && b.top >= a.top)
+              gaps.push(b.top - a.bottom);
+          return gaps;
+        }"""
+    )
+    assert gaps
+    assert min(gaps) >= 12
+
+
+def test_an_upgrade_learns_from_a_folder_that_the_operator_allows(shop: Path, tmp_path: Path, visit: Visit) -> None:
+    shutil.copytree(shop, tmp_path / "shop")
+    for number in range(2):
+        (tmp_path / "sets" / "autumn" / "eta").mkdir(parents=True, exist_ok=True)
+        query_file(tmp_path / "sets" / "autumn" / "eta" / f"{number}.png", 6)
+    (tmp_path / "sets" / "spring").mkdir()
+    with serving(tmp_path / "shop", "--training-images", str(tmp_path / "sets")) as address:
+        page = visit(address, "#versions")
+        page.locator("#upgrade button").click()
+        choice = page.locator("#upgrade-images option").all_text_contents()
+        assert choice == ["the stored items that have a label and an image", "the folder autumn", "the folder spring"]
+        page.select_option("#upgrade-images", "autumn")
+        sent: list[Any] = []
+
+        def refused(route: Any) -> None:
+            sent.append(route.request.post_data_json)
+            route.abort()
+
+        page.route("**/v1/upgrade", refused)
+        page.locator("#confirm button.primary").click()
+        page.wait_for_selector("#confirm .problem")
+        assert sent == [{"data": "autumn"}]
+
+
+def test_without_such_folders_an_upgrade_offers_no_choice(site: str, visit: Visit) -> None:
+    page = visit(site, "#versions")
+    page.locator("#upgrade button").click()
+    page.wait_for_selector("#confirm[open]")
+    assert not page.locator("#upgrade-images").count()
+    assert "stored items that have a label" in page.locator("#confirm").inner_text()
+
+
+def test_a_translated_score_is_not_called_a_cosine(site: str, visit: Visit) -> None:
+    page = visit(site)
+    page.locator(".hit").first.click()
+    page.wait_for_selector(SCORED)
+    assert page.locator(".hit .scale").first.inner_text() == "cosine"
+
+    def as_if_translated(route: Any) -> None:
+        answer = route.fetch().json()
+        route.fulfill(json={**answer, "version": "v2", "models": ["v2"]})
+
+    page.route("**/v1/item/similar?*", as_if_translated)
+    page.select_option("#count", "6")
+    until(page, "document.querySelectorAll('.hit').length === 6")
+    assert page.locator(".hit .scale").first.inner_text() == "score"
+    assert "cosine" not in page.locator("#results-note").inner_text()
+
+
+def test_one_leads_from_a_gallery_to_another(shop: Path, tmp_path: Path, visit: Visit) -> None:
+    for name in ("greek", "second"):
+        shutil.copytree(shop, tmp_path / name)
+    with serving(tmp_path / "greek", "-w", str(tmp_path / "second")) as found:
+        address = found.partition("/g/")[0]
+        page = visit(address, "g/greek/#versions", **PHONE)
+        page.wait_for_selector("#gallery")
+        assert page.locator("#gallery option").all_text_contents() == ["greek", "second", "All galleries …"]
+        assert page.locator("#gallery").input_value() == "/g/greek/"
+        assert fits(page)
+        page.select_option("#gallery", label="second")
+        page.wait_for_url(f"{address}/g/second/#versions")
+        page.wait_for_selector("#gallery-choice:not([hidden])")
+        assert page.locator("#gallery").input_value() == "/g/second/"
+        page.select_option("#gallery", label="All galleries …")
+        page.wait_for_selector(".galleries")
+        assert page.locator(".galleries a").all_text_contents() == ["greek", "second"]

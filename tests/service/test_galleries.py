@@ -160,3 +160,18 @@ def test_one_command_makes_a_key_for_several(spaces: dict[str, Workspace]) -> No
     again = CliRunner().invoke(app, ["keys", "add", "bob", "--role", "read", *words])
     assert again.exit_code == 1
     assert [key.name for key in Keys(spaces["shop"].path).all()] == ["ann"]  # for all of them, or for none
+
+
+def test_a_gallery_names_those_beside_it_that_are_open(spaces: dict[str, Workspace], tmp_path: Path) -> None:
+    spaces["closed"] = shop(tmp_path / "closed", versions=1)
+    Keys(spaces["closed"].path).add("ann", "read")
+    with galleries(spaces) as http:
+        assert http.get("/g/shop/v1/status").json()["galleries"] == ["museum", "shop"]
+        listed = http.get("/").text
+        assert "<span>0 images, v1 deployed</span>" in listed
+        assert "closed" not in listed
+
+
+def test_a_gallery_that_did_not_open_is_listed_as_such(spaces: dict[str, Workspace]) -> None:
+    with galleries(spaces, broken=("museum",)) as http:
+        assert "<b>museum</b> <span>could not be opened</span>" in http.get("/").text

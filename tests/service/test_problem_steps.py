@@ -16,8 +16,8 @@ from fixstar.service.problems import PROBLEMS, REQUESTS, Problem, to_step
 from fixstar.workspace import catalogue
 
 OPERATOR_ONLY = {  # actions that need a shell on the service's machine, or files there
-    *("add", "drop", "evaluate", "grow", "import-vectors", "index", "init", "install", "prune-images", "repeat"),
-    *("retire", "use-gallery", "verify-gallery"),
+    *("add", "drop", "evaluate", "grow", "import-vectors", "index", "init", "install", "repeat"),
+    *("use-gallery", "verify-gallery"),
 }
 
 

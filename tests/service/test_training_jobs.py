@@ -318,6 +318,9 @@ def test_what_cannot_be_trained_is_refused_at_once(space: Workspace, tmp_path: P
     with client(space, training_images=allowed) as http:
         assert http.post("/v1/upgrade", headers={"Authorization": f"Bearer {key['write']}"}).status_code == 403
         admin = {"Authorization": f"Bearer {key['admin']}"}
+        assert "in" in http.get("/v1/status", headers=admin).json()["training_images"]
+        reading = {"Authorization": f"Bearer {key['write']}"}
+        assert http.get("/v1/status", headers=reading).json()["training_images"] == []  # names are the operator's
         for body, status, says in cases:
             answer = http.post("/v1/upgrade", json=body, headers=admin)
             assert (answer.status_code, says in answer.json()["detail"]) == (status, True), answer.json()

@@ -84,7 +84,8 @@ def test_class_means_leave_items_without_a_label_out(space: Workspace, monkeypat
     space.gallery.upsert("v1", ["4", "5", "6"], np.eye(width)[:3], payloads)
     with pytest.raises(InputError, match="share 2 classes of at least") as refused:
         by_class_means(space.serving, "old", "v1")
-    assert [set(step.arguments) for step in refused.value.next_steps] == [{"version", "images"}, {"version", "pairs"}]
+    assert [set(step.arguments) for step in refused.value.next_steps] == [{"version", "pairs"}]
+    assert "the model of old is not here" in str(refused.value)  # so it cannot embed images
     monkeypatch.setattr("fixstar.workspace.pairs.LEAST_CLASSES", 2)
     means = by_class_means(space.serving, "old", "v1")
     np.testing.assert_allclose(means.old, np.eye(5)[1:3])

@@ -44,6 +44,7 @@ def doctor(
         "packages": packages,
         "devices": devices(),
         "extras": extras,
+        "pretrained": pretrained(),
         "problems": [f"{name} is not installed" for name, version in packages.items() if version is None],
     }
     steps: list[NextStep] = []
@@ -86,6 +87,15 @@ def devices() -> list[str]:
         about = torch.cuda.get_device_properties(i)
         found.append(f"cuda:{i}: {about.name}, {about.total_memory / 2**30:.0f} GiB")
     return found
+
+
+def pretrained() -> dict[str, bool]:
+    """The pre-trained networks that fixstar knows by name, and whether their weights are here."""
+    try:
+        from fixstar.models.backbones.pretrained import PRETRAINED, at_hand
+    except ImportError:  # without torch
+        return {}
+    return {name: at_hand(name) for name in PRETRAINED}
 
 
 def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
@@ -134,6 +144,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
             lines.append(f"extra {extra}: {', '.join(missing)} missing ({install})")
         else:
             lines.append(f"extra {extra}: {', '.join(f'{name} {version}' for name, version in packages.items())}")
+    for name, here in found["pretrained"].items():
+        get = f"its weights are missing ({command_of(NextStep('install', {'extra': 'encoder'}))})"
+        lines.append(f"pre-trained {name}: {'fixstar add ' + name if here else get}")
+    lines.append("pre-trained models of others: fixstar add hf:NAME, open_clip:MODEL/WEIGHTS, st:NAME or FILE.onnx")
     about = found.get("workspace", {})
     if "versions" in about:
         lines.append(

@@ -317,9 +317,11 @@ def methods(
 def backbones(as_json: AsJson = False) -> None:
     """List the backbones by name."""
     from fixstar.models import backbone_names
+    from fixstar.models.backbones.pretrained import PRETRAINED
 
+    trained = [f"{name}   pre-trained on ImageNet (needs the extra 'encoder')" for name in PRETRAINED]
     others = "hf:NAME_OR_FOLDER   any vision model of transformers (needs the extra 'backbones')"
-    print_result(as_json, backbone_names(), *backbone_names(), others)
+    print_result(as_json, backbone_names(), *backbone_names(), *trained, others)
 
 
 @verb("fixstar theorem", "fixstar theorem --dimensions 10,100 --new-angle 45 --json")

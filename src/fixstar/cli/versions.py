@@ -12,7 +12,7 @@ import typer
 import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, Trust, WorkspacePath, key_value, verb
 from fixstar.cli.gallery import import_vectors
-from fixstar.cli.next_steps import next_lines
+from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say, visible
 from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
@@ -134,7 +134,8 @@ def train(
     backbone: Annotated[
         str,
         typer.Option(
-            help="See: fixstar backbones. Or a model of your own: hf:NAME_OR_FOLDER, FILE.onnx, package.module:name."
+            help="See: fixstar backbones; efficientnet-lite0 is pre-trained, the others start from random weights. Or "
+            "a model of your own: hf:NAME_OR_FOLDER, FILE.onnx, package.module:name."
         ),
     ] = "resnet18",
     frozen: Annotated[
@@ -204,6 +205,8 @@ def train(
         seed=seed,
         device=device,
     )
+    if not frozen:
+        _lead_to_pretrained(backbone, workspace)
     stored = None if old_vectors is None else OldVectors.read(str(old_vectors))
     share = hold_out if hold_out is not None else 0.1 if replay > 0 else 0.0
     version = space.train(
@@ -358,6 +361,7 @@ def _print_trials(version: Version) -> None:
 
 
 @verb(
+    "fixstar add efficientnet-lite0 -w shop",
     "fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5",
     "fixstar add hf:facebook/dinov2-small -w shop",
     "fixstar add shop.models:build --trust shop.models --weights model.safetensors -w shop --size 224",
@@ -368,7 +372,8 @@ def add(
     model: Annotated[
         str,
         typer.Argument(
-            help="An ONNX file, hf:NAME_OR_FOLDER (transformers), open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER "
+            help="efficientnet-lite0, a small pre-trained network for photos (needs the extra encoder); an ONNX file, "
+            "hf:NAME_OR_FOLDER (transformers), open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER "
             "(sentence-transformers), or package.module:name, which makes a torch module. Or a file of vectors "
             "(.npz, .npy, .parquet), which has no encoder: see --as."
         ),
@@ -393,6 +398,8 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add a model trained elsewhere as the next version; or stored vectors alone, under a name of their own."""
+    from fixstar.models.backbones import PRETRAINED
+
     if Path(model).suffix.lower() in (".npy", ".npz", ".parquet", ".jsonl"):
         if name is None:
             raise InputError(
@@ -408,7 +415,7 @@ def add(
     if name is not None:
         raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
     prepared = images.preprocessing()
-    if prepared is None and not model.startswith(("hf:", "open_clip:", "st:")):
+    if prepared is None and model not in PRETRAINED and not model.startswith(("hf:", "open_clip:", "st:")):
         raise InputError(
             f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
             "and --mean and --std if they are not ImageNet's"
@@ -468,6 +475,20 @@ def _changed_method(space: Workspace, start: str | None, name: str | None, optio
         return create_method(name, **_method_options(option))
     last = space.method(start)
     return create_method(last.name, **{**last.options, **_method_options(option)})
+
+
+def _lead_to_pretrained(backbone: str, workspace: Path) -> None:
+    """Say before a training from random weights that photos rarely need one, and what is at hand instead."""
+    from fixstar.models import backbone_names
+    from fixstar.models.backbones.pretrained import EXTRA, PRETRAINED, at_hand
+
+    if backbone not in backbone_names():
+        return
+    print(f"{backbone} starts from random weights. That pays for drawings and imagery of your own", file=sys.stderr)
+    for name in PRETRAINED:
+        add = command_of(NextStep("add", {"model": name}), workspace)
+        first = "" if at_hand(name) else f", after {command_of(NextStep('install', {'extra': EXTRA}))}"
+        print(f"For photos a pre-trained network usually finds more: {add}{first}", file=sys.stderr)
 
 
 def _announced(images: ImageSet) -> ImageSet:

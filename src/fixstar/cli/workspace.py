@@ -94,6 +94,7 @@ def init(
         print(f"workspace {path} exists already. {_unfinished(training)}")
     else:
         print(f"workspace {path} is ready\nNext: fixstar train IMAGES -w {path}")
+        print(f"      fixstar add efficientnet-lite0 -w {path}   (photos: a small pre-trained network)")
         print(f"      fixstar add MODEL -w {path}   (a model that you have)")
 
 

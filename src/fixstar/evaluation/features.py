@@ -317,7 +317,7 @@ def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ())
             raise DataError(f"{files} holds one bare array; save it with np.savez, or rename it to .npy")
         unknown = set() if optional is None else arrays.keys() - {*names, *optional}
         if unknown or not arrays.keys() >= set(names):
-            steps = [NextStep("evaluate", {"labels": ...}, "if the labels are in another file")]
+            steps = [NextStep("repeat", {"labels": ...}, "if the labels are in another file")]
             raise DataError(
                 f"{files} holds {', '.join(arrays) or 'nothing'}; it needs {' and '.join(names)}",
                 *(steps if "query_labels" in names else ()),

@@ -34,7 +34,7 @@ from fixstar.errors import (
 )
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
-from fixstar.models.backbones import BACKBONES, Backbone, create_backbone
+from fixstar.models.backbones import BACKBONES, PRETRAINED, Backbone, create_backbone
 from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
 from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS, library_model
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, TrainableClassifier, create_classifier
@@ -203,7 +203,8 @@ class Encoder(nn.Module):
         body = backbone
         if isinstance(body, str):
             options = dict(backbone_options or {})
-            if preprocessing is not None and body not in BACKBONES:  # a model from elsewhere is measured by it
+            own = body in BACKBONES or body in PRETRAINED
+            if preprocessing is not None and not own:  # a model from elsewhere is measured by it
                 options["preprocessing"] = preprocessing.to_json()
             body = create_backbone(body, **options)
         if preprocessing is not None:
@@ -235,9 +236,10 @@ class Encoder(nn.Module):
     ) -> Encoder:
         """Any model as an encoder; its output at unit length is the feature.
 
-        ``model`` is an ONNX file, ``hf:NAME_OR_FOLDER``, ``open_clip:MODEL/WEIGHTS``, ``st:NAME_OR_FOLDER``
-        (sentence-transformers), an import path ``package.module:name`` (what makes a module from ``arguments``, with
-        ``weights`` from a safetensors file), or a torch module. A module is kept as ONNX, or by the import path
+        ``model`` is ``efficientnet-lite0`` (a small pre-trained network, of the extra ``encoder``), an ONNX file,
+        ``hf:NAME_OR_FOLDER``, ``open_clip:MODEL/WEIGHTS``, ``st:NAME_OR_FOLDER`` (sentence-transformers), an
+        import path ``package.module:name`` (what makes a module from ``arguments``, with ``weights`` from a safetensors
+        file), or a torch module. A module is kept as ONNX, or by the import path
         ``source`` that makes it. ``output`` names one of several ONNX outputs. A model whose vector of an image depends
         on the call or the batch is refused.
 
@@ -247,6 +249,8 @@ class Encoder(nn.Module):
         require_fitting(model, source=source, arguments=arguments, weights=weights, output=output)
         if isinstance(model, str) and model.startswith("hf:"):
             body = create_backbone(model, **({"preprocessing": preprocessing.to_json()} if preprocessing else {}))
+        elif isinstance(model, str) and model in PRETRAINED:
+            body = create_backbone(model)
         elif isinstance(model, str) and model.startswith((OPEN_CLIP, SENTENCE_TRANSFORMERS)):
             loaded = library_model(model)
             body = foreign_backbone(loaded.module, preprocessing or loaded.preprocessing)
@@ -255,7 +259,7 @@ class Encoder(nn.Module):
             with trusting(*(module_of(one) for one in (named, source) if one is not None)):
                 body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
         head = create_classifier("none", feature_dim=body.feature_dim)
-        encoder = cls(body, None, head, Slots(), body.preprocessing).eval()
+        encoder = cls(body, None, head, Slots(), preprocessing or body.preprocessing).eval()
         _require_steady(encoder)
         return encoder
 

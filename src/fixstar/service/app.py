@@ -44,6 +44,7 @@ from fixstar.service.limits import (
 )
 from fixstar.service.monitoring import CONTENT_TYPE, Metrics, RequestMonitor
 from fixstar.service.problems import PROBLEMS, Problem, is_disk_full, problem_response
+from fixstar.service.routes_versions import training_folders
 from fixstar.service.schemas import Health, NothingAdded, ProblemBody, Ready, Status, StatusCaller, problem_responses
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
@@ -158,6 +159,8 @@ def status(context: Shared, caller: Reader) -> Status:
     own = ("deployed", "previous", "versions", "retired", "vectors", "searched_by", "left_out")
     return Status(
         name=context.settings.gallery or context.workspace.path.resolve().name,
+        galleries=_beside(context),
+        training_images=tuple(training_folders(context.settings.training_images)) if caller.may("admin") else (),
         fixstar=__version__,
         **{name: getattr(seen, name) for name in own},
         items=sum(seen.vectors.values()),
@@ -165,6 +168,15 @@ def status(context: Shared, caller: Reader) -> Status:
         caller=StatusCaller.model_validate(caller),
         keys=bool(context.keys.all()),
     )
+
+
+def _beside(context: Context) -> tuple[str, ...]:
+    """The galleries behind the same address: this one, and those whose names are no secret."""
+    others = context.keys.others
+    if not others:
+        return ()
+    open_ = [name for name, keys in others.items() if not keys.all()]
+    return tuple(sorted([context.settings.gallery, *open_]))
 
 
 # --- errors of the application and of the framework, as problems

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from fixstar.errors import InputError
+from fixstar.errors import FixstarError, InputError
 from fixstar.service.app import html_page, readyz
 from fixstar.service.keys import Keys
 from fixstar.service.limits import BodyLimit, SecurityHeaders, TokenBuckets, address, foreign_request, too_often
@@ -107,7 +107,7 @@ class Galleries:
             return JSONResponse(Health().model_dump())
         if path == "/readyz":
             return await self._ready()
-        return self._list() if name is None else RedirectResponse(f"/g/{name}/")
+        return await run_in_threadpool(self._list) if name is None else RedirectResponse(f"/g/{name}/")
 
     async def _ready(self) -> Response:
         """Ready if one gallery is: another that is broken must not take it away from its users."""
@@ -125,8 +125,10 @@ class Galleries:
     def _list(self) -> Response:
         """The galleries that need no key; the names of others are for those who have one."""
         open_ = [name for name, keys in self._keys.items() if not keys.all()]
-        links = "".join(f'<li><a href="/g/{escape(name)}/">{escape(name)}</a></li>' for name in open_)
-        return html_page("Galleries", f"<ul>{links}</ul><p>Each gallery is at /g/NAME/.</p>")
+        lines = "".join(f"<li>{_line(name, self._apps[name])}</li>" for name in open_)
+        listed = f'<ul class="galleries">{lines}</ul>' if open_ else "<p>None is open to everyone.</p>"
+        closed = "A gallery that asks for a key is not listed: its address is /g/NAME/."
+        return html_page("Galleries", f"{listed}<p>{closed}</p>")
 
     @asynccontextmanager
     async def _running(self, _: object) -> AsyncIterator[None]:
@@ -143,3 +145,17 @@ class Galleries:
             for error in await asyncio.gather(*ends, return_exceptions=True):
                 if isinstance(error, BaseException):
                     raise error
+
+
+def _line(name: str, app: FastAPI | None) -> str:
+    """A gallery in the list: where it is, how much it holds, and which version answers."""
+    if app is None:
+        return f"<b>{escape(name)}</b> <span>could not be opened</span>"
+    try:
+        seen = app.state.context.workspace.status()
+    except FixstarError:
+        return f'<a href="/g/{escape(name)}/">{escape(name)}</a> <span>cannot be read now</span>'
+    number = sum(seen.vectors.values())
+    images = "1 image" if number == 1 else f"{number:,} images"
+    deployed = f"{seen.deployed} deployed" if seen.deployed else "no version yet"
+    return f'<a href="/g/{escape(name)}/">{escape(name)}</a> <span>{images}, {escape(deployed)}</span>'

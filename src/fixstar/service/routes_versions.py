@@ -528,11 +528,18 @@ def _start_training(
     return Job.model_validate(context.jobs.submit(kind, parameters, caller.name))
 
 
+def training_folders(allowed: Path | None) -> list[str]:
+    """The names of the folders of labelled images that the operator lets jobs train on."""
+    if allowed is None or not allowed.is_dir():
+        return []
+    return sorted(path.name for path in allowed.iterdir() if path.is_dir())
+
+
 def _training_folder(allowed: Path | None, name: str) -> Path:
     """A folder below the one that the operator chose, links included."""
     if allowed is None:
         raise Problem("no-training-images", "no folder of labelled images is set")
-    known = sorted(path.name for path in allowed.iterdir() if path.is_dir()) if allowed.is_dir() else []
+    known = training_folders(allowed)
     parts = name.split("/")
     if parts[0] not in known or ".." in parts or not (chosen := allowed / name).is_dir():
         raise Problem("unknown-folder", f"no folder {name!r}", f"there are: {', '.join(known[:20]) or 'none'}")

@@ -697,10 +697,13 @@ class Status(_Response):
     ``versions`` were imported, or are retired, and have no encoder.
 
     ``searched_by`` are the versions that embed the queries for the vectors of each version; ``left_out`` are versions
-    whose vectors no search reaches.
+    whose vectors no search reaches. ``galleries`` are those behind the same address that need no key, and this one;
+    empty if it is alone. ``training_images`` are the folders that ``data`` of a training may name, for the role admin.
     """
 
     name: str
+    galleries: tuple[str, ...]
+    training_images: tuple[str, ...]
     fixstar: str
     deployed: str | None
     previous: str | None

@@ -60,6 +60,7 @@ def train(run: Training) -> list[EpochLog]:
     _require_same_start(run, parts, log)
     done, total = (sum(part.images(epoch) for part in parts) for epoch in (len(log), parts[-1].after))
     device, shown = run.encoder.device, run.progress and world().is_rank_zero
+    run.warn_of_emulation()
     with (
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # for streams and kernels
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from fixstar.data.batches import Batches
 from fixstar.methods import Objective, Stage
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training.settings import Recipe
+
+_BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")  # instructions, as torch calls them
 
 
 class ValidationScores(NamedTuple):
@@ -71,6 +74,23 @@ class Training:
         if self.recipe.precision == "auto":
             return self.encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return self.recipe.precision == "bfloat16"
+
+    def warn_of_emulation(self) -> None:
+        """Say before a training in bfloat16 that this CPU does not multiply it: it would take longer, not shorter."""
+        if self.encoder.device.type == "cpu" and self.bfloat16 and not cpu_multiplies_bfloat16():
+            warnings.warn(
+                "this CPU does not multiply bfloat16 in hardware: the training takes longer than in float32. Stop it "
+                "and leave --precision bfloat16 out",
+                stacklevel=3,
+            )
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the CPU has instructions for products in bfloat16: AVX512-BF16 or AMX, or those of ARM."""
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    known = torch.cpu.get_capabilities()
+    return any(known.get(name, False) for name in _BFLOAT16)
 
 
 class Part(NamedTuple):

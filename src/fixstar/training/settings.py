@@ -17,7 +17,7 @@ from fixstar.errors import InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, Scenario
 from fixstar.models import Encoder, resolve_device
-from fixstar.models.backbones import BACKBONES
+from fixstar.models.backbones import BACKBONES, PRETRAINED
 from fixstar.models.backbones.hf import is_architecture
 from fixstar.models.classifiers import CLASSIFIERS
 from fixstar.models.slots import CAPACITY, Side
@@ -189,7 +189,7 @@ class Settings:
         if self.frozen and (self.backbone in BACKBONES or (architecture and is_architecture(self.backbone[3:]))):
             raise InputError(
                 f"{self.backbone} starts from random weights, and a frozen backbone keeps its weights. Choose a "
-                "trained model: hf:NAME_OR_FOLDER, an ONNX file or a module of your own"
+                f"trained model: {' or '.join(PRETRAINED)}, hf:NAME_OR_FOLDER, an ONNX file or a module of your own"
             )
         if self.grown and CLASSIFIERS[method.classifier].fixed and method.classifier != "simplex":
             raise InputError(f"only a simplex grows, and {method.name} trains a {method.classifier}")

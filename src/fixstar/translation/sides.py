@@ -221,6 +221,7 @@ def open_model(text: str) -> Encoder:
     ``fit``, ``crop_fraction`` and ``interpolation`` are understood too. The mean and std of ImageNet are the default.
     """
     from fixstar.models import Encoder
+    from fixstar.models.backbones import PRETRAINED
 
     place, _, query = text.partition("?")
     if (Path(place) / "card.json").is_file():
@@ -229,7 +230,7 @@ def open_model(text: str) -> Encoder:
     unknown = [name for name in given if name not in _PARAMETERS]
     if unknown:
         raise UnknownNameError("parameter of a model's address", unknown[0], _PARAMETERS)
-    if "size" not in given and not place.startswith(_OWN_PREPARATION):
+    if "size" not in given and place not in PRETRAINED and not place.startswith(_OWN_PREPARATION):
         raise InputError(
             f"{text} does not say how its images are prepared: write {place}?size=224, with mean and std unless they "
             "are ImageNet's"

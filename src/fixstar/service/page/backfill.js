@@ -1,6 +1,6 @@
 // Backfill: re-embed old vectors with the deployed version, within a budget, and watch the progress.
 import { call, may } from "./api.js";
-import { badge, byId, count, el, percent, plural, points, renew, svg } from "./dom.js";
+import { badge, byId, count, el, percent, plural, points, renew, svg, unfold } from "./dom.js";
 import { cancelButton, progressBar } from "./jobs.js";
 import { confirm, problemView } from "./problem.js";
 
@@ -19,6 +19,7 @@ export function startBackfill(onStart) {
 export function askBackfill({ budget = latest?.budget, order = latest?.order }) {
   const form = byId("backfill").querySelector("form");
   if (!form) return;
+  unfold(form);
   if (budget) byId("budget").value = budget;
   byId("budget").dispatchEvent(new Event("input"));
   if (order) byId("order").value = order;

@@ -1,7 +1,7 @@
 // The upgrade board: loads what its panels show, and looks again while jobs run.
 import { call, may, status, versionPath } from "./api.js";
 import { askBackfill, showBackfill, startBackfill } from "./backfill.js";
-import { badge, byId, count, el, percent, plural, rememberVersions, renew, tone, when } from "./dom.js";
+import { badge, byId, count, el, percent, plural, rememberVersions, renew, tone, unfold, when } from "./dom.js";
 import { showDrift } from "./drift.js";
 import { showHistory } from "./history.js";
 import { isOpen, JobWatch, markBusy, showJobBar, showJobs, showOnButtons } from "./jobs.js";
@@ -60,7 +60,9 @@ async function acted(action) {
 
 /** The button that was pressed may be gone: then a place has the focus. */
 function keepFocus(place) {
-  if (document.activeElement === document.body) byId(place).focus();
+  if (document.activeElement !== document.body) return;
+  unfold(byId(place));
+  byId(place).focus();
 }
 
 async function refresh() {
@@ -184,18 +186,22 @@ async function runCheck(version, rules = {}) {
   return `The check of ${version} was started.`;
 }
 
-/** Trains the next version on the stored items; it runs as a job. */
+/** Trains the next version on the stored items or a folder of the operator's; it runs as a job. */
 async function upgrade(newest) {
   if (jobs.some((job) => job.kind === "upgrade" && isOpen(job))) return null;
+  const folders = now.training_images;
+  const source = el("select", { id: "upgrade-images" }, el("option", { value: "" }, "the stored items that have a label and an image"), folders.map((name) => el("option", { value: name }, `the folder ${name}`)));
+  const stored = folders.length ? "the images chosen below" : "the stored items that have a label and an image";
   const done = await confirm({
     title: "Train an upgrade?",
     says: [
-      `A new version is trained from ${newest}, with its settings, on the stored items that have a label and an image.`,
+      `A new version is trained from ${newest}, with its settings, on ${stored}.`,
       "Searches continue meanwhile, and may be slower.",
       "Nothing is deployed: check the version when it is trained.",
     ],
+    choice: folders.length ? el("label", {}, "Train on", source) : null,
     verb: "Train",
-    act: () => call("/v1/upgrade", { json: {} }),
+    act: () => call("/v1/upgrade", { json: source.value ? { data: source.value } : {} }),
   });
   return done && "The training of an upgrade was started.";
 }

@@ -24,6 +24,14 @@ function fill(element, { on = {}, data = {}, ...attributes }, children) {
 
 export const byId = (id) => document.getElementById(id);
 
+/** Whether the window is as narrow as a phone, where only the first things are unfolded. The same width as in page.css. */
+export const isNarrow = () => window.matchMedia("(max-width: 44rem)").matches;
+
+/** Opens what is folded around a place, so that it can be seen and have the focus. */
+export function unfold(place) {
+  for (let at = place.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
+}
+
 /** New content in a place; what had the focus there (by its `data-focus`) has it again. */
 export function renew(place, ...children) {
   const held = place.contains(document.activeElement) ? document.activeElement.dataset.focus : null;

@@ -73,9 +73,9 @@ export function announce(words) {
 /**
  * States what will happen, and does it on the second press. `act(reason)` runs with the dialog open: where it fails the
  * problem is shown there, and where `onProblem(problem)` returns other settings the dialog asks again with them.
- * `reason` is the label of a field that must be filled, or null.
+ * `choice` is a labelled field that `act` reads, `reason` the label of a field that must be filled, or null.
  */
-export function confirm({ title, says, reason = null, verb, danger = false, act, onProblem = () => null, problem = null }) {
+export function confirm({ title, says, choice = null, reason = null, verb, danger = false, act, onProblem = () => null, problem = null }) {
   const dialog = byId("confirm");
   return new Promise((resolve) => {
     const why = reason && el("textarea", { id: "reason", required: true, maxlength: 500, rows: 3 });
@@ -108,6 +108,7 @@ export function confirm({ title, says, reason = null, verb, danger = false, act,
         { on: { submit }, novalidate: true },
         el("h2", { id: "confirm-title" }, title),
         el("ul", { class: "says" }, says.map((sentence) => el("li", {}, sentence))),
+        choice,
         why && el("label", {}, reason, why),
         trouble,
         el("div", { class: "buttons" }, cancel, go),

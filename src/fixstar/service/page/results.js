@@ -4,6 +4,7 @@ import { picture } from "./picture.js";
 
 const UNLIKELY = "Of the queries that have a match, 95 in 100 have a better hit than these, as measured by the check.";
 const COSINE = { word: "cosine", spoken: "cosine", note: "scores are cosines", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
+const TRANSLATED = { word: "score", spoken: "score", note: "scores of vectors of several versions", title: "Where the item's vector is of another version it is compared after a translation: 1 is the same direction, 0 nothing in common." };
 const SUM = { word: "score", spoken: "score", note: "scores are cosines, or sums of two where vectors are translated", title: "The cosine between the vectors of query and item or, where the item's vector is of an older version and is translated, the weighted sum of two: 1 is the same direction, 0 nothing in common." };
 const RELATIVE = { word: "relative", spoken: "relative score", note: "scores are relative to other classes of the gallery", title: "How much likelier the query and the item are of one class than of two, if the gallery holds the query's class. Whether it does is told apart by the check's threshold." };
 
@@ -35,7 +36,12 @@ function listen(grid) {
 const details = (id) => doing.details(...shown.get(id));
 
 /** What the scores of an answer mean. */
-export const scaleOf = ({ calibrated, models }) => (calibrated ? RELATIVE : models.length > 1 ? SUM : COSINE);
+export function scaleOf({ calibrated, models, version, hits }) {
+  if (calibrated) return RELATIVE;
+  if (models.length > 1) return SUM;
+  const direct = hits.every((hit) => hit.version === version || hit.version.endsWith(`@${version}`));
+  return direct ? COSINE : TRANSLATED;
+}
 
 /** Items as tiles, behind those that are there with `add`. */
 export function showItems(items, { add = false, scale = COSINE } = {}) {

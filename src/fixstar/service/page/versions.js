@@ -1,6 +1,6 @@
 // Versions, newest first, with a rail from each to the one it came from.
 import { call, may, versionPath } from "./api.js";
-import { badge, byId, count, el, percent, plural, points, renew, tone, verdictMark, when } from "./dom.js";
+import { badge, byId, count, el, isNarrow, percent, plural, points, renew, tone, verdictMark, when } from "./dom.js";
 import { problemView, stepsView } from "./problem.js";
 import { images, outcomeChip } from "./upgrade.js";
 
@@ -11,8 +11,11 @@ export function showLineage(versions, actions) {
     return;
   }
   const rails = lanes(rows);
-  renew(byId("lineage"), rows.map((version, row) => el("li", { class: tone(version.name) }, rail(rails, row), card(version, actions))));
+  const shown = (version) => !isNarrow() || version.deployed || version === rows[0];
+  renew(byId("lineage"), rows.map((version, row) => el("li", { class: tone(version.name) }, rail(rails, row), card(version, actions, shown(version)))));
 }
+
+const opened = new Set(); // versions that the visitor unfolded: they stay so when the list is made anew
 
 /** For each row its lane, and the edges that pass it: a first child stays in its parent's lane, others get their own. */
 function lanes(rows) {
@@ -43,13 +46,22 @@ function rail({ lane, edges, width }, row) {
   return place;
 }
 
-function card(version, actions) {
+/** A version; on a phone all but the deployed and the newest are folded to their first line. */
+function card(version, actions, shown) {
+  const { name, check, deployed, retired } = version;
+  const header = el("header", {}, badge(name), deployed && el("span", { class: "chip live" }, "deployed"), retired && el("span", { class: "chip" }, "retired"), outcomeChip(check));
+  const rest = facts(version, actions);
+  const attributes = { class: deployed ? "version deployed" : "version", "aria-label": `Version ${name}` };
+  if (shown) return el("article", attributes, header, rest);
+  const folded = el("details", { class: "fold", open: opened.has(name) }, el("summary", { data: { focus: `unfold ${name}` } }, header), rest);
+  folded.addEventListener("toggle", () => (folded.open ? opened.add(name) : opened.delete(name)));
+  return el("article", attributes, folded);
+}
+
+function facts(version, actions) {
   const { name, check, deployed, retired, parent } = version;
   const focus = (what) => ({ focus: `${what} ${name}` });
-  return el(
-    "article",
-    { class: deployed ? "version deployed" : "version", "aria-label": `Version ${name}` },
-    el("header", {}, badge(name), deployed && el("span", { class: "chip live" }, "deployed"), retired && el("span", { class: "chip" }, "retired"), outcomeChip(check)),
+  return [
     el("dl", {}, fact("Method", version.method), fact("Backbone", version.backbone), fact("Classes", version.capacity ? `${count(version.classes)} of ${count(version.capacity)}` : count(version.classes)), fact("Vectors", count(version.vectors)), fact("From", parent ?? "scratch"), fact("fixstar", version.fixstar)),
     version.gain && gain(version.gain),
     check && details(name),
@@ -62,7 +74,7 @@ function card(version, actions) {
         !deployed && el("button", { type: "button", class: check === "pass" ? "primary" : "", data: focus("deploy"), on: { click: () => actions.deploy(version) } }, "Deploy …"),
         !deployed && check && check !== "pass" && el("button", { type: "button", data: focus("old queries"), on: { click: () => actions.deploy(version, "old") } }, "Deploy, old queries …"),
       ),
-  );
+  ];
 }
 
 /** Three numbers on one scale: what is found now, at once after deploying, and with everything embedded again. */
