@@ -154,10 +154,10 @@ class DataError(FixstarError):
     type = "unusable-data"
 
 
-class ImageError(DataError):
-    """One image cannot be read. ``name`` says which, ``reason`` why, ``index`` its position among those given."""
+class ItemError(DataError):
+    """One item cannot be read. ``name`` says which, ``reason`` why, ``index`` its position among those given."""
 
-    type = "unreadable-image"
+    type = "unreadable-item"
 
     def __init__(self, name: str, reason: str, index: int = 0) -> None:
         super().__init__(f"{name}: {reason}")
@@ -165,6 +165,18 @@ class ImageError(DataError):
 
     def __reduce__(self) -> tuple[Any, ...]:  # travels between processes
         return type(self), (self.name, self.reason, self.index)
+
+
+class ImageError(ItemError):
+    """One image cannot be read."""
+
+    type = "unreadable-image"
+
+
+class TextError(ItemError):
+    """One text cannot be embedded."""
+
+    type = "unreadable-text"
 
 
 class ModelError(FixstarError):

@@ -1,11 +1,13 @@
-"""Which code a workspace may run: modules that its operator named. The list is outside of every workspace.
+"""What a workspace may run or ask: modules and servers that its operator named. The list is outside of every workspace.
 
 A version may be made by code of the user's own. Its card then has an import path, ``package.module:name``, and a card
-is a file that may come from anybody. So nothing is imported unless its module, or a package above it, is trusted:
+is a file that may come from anybody. So nothing is imported unless its module, or a package above it, is trusted. A
+version may also be a server that embeds texts, ``https://host``: no text and no key is sent there unless it is trusted.
 
-FIXSTAR_TRUST     modules for this process, separated by commas
-trusted.json      modules by workspace, in $XDG_CONFIG_HOME/fixstar (~/.config/fixstar): written when a version is added
-                  by its import path. It names the workspace by its path, so a copy of it starts with nothing trusted
+FIXSTAR_TRUST     modules and servers for this process, separated by commas
+trusted.json      the same by workspace, in $XDG_CONFIG_HOME/fixstar (~/.config/fixstar): written when a version is
+                  added by its import path or address. It names the workspace by its path, so a copy of it starts with
+                  nothing trusted
 """
 
 from __future__ import annotations
@@ -17,38 +19,56 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
+from urllib.parse import urlsplit
 
 from fixstar.durable import document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, UntrustedCodeError
 
 VARIABLE = "FIXSTAR_TRUST"
 _LIBRARIES = ("hf:", "open_clip:", "st:")  # names of models that bring no code
+ADDRESSES = ("http://", "https://")
 _WAIT = 10.0  # seconds for another process that changes the list
 _named: ContextVar[frozenset[str]] = ContextVar("named", default=frozenset())
 
 
 def import_path(backbone: str, options: Mapping[str, Any]) -> str | None:
-    """The code that makes a backbone; None for one that is data, or one of fixstar's own.
+    """The code or the server that makes vectors; None for a backbone that is data, or one of fixstar's own.
 
     >>> import_path("shop.models:build", {}), import_path("module", {"source": "shop.models:build"})
     ('shop.models:build', 'shop.models:build')
+    >>> import_path("https://host/v1/embeddings?model=small", {})
+    'https://host'
     >>> import_path("hf:facebook/dinov2-small", {}), import_path("resnet18", {})
     (None, None)
     """
     if backbone == "module":
         return str(options["source"])
+    if backbone == "endpoint":
+        return server_of(str(options["url"]))
+    if backbone.startswith(ADDRESSES):
+        return server_of(backbone)
     if ":" not in backbone or backbone.endswith(".onnx") or backbone.startswith(_LIBRARIES):
         return None
     return backbone
 
 
-def module_of(source: str) -> str:
-    """The module of an import path.
+def server_of(address: str) -> str:
+    """Scheme, host and port of an address.
 
-    >>> module_of("shop.models:build")
-    'shop.models'
+    >>> server_of("https://host:8000/v1/embeddings?model=small")
+    'https://host:8000'
     """
-    return source.partition(":")[0]
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def module_of(source: str) -> str:
+    """The module of an import path; a server is named as it is.
+
+    >>> module_of("shop.models:build"), module_of("https://host")
+    ('shop.models', 'https://host')
+    """
+    return source if source.startswith(ADDRESSES) else source.partition(":")[0]
 
 
 def trusted_modules() -> frozenset[str]:
@@ -77,13 +97,20 @@ def is_trusted(module: str) -> bool:
 
 
 def require_trusted(source: str) -> None:
-    """Raise unless the module of an import path is trusted. Nothing is imported before this."""
+    """Raise unless the module of an import path, or a server, is trusted. Nothing is run or sent before this."""
     module = module_of(source)
-    if not is_trusted(module):
+    if is_trusted(module):
+        return
+    if module.startswith(ADDRESSES):
         raise UntrustedCodeError(
-            f"{source!r} is code, and the module {module!r} is not trusted here: only code that you named is run. "
-            f"If you know it, and where the model comes from, set the environment variable {VARIABLE}={module}"
+            f"{module} would get texts, queries and a key, and it is not trusted here: only servers that you named are "
+            f"asked. If you know it, and where the model's card comes from, set the environment variable "
+            f"{VARIABLE}={module}"
         )
+    raise UntrustedCodeError(
+        f"{source!r} is code, and the module {module!r} is not trusted here: only code that you named is run. "
+        f"If you know it, and where the model comes from, set the environment variable {VARIABLE}={module}"
+    )
 
 
 def require_own(source: str, made_by: object) -> None:

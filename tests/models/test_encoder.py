@@ -15,7 +15,7 @@ from dense_geometry import full_form
 from documents import rewrite
 from PIL import Image
 
-from fixstar.errors import ImageError, InputError, ModelError, UnknownNameError
+from fixstar.errors import ImageError, InputError, ItemError, ModelError, UnknownNameError
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.models.encoder import CARD, WEIGHTS
 
@@ -163,7 +163,7 @@ def test_unreadable_images_are_refused_or_leave_a_row_of_nan(tmp_path: Path) -> 
     bad.write_bytes(good.read_bytes()[:60])
     with pytest.raises(ImageError, match=r"bad\.png"):
         encoder.encode([good, bad, good])
-    told: list[ImageError] = []
+    told: list[ItemError] = []
     vectors = encoder.encode([good, bad, good], bad="skip", on_bad=told.append)
     assert np.isnan(vectors).all(axis=1).tolist() == [False, True, False]
     assert [image.index for image in told] == [1]

@@ -12,6 +12,7 @@ from shops import pictures, shop
 
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.images import ImageSource
+from fixstar.texts import Role
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.items import Embedded, LocalEmbedder
 
@@ -55,11 +56,11 @@ def test_a_version_is_not_retired_while_items_are_embedded_with_it(space: Worksp
     refused: list[str] = []
 
     class Slow(LocalEmbedder):
-        def one(self, images: Sequence[ImageSource]) -> Embedded:
+        def one(self, images: Sequence[ImageSource], role: Role = "item") -> Embedded:
             with pytest.raises(InputError, match="v2 is in use: items are being embedded with it") as caught:
                 Workspace(space.path).retire("v2")
             refused.append(str(caught.value))
-            return super().one(images)
+            return super().one(images, role)
 
     embedder = Slow(space.encoder("v2"))
     done = space.index(catalogue(pictures(tmp_path / "photos")), embedder, version="v2")

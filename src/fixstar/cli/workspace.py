@@ -28,10 +28,12 @@ from fixstar.workspace.checks import checks_on_one_set
 if TYPE_CHECKING:
     from fixstar.demo import DemoResult
     from fixstar.gallery import Hit, SearchResult
+    from fixstar.images import ImageSource
     from fixstar.workspace import CatalogueItem, Check, Indexed, Status, Workspace
     from fixstar.workspace.items import Embedder
 
 _SHOWN = 10  # ids that are named
+_SNIPPET = 72  # characters of a text that was found
 
 
 @verb("fixstar demo", "fixstar demo --out pictures --seed 1 --json")
@@ -107,11 +109,20 @@ def _unfinished(version: str) -> str:
     "fixstar index catalogue/ -w shop",
     "fixstar index items.csv -w shop --prefix paris/",
     "fixstar index cifar-100-binary -w shop --labelled",
+    "fixstar index notes.jsonl -w notes --text body --id url",
 )
 def index(
-    items: Annotated[Path, typer.Argument(help="A folder of images, a list (.csv: path, id, anything), or one image.")],
+    items: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder of images, a list (.csv: path, id, anything), or one image. For a model of texts: a .jsonl, "
+            ".csv, .tsv or .parquet file, or a folder of .txt and .md files."
+        ),
+    ],
     workspace: WorkspacePath = Path(),
     prefix: Annotated[str, typer.Option(help="Put this before every id.")] = "",
+    text: Annotated[str | None, typer.Option(help="The field that holds the text.", show_default="text")] = None,
+    key: Annotated[str | None, typer.Option("--id", help="The field that holds the id.", show_default="id")] = None,
     label: LabelOption = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace items that have the same id and another image, without asking.")
@@ -128,12 +139,11 @@ def index(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Embed images with the deployed version. Items that are indexed already and unchanged are skipped.
+    """Embed images or texts with the deployed version. Items that are indexed already and unchanged are skipped.
 
     An id that the gallery holds with another image is replaced only with --replace, or if you say so when asked.
     Images that cannot be read are named and left out. Exit code 1 if no image can be read.
     """
-    from fixstar.workspace import catalogue
     from fixstar.workspace.items import vanished_items
 
     if sync and (labelled or not items.is_dir()):
@@ -141,7 +151,9 @@ def index(
 
     with fixstar.Workspace(workspace, device) as space:
         version = space.deployed()  # once: embedder and gallery must agree, whatever is deployed meanwhile
-        found = _labelled(space, items, prefix, label) if labelled else list(catalogue(items, prefix, label))
+        found = (
+            _labelled(space, items, prefix, label) if labelled else _catalogue(space, items, prefix, label, text, key)
+        )
         if not replace:
             _ask_to_replace(space, found)
         gone = vanished_items(space.gallery, items, prefix, found) if sync else []
@@ -154,8 +166,30 @@ def index(
         ):
             done = space.index(found, embedder, again, advance, version)
         deleted = space.gallery.delete(gone)
-        _print_indexed(done, deleted, sum(space.gallery.count().values()), space.path, as_json)
+        total = sum(space.gallery.count().values())
+        _print_indexed(done, deleted, total, space.path, as_json, space.registry.reads())
     raise typer.Exit(1 if done.bad and not (done.added or done.unchanged) else 0)
+
+
+def _catalogue(
+    space: Workspace, items: Path, prefix: str, *, label: str | None, text: str | None, key: str | None
+) -> list[CatalogueItem]:
+    """The items of a file or folder: images, or texts where the models read texts."""
+    from fixstar.data.texts import TABLES, TEXT_EXTENSIONS
+    from fixstar.workspace.items import catalogue, text_catalogue
+
+    if space.registry.reads() == "texts":
+        if label is not None:
+            raise InputError("--label is for folders of images; the label of a text is its field label")
+        return list(text_catalogue(items, prefix, text, key))
+    if text is not None or key is not None:
+        raise InputError(f"--text and --id are for texts, and the models of {space.path} read images")
+    if items.is_file() and items.suffix.lower() in (TABLES | TEXT_EXTENSIONS) - {".csv"}:
+        raise InputError(
+            f"{items} holds texts, and the models of {space.path} read images",
+            NextStep("init", {"path": ...}, "a workspace for texts; then add a model of texts"),
+        )
+    return list(catalogue(items, prefix, label))
 
 
 def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
@@ -207,7 +241,7 @@ def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractCo
     return RayEmbedder(space.registry.directory(version).absolute(), cluster)
 
 
-def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_json: bool) -> None:
+def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_json: bool, reads: str) -> None:
     for image in done.bad:
         print(f"left out {visible(image.name)}: {image.reason}", file=sys.stderr)
     if as_json:
@@ -226,18 +260,21 @@ def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing to do"
     print_wrapped(f"{plural(done.added, 'item')} embedded with {done.version}: {told}. The gallery holds {total:,}")
     if done.added or done.unchanged:
-        print(f"Next: fixstar search IMAGE -w {workspace}")
+        print(f"Next: fixstar search {'TEXT' if reads == 'texts' else 'IMAGE'} -w {workspace}")
     elif done.bad:
-        print("Next: repair or replace the images named above, then run the same command again")
+        print(f"Next: repair or replace the {reads} named above, then run the same command again")
 
 
 @verb(
     "fixstar search shoe.jpg -w shop",
     "fixstar search shoe.jpg bag.jpg -k 5 --sheet found.png",
     "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'",
+    "fixstar search 'how do I return shoes' -w notes",
 )
 def search(
-    images: Annotated[list[str] | None, typer.Argument(help="One image file or more.")] = None,
+    images: Annotated[
+        list[str] | None, typer.Argument(help="One image file or more; for a model of texts, one text or more.")
+    ] = None,
     workspace: WorkspacePath = Path(),
     k: Annotated[int, typer.Option("-k", help="Results per image.")] = 10,
     like: Annotated[str | None, typer.Option(help="Search with a stored item instead of an image: its id.")] = None,
@@ -256,10 +293,7 @@ def search(
     with a match have a better hit, as the check measured, the query is probably not in the catalogue.
     """
     if bool(images) == (like is not None):
-        raise InputError("search takes images, or --like ID; give one of them")
-    for name in images or ():
-        if "://" in name:
-            raise InputError(f"{name} is an address, and search takes image files; save the image and search with that")
+        raise InputError("search takes images or texts, or --like ID; give one of them")
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
     from fixstar.gallery import SearchRequest
@@ -271,7 +305,9 @@ def search(
             names, answer = [like], space.like(like, request)
         else:
             names = list(images or ())
-            answer = space.search([Path(name) for name in names], request)
+            answer = space.search(_queries(space, names), request)
+        if sheet is not None and space.registry.reads() == "texts":
+            raise InputError("--sheet draws images, and these are texts")
         if sheet is not None:
             from fixstar.workspace.contact_sheet import draw_result
 
@@ -296,6 +332,16 @@ def search(
         print(_left_out(name, answer.version, trained, workspace), file=sys.stderr)
     if sheet is not None and not as_json:
         print(f"\nPicture: {sheet}")
+
+
+def _queries(space: Workspace, names: list[str]) -> list[ImageSource]:
+    """What was given, as the deployed version reads it: texts, or the paths of images."""
+    if space.registry.reads() == "texts":
+        return list(names)
+    for name in names:
+        if "://" in name:
+            raise InputError(f"{name} is an address, and search takes image files; save the image and search with that")
+    return [Path(name) for name in names]
 
 
 def parse_where(words: list[str] | None) -> dict[str, Any] | None:
@@ -340,14 +386,18 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
 
 
 def _print_hits(names: list[str], answer: SearchResult) -> None:
-    heads = ("", "relative score" if answer.calibrated else "score", "item", "label", "version")
+    from fixstar.workspace.items import text_of
+
+    found = [hit for hits in answer.hits for hit in hits]
+    last = "text" if any(text_of(hit) is not None for hit in found) else "label"
+    heads = ("", "relative score" if answer.calibrated else "score", "item", last, "version")
     for name, hits in zip(names, answer.hits, strict=True):
         name = visible(name)
         print(f"{name} (query by {' and '.join(answer.models)})" if hits else f"{name}: nothing found")
-        rows = [
-            (str(place), rounded(hit.score, 3), hit.id, str(hit.payload.get("label", "")), hit.version)
-            for place, hit in enumerate(hits, start=1)
-        ]
+        rows = []
+        for place, hit in enumerate(hits, start=1):
+            shown = str(hit.payload.get("label", "")) if last == "label" else _beginning(text_of(hit) or "")
+            rows.append((str(place), rounded(hit.score, 3), hit.id, shown, hit.version))
         if hits and all(map(answer.is_unlikely, hits)):
             print("Probably not in the catalogue; the nearest:")
         if rows:
@@ -357,6 +407,16 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
             "Relative score: how much likelier the query's class is than another, if the gallery holds that class. It "
             "does not say whether it does"
         )
+
+
+def _beginning(text: str) -> str:
+    """The first words of a text, on one line.
+
+    >>> _beginning("one\\ntwo")
+    'one two'
+    """
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= _SNIPPET else f"{line[: _SNIPPET - 1]}…"
 
 
 @verb("fixstar status -w shop", "fixstar status -w shop --json")

@@ -1,4 +1,4 @@
-"""The layouts in which labelled images are stored on disk, and ``open_images``, which recognises them."""
+"""The layouts in which labelled images and texts are stored on disk, and ``open_images``, which recognises them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fixstar.data.image_set import ImageSet
+from fixstar.data.texts import TEXT_EXTENSIONS, has_texts, labelled_texts
 from fixstar.errors import DataError, ImageError, NextStep, UnknownNameError, plural
 from fixstar.images.reading import READS_HEIC, upright_size
 
@@ -58,8 +60,10 @@ class _Layout(NamedTuple):
 
 
 def open_images(path: str | Path, split: str = "train", label: str | None = None) -> ImageSet:
-    """The labelled images at ``path``, in any known layout; data without splits has only the split "train"."""
+    """The labelled images or texts at ``path``, in any known layout; without splits there is only "train"."""
     root = Path(path)
+    if root.is_file() and has_texts(root):
+        return _unsplit(partial(labelled_texts, label=label))(root, split)
     if root.is_file() and root.suffix.lower() == ".csv":
         _refuse_label(root, label)
         return _unsplit(image_list)(root, split)
@@ -70,6 +74,8 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
     if len(datasets) > 1:
         raise DataError(f"{root}: more than one dataset ({', '.join(datasets)}); give the folder of the one you mean")
     found = datasets or [name for name, layout in _GENERAL.items() if layout.recognise(root)]
+    if not found and any(one.suffix.lower() in TEXT_EXTENSIONS for one in root.rglob("*")):
+        return _unsplit(partial(labelled_texts, label=label))(root, split)
     if not found:
         known = [layout.description for layout in (_DATASETS | _GENERAL).values()]
         seen_here = sorted(entry.name + "/" * entry.is_dir() for entry in root.iterdir()) or ["nothing, it is empty"]

@@ -1,7 +1,7 @@
-"""Labelled images: what every dataset is before anything else looks at it.
+"""Labelled images or texts: what every dataset is before anything else looks at it.
 
-An ``ImageSet`` holds either pixels (one uint8 array, "resident") or the files they come from. ``load`` decodes files to
-pixels at a model's size, once; training then never touches the disk.
+An ``ImageSet`` holds pixels (one uint8 array, "resident"), the files they come from, or texts. ``load`` decodes files
+to pixels at a model's size, once; training then never touches the disk.
 """
 
 from __future__ import annotations
@@ -19,10 +19,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownNameError, plural
+from fixstar.errors import (
+    DataError,
+    ImageError,
+    InputError,
+    ItemError,
+    NextStep,
+    TextError,
+    UnknownNameError,
+    plural,
+)
 from fixstar.images import Preprocessing, decode_ahead, read_pixels
 from fixstar.images.reading import content
 from fixstar.progress import Advance, silent
+from fixstar.texts import Prompts, checked_text
 
 _SHOWN = 10  # unreadable images that an error lists by name
 _HASHED = 4096  # images hashed at a time
@@ -34,14 +44,14 @@ class Loaded(NamedTuple):
     """The images that can be read, and an error for each of the others."""
 
     images: ImageSet
-    bad: tuple[ImageError, ...]
+    bad: tuple[ItemError, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images, an integer label for each, and the class names that the labels stand for."""
+    """Images or texts, an integer label for each, and the class names that the labels stand for."""
 
-    images: npt.NDArray[np.uint8] | tuple[Path, ...]  # [N, H, W, C] or N files
+    images: npt.NDArray[np.uint8] | tuple[Any, ...]  # [N, H, W, C], N files (Path), or N texts (str)
     labels: npt.NDArray[np.int64]  # [N]
     classes: tuple[str, ...]
     name: str = ""
@@ -60,6 +70,11 @@ class ImageSet:
     def resident(self) -> bool:
         """Whether the pixels are in memory."""
         return isinstance(self.images, np.ndarray)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether these are texts."""
+        return isinstance(self.images, tuple) and bool(self.images) and isinstance(self.images[0], str)
 
     def counts(self) -> dict[str, int]:
         """Images per class, zeros included."""
@@ -90,10 +105,16 @@ class ImageSet:
         kept = self.take(labels >= 0)
         return ImageSet(kept.images, labels[labels >= 0], tuple(names), self.name)
 
-    def load(self, preprocessing: Preprocessing, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
-        """All images in one array; of unreadable ones ``bad="refuse"`` lists all, ``"skip"`` returns the errors."""
+    def load(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
+        """All images in one array; of unreadable ones ``bad="refuse"`` lists all, ``"skip"`` returns the errors.
+
+        Texts stay as they are, without those that cannot be embedded.
+        """
         if bad not in ("refuse", "skip"):
             raise InputError(f"bad is 'refuse' or 'skip', got {bad!r}")
+        preprocessing = self._fitting(inputs)
+        if preprocessing is None:
+            return self._checked_texts(bad, progress)
         if len(self) == 0:
             raise DataError(f"image set{self.name and ' ' + self.name}: there are no images to load")
         shape = (len(self), *preprocessing.size, preprocessing.channels)
@@ -105,8 +126,11 @@ class ImageSet:
         labels = np.delete(self.labels, [image.index for image in unreadable])
         return Loaded(ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable)
 
-    def readable(self, preprocessing: Preprocessing, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
+    def readable(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
         """The images that can be read, not kept in memory: ``load`` for sets that do not fit there."""
+        preprocessing = self._fitting(inputs)
+        if preprocessing is None:
+            return self._checked_texts(bad, progress)
         if self.resident:
             return Loaded(self, ())
         unreadable = self._decode(preprocessing, bad, progress)
@@ -114,11 +138,34 @@ class ImageSet:
         kept[[image.index for image in unreadable]] = False
         return Loaded(self.take(kept), unreadable)
 
+    def _fitting(self, inputs: Preprocessing | Prompts) -> Preprocessing | None:
+        """How the images are to be prepared, None for texts; refused if the model reads the other kind."""
+        if isinstance(inputs, Prompts) == self.has_texts:
+            return None if isinstance(inputs, Prompts) else inputs
+        wanted, seen = ("texts", "images") if isinstance(inputs, Prompts) else ("images", "texts")
+        raise InputError(f"the model reads {wanted}, and{self.name and ' ' + self.name} holds {seen}; give {wanted}")
+
+    def _checked_texts(self, bad: str, progress: Advance) -> Loaded:
+        """The texts that can be embedded, and the errors of the others."""
+        wrong: list[ItemError] = []
+        for index, text in enumerate(self.images):
+            try:
+                checked_text(text, index)
+            except TextError as error:
+                wrong.append(error)
+            progress()
+        if wrong and (bad == "refuse" or len(wrong) == len(self)):
+            raise unreadable_error(wrong, len(self))
+        kept = np.ones(len(self), bool)
+        kept[[error.index for error in wrong]] = False
+        return Loaded(self.take(kept), tuple(wrong))
+
     def _decode(
         self, preprocessing: Preprocessing, bad: str, progress: Advance, out: npt.NDArray[np.uint8] | None = None
-    ) -> tuple[ImageError, ...]:
+    ) -> tuple[ItemError, ...]:
         """Decodes every image, into ``out`` one after the other, and returns the errors of the others."""
-        unreadable: list[ImageError] = []
+        unreadable: list[ItemError] = []
+        assert not self.has_texts
         with contextlib.closing(decode_ahead(self.images, preprocessing)) as results:
             for position, result in enumerate(results):
                 if isinstance(result, ImageError):
@@ -139,9 +186,17 @@ class ImageSet:
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
         images = self.images
-        for part in _pixel_bytes(images) if isinstance(images, np.ndarray) else _file_bytes(images, read):
+        for part in _content_bytes(images, read):
             digest.update(part)
         return digest.hexdigest()
+
+
+def _content_bytes(images: npt.NDArray[np.uint8] | tuple[Path, ...] | tuple[str, ...], read: bool) -> Iterator[bytes]:
+    if isinstance(images, np.ndarray):
+        return _pixel_bytes(images)
+    if images and isinstance(images[0], str):
+        return iter([json.dumps(images).encode()])
+    return _file_bytes(images, read)
 
 
 def _pixel_bytes(images: npt.NDArray[np.uint8]) -> Iterator[bytes]:
@@ -199,7 +254,10 @@ def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
     return ImageSet(_joined([one.images for one in sets]), np.concatenate(labels), classes, "+".join(names))
 
 
-def _joined(parts: list[npt.NDArray[np.uint8] | tuple[Path, ...]]) -> npt.NDArray[np.uint8] | tuple[Path, ...]:
+def _joined(parts: list[Any]) -> Any:
+    kinds = {type(part[0]) for part in parts if isinstance(part, tuple) and part}
+    if str in kinds and (len(kinds) > 1 or any(isinstance(part, np.ndarray) for part in parts)):
+        raise InputError("texts and images cannot be concatenated")
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     files = [part for part in parts if not isinstance(part, np.ndarray)]
     if arrays and files:
@@ -214,8 +272,8 @@ def _image_mistakes(images: Any) -> Iterator[str]:
     if isinstance(images, np.ndarray):
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
             yield f"pixels are uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; see from_arrays"
-    elif not (isinstance(images, tuple) and all(isinstance(path, Path) for path in images)):
-        yield f"images are a uint8 array or a tuple of Path, got {type(images).__name__}"
+    elif not (isinstance(images, tuple) and any(all(isinstance(one, kind) for one in images) for kind in (Path, str))):
+        yield f"images are a uint8 array or a tuple of Path, texts a tuple of str, got {type(images).__name__}"
 
 
 def _label_mistakes(labels: Any, classes: Any) -> Iterator[str]:
@@ -275,7 +333,7 @@ def _allocate(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         ) from None
 
 
-def unreadable_error(unreadable: Sequence[ImageError], count: int) -> DataError:
+def unreadable_error(unreadable: Sequence[ItemError], count: int) -> DataError:
     """One error for all images of a set that cannot be read."""
     lines = [f"{len(unreadable):,} of {plural(count, 'image')} cannot be read:"]
     lines += [f"  {image}" for image in unreadable[:_SHOWN]]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from fixstar import geometry
 from fixstar.durable import open_regular_file, replace_file, require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep
+from fixstar.texts import Role
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -158,9 +159,13 @@ def version_features(
     made: Callable[[Encoder, Any], Any] | None = None,
 ) -> VersionFeatures:
     """A version's short forms of images; ``made`` gives its frozen backbone's features of them, where it is frozen."""
-    sets = [queries] if queries is gallery else [queries, gallery]
-    shown = [part.images if made is None else made(encoder, part.images) for part in sets]
-    vectors = [encoder.encode(part, form="short", progress=progress) for part in shown]
+    sets: list[tuple[ImageSet, Role]] = [(queries, "query")]
+    if queries is not gallery or encoder.reads == "texts":
+        sets.append((gallery, "item"))
+    vectors = []
+    for part, role in sets:
+        shown = part.images if made is None else made(encoder, part.images)
+        vectors.append(encoder.encode(shown, form="short", progress=progress, role=role))
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
     projection, parts = encoder.projection_matrix(), encoder.classifier.parts
     return VersionFeatures(name, vectors[0], vectors[-1], projection, adapt, parts)

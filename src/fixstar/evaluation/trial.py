@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from fixstar.data import ImageSet
     from fixstar.images import Preprocessing
+    from fixstar.texts import Prompts
 
 Features = Callable[["ImageSet", "ImageSet"], "Sequence[VersionFeatures]"]  # of queries and gallery
 
@@ -132,15 +133,15 @@ def trial_of_images(
     split, how = _kept_split(images.labels, split_file, seed, protocol.startswith("TPIR"))
     queries, gallery = images.take(split.queries), images.take(split.gallery)
     facts = {"Gallery": counted(gallery.labels), "Split": how}
-    shown = Thumbnails(_by_row(queries), _by_row(gallery))
+    shown = None if images.has_texts else Thumbnails(_by_row(queries), _by_row(gallery))
     return Trial(features(queries, gallery), queries.labels, gallery.labels, classes, facts, thumbnails=shown)
 
 
-def searchable(images: ImageSet, preprocessing: Preprocessing, bad_images: str) -> ImageSet:
+def searchable(images: ImageSet, inputs: Preprocessing | Prompts, bad_images: str) -> ImageSet:
     """The readable images of classes with two or more; ``bad_images`` is "refuse" or "skip"."""
     if bad_images not in ("refuse", "skip"):
         raise InputError(f"bad_images is refuse or skip, got {bad_images!r}")
-    kept, unreadable = images.readable(preprocessing, cast(Literal["refuse", "skip"], bad_images))
+    kept, unreadable = images.readable(inputs, cast(Literal["refuse", "skip"], bad_images))
     for image in unreadable:
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
     counts = kept.counts()

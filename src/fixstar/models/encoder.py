@@ -26,8 +26,10 @@ from fixstar.errors import (
     FixstarError,
     ImageError,
     InputError,
+    ItemError,
     ModelError,
     NextStep,
+    TextError,
     UnknownNameError,
     UntrustedCodeError,
     plural,
@@ -35,12 +37,16 @@ from fixstar.errors import (
 from fixstar.geometry import short_factors, unit
 from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
 from fixstar.models.backbones import BACKBONES, PRETRAINED, Backbone, create_backbone
+from fixstar.models.backbones.base import require_images
+from fixstar.models.backbones.endpoint import endpoint_backbone
 from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
 from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS, library_model
+from fixstar.models.backbones.texts import OnnxText, TextBackbone, TokenPooling, is_text_model, text_backbone
 from fixstar.models.classifiers import CLASSIFIERS, Classifier, TrainableClassifier, create_classifier
 from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
-from fixstar.trust import import_path, module_of, trusting
+from fixstar.texts import Prompts, Reads, Role, checked_text
+from fixstar.trust import ADDRESSES, import_path, module_of, server_of, trusting
 
 CARD, WEIGHTS = "card.json", "model.safetensors"
 CANARY = "canary"  # among the weights: vectors of a few fixed images
@@ -149,10 +155,11 @@ class Adapter(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Images to features and logits. Build one with ``Encoder.create``, restore one with ``Encoder.load``.
+    """Images, or texts, to features and logits. Build one with ``Encoder.create``, restore one with ``Encoder.load``.
 
-    ``slots`` says which class owns which logit. ``about`` records where the weights come from. An ``adapter``, if the
-    method trains one, maps stored vectors of the previous version to this one's space.
+    ``reads`` says which of the two, and ``inputs`` what it expects of them. ``slots`` says which class owns which
+    logit. ``about`` records where the weights come from. An ``adapter``, if the method trains one, maps stored vectors
+    of the previous version to this one's space.
     """
 
     def __init__(
@@ -161,7 +168,7 @@ class Encoder(nn.Module):
         projection: nn.Linear | None,
         classifier: Classifier,
         slots: Slots,
-        preprocessing: Preprocessing | None = None,
+        inputs: Preprocessing | Prompts | None = None,
         about: dict[str, Any] | None = None,
         adapter: Adapter | None = None,
     ) -> None:
@@ -169,10 +176,10 @@ class Encoder(nn.Module):
         self.backbone, self.projection, self.classifier = backbone, projection, classifier
         self.adapter = adapter
         self.slots = slots
-        self.preprocessing = preprocessing or backbone.preprocessing
+        self.inputs = inputs or backbone.inputs
         self.about: dict[str, Any] = dict(about or {})
         self._canary: tuple[Vectors, Path] | None = None
-        mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (self.preprocessing.mean, self.preprocessing.std))
+        mean, std = _statistics(self.inputs)
         self.register_buffer("_gain", 1 / (255 * std), persistent=False)
         self.register_buffer("_offset", -mean / std, persistent=False)
         self._gain: Tensor
@@ -209,6 +216,8 @@ class Encoder(nn.Module):
             body = create_backbone(body, **options)
         if preprocessing is not None:
             _require_images(body, preprocessing)
+        if isinstance(body.inputs, Prompts):
+            raise InputError(f"{body.name} reads texts, and only models of images are trained here; add it as it is")
         if CLASSIFIERS[classifier].fixed:
             if width is not None:
                 raise InputError(f"the width of a feature before a {classifier} follows from its capacity; got {width}")
@@ -227,14 +236,21 @@ class Encoder(nn.Module):
     def wrap(
         cls,
         model: str | Path | nn.Module,
-        preprocessing: Preprocessing | None = None,
+        inputs: Preprocessing | Prompts | None = None,
         *,
         source: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         weights: str | Path | None = None,
         output: str | None = None,
+        tokenizer: str | Path | None = None,
+        pooling: TokenPooling | None = None,
+        key: str | None = None,
+        price: float | None = None,
+        per_minute: float | None = None,
     ) -> Encoder:
         """Any model as an encoder; its output at unit length is the feature.
+
+        ``inputs`` is what it expects: the preprocessing of images, or the prompts of texts.
 
         ``model`` is ``efficientnet-lite0`` (a small pre-trained network, of the extra ``encoder``), an ONNX file,
         ``hf:NAME_OR_FOLDER``, ``open_clip:MODEL/WEIGHTS``, ``st:NAME_OR_FOLDER`` (sentence-transformers), an
@@ -243,11 +259,34 @@ class Encoder(nn.Module):
         ``source`` that makes it. ``output`` names one of several ONNX outputs. A model whose vector of an image depends
         on the call or the batch is refused.
 
+        Models of texts are ``hf:`` and ``st:`` too, an ONNX file with its ``tokenizer`` (tokenizer.json), or the
+        address of a server, ``https://host/v1/embeddings?model=NAME``. ``pooling`` says how token states become one
+        vector. For a server ``key`` names the environment variable of its key, ``price`` is per million tokens, and
+        ``per_minute`` limits the requests.
+
         An import path runs code: you name it here, so it is trusted for this call. What a file names is not, see
         ``fixstar.trust``.
         """
-        require_fitting(model, source=source, arguments=arguments, weights=weights, output=output)
-        if isinstance(model, str) and model.startswith("hf:"):
+        text_options = {"tokenizer": tokenizer, "pooling": pooling}
+        server_options = {"key": key, "price": price, "per_minute": per_minute}
+        image_options = {"source": source, "arguments": arguments, "weights": weights}
+        require_fitting(model, output=output, **image_options, **text_options, **server_options)
+        prompts = inputs if isinstance(inputs, Prompts) else None
+        preprocessing = inputs if isinstance(inputs, Preprocessing) else None
+        body: Backbone
+        if isinstance(model, str) and model.startswith(ADDRESSES):
+            _refuse_preprocessing(model, preprocessing)
+            with trusting(server_of(model)):
+                body = endpoint_backbone(model, prompts, key=key, price=price, per_minute=per_minute)
+        elif tokenizer is not None:
+            _refuse_preprocessing(str(model), preprocessing)
+            body = OnnxText.of(Path(str(model)), Path(tokenizer), prompts=prompts, pooling=pooling, output=output)
+        elif isinstance(model, str) and model.startswith(("hf:", SENTENCE_TRANSFORMERS)) and is_text_model(model):
+            _refuse_preprocessing(model, preprocessing)
+            body = text_backbone(model, prompts, pooling)
+        elif prompts is not None or pooling is not None:
+            raise InputError(f"{model} is not a model of texts: prompts and pooling do not go with it")
+        elif isinstance(model, str) and model.startswith("hf:"):
             body = create_backbone(model, **({"preprocessing": preprocessing.to_json()} if preprocessing else {}))
         elif isinstance(model, str) and model in PRETRAINED:
             body = create_backbone(model)
@@ -259,9 +298,20 @@ class Encoder(nn.Module):
             with trusting(*(module_of(one) for one in (named, source) if one is not None)):
                 body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
         head = create_classifier("none", feature_dim=body.feature_dim)
-        encoder = cls(body, None, head, Slots(), preprocessing or body.preprocessing).eval()
-        _require_steady(encoder)
+        encoder = cls(body, None, head, Slots(), preprocessing or body.inputs).eval()
+        with trusting(*([] if encoder.code is None else [module_of(encoder.code)])):
+            _require_steady(encoder)
         return encoder
+
+    @property
+    def reads(self) -> Reads:
+        """What it makes vectors of."""
+        return "texts" if isinstance(self.inputs, Prompts) else "images"
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What it expects of its images; a model of texts has none."""
+        return require_images(self.inputs)
 
     @property
     def code(self) -> str | None:
@@ -380,11 +430,14 @@ class Encoder(nn.Module):
         *,
         form: Form = "full",
         bad: Literal["refuse", "skip"] = "refuse",
-        on_bad: Callable[[ImageError], None] | None = None,
+        on_bad: Callable[[ItemError], None] | None = None,
         progress: bool = False,
         decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
+        role: Role = "item",
     ) -> Vectors:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors, or of backbone features, a float array [N, m].
+
+        A model of texts takes texts, and ``role`` says which prompt they get; images have none.
 
         ``form="short"`` gives the exact short form, which a gallery stores; ``"raw"`` gives z before normalisation. An
         image that cannot be read raises ``ImageError`` (``bad="refuse"``), or its row is NaN and ``on_bad`` is called
@@ -396,21 +449,40 @@ class Encoder(nn.Module):
         training = self.training
         self.eval()
         try:
-            with torch.no_grad(), progress_bar("encoding", len(images), "images", show=progress) as advance:
-                for rows, pixels in self._pixel_batches(images, batch_size, bad, on_bad, decode):
-                    features = self.features(pixels.to(self.device, non_blocking=True), form)
+            with torch.no_grad(), progress_bar("encoding", len(images), self.reads, show=progress) as advance:
+                for rows, features in self._feature_batches(images, batch_size, bad, on_bad, decode, form, role):
                     vectors[rows] = features.float().cpu().numpy()
                     advance(len(rows))
         finally:
             self.train(training)
         return vectors
 
+    def _feature_batches(
+        self,
+        items: Any,
+        batch_size: int,
+        bad: str,
+        on_bad: Callable[[ItemError], None] | None,
+        decode: Callable[[ImageSource, Preprocessing], Pixels] | None,
+        form: Form,
+        role: Role,
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Row numbers [B] and features [B, width] of the items that can be read."""
+        if isinstance(self.backbone, TextBackbone):
+            for rows, texts in _text_batches(items, batch_size, bad, on_bad):
+                prompted = [self.backbone.inputs.before(text, role) for text in texts]
+                h = self.backbone.embed(prompted)
+                yield rows, h if form == "raw" else unit(h)
+            return
+        for rows, pixels in self._pixel_batches(items, batch_size, bad, on_bad, decode):
+            yield rows, self.features(pixels.to(self.device, non_blocking=True), form)
+
     def _pixel_batches(
         self,
         images: Any,
         batch_size: int,
         bad: str,
-        on_bad: Callable[[ImageError], None] | None,
+        on_bad: Callable[[ItemError], None] | None,
         decode: Callable[[ImageSource, Preprocessing], Pixels] | None,
     ) -> Iterator[tuple[list[int], Tensor]]:
         """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
@@ -513,6 +585,49 @@ def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
 
 
+def _text_batches(
+    texts: Sequence[Any], batch_size: int, bad: str, on_bad: Callable[[ItemError], None] | None
+) -> Iterator[tuple[list[int], list[str]]]:
+    """Row numbers and texts that can be embedded."""
+    rows: list[int] = []
+    batch: list[str] = []
+    for index, text in enumerate(texts):
+        try:
+            batch.append(checked_text(text, index))
+        except TextError as error:
+            if bad == "refuse":
+                raise
+            if on_bad is not None:
+                on_bad(error)
+            continue
+        rows.append(index)
+        if len(batch) == batch_size:
+            yield rows, batch
+            rows, batch = [], []
+    if batch:
+        yield rows, batch
+
+
+def _statistics(inputs: Preprocessing | Prompts) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of pixels [C, 1, 1]; texts have none."""
+    if isinstance(inputs, Prompts):
+        return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)
+    return torch.tensor(inputs.mean).view(-1, 1, 1), torch.tensor(inputs.std).view(-1, 1, 1)
+
+
+def inputs_of(card: Mapping[str, Any]) -> Preprocessing | Prompts:
+    """What the model of a card expects of its images, or of its texts."""
+    values = card["preprocessing"]
+    if isinstance(values, Mapping) and values.get("reads") == "texts":
+        return Prompts.from_json(values)
+    return Preprocessing.from_json(values)
+
+
+def _refuse_preprocessing(model: str, given: Preprocessing | None) -> None:
+    if given is not None:
+        raise InputError(f"{model} reads texts: a size, mean and std of images do not go with it")
+
+
 def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:
     return torch.from_numpy(np.stack(stack)).permute(0, 3, 1, 2).contiguous()
 
@@ -557,7 +672,7 @@ def _card(encoder: Encoder, weights: Path) -> dict[str, Any]:
         "classifier": {"kind": encoder.classifier.kind, "options": encoder.classifier.options},
         "adapter": None if encoder.adapter is None else encoder.adapter.options,
         "slots": {"capacity": encoder.slots.capacity, "by_class": dict(encoder.slots.by_class)},
-        "preprocessing": encoder.preprocessing.to_json(),
+        "preprocessing": encoder.inputs.to_json(),
         "weights": {"bytes": weights.stat().st_size, "sha256": _sha256(weights)},
         "about": encoder.about,
     }
@@ -615,8 +730,18 @@ def _canary_images(p: Preprocessing) -> np.ndarray[Any, Any]:
     return np.asarray(blocks, np.uint8)
 
 
+_CANARY_TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "How do I return a pair of shoes that do not fit?",
+    "An embedding maps a text to a point in space.",
+    "1234567890",
+)
+
+
 def canary_vectors(encoder: Encoder) -> Vectors:
-    """The vectors of a few fixed images. Kept with a saved model, they show whether it has changed since."""
+    """The vectors of a few fixed images or texts. Kept with a saved model, they show whether it has changed since."""
+    if encoder.reads == "texts":
+        return encoder.encode(_CANARY_TEXTS, form="short")
     pixels = torch.from_numpy(_canary_images(encoder.preprocessing)).permute(0, 3, 1, 2).to(encoder.device)
     training = encoder.training
     with torch.no_grad():
@@ -648,19 +773,24 @@ def _apart(first: Vectors, second: Vectors) -> float:
 
 def _require_steady(encoder: Encoder) -> None:
     """Refuse a model whose vectors are constant, or change between calls or with the rest of the batch."""
-    images = _canary_images(encoder.preprocessing)
+    shown: Any = _CANARY_TEXTS if encoder.reads == "texts" else _canary_images(encoder.preprocessing)
+    kind = encoder.reads.removesuffix("s")
     first, again = canary_vectors(encoder), canary_vectors(encoder)
-    alone = np.concatenate([encoder.encode(images[i : i + 1], form="short") for i in range(len(images))])
+    alone = np.concatenate([encoder.encode(shown[i : i + 1], form="short") for i in range(len(shown))])
     if not (np.linalg.norm(first, axis=1) > 0.5).all():
-        raise ModelError("the model returns zero for an image; a unit vector cannot be made of it")
+        raise ModelError(f"the model returns zero for {_a(kind)}; a unit vector cannot be made of it")
     for other, when in ((again, "in two calls"), (alone, "alone and in a batch")):
         if not (apart := _apart(first, other)) <= _SAME:
             raise ModelError(
-                f"the model returns different vectors for the same image {when} ({apart:.3f} apart); "
+                f"the model returns different vectors for the same {kind} {when} ({apart:.3f} apart); "
                 "is dropout or batch norm in training mode?"
             )
     if _apart(first[1:], first[:-1]) < 1e-4:
-        raise ModelError("the model returns the same vector for different images")
+        raise ModelError(f"the model returns the same vector for different {kind}s")
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _check_weights(path: Path, card: dict[str, Any]) -> None:
@@ -680,7 +810,7 @@ def _check_shapes(path: Path, card: dict[str, Any]) -> None:
     """Compare the card with the weights' header before anything of the card's size is allocated."""
     projection, adapter, backbone = card["projection"], card["adapter"], card["backbone"]
     for part, weight, shape in (
-        ("backbone", "backbone.file", [backbone["options"]["size"]] if backbone["name"] == "onnx" else None),
+        ("backbone", "backbone.file", [backbone["options"]["size"]] if "onnx" in backbone["name"] else None),
         ("projection", "projection.weight", None if projection is None else [projection["out"], projection["in"]]),
         ("adapter", "adapter.first.weight", None if adapter is None else [adapter["hidden"], adapter["width"]]),
     ):
@@ -698,5 +828,4 @@ def _build(card: dict[str, Any]) -> Encoder:
         classifier = create_classifier(card["classifier"]["kind"], **card["classifier"]["options"])
         adapter = None if card["adapter"] is None else Adapter(**card["adapter"])
     slots = Slots(card["slots"]["capacity"], card["slots"]["by_class"])
-    preprocessing = Preprocessing.from_json(card["preprocessing"])
-    return Encoder(backbone, projection, classifier, slots, preprocessing, card["about"], adapter)
+    return Encoder(backbone, projection, classifier, slots, inputs_of(card), card["about"], adapter)

@@ -47,6 +47,7 @@ from fixstar.errors import (
     FixstarError,
     ImageError,
     InputError,
+    ItemError,
     NextStep,
     UnknownNameError,
     plural,
@@ -391,7 +392,7 @@ def _index(space: Workspace, running: RunningJob) -> Result:
     return result
 
 
-def _bad_image(image: ImageError, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
+def _bad_image(image: ItemError, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
     """An image that was left out, as ``POST /v1/items`` names it."""
     row = next(number for number, one in enumerate(batch) if one["id"] == image.name)
     return {"id": image.name, "index": before + row, "file": batch[row]["file"], "reason": image.reason}

@@ -49,7 +49,7 @@ class RayEmbedder:
         in_progress: deque[Any] = deque()
         for number, batch in enumerate(batches):
             worker = self._workers[number % len(self._workers)]
-            portable = [str(image.absolute()) if isinstance(image, Path) else image for image in batch]
+            portable = [image.absolute() if isinstance(image, Path) else image for image in batch]
             in_progress.append(worker.embed.remote(portable))
             if len(in_progress) >= _AHEAD * len(self._workers):
                 yield self._result(in_progress.popleft())
@@ -89,7 +89,8 @@ class _Worker:
 
     def embed(self, images: list[Any]) -> tuple[Any, Any]:
         """Vectors, and the images that could not be read."""
-        return tuple(self._embedder.one([Path(image) if isinstance(image, str) else image for image in images]))  # type: ignore[return-value]
+        vectors, bad = self._embedder.one(images)
+        return vectors, bad
 
 
 def _connected(address: str | None) -> Any:

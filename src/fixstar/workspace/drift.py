@@ -35,8 +35,8 @@ def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: De
     sample = _sample(serving, stored, limit)
     if not sample:
         return []
-    images = ImageStore(serving.path)
-    sources = [path for item in sample if (path := images.find(item)) is not None]
+    images = ImageStore(serving.path, serving.registry.reads())
+    sources = [path for item in sample if (path := images.original(item)) is not None]
     vectors, bad = LocalEmbedder(serving.encoder(made), decode).one(sources)
     unread = {one.index for one in bad}
     items = [item for row, item in enumerate(sample) if row not in unread]
@@ -59,10 +59,11 @@ def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: De
 
 def _sample(serving: Serving, version: str, limit: int) -> list[Item]:
     """Items of a version whose image is here: one of each label, then a second of each, and so on."""
-    images, by_label = ImageStore(serving.path), dict[Any, list[Item]]()
+    images = ImageStore(serving.path, serving.registry.reads())
+    by_label: dict[Any, list[Item]] = {}
     with closing(cast(Any, serving.gallery.iterate(version))) as source:
         for _, item in zip(range(LOOKED_AT), cast(Iterator[Item], source), strict=False):
-            if images.find(item) is not None:
+            if images.original(item) is not None:
                 by_label.setdefault(item.payload.get(LABEL), []).append(item)
     rounds = chain.from_iterable(zip_longest(*by_label.values()))
     return [item for item in rounds if item is not None][:limit]

@@ -33,6 +33,7 @@ from fixstar.evaluation import CrossTest, Report, VersionFeatures, flips, galler
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, missing_evidence
 from fixstar.images import Preprocessing
+from fixstar.models.encoder import inputs_of
 from fixstar.translation import Evidence, Translation, by_class, choose, translated
 from fixstar.translation.calibrate import (
     LEAST,
@@ -122,7 +123,7 @@ def check_version(
     """
     rules = rules or GateRules()
     card = registry.card(registry.checked(version))
-    preprocessing = Preprocessing.from_json(card["preprocessing"])
+    inputs = inputs_of(card)
     names = [one.name for one in searched]
     learnt_by: tuple[str, ...] = ()
     source = "given"
@@ -131,11 +132,12 @@ def check_version(
         images = named_images(registry.path, data)
     if images is None:
         source = "held out"
-        images, learnt_by = unlearnt_images(registry, version, names, preprocessing)
+        if isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
+            images, learnt_by = unlearnt_images(registry, version, names, inputs)
     judged: Judged | None = None
     usable = images is not None and max(images.counts().values(), default=0) > 1
     if images is not None and usable:
-        images = searchable(images, preprocessing, "skip")
+        images = searchable(images, inputs, "skip")
         models = [one.name for one in searched if one.has_model]
         ordered = [name for name in registry.names() if name in models]
         trial = trial_of_images(lambda q, g: features(q, g, [*ordered, version]), images, seed=rules.seed)

@@ -1,8 +1,8 @@
 """Items: found in a folder, a list or a labelled set, embedded batch by batch, and stored in the gallery.
 
 The payload of an item that fixstar indexed says where its image is (``image``: a path, relative to the workspace for
-images that the workspace keeps) and identifies its content (``stamp``), so that backfill finds it again. Stored
-batches stay; a repeated call resumes.
+images that the workspace keeps), or holds its text (``text``), and identifies its content (``stamp``), so that backfill
+finds it again. Stored batches stay; a repeated call resumes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from numpy.typing import NDArray
 
 from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_left_out
 from fixstar.data.image_set import ImageSet
+from fixstar.data.texts import TEXT, text_rows
 from fixstar.durable import replace_file
-from fixstar.errors import DataError, GalleryError, ImageError, InputError, NextStep
-from fixstar.gallery import Gallery
+from fixstar.errors import DataError, GalleryError, InputError, ItemError, NextStep
+from fixstar.gallery import Gallery, Hit
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.store import Item, Vectors
 from fixstar.gallery.transfer import made_or_same
 from fixstar.images import ImageSource, Pixels, Preprocessing
 from fixstar.models import Encoder
 from fixstar.progress import Advance
+from fixstar.texts import Reads, Role
 
 Decode = Callable[[ImageSource, Preprocessing], Pixels]
 IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
+_TEXT_STAMP = "text-"  # how the stamp of a text begins: other items may have a field of that name
 
 _FIELDS = 5  # of a filter that found nothing, looked for among the items
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
@@ -46,7 +49,7 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
 
 @dataclass(frozen=True)
 class CatalogueItem:
-    """An item to index. ``image`` is what the encoder reads."""
+    """An item to index. ``image`` is what the encoder reads: an image, or a text."""
 
     id: str
     image: ImageSource
@@ -133,6 +136,33 @@ def _value(column: str, text: str) -> str | int | float:
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
+def text_catalogue(
+    source: Path, prefix: str = "", text: str | None = None, key: str | None = None
+) -> Iterator[CatalogueItem]:
+    """The items of a file or folder of texts; see ``data.texts``. ``prefix`` goes before every id."""
+    for row in text_rows(source, text, key):
+        if reserved := {IMAGE, STAMP} & row.fields.keys():
+            raise DataError(f"{source}: the field {min(reserved)} is reserved; give yours another name")
+        yield text_item(prefix + row.id, row.text, row.fields)
+
+
+def text_item(name: str, text: str, payload: Payload) -> CatalogueItem:
+    """An item that is a text, which its payload holds."""
+    return CatalogueItem(name, text, {**payload, TEXT: text, STAMP: text_stamp(text)})
+
+
+def text_stamp(text: str) -> str:
+    """What identifies a text."""
+    return _TEXT_STAMP + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def text_of(item: Item | Hit) -> str | None:
+    """The text that an item's vector was made of; None for other items."""
+    text = item.payload.get(TEXT)
+    is_text = str(item.payload.get(STAMP, "")).startswith(_TEXT_STAMP)
+    return text if is_text and isinstance(text, str) else None
+
+
 def _from_file(name: str, path: Path, payload: Payload) -> CatalogueItem:
     absolute = path.absolute()
     return CatalogueItem(name, absolute, {**payload, IMAGE: str(absolute), STAMP: _stamp(absolute)})
@@ -151,7 +181,9 @@ def labelled_items(images: ImageSet, prefix: str = "") -> Iterator[CatalogueItem
     for row, label in enumerate(images.labels.tolist()):
         payload = {LABEL: images.classes[label]}
         source = images.images[row]
-        if isinstance(source, Path):
+        if isinstance(source, str):
+            yield text_item(f"{prefix}{row}", source, payload)
+        elif isinstance(source, Path):
             yield _from_file(prefix + _below_class(source, images.classes[label]), source, payload)
         else:
             yield CatalogueItem(f"{prefix}{row}", source, payload)
@@ -166,10 +198,14 @@ def _below_class(path: Path, label: str) -> str:
 
 
 class ImageStore:
-    """Images that came as bytes or pixels, kept in images/ab/abcd....png, named by their SHA-256."""
+    """Images that came as bytes or pixels, kept in images/ab/abcd....png, named by their SHA-256.
 
-    def __init__(self, path: Path) -> None:
+    ``reads`` is what the models of the workspace read.
+    """
+
+    def __init__(self, path: Path, reads: Reads = "images") -> None:
         self.path = path
+        self.reads = reads
 
     def keep(self, image: bytes | ImageSource, suffix: str = ".png") -> Payload:
         """Keep an image; the payload fields that lead back to it. Pixels are kept as PNG, bytes as they are."""
@@ -207,6 +243,10 @@ class ImageStore:
                 images, total = images + 1, total + seen.st_size
         return images, total
 
+    def original(self, item: Item) -> Path | str | None:
+        """What the vector of an item was made of, to be embedded again: its image or its text; None if it is gone."""
+        return text_of(item) if self.reads == "texts" else self.find(item)
+
     def find(self, item: Item) -> Path | None:
         """Where the image of an item is; None if unknown or gone."""
         name = item.payload.get(IMAGE)
@@ -232,7 +272,7 @@ class Embedded(NamedTuple):
     """A batch's short forms [n, width]; rows of images that could not be read are NaN, and ``bad`` says why."""
 
     vectors: NDArray[np.float32]
-    bad: tuple[ImageError, ...]
+    bad: tuple[ItemError, ...]
 
 
 class Embedder(Protocol):
@@ -253,10 +293,12 @@ class LocalEmbedder:
         for batch in batches:
             yield self.one(batch)
 
-    def one(self, images: Sequence[ImageSource]) -> Embedded:
-        """The vectors of one batch."""
-        bad: list[ImageError] = []
-        vectors = self._encoder.encode(images, form="short", bad="skip", on_bad=bad.append, decode=self._decode)
+    def one(self, images: Sequence[ImageSource], role: Role = "item") -> Embedded:
+        """The vectors of one batch, to be stored or to search with."""
+        bad: list[ItemError] = []
+        vectors = self._encoder.encode(
+            images, form="short", bad="skip", on_bad=bad.append, decode=self._decode, role=role
+        )
         return Embedded(vectors, tuple(bad))
 
 
@@ -286,7 +328,7 @@ class Indexed:
     version: str
     added: int
     unchanged: int
-    bad: tuple[ImageError, ...]
+    bad: tuple[ItemError, ...]
     changed: int = 0
     replaced: int = 0
     updated: int = 0
@@ -306,7 +348,7 @@ def index_items(
     ``store`` writes in the place of ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
     """
     unchanged, updated, counts = 0, 0, Counter[str]()
-    bad: list[ImageError] = []
+    bad: list[ItemError] = []
     waiting: list[tuple[list[CatalogueItem], dict[str, Item]]] = []
 
     def batches() -> Iterator[list[object]]:
@@ -315,7 +357,7 @@ def index_items(
         while came := list({item.id: item for item in islice(source, BATCH)}.values()):  # the last of every id
             batch = [item for item in came if _is_unicode(item.id)]
             shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
-            bad.extend(ImageError(name, "its name is not valid UTF-8; rename it") for name in shown)
+            bad.extend(ItemError(name, "its name is not valid UTF-8; rename it") for name in shown)
             known = gallery.get([item.id for item in batch])
             same = [] if again else [item for item in batch if _same_image(known.get(item.id), item)]
             updated += _store_fields(gallery, known, same)
@@ -336,7 +378,7 @@ def index_items(
             write = store or gallery.upsert
             write(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
         counts.update(_before(known.get(item.id), item) for item in kept)
-        bad += [ImageError(batch[image.index].id, image.reason, image.index) for image in unread]
+        bad += [ItemError(batch[image.index].id, image.reason, image.index) for image in unread]
         if progress is not None:
             progress(len(batch))
     return Indexed(version, counts.total(), unchanged, tuple(bad), counts["changed"], counts["replaced"], updated)
@@ -346,6 +388,8 @@ def _before(stored: Item | None, item: CatalogueItem) -> Literal["new", "changed
     """What an item was before: not there, of the same image, or of another one. A file that was moved is the same."""
     if stored is None:
         return "new"
+    if text_of(stored) is not None and isinstance(item.image, str):
+        return "changed"  # another text under its id, as another content under a file's name
     same = any(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
     return "changed" if same else "replaced"
 
@@ -410,6 +454,10 @@ def update_payload(
     """Change payload fields of a stored item, None removes one; its vector stays. See ``Gallery.update_payload``."""
     if reserved := {IMAGE, STAMP} & changes.keys():
         raise InputError(f"the payload field {min(reserved)!r} is reserved: it says where the item's image is")
+    if TEXT in changes:
+        stored = gallery.get([name]).get(name)
+        if stored is not None and text_of(stored) is not None:
+            raise InputError(f"the text of {name!r} is what its vector was made of; store the item again to change it")
     return gallery.update_payload(name, changes, revision, max_bytes)
 
 

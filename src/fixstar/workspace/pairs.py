@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.pixels import Augmentation
+from fixstar.data.texts import text_rows
 from fixstar.durable import require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split, nearest
@@ -142,14 +143,17 @@ def from_images(
     if len(images) > most:
         chosen = np.random.default_rng(seed).permutation(len(images))[:most]
         images = images.take(np.sort(chosen))
-    loaded = images.load(new.preprocessing, "skip").images
+    loaded = images.load(new.inputs, "skip").images
+    known = len(loaded.classes) > 1
+    names = [loaded.classes[label] if known else None for label in loaded.labels.tolist()]
+    if loaded.has_texts:
+        vectors = [encoder.encode(loaded.images, form="short", progress=progress) for encoder in (old, new)]
+        return Sample(vectors[0], vectors[1], names, origin=origin)
     pixels = np.stack([np.asarray(image) for image in loaded.images])
     shown = [pixels]
     if augmentation is not None:
         rng = np.random.default_rng(seed)
         shown += [augmented(pixels, augmentation, rng) for _ in range(VIEWS)]
-    known = len(loaded.classes) > 1
-    names = [loaded.classes[label] if known else None for label in loaded.labels.tolist()]
     parts = []
     first = FrozenEncoder(old)
     second = FrozenEncoder(new)
@@ -181,9 +185,12 @@ def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.ran
 
 
 def unlabelled_images(path: Path) -> ImageSet:
-    """All images below a folder, whatever its subfolders mean: only their pixels count."""
+    """All images below a folder, whatever its subfolders mean: only their pixels count. Or the texts of a file."""
     from fixstar.data.formats import list_images
 
+    if path.is_file():
+        texts = tuple(row.text for row in text_rows(path))
+        return ImageSet(texts, np.zeros(len(texts), np.int64), ("unlabelled",), path.name)
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; give a folder of images for both models to embed")
     images, _ = list_images(path)
@@ -209,7 +216,7 @@ def from_gallery(
 
     ``judging`` takes the labelled ones among those that judge, or all that are fitted; None takes all of both.
     """
-    find = ImageStore(serving.path).find
+    find = ImageStore(serving.path, serving.registry.reads()).original
 
     def wanted(item: Item) -> bool:
         if judging is not None and judges(item.id) != judging:

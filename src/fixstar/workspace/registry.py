@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fixstar.durable import document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
+from fixstar.texts import Reads
 from fixstar.trust import import_path, remembered, trusting
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ class Registry:
                 )
             raise InputError(f"{self.path} has no version yet", *FIRST)
         return names[-1]
+
+    def reads(self) -> Reads:
+        """What the models of this directory read; all read the same."""
+        names = self.names()
+        if not names:
+            return "images"
+        return "texts" if self.card(names[-1])["preprocessing"].get("reads") == "texts" else "images"
 
     def can_upgrade(self) -> bool:
         """Whether the newest version was trained here, so that a training can continue from it."""

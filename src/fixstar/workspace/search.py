@@ -101,7 +101,7 @@ class Serving:
 
     def embed(self, version: str, images: Sequence[ImageSource], decode: Decode | None = None) -> Vectors:
         """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``."""
-        vectors, bad = LocalEmbedder(self.encoder(version), decode).one(images)
+        vectors, bad = LocalEmbedder(self.encoder(version), decode).one(images, role="query")
         if bad:
             raise bad[0]
         return vectors
@@ -190,13 +190,13 @@ class Serving:
 
     def _images_of(self, names: Sequence[str], items: Mapping[str, Item]) -> list[ImageSource]:
         """The images of stored items, which must be here."""
-        store = ImageStore(self.path)
-        found = {name: store.find(items[name]) for name in names}
+        store = ImageStore(self.path, self.registry.reads())
+        found = {name: store.original(items[name]) for name in names}
         missing = [name for name, path in found.items() if path is None]
         if missing:
             raise GalleryError(
-                f"{missing[0]!r} has no image here, so its vector, of {items[missing[0]].version}, cannot be combined "
-                "with images or with vectors of other versions; use examples of one version, or leave it out"
+                f"{missing[0]!r} has no image or text here, so its vector, of {items[missing[0]].version}, cannot be "
+                "combined with images or with vectors of other versions; use examples of one version, or leave it out"
             )
         return [path for path in found.values() if path is not None]
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -253,9 +255,16 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
 
 def add_version(registry: Registry, encoder: Encoder, compatible_with: str | None, source: str) -> str:
     """Store a model from elsewhere as the next version; see ``Workspace.add_version``."""
-    digest, run = weights_digest(encoder), RunDirectory(registry.path)
+    digest, run = _model_digest(encoder), RunDirectory(registry.path)
     with run.locked():
-        for name in registry.names():
+        names = registry.names()
+        if names and registry.reads() != encoder.reads:
+            known = registry.reads()
+            raise InputError(
+                f"{names[-1]} reads {known}, and this model reads {encoder.reads}: a workspace holds one kind",
+                NextStep("init", {"path": ...}, f"a workspace for {encoder.reads}"),
+            )
+        for name in names:
             if registry.card(name)["about"].get("added", {}).get("weights") == digest:
                 raise InputError(f"{name} is this model already")
         if compatible_with is not None:
@@ -271,6 +280,15 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
         number = registry.next_number()
         run.finish(number, encoder, ReplayMemory(0))
     return f"v{number}"
+
+
+def _model_digest(encoder: Encoder) -> str:
+    """What identifies a model: its weights, or for a server, which has none here, what is asked of it."""
+    weights = weights_digest(encoder)
+    if encoder.backbone.name != "endpoint":
+        return weights
+    facts = json.dumps(encoder.backbone.options, sort_keys=True, default=str)
+    return hashlib.sha256(f"{weights} {facts}".encode()).hexdigest()
 
 
 def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[str, Any]]:

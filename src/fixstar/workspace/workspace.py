@@ -22,6 +22,7 @@ from fixstar.gallery.store import Item
 from fixstar.images import ImageSource, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
+from fixstar.texts import Prompts
 from fixstar.translation import Translation, load_translation
 from fixstar.workspace import checks
 from fixstar.workspace.backfill import planning
@@ -243,7 +244,7 @@ class Workspace:
     def add_version(
         self,
         model: str | Path | nn.Module | Encoder,
-        preprocessing: Preprocessing | None = None,
+        inputs: Preprocessing | Prompts | None = None,
         *,
         compatible_with: str | None = None,
         **options: Any,
@@ -255,7 +256,7 @@ class Workspace:
         """
         from fixstar.workspace.training import add_version
 
-        encoder = model if isinstance(model, Encoder) else Encoder.wrap(model, preprocessing, **options)
+        encoder = model if isinstance(model, Encoder) else Encoder.wrap(model, inputs, **options)
         source = str(model) if isinstance(model, (str, Path)) else type(model).__name__
         return add_version(self.registry, encoder, compatible_with, source)
 
@@ -384,7 +385,7 @@ class Workspace:
     def search(
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
-        """The k nearest items of each image, whatever version made their vectors; see ``Serving.search_vectors``."""
+        """The k nearest items of each image or text, whatever version made their vectors; see ``Serving``."""
         self.deployed()
         return self.serving.search(images, request, **options)
 

@@ -15,11 +15,13 @@ from typing import Any
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.models.backbones.base import Backbone
+from fixstar.models.backbones.endpoint import EndpointBackbone
 from fixstar.models.backbones.foreign import ModuleBackbone, OnnxBackbone, own_backbone
 from fixstar.models.backbones.hf import hf_backbone
 from fixstar.models.backbones.pretrained import PRETRAINED
 from fixstar.models.backbones.resnets import CifarResNet, RegNet, ResNet, SENet
 from fixstar.models.backbones.small import LeNetPlusPlus, Tiny
+from fixstar.models.backbones.texts import HFText, OnnxText
 
 __all__ = ["BACKBONES", "PRETRAINED", "Backbone", "backbone_names", "create_backbone"]
 
@@ -40,7 +42,13 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {
 }
 
 # Models from elsewhere, rebuilt from a saved version's card; ``foreign_backbone`` makes them.
-_FOREIGN: dict[str, Callable[..., Backbone]] = {"module": ModuleBackbone, "onnx": OnnxBackbone}
+_FOREIGN: dict[str, Callable[..., Backbone]] = {
+    "endpoint": EndpointBackbone,
+    "hf-text": HFText,
+    "module": ModuleBackbone,
+    "onnx": OnnxBackbone,
+    "onnx-text": OnnxText,
+}
 
 _NAMED = {**BACKBONES, **PRETRAINED, **_FOREIGN}
 _HF = "hf:"

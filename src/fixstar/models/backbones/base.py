@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fixstar.errors import InputError
 from fixstar.images import Preprocessing
+from fixstar.texts import Prompts
 
 _CIFAR100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -18,14 +19,22 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Backbone(nn.Module, ABC):
-    """Images to pooled features; ``create_backbone(name, **options)`` rebuilds it offline from a model's card."""
+    """Images to pooled features; ``create_backbone(name, **options)`` rebuilds it offline from a model's card.
 
-    def __init__(self, name: str, options: dict[str, Any], feature_dim: int, preprocessing: Preprocessing) -> None:
+    ``inputs`` is what it expects of what it reads: the preprocessing of images, or the prompts of texts.
+    """
+
+    def __init__(self, name: str, options: dict[str, Any], feature_dim: int, inputs: Preprocessing | Prompts) -> None:
         super().__init__()
         self.name = name
         self.options: dict[str, object] = options
         self.feature_dim = feature_dim
-        self.preprocessing = preprocessing
+        self.inputs = inputs
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What it expects of its images."""
+        return require_images(self.inputs)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, H, W] to [B, feature_dim]."""
@@ -38,6 +47,13 @@ class Backbone(nn.Module, ABC):
     def pool(self, last: Tensor) -> Tensor:
         """The last map [B, D, h, w] to the feature [B, feature_dim]."""
         return last.mean((2, 3))
+
+
+def require_images(inputs: Preprocessing | Prompts) -> Preprocessing:
+    """The preprocessing of a model that reads images; one that reads texts is refused."""
+    if isinstance(inputs, Prompts):
+        raise InputError("this model reads texts, and images were meant: only models of images can be used here")
+    return inputs
 
 
 def run_stages(x: Tensor, *stages: nn.Module) -> tuple[Tensor, ...]:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-import os
-import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +20,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fixstar.durable import open_regular_file, require_regular_file
+from fixstar.durable import require_regular_file
 from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone
+from fixstar.models.backbones.onnx_files import chosen_output, open_session, read_onnx, time_limit
 from fixstar.models.backbones.pretrained import PRETRAINED
-from fixstar.trust import require_own, require_trusted
+from fixstar.trust import ADDRESSES, require_own, require_trusted
 
 _UNPREPARED = (
     "{} does not say how its images are prepared, and vectors mean nothing without that: pass its preprocessing (size, "
     "mean and std)"
 )
 _WEIGHTS_ALONE = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
-_WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 _SECONDS_PER_IMAGE = 30.0  # of one run; the largest models take some seconds on a slow CPU
 _LIBRARIES = {"hf:": "transformers", "open_clip:": "open_clip", "st:": "sentence-transformers"}
 
@@ -67,13 +64,13 @@ def foreign_backbone(
             "as a safetensors file"
         )
     if path.suffix == ".onnx" or path.is_file():
-        return OnnxBackbone.of(_read_onnx(path), preprocessing, str(path), output)
+        return OnnxBackbone.of(read_onnx(path), preprocessing, str(path), output)
     if ":" not in str(model):
         raise InputError(
             f"{str(model)!r} is not a model: give {' or '.join(PRETRAINED)} for a small pre-trained network, an ONNX "
-            "file, hf:NAME_OR_FOLDER for a model of transformers, "
-            "open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER for one of sentence-transformers, or package.module:name for "
-            "a class or function that makes a torch module"
+            "file, hf:NAME_OR_FOLDER for a model of transformers, open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER for one "
+            "of sentence-transformers, the address of a server that embeds texts, or package.module:name for a class "
+            "or function that makes a torch module"
         )
     backbone = ModuleBackbone(str(model), dict(arguments or {}), preprocessing.to_json())
     if weights is not None:
@@ -111,9 +108,11 @@ def _kind(model: str | Path | nn.Module, by_source: bool) -> tuple[str, tuple[st
         return f"the pre-trained network {model}", ()
     for prefix, library in _LIBRARIES.items():
         if str(model).startswith(prefix):
-            return f"a model of {library}", ()
+            return f"a model of {library}", () if prefix == "open_clip:" else ("pooling",)
+    if str(model).startswith(ADDRESSES):
+        return "a server", ("key", "price", "per_minute")
     if Path(model).suffix == ".onnx" or Path(model).is_file():
-        return "an ONNX file", ("output",)
+        return "an ONNX file", ("output", "tokenizer", "pooling")
     return "an import path", ("arguments", "weights")
 
 
@@ -228,8 +227,8 @@ class OnnxBackbone(_Foreign):
     @classmethod
     def of(cls, content: bytes, preprocessing: Preprocessing, title: str, output: str | None = None) -> OnnxBackbone:
         """The model in a file's bytes; refused if it does not take images and give one vector per image."""
-        session = _opened(content, title)
-        chosen = _chosen_output(session, output, title)
+        session = open_session(content, title)
+        chosen = chosen_output(session, output, title)
         _check_input(session, preprocessing, title)
         backbone = cls(len(content), chosen, preprocessing.to_json(), 0)
         backbone.file.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -245,7 +244,7 @@ class OnnxBackbone(_Foreign):
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, H, W] to [B, feature_dim]; no gradient flows."""
         if self._session is None:
-            self._session = _opened(self.file.cpu().numpy().tobytes(), "the saved ONNX model")
+            self._session = open_session(self.file.cpu().numpy().tobytes(), "the saved ONNX model")
         (given,) = self._session.get_inputs()
         pixels = images.detach().float().cpu().numpy()
         if _channels_last(given.shape, self.preprocessing):
@@ -261,92 +260,11 @@ class OnnxBackbone(_Foreign):
         if count < batch:
             pixels = np.concatenate([pixels, np.zeros((batch - count, *pixels.shape[1:]), pixels.dtype)])
         try:
-            with _time_limit(_SECONDS_PER_IMAGE * len(pixels)) as options:
+            with time_limit(_SECONDS_PER_IMAGE * len(pixels)) as options:
                 (found,) = self._session.run([self.options["output"]], {name: np.ascontiguousarray(pixels)}, options)
         except Exception as error:  # onnxruntime has no common base class for its errors
             raise ModelError(f"the ONNX model cannot run on images {pixels.shape}: {error}") from None
         return np.asarray(found, np.float32)[:count]
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[Any]:
-    """onnxruntime's options for one run, which ends with an error after so many seconds: a loop may have no end."""
-    options = importlib.import_module("onnxruntime").RunOptions()
-    ended = threading.Event()
-
-    def end() -> None:
-        ended.set()
-        options.terminate = True
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield options
-    except Exception:
-        if ended.is_set():
-            raise TimeoutError(f"it took more than {seconds:g} s") from None
-        raise
-    finally:
-        timer.cancel()
-
-
-def _read_onnx(path: Path) -> bytes:
-    """An ONNX model with all its weights, also those in files beside it: a version must not depend on other files."""
-    try:
-        with open_regular_file(path) as file:
-            content = file.read()
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}. Is the path right?") from None
-    if b"location" not in content:  # the key of a file's name
-        return content
-    try:
-        onnx = importlib.import_module("onnx")
-        helper = importlib.import_module("onnx.external_data_helper")
-    except ImportError:
-        return content  # if there are such weights, it cannot be opened
-    try:
-        model = onnx.load_model_from_string(content)
-    except Exception:  # onnxruntime says what is wrong with it
-        return content
-    try:
-        helper.load_external_data_for_model(model, str(path.parent.absolute()))
-        whole: bytes = model.SerializeToString()
-    except Exception as error:  # onnx and protobuf raise their own
-        raise ModelError(
-            f"{path} has weights in files beside it, and they cannot be read ({error}). Keep them together, or save "
-            "the model with its weights inside, which takes up to 2 GB"
-        ) from None
-    return whole
-
-
-def _opened(content: bytes, title: str) -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingExtraError("onnxruntime", "onnx", "running an ONNX model") from None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    options.add_session_config_entry(_WEIGHTS_BESIDE, os.devnull)  # there are none in such a folder
-    try:
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has no common base class for its errors
-        raise ModelError(
-            f"{title} is not an ONNX model that can be run ({error}). Weights must be inside of the file, "
-            "not in files beside it"
-        ) from None
-
-
-def _chosen_output(session: Any, output: str | None, title: str) -> str:
-    names: dict[str, list[Any]] = {one.name: one.shape for one in session.get_outputs()}
-    if output is None and len(names) == 1:
-        return next(iter(names))
-    if output is not None and output in names:
-        return output
-    listed = ", ".join(f"{name} {shape}" for name, shape in names.items())
-    asked = "" if output is None else f", and none is called {output!r}"
-    raise InputError(f"{title} has {len(names)} outputs{asked}. Name the one that is the feature: {listed}")
 
 
 def _channels_of(p: Preprocessing) -> str:

@@ -75,7 +75,7 @@ class HFBackbone(Backbone):
         self.feature_dim = features.shape[1]
         self.options = {
             "pretrained": False,
-            "config": _plain_config(loaded.config),
+            "config": plain_config(loaded.config),
             "pooling": "auto" if self.pooled_by == "pooler" else self.pooled_by,
             "preprocessing": preprocessing.to_json(),
         }
@@ -108,8 +108,8 @@ class HFBackbone(Backbone):
         """The output for one black image: shows the shape of features, and whether the model runs at all."""
         shape = (1, self.preprocessing.channels, *self.preprocessing.size)
         device = next(self.model.parameters()).device
-        explained = _explained(ModelError, f"{self.name} cannot run on an image of shape {shape[1:]}")
-        with explained, torch.inference_mode(False), torch.enable_grad():
+        failing = explained(ModelError, f"{self.name} cannot run on an image of shape {shape[1:]}")
+        with failing, torch.inference_mode(False), torch.enable_grad():
             output = self.model(pixel_values=torch.zeros(shape, device=device))
         hidden = getattr(output, "last_hidden_state", None)
         if not isinstance(hidden, Tensor) or hidden.ndim not in (3, 4):
@@ -118,7 +118,7 @@ class HFBackbone(Backbone):
 
 
 @contextmanager
-def _explained(kind: type[FixstarError], what: str) -> Iterator[None]:
+def explained(kind: type[FixstarError], what: str) -> Iterator[None]:
     """Inside, any error of transformers becomes one of ours; each architecture raises its own."""
     try:
         yield
@@ -182,7 +182,7 @@ def _leaves(result: Tensor) -> Iterator[Tensor]:
         stack.extend(child for child, _ in node.next_functions)
 
 
-def _plain_config(config: Any) -> dict[str, Any]:
+def plain_config(config: Any) -> dict[str, Any]:
     """The whole config, defaults too, as plain JSON: defaults may change from one transformers to the next."""
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in values.items() if key not in _NOT_ARCHITECTURE}
@@ -200,21 +200,21 @@ class Loaded:
 
 def is_architecture(source: str) -> bool:
     """Whether ``hf:source`` names a kind of model, without weights, and not a trained one."""
-    return source in _import_transformers().CONFIG_MAPPING
+    return source in transformers_library().CONFIG_MAPPING
 
 
 def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | None) -> Loaded:
     """The model that ``hf:source`` means. With ``config`` it is built from that alone, and nothing is read."""
     if not source:
         raise InputError("hf: needs a name or a folder behind it, such as hf:facebook/dinov2-small or hf:./my-model")
-    transformers = _import_transformers()
+    transformers = transformers_library()
     bare = config is not None or source in transformers.CONFIG_MAPPING
     if bare and pretrained:
         raise InputError(
             f"hf:{source} describes an architecture, which has no weights: for pre-trained weights give a folder or a "
             "hub name without config, else leave out pretrained=True"
         )
-    with _quiet(transformers):
+    with quiet(transformers):
         if bare:
             model_config = _bare_config(transformers, source, config or {})
             if config is None and pretrained is None:
@@ -226,10 +226,11 @@ def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | No
                 )
             return Loaded(_from_config(transformers, model_config), model_config)
         weights = pretrained is None or pretrained
-        return _from_folder(transformers, _folder(transformers, source, weights), weights)
+        return _from_folder(transformers, model_folder(transformers, source, weights), weights)
 
 
-def _import_transformers() -> Any:
+def transformers_library() -> Any:
+    """The library, imported when it is first needed: that takes seconds."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -237,7 +238,7 @@ def _import_transformers() -> Any:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """No progress bars and no reports about the unused classifier; both are restored afterwards."""
     log, loggers = transformers.utils.logging, [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels, bars = [logger.level for logger in loggers], log.is_progress_bar_enabled()
@@ -263,7 +264,7 @@ def _bare_config(transformers: Any, source: str, config: dict[str, Any]) -> Any:
         )
     if source in known and source != model_type:
         raise InputError(f"hf:{source} and model_type {model_type!r} of its config contradict each other")
-    with _explained(InputError, f"the config of hf:{model_type} is wrong"):
+    with explained(InputError, f"the config of hf:{model_type} is wrong"):
         if "transformers_version" not in values:  # written by hand: an unknown key is a typo
             default = known[model_type]
             if unknown := sorted(set(values) - set(default().to_dict()) - set(default.attribute_map)):
@@ -295,14 +296,14 @@ def _as_encoder(transformers: Any, config: Any) -> Any:
 
 
 def _from_config(transformers: Any, config: Any) -> Any:
-    with _explained(ModelError, f"hf:{config.model_type} cannot be built from its config"):
+    with explained(ModelError, f"hf:{config.model_type} cannot be built from its config"):
         return transformers.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def _from_folder(transformers: Any, folder: Path, weights: bool) -> Loaded:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a model of transformers: config.json is missing (save_pretrained writes it)")
-    with _explained(ModelError, f"{folder / 'config.json'} is unusable"):
+    with explained(ModelError, f"{folder / 'config.json'} is unusable"):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config = _as_encoder(transformers, config)
     if not weights:
@@ -313,15 +314,15 @@ def _from_folder(transformers: Any, folder: Path, weights: bool) -> Loaded:
             "AutoModel.from_pretrained(...).save_pretrained(...), or pass pretrained=False for random ones"
         )
     safe = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
-    with _explained(ModelError, f"the weights in {folder} cannot be loaded"):
+    with explained(ModelError, f"the weights in {folder} cannot be loaded"):
         model, report = transformers.AutoModel.from_pretrained(
             folder, config=config, dtype=torch.float32, output_loading_info=True, **safe
         )
     return Loaded(model, config, folder, frozenset(report["missing_keys"]))
 
 
-def _folder(transformers: Any, source: str, weights: bool) -> Path:
-    """The folder itself, or the local copy of a hub model."""
+def model_folder(transformers: Any, source: str, weights: bool, more: Sequence[str] = ()) -> Path:
+    """The folder itself, or the local copy of a hub model; ``more`` are files that it needs besides."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -329,18 +330,18 @@ def _folder(transformers: Any, source: str, weights: bool) -> Path:
         raise ModelError(
             f"there is no folder {source}; give one that save_pretrained wrote, or a hub name (owner/model)"
         )
-    return _hub_folder(transformers, source, weights)
+    return _hub_folder(transformers, source, weights, more)
 
 
-def _hub_folder(transformers: Any, name: str, weights: bool) -> Path:
+def _hub_folder(transformers: Any, name: str, weights: bool, more: Sequence[str]) -> Path:
     """The cached copy of a hub model if it is complete, else a new download."""
     hub = importlib.import_module("huggingface_hub")  # transformers depends on it
-    files = _JSON_FILES + (_WEIGHT_FILES if weights else [])
+    files = [*_JSON_FILES, *(_WEIGHT_FILES if weights else []), *more]
     cached: Path | None = None
     with suppress(OSError, ValueError):
         cached = Path(hub.snapshot_download(name, allow_patterns=files, local_files_only=True))
     usable = cached and (cached / "config.json").is_file() and (not weights or any(cached.glob("model*.safetensors")))
-    if cached and usable and any((cached / name).is_file() for name in _PROCESSOR_FILES):
+    if cached and usable and any((cached / name).is_file() for name in (*_PROCESSOR_FILES, *more)):
         return cached
     try:
         hub.HfApi().model_info(name, timeout=_TIMEOUT_S)  # a download would retry for half a minute

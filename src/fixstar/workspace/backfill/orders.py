@@ -142,7 +142,7 @@ def with_images(
         known = gallery.get(names)
         for name in names:
             if name in known and len(chosen) < most:
-                found = images.find(known[name]) is not None
+                found = images.original(known[name]) is not None
                 chosen += [name] * found
                 without += not found
         start += len(names)

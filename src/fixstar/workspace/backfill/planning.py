@@ -35,6 +35,7 @@ from fixstar.evaluation import (
 from fixstar.evaluation.features import version_features
 from fixstar.gallery import Item
 from fixstar.geometry import carry, short_basis, unit
+from fixstar.images import Preprocessing
 from fixstar.models import Encoder
 from fixstar.progress import Advance
 from fixstar.translation import Translation, translated
@@ -201,7 +202,7 @@ def backfill(
     with serving.registry.using(target), _embedder(serving, options, target) as embedder:
         work = BackfillRun(
             serving.gallery,
-            ImageStore(serving.path),
+            ImageStore(serving.path, serving.registry.reads()),
             PlanFiles(serving.path),
             planned.plan,
             serving.deployed,
@@ -300,7 +301,8 @@ class _Planner:
         if order in ("gain", "classes") and self._images is not None:
             queries = self._queries(self._halves()[0])
         rows, most = planned_order(order, items, queries, options.seed), budget_items(options.budget, len(items))
-        ids, without = with_images(serving.gallery, ImageStore(serving.path), items, rows, most)
+        images = ImageStore(serving.path, serving.registry.reads())
+        ids, without = with_images(serving.gallery, images, items, rows, most)
         return BackfillPlan.made(self._target, order, options.budget, len(items), ids, without)
 
     def _prediction(self, order: str, replaced: Replaced) -> PredictedCurve | None:
@@ -338,17 +340,18 @@ class _Planner:
         return self._images.take(split.gallery), self._images.take(split.queries)
 
     def _queries(self, images: ImageSet) -> LabelledQueries:
-        vectors = self._serving.encoder(self._target).encode(images.images, form="short")
+        vectors = self._serving.encoder(self._target).encode(images.images, form="short", role="query")
         return LabelledQueries(vectors, [images.classes[label] for label in images.labels.tolist()])
 
 
 def labelled_images(serving: Serving, data: ImageSet | None, target: str) -> ImageSet | None:
     """Labelled images to predict and measure with; None without two of one class."""
-    preprocessing = serving.encoder(target).preprocessing
+    inputs = serving.encoder(target).inputs
+    images: ImageSet | None = None
     if data is not None:
-        images: ImageSet | None = data.load(preprocessing, "skip").images
-    else:
-        images = unlearnt_images(serving.registry, target, serving.live(), preprocessing).images
+        images = data.load(inputs, "skip").images
+    elif isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
+        images = unlearnt_images(serving.registry, target, serving.live(), inputs).images
     return images if images is not None and max(images.counts().values(), default=0) > 1 else None
 
 
@@ -470,7 +473,9 @@ class BackfillOutlook:
 
 def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook:
     """Look at the gallery: at the images of at most ``most`` items, about as many of every older version."""
-    target, counts, images = serving.deployed(), serving.gallery.count(), ImageStore(serving.path)
+    target = serving.deployed()
+    counts = serving.gallery.count()
+    images = ImageStore(serving.path, serving.registry.reads())
     newer, older = newer_versions(serving.registry, target), _older(serving.registry, target, counts)
     looked_at = without_image = 0
     for row, name in enumerate(sorted(older, key=lambda name: older[name])):  # small ones leave their share to others
@@ -478,7 +483,7 @@ def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook
         with closing(cast(Any, serving.gallery.iterate(name))) as items:
             for item in islice(items, share):
                 looked_at += 1
-                without_image += images.find(item) is None
+                without_image += images.original(item) is None
     kept = {name: count for name, count in counts.items() if count and name in newer}
     return BackfillOutlook(target, sum(older.values()), kept, looked_at, without_image)
 
@@ -678,7 +683,7 @@ def gallery_accuracy(
         return None
     for name in models:
         if name not in known:
-            known[name] = serving.encoder(name).encode(images.images, form="short")
+            known[name] = serving.encoder(name).encode(images.images, form="short", role="query")
     labels = [images.classes[label] for label in images.labels.tolist()]
     there = set()
     for name in sorted(set(labels)):

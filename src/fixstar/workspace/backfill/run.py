@@ -324,7 +324,7 @@ class BackfillRun:
         newer = set(self.newer())
         self._counts["rewritten"] += sum(item.version in newer for item in known.values())
         old = [item for item in known.values() if item.version not in {self.plan.target, *newer}]
-        found = {item.id: self.images.find(item) for item in old}
+        found = {item.id: self.images.original(item) for item in old}
         self.files.keep(self.plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
         there = [(item, path) for item in old if (path := found[item.id]) is not None]
         return [item for item, _ in there], [path for _, path in there]

@@ -1,0 +1,225 @@
+"""Files of texts: JSON lines, comma- or tab-separated values, Parquet, and folders of .txt and .md files.
+
+A row has a text, maybe an id and a label, and any other fields, which are kept. Everything is checked before anything
+is used: a broken row is named by its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fixstar.data.image_set import ImageSet
+from fixstar.errors import DataError, InputError, MissingExtraError
+from fixstar.texts import MOST_CHARACTERS
+
+TEXT = "text"  # the usual name of the field that holds the text
+ID = "id"
+LABEL = "label"
+TEXT_EXTENSIONS = frozenset({".txt", ".md"})
+TABLES = frozenset({".jsonl", ".csv", ".tsv", ".parquet"})
+
+_ACCEPTED = "a .jsonl, .csv, .tsv or .parquet file, a folder of .txt and .md files, or one such file"
+_LONGEST_LINE = 64 << 20  # bytes of a row
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One text with its id and its other fields."""
+
+    id: str
+    text: str
+    fields: Mapping[str, Any]
+
+
+def text_rows(source: str | Path, text: str | None = None, key: str | None = None) -> list[TextRow]:
+    """All texts at ``source``. ``text`` and ``key`` name the fields of a text and of its id.
+
+    Without ``key`` it is the field id, else the name of the file and the line. In a folder the id is the path below
+    it, and the first folder below it is the label.
+    """
+    path = Path(source)
+    if path.is_dir():
+        _refuse_fields(path, text, key)
+        return _folder(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give {_ACCEPTED}")
+    suffix = path.suffix.lower()
+    if suffix in TEXT_EXTENSIONS:
+        _refuse_fields(path, text, key)
+        return [TextRow(path.name, _content(path), {})]
+    if suffix not in TABLES:
+        raise InputError(f"{path} is not a file of texts; give {_ACCEPTED}")
+    rows = list(_READERS[suffix](path))
+    return _checked(path, rows, text or TEXT, key)
+
+
+def labelled_texts(source: str | Path, text: str | None = None, label: str | None = None) -> ImageSet:
+    """Texts with a label each, as a labelled set."""
+    named = label or LABEL
+    rows = text_rows(source, text)
+    missing = next((row for row in rows if row.fields.get(named) in (None, "")), None)
+    if missing is not None:
+        raise DataError(
+            f"{source}: {missing.id} has no {named}. Labelled texts have one each: say which field it is, or leave "
+            "out texts without one"
+        )
+    names = [str(row.fields[named]) for row in rows]
+    classes = tuple(dict.fromkeys(names))
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers[name] for name in names], np.int64)
+    return ImageSet(tuple(row.text for row in rows), labels, classes, Path(source).name)
+
+
+def has_texts(source: str | Path) -> bool:
+    """Whether a file, by its name and its first row, holds texts and not a list of images."""
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".tsv", ".parquet"):
+        return True
+    if suffix != ".csv" or not path.is_file():
+        return False
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        columns = next(csv.reader(file), [])
+    return TEXT in columns and "path" not in columns
+
+
+def _refuse_fields(path: Path, text: str | None, key: str | None) -> None:
+    if text is not None or key is not None:
+        raise InputError(f"{path} has no fields: its files are the texts, and their names the ids")
+
+
+# --- folders
+
+
+def _folder(folder: Path) -> list[TextRow]:
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXT_EXTENSIONS and path.is_file())
+    rows = []
+    for path in found:
+        below = path.relative_to(folder)
+        if any(part.startswith(".") for part in below.parts):
+            continue
+        fields = {LABEL: below.parts[0]} if len(below.parts) > 1 else {}
+        rows.append(TextRow(below.as_posix(), _content(path), fields))
+    if not rows:
+        raise DataError(f"{folder} holds no texts ({', '.join(sorted(TEXT_EXTENSIONS))})")
+    return rows
+
+
+def _content(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > 4 * MOST_CHARACTERS:  # a character takes 4 bytes at most
+            return "x" * (MOST_CHARACTERS + 1)  # refused by its length, with its name, when it is embedded
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+# --- tables
+
+
+Row = tuple[int, dict[str, Any]]  # the number of its line, and its fields
+
+
+def _checked(path: Path, rows: list[Row], text: str, key: str | None) -> list[TextRow]:
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    found: list[TextRow] = []
+    seen: dict[str, int] = {}
+    for line, fields in rows:
+        if text not in fields:
+            there = ", ".join(sorted(fields)) or "nothing"
+            raise DataError(f"{path}, line {line}: no field {text!r}; it has {there}. Say which field is the text")
+        item = _id(path, line, fields, key)
+        if seen.setdefault(item, line) != line:
+            raise DataError(
+                f"{path}, line {line}: duplicate id {item!r} (first used on line {seen[item]}). Ids must be distinct"
+            )
+        content = fields[text]
+        if not isinstance(content, str):
+            raise DataError(f"{path}, line {line}: {text} is {content!r}, not a text")
+        others = {
+            field: value for field, value in fields.items() if field not in (text, key or ID) and value is not None
+        }
+        if TEXT in others:
+            raise DataError(f"{path}, line {line}: the field {TEXT} is where the text is kept; give yours another name")
+        found.append(TextRow(item, content, others))
+    return found
+
+
+def _id(path: Path, line: int, fields: Mapping[str, Any], key: str | None) -> str:
+    if key is None and fields.get(ID) in (None, ""):
+        return f"{path.name}:{line}"
+    value = fields.get(key or ID)
+    if value is None or value == "" or isinstance(value, (dict, list, bool)):
+        raise DataError(f"{path}, line {line}: {key or ID} is {value!r}, not an id")
+    return str(value)
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_LONGEST_LINE + 1):
+            number += 1
+            if len(line) > _LONGEST_LINE:
+                raise DataError(f"{path}, line {number}: longer than {_LONGEST_LINE >> 20} MB")
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}, line {number} is not UTF-8 ({error.reason}); save it as UTF-8") from error
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, line {number} is not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
+            yield number, row
+
+
+def _separated(path: Path, by: str) -> Iterator[Row]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file, delimiter=by)
+            for row in rows:
+                if None in row:
+                    raise DataError(f"{path}, line {rows.line_num}: more cells than columns")
+                yield rows.line_num, {name: value for name, value in row.items() if value not in (None, "")}
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table of texts: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", "reading a .parquet file") from None
+    try:
+        number = 0
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _jsonl,
+    ".csv": lambda path: _separated(path, ","),
+    ".tsv": lambda path: _separated(path, "\t"),
+    ".parquet": _parquet,
+}

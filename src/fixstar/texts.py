@@ -1,0 +1,74 @@
+"""Texts: what a model expects of them, and which ones are refused.
+
+A text is a ``str``. Models that search often want other words in front of a question than in front of a stored text
+("query: ", "passage: "); ``Prompts`` is part of such a model's card, because vectors mean nothing without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fixstar.errors import InputError, TextError
+
+MOST_CHARACTERS = 100_000  # of one text; models cut far earlier, and a hit must be readable
+
+Reads = Literal["images", "texts"]
+"""What a model makes vectors of."""
+
+Role = Literal["item", "query"]
+"""What a text, or an image, is embedded for: to be stored, or to search with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """What a model wants in front of a text: of one that is stored, and of one that searches."""
+
+    item: str = ""
+    query: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not isinstance(value, str):
+                raise InputError(f"prompts: {name} is a text, got {value!r}")
+
+    def to_json(self) -> dict[str, str]:
+        """For ``from_json``; ``reads`` tells it from the preprocessing of images."""
+        return {"reads": "texts", **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Prompts:
+        """The inverse of ``to_json``; unknown and wrong entries raise."""
+        given = {name: value for name, value in values.items() if name != "reads"}
+        unknown = sorted(given.keys() - {"item", "query"})
+        if unknown:
+            raise InputError(f"prompts: unknown entry {', '.join(unknown)}. Known: item, query")
+        return cls(**given)
+
+    def before(self, text: str, role: Role) -> str:
+        """A text as the model gets it.
+
+        >>> Prompts(query="query: ").before("red shoes", "query")
+        'query: red shoes'
+        """
+        return (self.query if role == "query" else self.item) + text
+
+
+def checked_text(text: object, index: int = 0, name: str | None = None) -> str:
+    """A text that can be embedded; anything else raises ``TextError``, which says which one and why."""
+    shown = f"text {index}" if name is None else name
+    if not isinstance(text, str):
+        raise TextError(shown, f"it is a {type(text).__name__}, and the model reads texts", index)
+    if not text.strip():
+        raise TextError(shown, "it is empty", index)
+    if len(text) > MOST_CHARACTERS:
+        raise TextError(
+            shown,
+            f"it has {len(text):,} characters, and a text may have {MOST_CHARACTERS:,}. Cut it into passages, each an "
+            "item of its own",
+            index,
+        )
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise TextError(shown, "it is not valid Unicode; read its file with the right encoding", index)
+    return text

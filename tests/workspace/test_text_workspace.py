@@ -1,0 +1,169 @@
+"""A workspace of texts: index, search, check, deploy, backfill, roll back, all with models that read texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.text_models import FakeServer, bert_folder, embeddings_server, topic_texts, write_jsonl
+
+from fixstar.data import open_images
+from fixstar.errors import InputError, ModelError, UntrustedCodeError
+from fixstar.models import Encoder
+from fixstar.models.backbones import endpoint
+from fixstar.texts import Prompts
+from fixstar.trust import VARIABLE
+from fixstar.workspace import Workspace
+from fixstar.workspace.backfill.planning import BackfillOptions
+from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(endpoint, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
+    with (
+        embeddings_server(width=24, noise=2.5) as old,
+        embeddings_server(width=32, salt="two", noise=0.2) as new,
+    ):
+        yield old, new
+
+
+@pytest.fixture
+def notes(tmp_path: Path, servers: tuple[FakeServer, FakeServer]) -> Iterator[Workspace]:
+    """Texts by a noisy model; a better one is the second version."""
+    with Workspace.create(tmp_path / "notes", device="cpu") as space:
+        space.add_version(servers[0].url())
+        space.index(text_catalogue(write_jsonl(tmp_path / "notes.jsonl", topic_texts(60))))
+        space.add_version(servers[1].url("better"))
+        yield space
+
+
+def test_texts_are_found_by_what_they_say(notes: Workspace) -> None:
+    stored = str(notes.gallery.get(["notes-7"])["notes-7"].payload["text"])
+    (first, *others) = notes.search([stored], k=3).hits[0]
+    assert text_of(first) == stored
+    assert first.score == pytest.approx(1.0, abs=1e-5)
+    assert all(text_of(hit) for hit in others)
+
+
+def test_indexing_again_embeds_only_what_changed(notes: Workspace, tmp_path: Path) -> None:
+    file = tmp_path / "notes.jsonl"
+    lines = file.read_text().splitlines()
+    changed = {**json.loads(lines[0]), "text": "rain storm"}
+    labelled = {**json.loads(lines[1]), "label": "another"}
+    file.write_text("\n".join([json.dumps(changed), json.dumps(labelled), *lines[2:]]) + "\n")
+    done = notes.index(text_catalogue(file))
+    assert (done.added, done.changed, done.updated, done.unchanged) == (1, 1, 1, 239)
+    stored = notes.gallery.get(["notes-0", "notes-1"])
+    assert stored["notes-0"].payload["text"] == "rain storm"
+    assert stored["notes-0"].payload["stamp"] == text_stamp("rain storm")
+    assert stored["notes-1"].payload["label"] == "another"
+
+
+def test_bad_texts_are_named_and_the_others_stored(notes: Workspace) -> None:
+    items = [text_item("empty", "  ", {}), text_item("good", "wet umbrella", {}), text_item("long", "x" * 200_000, {})]
+    done = notes.index(items)
+    assert done.added == 1
+    assert {bad.name: bad.reason.split(", ")[0] for bad in done.bad} == {
+        "empty": "it is empty",
+        "long": "it has 200,000 characters",
+    }
+
+
+def test_a_server_that_fails_in_the_middle_loses_nothing_and_the_rest_follows(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fixstar.workspace import items
+
+    monkeypatch.setattr(items, "BATCH", 10)
+    file = write_jsonl(tmp_path / "more.jsonl", topic_texts(10, seed=3))
+    old = servers[0]
+    usual = len(notes.gallery.get([f"more-{row}" for row in range(40)]))
+    assert usual == 0
+    old.answers += [old.usual, *[lambda _: (503, b"down")] * endpoint._ATTEMPTS]
+    with pytest.raises(ModelError, match="repeat the command"):
+        notes.index(text_catalogue(file))
+    assert notes.gallery.count()["v1"] == 250
+    done = notes.index(text_catalogue(file))
+    assert (done.added, done.unchanged) == (30, 10)
+
+
+def test_the_whole_upgrade(notes: Workspace, tmp_path: Path) -> None:
+    labelled = open_images(write_jsonl(tmp_path / "held.jsonl", topic_texts(120, seed=7)))
+    before = notes.gallery.get(["notes-5"])["notes-5"]
+    check = notes.check("v2", labelled, progress=False)
+    assert check.outcome == "pass"
+    (cell,) = check.cells
+    assert cell.cross_test > cell.self_test
+    assert check.self_test > cell.cross_test
+    notes.deploy("v2")
+    result = notes.search(["dough crust oven"], k=5)
+    assert result.version == "v2"
+    assert {hit.version for hit in result.hits[0]} == {"v1"}
+    np.testing.assert_array_equal(notes.gallery.get(["notes-5"])["notes-5"].vector, before.vector)
+    done = notes.backfill(BackfillOptions(budget="50%"))
+    assert done.done == 120
+    assert notes.status().vectors == {"v1": 120, "v2": 120}
+    assert {hit.version for hit in notes.search(["dough crust oven"], k=40).hits[0]} == {"v1", "v2"}
+    notes.rollback()
+    assert notes.search(["dough crust oven"], k=5).version == "v1"
+
+
+def test_queries_get_the_prompt_of_queries(servers: tuple[FakeServer, FakeServer], tmp_path: Path) -> None:
+    with Workspace.create(tmp_path / "w", device="cpu") as space:
+        space.add_version(servers[0].url(), Prompts(query="ask: ", item="say: "))
+        space.index([text_item("a", "rain", {})])
+        assert servers[0].requests[-1]["input"] == ["say: rain"]
+        space.search(["rain"], k=1)
+        assert servers[0].requests[-1]["input"] == ["ask: rain"]
+
+
+def test_a_workspace_holds_one_kind(notes: Workspace, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a workspace holds one kind"):
+        notes.add_version(Encoder.create("tiny", classes=["a", "b"], capacity=4))
+    folder = bert_folder(tmp_path / "bert")
+    assert notes.add_version(f"hf:{folder}") == "v3"
+
+
+def test_one_server_is_not_added_twice_but_another_model_of_it_is(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    with pytest.raises(InputError, match="v1 is this model already"):
+        notes.add_version(servers[0].url())
+    assert notes.add_version(servers[0].url("other")) == "v3"
+
+
+def test_a_copy_of_a_workspace_asks_no_server(notes: Workspace, tmp_path: Path) -> None:
+    import shutil
+
+    notes.close()
+    shutil.copytree(notes.path, tmp_path / "copy")
+    with Workspace(tmp_path / "copy", device="cpu") as copied, pytest.raises(UntrustedCodeError, match="not trusted"):
+        copied.search(["rain"], k=1)
+
+
+def test_the_text_of_an_item_is_not_changed_beside_its_vector(notes: Workspace) -> None:
+    with pytest.raises(InputError, match="store the item again"):
+        notes.update_payload("notes-1", {"text": "something else"})
+    assert notes.update_payload("notes-1", {"note": "fine"}).payload["note"] == "fine"
+
+
+def test_examples_of_several_versions_are_embedded_again(notes: Workspace) -> None:
+    from fixstar.workspace.search import Examples
+
+    notes.deploy("v2", force="to have both")
+    notes.backfill(BackfillOptions(budget="50%"))
+    versions = {name: item.version for name, item in notes.gallery.get([f"notes-{row}" for row in range(60)]).items()}
+    one = next(name for name, version in versions.items() if version == "v1")
+    two = next(name for name, version in versions.items() if version == "v2")
+    found = notes.search_examples(Examples(ids=(one, two)), k=3).hits[0]
+    assert {hit.payload["label"] for hit in found} == {"shoes"}
