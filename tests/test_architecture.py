@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"data"},
     {"models"},
     {"kernels"},
-    {"images", "geometry", "polytopes"},
+    {"images", "geometry", "polytopes", "texts"},
     {"trust"},
     {"durable"},
     {"errors", "progress", "wording"},

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.text_models import FakeServer, bert_folder, embeddings_server
+from text_models import FakeServer, bert_folder, embeddings_server
 
+from fixstar.durable import document, replace_json
 from fixstar.errors import InputError, ModelError, TextError, UntrustedCodeError
 from fixstar.models import Encoder
 from fixstar.models.backbones import endpoint
@@ -112,6 +113,16 @@ def test_pickled_weights_are_never_loaded(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="safetensors"):
         Encoder.wrap(f"hf:{folder}")
+
+
+def test_a_card_cannot_ask_for_more_bytes_than_there_are(tmp_path: Path) -> None:
+    saved = Encoder.wrap(f"hf:{bert_folder(tmp_path / 'bert')}").save(tmp_path / "saved")
+    card = json.loads((saved / "card.json").read_text())
+    card["backbone"]["options"]["tokenizer_size"] = 10**15
+    content = {key: value for key, value in card.items() if key not in ("format", "sha256", "version")}
+    replace_json(saved / "card.json", document("encoder", content))
+    with pytest.raises(ModelError, match="is not that of the weights"):
+        Encoder.load(saved)
 
 
 def test_texts_cannot_be_trained_on_here(tmp_path: Path) -> None:
@@ -332,7 +343,7 @@ def test_tokens_and_their_price_are_counted(server: FakeServer) -> None:
 
 def test_requests_keep_to_a_rate(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(endpoint.time, "sleep", slept.append)
+    monkeypatch.setattr("fixstar.models.backbones.endpoint.time.sleep", slept.append)
     encoder = Encoder.wrap(server.url(), per_minute=60)
     slept.clear()
     for _ in range(3):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.text_models import FakeServer, bert_folder, embeddings_server, topic_texts, write_jsonl
+from text_models import FakeServer, bert_folder, embeddings_server, topic_texts, write_jsonl
 
 from fixstar.data import open_images
 from fixstar.errors import InputError, ModelError, UntrustedCodeError
@@ -104,6 +104,7 @@ def test_the_whole_upgrade(notes: Workspace, tmp_path: Path) -> None:
     assert check.outcome == "pass"
     (cell,) = check.cells
     assert cell.cross_test > cell.self_test
+    assert check.self_test is not None
     assert check.self_test > cell.cross_test
     notes.deploy("v2")
     result = notes.search(["dough crust oven"], k=5)

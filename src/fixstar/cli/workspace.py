@@ -151,9 +151,10 @@ def index(
 
     with fixstar.Workspace(workspace, device) as space:
         version = space.deployed()  # once: embedder and gallery must agree, whatever is deployed meanwhile
-        found = (
-            _labelled(space, items, prefix, label) if labelled else _catalogue(space, items, prefix, label, text, key)
-        )
+        if labelled:
+            found = _labelled(space, items, prefix, label)
+        else:
+            found = _catalogue(space, items, prefix, label=label, text=text, key=key)
         if not replace:
             _ask_to_replace(space, found)
         gone = vanished_items(space.gallery, items, prefix, found) if sync else []

@@ -74,7 +74,7 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
     if len(datasets) > 1:
         raise DataError(f"{root}: more than one dataset ({', '.join(datasets)}); give the folder of the one you mean")
     found = datasets or [name for name, layout in _GENERAL.items() if layout.recognise(root)]
-    if not found and any(one.suffix.lower() in TEXT_EXTENSIONS for one in root.rglob("*")):
+    if not found and any(one.suffix.lower() in TEXT_EXTENSIONS for one in root.glob("*/**/*")):
         return _unsplit(partial(labelled_texts, label=label))(root, split)
     if not found:
         known = [layout.description for layout in (_DATASETS | _GENERAL).values()]

@@ -196,7 +196,8 @@ def _content_bytes(images: npt.NDArray[np.uint8] | tuple[Path, ...] | tuple[str,
         return _pixel_bytes(images)
     if images and isinstance(images[0], str):
         return iter([json.dumps(images).encode()])
-    return _file_bytes(images, read)
+    files: tuple[Any, ...] = images
+    return _file_bytes(files, read)
 
 
 def _pixel_bytes(images: npt.NDArray[np.uint8]) -> Iterator[bytes]:
@@ -273,7 +274,7 @@ def _image_mistakes(images: Any) -> Iterator[str]:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
             yield f"pixels are uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; see from_arrays"
     elif not (isinstance(images, tuple) and any(all(isinstance(one, kind) for one in images) for kind in (Path, str))):
-        yield f"images are a uint8 array or a tuple of Path, texts a tuple of str, got {type(images).__name__}"
+        yield f"images are a uint8 array, a tuple of texts or a tuple of Path, got {type(images).__name__}"
 
 
 def _label_mistakes(labels: Any, classes: Any) -> Iterator[str]:

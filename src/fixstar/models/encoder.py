@@ -809,7 +809,9 @@ def _check_weights(path: Path, card: dict[str, Any]) -> None:
 def _check_shapes(path: Path, card: dict[str, Any]) -> None:
     """Compare the card with the weights' header before anything of the card's size is allocated."""
     projection, adapter, backbone = card["projection"], card["adapter"], card["backbone"]
+    cut = backbone["options"].get("tokenizer_size")
     for part, weight, shape in (
+        ("backbone", "backbone.tokenizer_file", None if cut is None else [cut]),
         ("backbone", "backbone.file", [backbone["options"]["size"]] if "onnx" in backbone["name"] else None),
         ("projection", "projection.weight", None if projection is None else [projection["out"], projection["in"]]),
         ("adapter", "adapter.first.weight", None if adapter is None else [adapter["hidden"], adapter["width"]]),

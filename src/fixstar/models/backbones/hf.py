@@ -200,14 +200,14 @@ class Loaded:
 
 def is_architecture(source: str) -> bool:
     """Whether ``hf:source`` names a kind of model, without weights, and not a trained one."""
-    return source in transformers_library().CONFIG_MAPPING
+    return source in hf_library().CONFIG_MAPPING
 
 
 def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | None) -> Loaded:
     """The model that ``hf:source`` means. With ``config`` it is built from that alone, and nothing is read."""
     if not source:
         raise InputError("hf: needs a name or a folder behind it, such as hf:facebook/dinov2-small or hf:./my-model")
-    transformers = transformers_library()
+    transformers = hf_library()
     bare = config is not None or source in transformers.CONFIG_MAPPING
     if bare and pretrained:
         raise InputError(
@@ -229,7 +229,7 @@ def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | No
         return _from_folder(transformers, model_folder(transformers, source, weights), weights)
 
 
-def transformers_library() -> Any:
+def hf_library() -> Any:
     """The library, imported when it is first needed: that takes seconds."""
     try:
         return importlib.import_module("transformers")

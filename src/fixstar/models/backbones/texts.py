@@ -23,7 +23,7 @@ from torch import Tensor
 from fixstar.durable import open_regular_file
 from fixstar.errors import FixstarError, InputError, MissingExtraError, ModelError
 from fixstar.models.backbones.base import Backbone
-from fixstar.models.backbones.hf import explained, model_folder, plain_config, quiet, transformers_library
+from fixstar.models.backbones.hf import explained, hf_library, model_folder, plain_config, quiet
 from fixstar.models.backbones.onnx_files import chosen_output, open_session, read_onnx, time_limit
 from fixstar.texts import Prompts
 
@@ -155,7 +155,7 @@ class HFText(_Tokenized):
 
 
 def _built(config: Mapping[str, Any]) -> Any:
-    transformers = transformers_library()
+    transformers = hf_library()
     values = dict(config)
     with quiet(transformers), explained(ModelError, "the text model cannot be built from its card"):
         made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
@@ -168,7 +168,7 @@ def is_text_model(model: str) -> bool:
     folder = Path(source).expanduser()
     try:
         if not folder.is_dir():
-            folder = model_folder(transformers_library(), source, weights=False)
+            folder = model_folder(hf_library(), source, weights=False)
         config = json.loads((folder / "config.json").read_text())
     except (FixstarError, OSError, ValueError):
         return False
@@ -179,7 +179,7 @@ def is_text_model(model: str) -> bool:
 def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPooling | None = None) -> HFText:
     """The text model that ``hf:NAME_OR_FOLDER`` or ``st:NAME_OR_FOLDER`` means."""
     kind, _, source = model.partition(":")
-    transformers = transformers_library()
+    transformers = hf_library()
     extra = (_TOKENIZER, *(_ST_FILES if kind == "st" else ()))
     with quiet(transformers):
         folder = model_folder(transformers, source, weights=True, more=extra)
