@@ -245,7 +245,7 @@ def test_a_model_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is(exported: Path) -> None:
     with pytest.raises(InputError, match="an ONNX file takes no weights; it takes output and tokenizer and pooling"):
         Encoder.wrap(exported, PREPARED, weights="weights.safetensors")
-    with pytest.raises(InputError, match="a model of transformers takes no .*arguments.*; it takes pooling"):
+    with pytest.raises(InputError, match=r"a model of transformers takes no .*arguments.*; it takes pooling"):
         Encoder.wrap("hf:dinov2", arguments={"depth": 3}, output="features")
     with pytest.raises(InputError, match="an import path takes no output"):
         Encoder.wrap(f"{__name__}:Net", PREPARED, output="features")

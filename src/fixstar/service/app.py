@@ -162,6 +162,7 @@ def status(context: Shared, caller: Reader) -> Status:
         galleries=_beside(context),
         training_images=tuple(training_folders(context.settings.training_images)) if caller.may("admin") else (),
         fixstar=__version__,
+        reads=context.workspace.registry.reads(),
         **{name: getattr(seen, name) for name in own},
         items=sum(seen.vectors.values()),
         jobs_running=sum(not job.has_ended for job in context.jobs.all()),

@@ -1,4 +1,4 @@
-"""Images that come at the same time are embedded together, and queries searched together.
+"""Images, or texts, that come at the same time are embedded together, and queries searched together.
 
 A query waits a few milliseconds for others that are being decoded, or, under load, until the batch before it is done:
 the busier the service, the larger the batches. One thread embeds while another searches with the previous batch; if no
@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
 from fastapi.concurrency import run_in_threadpool
@@ -32,6 +32,7 @@ from fixstar.service.keys import calling
 from fixstar.service.monitoring import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
+from fixstar.texts import Prompts, checked_text
 from fixstar.workspace import Move, Workspace
 from fixstar.workspace.items import LocalEmbedder
 
@@ -45,15 +46,15 @@ _Rows = list[_Vectors | Exception]  # of the queries of a batch
 
 @dataclass(frozen=True)
 class _Query:
-    """A query that waits. ``pixels`` are as one version takes them; another may need ``data`` again.
+    """A query that waits. ``pixels`` are as one version takes them; another may need ``data`` again. A text is both.
 
     Without ``models`` the deployed ones embed it. Without a ``request`` the vectors are the answer. ``move`` is the
     deployment that answers, by default the one when its batch is embedded.
     """
 
-    data: bytes
-    pixels: Pixels
-    preprocessing: Preprocessing
+    data: bytes | str
+    pixels: Pixels | str
+    inputs: Preprocessing | Prompts
     models: tuple[str, ...]
     request: SearchRequest | None
     move: Move | None
@@ -84,7 +85,9 @@ class QueryBatcher:
         self._inside = 0
         self._of_caller: Counter[str] = Counter()
         self._deployed = ""  # when the last batch was embedded
-        self._known: dict[str, Preprocessing] = {}  # by version; if another is deployed meanwhile, see _pixels
+        self._known: dict[
+            str, Preprocessing | Prompts
+        ] = {}  # by version; if another is deployed meanwhile, see _pixels
         self._embedding = ThreadPoolExecutor(1, thread_name_prefix="fixstar-embed")
         self._searching = ThreadPoolExecutor(1, thread_name_prefix="fixstar-search")
         self._batches = asyncio.Semaphore(2)  # one is embedded while one is searched
@@ -106,9 +109,9 @@ class QueryBatcher:
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
     async def search(
-        self, data: bytes, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+        self, data: bytes | str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
-        """The nearest items of an image."""
+        """The nearest items of an image or a text."""
         found: SearchResult = await self._answer_to(data, (), SearchRequest.of(request, **options))
         return found
 
@@ -121,13 +124,17 @@ class QueryBatcher:
         found: list[SearchResult | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
         return found
 
-    async def embed(self, data: bytes, models: tuple[str, ...]) -> _Vectors:
-        """The short forms of an image by one or more versions."""
+    async def embed(self, data: bytes | str, models: tuple[str, ...]) -> _Vectors:
+        """The short forms of an image or a text by one or more versions."""
         made: _Vectors = await self._answer_to(data, models)
         return made
 
     async def _answer_to(
-        self, data: bytes, models: tuple[str, ...], request: SearchRequest | None = None, move: Move | None = None
+        self,
+        data: bytes | str,
+        models: tuple[str, ...],
+        request: SearchRequest | None = None,
+        move: Move | None = None,
     ) -> Any:
         caller = calling()
         if self._of_caller[caller] >= self._settings.waiting or self._inside >= _CALLERS * self._settings.waiting:
@@ -137,10 +144,10 @@ class QueryBatcher:
         self._of_caller[caller] += 1
         try:
             if (wanted := self._known.get(models[0] if models else self._deployed)) is None:
-                wanted = await run_in_threadpool(self._preprocessing_of, models)  # may load a model
-            read = await self._intake.read(data, wanted)
+                wanted = await run_in_threadpool(self._inputs_of, models)  # may load a model
+            pixels = await self._read(data, wanted)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._queue.put_nowait(_Query(data, read.pixels, read.preprocessing, models, request, move, answer))
+            self._queue.put_nowait(_Query(data, pixels, wanted, models, request, move, answer))
             return await answer
         finally:
             self._inside -= 1
@@ -148,9 +155,19 @@ class QueryBatcher:
             if not self._of_caller[caller]:
                 del self._of_caller[caller]
 
-    def _preprocessing_of(self, models: tuple[str, ...]) -> Preprocessing:
+    def _inputs_of(self, models: tuple[str, ...]) -> Preprocessing | Prompts:
         name = models[0] if models else self._workspace.deployed()
-        return self._workspace.serving.encoder(name).preprocessing
+        return self._workspace.serving.encoder(name).inputs
+
+    async def _read(self, data: bytes | str, wanted: Preprocessing | Prompts) -> Pixels | str:
+        """What came, as a model takes it, or a problem."""
+        if isinstance(wanted, Prompts):
+            if isinstance(data, bytes):
+                raise Problem("wrong-kind", "this gallery holds texts, and an image came", "send a text")
+            return checked_text(data, name="the text")
+        if isinstance(data, str):
+            raise Problem("wrong-kind", "this gallery holds images, and a text came", "send an image")
+        return (await self._intake.read(data, wanted)).pixels
 
     async def _collect(self) -> None:
         """Make batches and embed them, until cancelled; where more wait, another task searches with the vectors."""
@@ -212,19 +229,19 @@ class QueryBatcher:
             encoder = self._workspace.serving.encoder(name)
         except Exception as error:
             return [error for _ in queries]
-        read = [self._pixels(query, encoder.preprocessing) for query in queries]
-        self._known[name] = encoder.preprocessing
+        read = [self._pixels(query, encoder.inputs) for query in queries]
+        self._known[name] = encoder.inputs
         good = [pixels for pixels in read if not isinstance(pixels, Exception)]
         made = iter(_embedded(encoder, good))
         self._metrics.embedded.labels(name, "query").inc(len(good))
         return [pixels if isinstance(pixels, Exception) else next(made) for pixels in read]
 
-    def _pixels(self, query: _Query, preprocessing: Preprocessing) -> Pixels | Exception:
+    def _pixels(self, query: _Query, inputs: Preprocessing | Prompts) -> Pixels | str | Exception:
         """The pixels that a version takes; another was deployed meanwhile, perhaps with another size."""
-        if query.preprocessing == preprocessing:
+        if query.inputs == inputs or isinstance(query.data, str) or isinstance(inputs, Prompts):
             return query.pixels
         try:
-            return self._intake.processes.pixels(query.data, preprocessing)
+            return self._intake.processes.pixels(query.data, inputs)
         except ImageError as error:
             return error
 
@@ -277,12 +294,13 @@ def deployed_encoder(workspace: Workspace) -> tuple[str, Encoder]:
     return version, workspace.serving.encoder(version)
 
 
-def _embedded(encoder: Encoder, pixels: Sequence[Pixels]) -> list[NDArray[np.float32] | Exception]:
-    """The vector of each image. Where one makes the whole batch fail, each is tried alone."""
+def _embedded(encoder: Encoder, pixels: Sequence[Pixels | str]) -> list[NDArray[np.float32] | Exception]:
+    """The vector of each image or text. Where one makes the whole batch fail, each is tried alone."""
     if not pixels:
         return []
+    shown: Any = list(pixels) if encoder.reads == "texts" else np.stack(cast(Any, pixels))
     try:
-        vectors = LocalEmbedder(encoder).one(np.stack(pixels)).vectors  # type: ignore[arg-type]
+        vectors = LocalEmbedder(encoder).one(shown, role="query").vectors
     except Exception as error:
         if len(pixels) == 1:
             return [error]

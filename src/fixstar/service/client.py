@@ -144,6 +144,20 @@ class Client:
         params = _given(where, k=k, exact=exact, min_score=min_score, version=version)
         return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
 
+    def search_text(
+        self,
+        text: str,
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        min_score: float | None = None,
+        version: str | None = None,
+    ) -> SearchResponse:
+        """The items nearest to a text, of a service whose models read texts; the rest is as in ``search``."""
+        params = _given(where, k=k, exact=exact, min_score=min_score, version=version)
+        files = {"text": (None, text)}
+        return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
+
     def search_batch(
         self,
         images: Sequence[Picture],
@@ -230,6 +244,23 @@ class Client:
         """
         added = self._ask(Added, "POST", "/v1/items", isinstance(images, Mapping), **_upload(images, payloads))
         if added.bad and not leave_out:
+            raise ImagesLeftOutError(added.added, added.bad)
+        return added
+
+    def add_texts(
+        self, texts: Mapping[str, str] | Sequence[str], payloads: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Added:
+        """Store texts, by id or with ids made up by the service; on disk when this returns.
+
+        ``ImagesLeftOutError`` where some cannot be used: the others are stored. ``payloads`` are by id.
+        """
+        known = isinstance(texts, Mapping)
+        named: list[tuple[str | None, str]] = list(texts.items()) if known else [(None, text) for text in texts]
+        items = [
+            {"id": name, "text": text, "payload": dict((payloads or {}).get(name or "", {}))} for name, text in named
+        ]
+        added = self._ask(Added, "POST", "/v1/items/texts", known, json={"items": items})
+        if added.bad:
             raise ImagesLeftOutError(added.added, added.bad)
         return added
 

@@ -1,4 +1,4 @@
-"""Embeddings in the form that OpenAI's clients speak: images as base64 in, unit vectors out.
+"""Embeddings in the form that OpenAI's clients speak: images as base64, or texts, in, unit vectors out.
 
 ``model`` is a version, or ``v2->v1``: v2's query as it asks in v1's space, carried or mapped there, with one model.
 Where a translation is deployed, a search adds the score in v2's own space, which needs the stored vectors.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,8 +49,10 @@ async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResp
     if len(texts) > most:
         raise Problem("invalid-request", f"{len(texts)} images; up to {most} may come at once", "send several requests")
     model = await run_in_threadpool(_chosen, context.workspace, wanted.model)
-    images = await run_in_threadpool(lambda: [image_in(f"input {number}", text) for number, text in enumerate(texts)])
-    asked = (context.batcher.embed(image, (model.version,)) for image in images)
+    given: Sequence[bytes | str] = texts
+    if await run_in_threadpool(context.workspace.registry.reads) == "images":
+        given = await run_in_threadpool(lambda: [image_in(f"input {row}", text) for row, text in enumerate(texts)])
+    asked = (context.batcher.embed(one, (model.version,)) for one in given)
     good = numbered("input", await asyncio.gather(*asked, return_exceptions=True))
     await context.intake.count(len(texts))
     vectors = np.stack([one[model.version] for one in good])

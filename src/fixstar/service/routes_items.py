@@ -22,6 +22,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fixstar.data.texts import TEXT
 from fixstar.errors import GalleryError, plural
 from fixstar.gallery import Gallery, SearchRequest, SearchResult
 from fixstar.gallery import Item as StoredItem
@@ -59,12 +60,23 @@ from fixstar.service.schemas import (
     PayloadChange,
     SearchQuery,
     SearchResponse,
+    TextItem,
+    TextList,
     VectorQuery,
     problem_responses,
 )
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import CatalogueItem, Examples
-from fixstar.workspace.items import IMAGE, LABEL, STAMP, LocalEmbedder, count_items, index_items, unknown_fields
+from fixstar.workspace.items import (
+    IMAGE,
+    LABEL,
+    STAMP,
+    LocalEmbedder,
+    count_items,
+    index_items,
+    text_item,
+    unknown_fields,
+)
 
 router = APIRouter(prefix="/v1", route_class=FormRoute)
 
@@ -127,7 +139,8 @@ class SearchForm(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: Image
+    image: Annotated[UploadFile | None, File(description=f"{FORMATS}.")] = None
+    text: Annotated[str | None, Form(description="A text, where the models read texts.")] = None
     k: Count = None
     where: FilterText = None
     exact: Exact = None
@@ -158,7 +171,9 @@ def _checked(kind: type[Model], place: str, given: Mapping[str, Any]) -> Model:
 
 
 async def search(http: Request) -> Response:
-    """The items nearest to an image. Options come in the address or as form fields.
+    """The items nearest to an image, or to a text where the models read texts.
+
+    Options come in the address or as form fields.
 
     With a ``version`` that one alone embeds the query, deployed or not: see what it would find.
     """
@@ -172,7 +187,11 @@ async def search(http: Request) -> Response:
     least = address.min_score if address.min_score is not None else form.min_score
     k = _count(context, address.k or form.k or 10)
     request = SearchRequest(k, where, exact is not False, min_score=least)
-    data, version = await read_upload(form.image, context.settings), address.version
+    if (form.image is None) == (form.text is None):
+        raise _invalid("a search takes an image or a text, one of them", "send image, or text, as a form field")
+    data = form.text if form.image is None else await read_upload(form.image, context.settings)
+    assert data is not None
+    version = address.version
     if version is None:
         return _as_json(await _answered(context, request, await context.batcher.search(data, request), began))
     space = context.workspace
@@ -532,16 +551,19 @@ def _absent(name: str) -> Problem:
 
 @dataclass(frozen=True)
 class _Upload:
-    """An image with the id and the payload that it is to have, and its place among those that came with it."""
+    """An image or a text with its id and payload, and its place among those that came with it."""
 
     id: str
     payload: dict[str, Any]
-    file: UploadFile
+    file: UploadFile | None
     index: int
+    text: str = ""
 
     @property
     def name(self) -> str | None:
         """The file name that was sent, as a label for people; it never becomes a path."""
+        if self.file is None:
+            return None
         return self.file.filename and self.file.filename.encode("utf-8", "replace").decode()[:_MAX_FILE_NAME]
 
     def bad(self, reason: str) -> BadImage:
@@ -574,7 +596,7 @@ async def put_item(
         content = {} if payload is None else parse_json("payload", payload, _PAYLOAD)
         return _plan_uploads(context.settings, [image], [content], [item_id], 1)
 
-    stored = await _add_images(context, await run_in_threadpool(plan), expected)
+    stored = await _add_items(context, await run_in_threadpool(plan), expected)
     if stored.rejected:
         raise stored.rejected[0][1]
     fields = item_fields(item_id, stored.version, stored.payloads[item_id])  # another may have written since
@@ -591,12 +613,40 @@ async def add_items(context: Shared, images: Images, payloads: Payloads = None, 
     """
     most = context.settings.images_at_once
     uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
-    stored = await _add_images(context, uploads)
+    stored = await _add_items(context, uploads)
     await context.intake.count(len(images))
     bad = tuple(upload.bad(problem.sentence()) for upload, problem in stored.rejected)
     if bad and not stored.payloads:
         raise _nothing_added([problem for _, problem in stored.rejected], bad)
     return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
+
+
+@router.post("/items/texts", tags=["items"], dependencies=WRITE, responses=problem_responses(413))
+async def add_texts(context: Shared, given: TextList) -> Added:
+    """Embed and store texts with the deployed version before the answer. Those that cannot be used are named."""
+    most = context.settings.images_at_once
+    if len(given.items) > most:
+        raise _invalid(f"{len(given.items)} texts; up to {most} may come at once", "send several requests")
+    uploads = await run_in_threadpool(_plan_texts, context.settings, given.items)
+    stored = await _add_items(context, uploads)
+    await context.intake.count(len(uploads))
+    bad = tuple(upload.bad(problem.sentence()) for upload, problem in stored.rejected)
+    if bad and not stored.payloads:
+        raise _nothing_added([problem for _, problem in stored.rejected], bad)
+    return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
+
+
+def _plan_texts(settings: ServiceSettings, items: Sequence[TextItem]) -> list[_Upload]:
+    """Texts with their ids and payloads; refused before anything is stored if one does not fit."""
+    names = _checked_ids([uuid.uuid4().hex if item.id is None else item.id for item in items])
+    uploads = []
+    for number, (name, item) in enumerate(zip(names, items, strict=True)):
+        content = _checked_payload(item.payload)
+        if TEXT in content:
+            raise _invalid(f"the payload of {name!r:.80} has a field text", "send the text beside the payload, once")
+        _require_small(settings, name, content)
+        uploads.append(_Upload(name, content, None, number, item.text))
+    return uploads
 
 
 @router.post("/items/async", tags=["items"], status_code=202, responses=problem_responses(413, 415))
@@ -646,10 +696,14 @@ def _plan_uploads(
     names = [uuid.uuid4().hex for _ in images] if ids is None else _checked_ids(ids)
     contents = [{} for _ in images] if payloads is None else [_checked_payload(content) for content in payloads]
     for name, content in zip(names, contents, strict=True):
-        if (size := len(json.dumps(content, ensure_ascii=False).encode())) > settings.payload_bytes:
-            seen = f"the payload of {name!r:.80} has {size:,} bytes; {settings.payload_bytes:,} are allowed"
-            raise Problem("too-large", seen, "store less with the item, such as the address of the rest")
+        _require_small(settings, name, content)
     return list(map(_Upload, names, contents, images, range(len(images))))
+
+
+def _require_small(settings: ServiceSettings, name: str, payload: Mapping[str, Any]) -> None:
+    if (size := len(json.dumps(payload, ensure_ascii=False).encode())) > settings.payload_bytes:
+        seen = f"the payload of {name!r:.80} has {size:,} bytes; {settings.payload_bytes:,} are allowed"
+        raise Problem("too-large", seen, "store less with the item, such as the address of the rest")
 
 
 def _checked_ids(ids: Sequence[Any]) -> list[str]:
@@ -675,8 +729,8 @@ def _invalid(detail: str, hint: str) -> Problem:
     return Problem("invalid-request", detail, hint)
 
 
-async def _add_images(context: Context, uploads: Sequence[_Upload], expected: int | None = None) -> _Stored:
-    """Embed and store images with the deployed version; on disk when it returns. Bad ones are left out.
+async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int | None = None) -> _Stored:
+    """Embed and store images or texts with the deployed version; on disk when it returns. Bad ones are left out.
 
     ``expected`` is the revision that one item must have to be replaced.
     """
@@ -696,7 +750,7 @@ async def _add_images(context: Context, uploads: Sequence[_Upload], expected: in
         with space.registry.using(version):
             done = index_items(space.gallery, version, LocalEmbedder(encoder), items, again=True, store=write)
         context.metrics.embedded.labels(version, "item").inc(done.added)
-        problems.update({one.name: Problem("unreadable-image", one.reason) for one in done.bad})
+        problems.update({one.name: Problem(f"unreadable-{encoder.reads[:-1]}", one.reason) for one in done.bad})
         payloads = {item.id: dict(item.payload) for item in items if item.id not in problems}
         rejected = [(one, problems[one.id]) for one in uploads if one.id in problems]
         return _Stored(version, payloads, rejected, revisions)
@@ -705,7 +759,12 @@ async def _add_images(context: Context, uploads: Sequence[_Upload], expected: in
 
 
 async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> CatalogueItem | Problem:
-    """An image as the model takes it, with a payload that names the file where it is kept."""
+    """An image as the model takes it, with a payload that names the file where it is kept; or a text, kept in it."""
+    wanted = "images" if upload.file is not None else "texts"
+    if encoder.reads != wanted:
+        return Problem("wrong-kind", f"this gallery holds {encoder.reads}, and {wanted} came", f"send {encoder.reads}")
+    if upload.file is None:
+        return text_item(upload.id, upload.text, upload.payload)
     try:
         data = await read_upload(upload.file, context.settings)
         decoded = await context.intake.read(data, encoder.preprocessing)
@@ -729,12 +788,14 @@ async def _keep_images(context: Context, uploads: Sequence[_Upload]) -> list[dic
     suffixes = []
     for upload in uploads:
         try:
+            assert upload.file is not None
             suffixes.append(await context.intake.check(await read_upload(upload.file, context.settings)))
         except Problem as problem:
             problem.detail = f"{upload.bad('').title}: {problem.detail}; nothing was stored"
             raise
     items = []
     for upload, suffix in zip(uploads, suffixes, strict=True):
+        assert upload.file is not None
         await upload.file.seek(0)
         kept = await run_in_threadpool(context.workspace.images.keep, await upload.file.read(), suffix)
         payload = {**upload.payload, **kept}

@@ -161,9 +161,12 @@ class ItemCount(_Response):
 
 
 class EmbeddingRequest(_Request):
-    """Images to embed, as for OpenAI's API. ``model`` is a version, or ``v2->v1``: queries of v2 for v1's vectors.
+    """Images or texts to embed, as for OpenAI's API.
 
-    ``input`` is an image, or a list of them: base64, or data URLs with base64.
+    ``model`` is a version, or ``v2->v1``: queries of v2 for v1's vectors.
+
+    ``input`` is an image, or a list of them: base64, or data URLs with base64. Where the models read texts, it is a
+    text or a list of them, embedded as queries.
     """
 
     model: str = Field(min_length=1, max_length=256, examples=["v2", "v2->v1"])
@@ -171,6 +174,20 @@ class EmbeddingRequest(_Request):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="base64 is that of the numbers as little-endian float32."
     )
+
+
+class TextItem(_Request):
+    """A text to store, under an id of its own or one that is made up."""
+
+    text: str
+    id: str | None = Field(None, min_length=1, max_length=1024)
+    payload: dict[str, Any] = Field(default_factory=dict)
+
+
+class TextList(_Request):
+    """Texts to store."""
+
+    items: list[TextItem] = Field(min_length=1)
 
 
 class Embedding(_Response):
@@ -697,14 +714,16 @@ class Status(_Response):
     ``versions`` were imported, or are retired, and have no encoder.
 
     ``searched_by`` are the versions that embed the queries for the vectors of each version; ``left_out`` are versions
-    whose vectors no search reaches. ``galleries`` are those behind the same address that need no key, and this one;
-    empty if it is alone. ``training_images`` are the folders that ``data`` of a training may name, for the role admin.
+    whose vectors no search reaches. ``reads`` is what the models make vectors of, and so what a search takes.
+    ``galleries`` are those behind the same address that need no key, and this one; empty if it is alone.
+    ``training_images`` are the folders that ``data`` of a training may name, for the role admin.
     """
 
     name: str
     galleries: tuple[str, ...]
     training_images: tuple[str, ...]
     fixstar: str
+    reads: Literal["images", "texts"]
     deployed: str | None
     previous: str | None
     versions: tuple[str, ...]

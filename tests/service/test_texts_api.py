@@ -1,0 +1,155 @@
+"""A service over texts: store, search, embed, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from service_clients import client, ended, picture
+from shops import shop
+from text_models import FakeServer, embeddings_server, topic_texts
+
+from fixstar.models.backbones import endpoint
+from fixstar.workspace import Workspace
+from fixstar.workspace.items import text_item
+
+
+def said(text: str) -> dict[str, Any]:
+    """A form with a text."""
+    return {"text": (None, text)}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
+    monkeypatch.setattr(endpoint, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with embeddings_server(width=24) as fake:
+        yield fake
+
+
+@pytest.fixture
+def notes(server: FakeServer, tmp_path: Path) -> Iterator[Workspace]:
+    with Workspace.create(tmp_path / "notes", device="cpu") as space:
+        space.add_version(server.url())
+        space.index(
+            text_item(f"note-{row}", text, {"label": label}) for row, (text, label) in enumerate(topic_texts(5))
+        )
+        yield space
+
+
+@pytest.fixture
+def http(notes: Workspace) -> Iterator[TestClient]:
+    with client(notes) as made:
+        yield made
+
+
+def test_a_text_finds_texts(http: TestClient) -> None:
+    assert http.get("/v1/status").json()["reads"] == "texts"
+    answer = http.post("/v1/search", files=said("return shoes heel"), params={"k": 3}).json()
+    assert {hit["label"] for hit in answer["hits"]} == {"shoes"}
+    assert all(hit["payload"]["text"] and hit["thumbnail"] is None for hit in answer["hits"])
+    plain = http.post("/v1/search", files={**said("return shoes heel"), "k": (None, "3")}).json()
+    assert plain["hits"] == answer["hits"]
+
+
+def test_texts_are_stored_found_and_replaced(http: TestClient) -> None:
+    items = [{"id": "mine", "text": "umbrella umbrella", "payload": {"shop": "paris"}}, {"text": "yeast"}]
+    added = http.post("/v1/items/texts", json={"items": items}).json()
+    assert added["added"][0] == "mine"
+    assert len(added["added"]) == 2
+    found = http.get("/v1/item", params={"id": "mine"}).json()
+    assert found["payload"] == {"shop": "paris", "text": "umbrella umbrella"}
+    first = http.post("/v1/search", files=said("umbrella umbrella")).json()["hits"][0]
+    assert first["id"] == "mine"
+    http.post("/v1/items/texts", json={"items": [{"id": "mine", "text": "crust"}]})
+    assert http.get("/v1/item", params={"id": "mine"}).json()["payload"] == {"text": "crust"}
+
+
+def test_bad_texts_are_named_and_the_others_stored(http: TestClient) -> None:
+    items = [{"id": "a", "text": " "}, {"id": "b", "text": "rain"}, {"id": "c", "text": "x" * 100_001}]
+    answer = http.post("/v1/items/texts", json={"items": items})
+    assert answer.status_code == 200
+    assert answer.json()["added"] == ["b"]
+    assert [(one["id"], one["index"]) for one in answer.json()["bad"]] == [("a", 0), ("c", 2)]
+    nothing = http.post("/v1/items/texts", json={"items": items[:1]})
+    assert nothing.status_code == 422
+    assert nothing.json()["bad"][0]["id"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"items": []}, 422),
+        ({"items": [{"id": "a"}]}, 422),
+        ({"items": [{"id": "a", "text": "x", "payload": {"text": "y"}}]}, 422),
+        ({"items": [{"id": "a", "text": "x", "payload": {"image": "/etc/passwd"}}]}, 422),
+        ({"items": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, 422),
+        ({"items": [{"id": "a", "text": "x", "payload": {"long": "y" * 3_000_000}}]}, 413),
+        ({"items": [{"text": "x"}] * 10_000}, 422),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_stored(http: TestClient, body: Any, status: int) -> None:
+    before = http.get("/v1/status").json()["items"]
+    assert http.post("/v1/items/texts", json=body).status_code == status
+    assert http.get("/v1/status").json()["items"] == before
+
+
+@pytest.mark.parametrize("text", ["", "   ", "x" * 100_001])
+def test_a_query_that_is_no_text_is_refused(http: TestClient, text: str) -> None:
+    answer = http.post("/v1/search", files=said(text))
+    assert answer.status_code in (413, 422)
+    assert answer.json()["detail"]
+
+
+def test_an_image_is_refused_where_texts_are_stored_and_the_other_way_round(http: TestClient, tmp_path: Path) -> None:
+    answer = http.post("/v1/search", files={"image": ("a.png", picture())})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/wrong-kind")
+    stored = http.put("/v1/item", params={"id": "a"}, files={"image": ("a.png", picture())})
+    assert stored.json()["type"] == "/problems/wrong-kind"
+    both = http.post("/v1/search", files={"image": ("a.png", picture()), "text": (None, "rain")})
+    assert both.json()["type"] == "/problems/invalid-request"
+    with shop(tmp_path / "images") as space, client(space) as images:
+        assert images.get("/v1/status").json()["reads"] == "images"
+        assert images.post("/v1/search", files=said("rain")).json()["type"] == "/problems/wrong-kind"
+        sent = images.post("/v1/items/texts", json={"items": [{"text": "rain"}]})
+        assert sent.status_code == 422
+        assert "images" in sent.json()["detail"]
+
+
+def test_embeddings_of_texts_are_those_of_queries(http: TestClient, notes: Workspace) -> None:
+    answer = http.post("/v1/embeddings", json={"model": "v1", "input": ["rain", "bread oven"]}).json()
+    vectors = np.array([one["embedding"] for one in answer["data"]])
+    np.testing.assert_allclose(vectors, notes.encoder("v1").encode(["rain", "bread oven"], role="query"), atol=1e-6)
+
+
+def test_a_server_that_fails_is_not_described_to_strangers(http: TestClient, server: FakeServer) -> None:
+    server.answers += [lambda _: (503, b"internal host name")] * endpoint._ATTEMPTS
+    answer = http.post("/v1/search", files=said("rain"))
+    assert answer.status_code == 500
+    assert server.address not in answer.text
+    assert "internal host name" not in answer.text
+    assert http.post("/v1/search", files=said("rain")).status_code == 200
+
+
+def test_the_text_of_an_item_cannot_be_patched(http: TestClient) -> None:
+    answer = http.patch("/v1/item", params={"id": "note-1"}, json={"payload": {"text": "other"}})
+    assert answer.status_code == 400
+    assert "store the item again" in answer.json()["detail"]
+
+
+def test_an_upgrade_of_texts_over_http(http: TestClient, notes: Workspace) -> None:
+    with embeddings_server(width=32, salt="two") as better:
+        notes.add_version(better.url("better"))
+        deployed = http.post("/v1/deploy", json={"version": "v2", "force": "a try", "queries": "old"})
+        assert deployed.status_code == 200, deployed.text
+        assert http.post("/v1/search", files=said("rain storm")).json()["hits"][0]["label"] == "rain"
+        job = http.post("/v1/backfill", json={"budget": "all"}).json()
+        done = ended(http, job)
+        assert done["state"] == "done", done
+        assert http.get("/v1/status").json()["vectors"] == {"v1": 0, "v2": 20}
+        answer = http.post("/v1/search", files=said("rain storm")).json()
+        assert {hit["version"] for hit in answer["hits"]} == {"v2"}
