@@ -254,12 +254,14 @@ class Client:
 
         ``ImagesLeftOutError`` where some cannot be used: the others are stored. ``payloads`` are by id.
         """
-        known = isinstance(texts, Mapping)
-        named: list[tuple[str | None, str]] = list(texts.items()) if known else [(None, text) for text in texts]
+        named: list[tuple[str | None, str]] = [(None, text) for text in texts]
+        if isinstance(texts, Mapping):
+            named = list(texts.items())
         items = [
             {"id": name, "text": text, "payload": dict((payloads or {}).get(name or "", {}))} for name, text in named
         ]
-        added = self._ask(Added, "POST", "/v1/items/texts", known, json={"items": items})
+        again = isinstance(texts, Mapping)  # with ids of its own a repeated call stores nothing twice
+        added = self._ask(Added, "POST", "/v1/items/texts", again, json={"items": items})
         if added.bad:
             raise ImagesLeftOutError(added.added, added.bad)
         return added

@@ -4,7 +4,7 @@ import { may, startSession, status } from "./api.js";
 import { hideBoard, showBoard } from "./board.js";
 import { byId, el, isNarrow, rememberVersions } from "./dom.js";
 import { tellProblem } from "./problem.js";
-import { showRoute, startSearch } from "./search.js";
+import { focusQuery, showRoute, startSearch } from "./search.js";
 
 function route() {
   const hash = location.hash || "#search";
@@ -47,7 +47,7 @@ async function start() {
   try {
     const found = await status();
     rememberVersions([...found.versions, ...found.retired]);
-    byId("tab-add").hidden = !may("write");
+    byId("tab-add").hidden = !may("write") || found.reads === "texts"; // texts come by the API and the command line
     if (!location.hash) history.replaceState(null, "", "#search");
     route();
   } catch (error) {
@@ -60,7 +60,7 @@ start();
 // --- Keys for those who do not reach for the mouse.
 
 const KEYS = [
-  ["/", "choose an image to search with"],
+  ["/", "choose an image, or write a text, to search with"],
   ["Ctrl V", "search with a copied image"],
   ["Arrows", "move in the results and in the matrix"],
   ["Enter", "more like the chosen result"],
@@ -82,7 +82,7 @@ function startKeys() {
     if (pressed.endsWith("/")) toSearch(event);
     else if (pressed.endsWith("?")) showKeys();
     else if (pressed === "gs") location.hash = "#search";
-    else if (pressed === "ga" && may("write")) location.hash = "#add";
+    else if (pressed === "ga" && !byId("tab-add").hidden) location.hash = "#add";
     else if (pressed === "gv") location.hash = "#versions";
   });
   byId("show-keys").addEventListener("click", showKeys);
@@ -90,7 +90,7 @@ function startKeys() {
 
 function toSearch(event) {
   event.preventDefault();
-  const focus = () => byId("file").focus();
+  const focus = focusQuery;
   if (!byId("search-view").hidden) return focus();
   window.addEventListener("hashchange", focus, { once: true }); // the view must be there to take it
   location.hash = "#search";

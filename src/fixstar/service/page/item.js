@@ -1,7 +1,7 @@
 // One item: its picture, large, beside the query; what is stored with it; copy its id, delete it.
 import { address, call, may } from "./api.js";
 import { badge, byId, el } from "./dom.js";
-import { picture } from "./picture.js";
+import { shownItem } from "./picture.js";
 import { confirm } from "./problem.js";
 
 /** Shows an item. `asked` is a picture of the query, or null; `removed` runs when the item was deleted. */
@@ -15,14 +15,14 @@ export function openItem(item, { asked, scale, like, removed, example = null }) 
   };
   dialog.replaceChildren(
     el("h2", { id: "item-title" }, item.label ?? "no label"),
-    el("div", { class: "beside" }, asked && seen("The query", asked), seen(asked ? "The item" : "", picture(item.thumbnail?.replace("size=256", "size=1024"), `picture of ${item.id}`))),
+    el("div", { class: "beside" }, asked && seen("The query", asked), seen(asked ? "The item" : "", shownItem(item, `picture of ${item.id}`, 1024))),
     el("div", { class: "copy" }, id, el("button", { type: "button", id: "copy-id", on: { click: () => copy(id, said) } }, "Copy id"), said),
     el(
       "dl",
       { class: "payload" },
       fact("vector of", badge(item.version)),
       typeof item.score === "number" && fact(scale.spoken, item.score.toFixed(3)),
-      Object.entries(item.payload ?? {}).map(([name, value]) => fact(name, typeof value === "string" ? value : JSON.stringify(value))),
+      Object.entries(item.payload ?? {}).filter(([name]) => name !== "text" || item.thumbnail).map(([name, value]) => fact(name, typeof value === "string" ? value : JSON.stringify(value))),
     ),
     el(
       "div",

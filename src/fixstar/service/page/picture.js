@@ -20,6 +20,13 @@ export function picture(url, alt = "") {
   return frame;
 }
 
+/** What an item is: its text where it is one, else its picture. */
+export function shownItem(item, alt = "", size = null) {
+  const text = item.payload?.text;
+  if (!item.thumbnail && typeof text === "string" && text) return el("span", { class: "passage" }, text);
+  return picture(size ? item.thumbnail?.replace("size=256", `size=${size}`) : item.thumbnail, alt);
+}
+
 async function load(frame) {
   near.unobserve(frame);
   const { url, alt } = pending.get(frame) ?? {};

@@ -1,6 +1,6 @@
 // Items as a grid of buttons: one press is "more like this", arrows move, "i" shows the item.
 import { badge, byId, el, rove, tone } from "./dom.js";
-import { picture } from "./picture.js";
+import { shownItem } from "./picture.js";
 
 const UNLIKELY = "Of the queries that have a match, 95 in 100 have a better hit than these, as measured by the check.";
 const COSINE = { word: "cosine", spoken: "cosine", note: "scores are cosines", title: "The cosine between the vectors of query and item: 1 is the same direction, 0 nothing in common." };
@@ -105,7 +105,7 @@ function tile(item, scale) {
   return el(
     "button",
     { type: "button", class: `hit ${tone(item.version)}`, title: item.id, "aria-label": spoken.filter(Boolean).join(", "), data: { id: item.id } },
-    picture(item.thumbnail),
+    shownItem(item),
     el(
       "span",
       { class: "facts" },

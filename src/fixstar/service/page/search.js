@@ -4,15 +4,16 @@ import { address, call, fetchBlob, latestStatus } from "./api.js";
 import { choosePart } from "./crop.js";
 import { badge, byId, count, el, plural } from "./dom.js";
 import { openItem } from "./item.js";
-import { picture } from "./picture.js";
+import { picture, shownItem } from "./picture.js";
 import { announce, tellProblem } from "./problem.js";
 import { isShown, scaleOf, showCompared, showEmpty, showItems, showWaiting, startResults } from "./results.js";
 
 const UNKNOWN_FORMAT = "/problems/unknown-format";
 const LABELS = 500; // that are suggested
 const PAGES = 10; // of the gallery that are looked through at a time for items with a label
-let query = { kind: "none" }; // or { kind: "image", file, preview } or { kind: "like", id }
+let query = { kind: "none" }; // or { kind: "image", file, preview }, { kind: "text", text } or { kind: "like", id }
 let image = null; // the image asked last: going back from "more like this" asks it again
+let text = null; // the same for a text
 let examples = []; // further ones: { side: "positive" or "negative", name, and id or url (a data URL) }
 let under = null; // the request under way
 let after = null; // where the next page of the gallery starts
@@ -35,19 +36,54 @@ export function startSearch() {
   byId("part").addEventListener("click", searchPart);
   byId("against").addEventListener("change", refreshSoon);
   byId("more").addEventListener("click", () => browse(true));
+  byId("words-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    useText(byId("words").value.trim());
+  });
   byId("clear").addEventListener("click", () => {
-    [image, examples] = [null, []];
+    image = null;
+    text = null;
+    examples = [];
+    byId("words").value = "";
     if (location.hash === "#search") showRoute(null);
     else location.hash = "#search";
-    byId("file").focus();
+    focusQuery();
   });
+}
+
+const readsTexts = () => latestStatus()?.reads === "texts";
+
+/** Where a query is given: the text box, or the button that chooses a file. */
+export function focusQuery() {
+  byId(readsTexts() ? "words" : "file").focus();
+}
+
+/** What only images need is hidden where the models read texts, and the other way round. */
+function fitToKind() {
+  const texts = readsTexts();
+  document.body.classList.toggle("texts", texts);
+  byId("words-form").hidden = !texts;
+  if (!texts) return;
+  byId("search-title").textContent = "Search by text";
+  idle.name = "Write what you look for.";
+  idle.note = "A question, or a few words.";
+}
+
+/** Searches with a text, whatever was asked before; without one the gallery is shown. */
+function useText(words) {
+  examples = [];
+  text = words ? { text: words } : null;
+  if (location.hash === "#search") showRoute(null);
+  else location.hash = "#search"; // the address change shows it
 }
 
 /** Shows what the address asks for: more like an item, or the last image, or the gallery. */
 export function showRoute(id) {
   if (id !== null && id !== query.id) examples = [];
   if (id !== null) query = { kind: "like", id };
+  else if (text) query = { kind: "text", ...text };
   else query = image ? { kind: "image", ...image } : { kind: "none" };
+  fitToKind();
   offerVersions();
   refresh();
 }
@@ -73,7 +109,7 @@ function refuse(name, empty = false) {
 
 /** The item view, with the query beside it where there is one. */
 function details(item, scale) {
-  const asked = query.kind === "image" ? previewOf(query.preview) : (query.picture ?? null);
+  const asked = query.kind === "image" ? previewOf(query.preview) : query.kind === "text" ? el("span", { class: "passage" }, query.text) : (query.picture ?? null);
   const removed = () => {
     announce(`${item.id} was deleted.`);
     if (query.kind === "like" && query.id === item.id) location.hash = "#search";
@@ -81,7 +117,7 @@ function details(item, scale) {
   };
   const itself = query.kind === "like" && query.id === item.id;
   const example = (side, { id, label, thumbnail }) => addExamples({ side, id, name: label ?? id, url: thumbnail });
-  openItem(item, { asked: itself ? null : asked, scale, like: openLike, removed, example: query.kind === "none" || itself ? null : example });
+  openItem(item, { asked: itself ? null : asked, scale, like: openLike, removed, example: ["none", "text"].includes(query.kind) || itself ? null : example });
 }
 
 /** On a phone the query takes little room once it was asked, so that results come first. */
@@ -112,7 +148,7 @@ async function refresh() {
   tellProblem(null);
   byId("more").hidden = true;
   byId("clear").hidden = query.kind === "none";
-  byId("part").hidden = query.kind === "none";
+  byId("part").hidden = query.kind === "none" || readsTexts();
   showExamples();
   byId("query").classList.toggle("asked", query.kind !== "none");
   fold(query.kind !== "none");
@@ -124,10 +160,12 @@ async function refresh() {
   byId("choose").classList.add("busy");
   const { signal } = under;
   try {
-    if (query.kind === "image") describe(query.file.name || "Pasted image", "Used as the query; it is not stored.", previewOf(query.preview));
+    if (query.kind === "text") describe(query.text, "Used as the query; it is not stored.", null);
+    else if (query.kind === "image") describe(query.file.name || "Pasted image", "Used as the query; it is not stored.", previewOf(query.preview));
     else await describeItem(query.id, signal);
-    const [against, file] = [byId("against").value, await queryFile()];
-    if (against && file && !examples.length) presentBoth(await Promise.all([null, against].map((version) => searchImage(file, asked, version, signal))));
+    const against = byId("against").value;
+    const what = await whatIsAsked();
+    if (against && what && !examples.length) presentBoth(await Promise.all([null, against].map((version) => searchWith(what, asked, version, signal))));
     else present(await ask(asked, signal));
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -153,7 +191,7 @@ function ask(k, signal) {
   const where = labelled();
   if (examples.length) return askExamples(k, where, signal);
   if (query.kind === "like") return call(address("/v1/item/similar", { id: query.id, k, where }), { signal });
-  return searchImage(query.file, k, null, signal);
+  return searchWith(query.kind === "text" ? query.text : query.file, k, null, signal);
 }
 
 async function askExamples(k, where, signal) {
@@ -184,7 +222,7 @@ function addExamples(...more) {
 
 /** The further examples, each with a button that takes it away. */
 function showExamples() {
-  byId("example-part").hidden = query.kind === "none";
+  byId("example-part").hidden = query.kind === "none" || query.kind === "text";
   const line = (example) => {
     const [sign, words] = example.side === "positive" ? ["+", "like"] : ["−", "not like"];
     const remove = () => {
@@ -209,16 +247,19 @@ async function searchPart() {
   }
 }
 
-/** The items nearest to an image, as a version embeds it; the deployed one where that is null. */
-function searchImage(file, k, version, signal) {
+/** The items nearest to an image or a text, as a version embeds it; the deployed one where that is null. */
+function searchWith(what, k, version, signal) {
   const form = new FormData();
-  form.append("image", file, file.name || "image");
+  if (typeof what === "string") form.append("text", what);
+  else form.append("image", what, what.name || "image");
   return call(address("/v1/search", { k, where: labelled(), version }), { form, signal });
 }
 
-/** The image that is asked about, where another version is to embed it too; null where the item has none. */
-async function queryFile() {
+/** The image or text that is asked about, where another version is to embed it too; null where the item has none. */
+async function whatIsAsked() {
   if (query.kind === "image") return query.file;
+  if (query.kind === "text") return query.text;
+  if (readsTexts()) return query.item?.payload?.text ?? null;
   const url = byId("against").value && query.item?.thumbnail;
   return url ? fetchBlob(url.replace("size=256", "size=1024")) : null;
 }
@@ -275,7 +316,7 @@ async function browse(add) {
     } else if (add) {
       byId("results-note").replaceChildren("That was all.");
     } else if (where) showEmpty(...UNLABELLED);
-    else showEmpty("The gallery is empty", "Fill it with ", el("code", {}, "fixstar index IMAGES"), " and reload.");
+    else showEmpty("The gallery is empty", "Fill it with ", el("code", {}, readsTexts() ? "fixstar index TEXTS" : "fixstar index IMAGES"), " and reload.");
   } catch (error) {
     if (error.name === "AbortError") return;
     showEmpty("The gallery cannot be shown", "The message above says what to do.");
@@ -308,9 +349,9 @@ async function gather(limit, where, signal) {
 async function describeItem(id, signal) {
   describe(id, "More like this item.", null);
   const item = await call(address("/v1/item", { id }), { signal });
-  query.picture = item.thumbnail && picture(item.thumbnail, "");
+  query.picture = (item.thumbnail || readsTexts()) && shownItem(item);
   query.item = item;
-  describe(item.label ? `${item.label}` : id, "", picture(item.thumbnail, ""));
+  describe(item.label ? `${item.label}` : id, "", shownItem(item));
   byId("query-note").replaceChildren("More like ", el("span", { class: "wrap" }, id), ", a vector of ", badge(item.version));
 }
 
