@@ -162,12 +162,14 @@ class TestIndex:
     def test_what_cannot_be_indexed(self, empty: Path, photos: Path, tmp_path: Path) -> None:
         (tmp_path / "nothing").mkdir()
         (tmp_path / "text.txt").write_text("words")
+        (tmp_path / "nothing.bin").write_text("words")
         refusals: list[tuple[list[str | Path], str]] = [
             (["index", tmp_path / "nothing", "-w", empty], "holds no image"),
             (["index", tmp_path / "absent", "-w", empty], "absent does not exist"),
             (["index", tmp_path / "absent.csv", "-w", empty], "absent.csv does not exist"),
             (["index", tmp_path / "absent.png", "-w", empty], "absent.png does not exist"),
-            (["index", tmp_path / "text.txt", "-w", empty], "an image (.avif"),
+            (["index", tmp_path / "text.txt", "-w", empty], "text.txt holds texts"),
+            (["index", tmp_path / "nothing.bin", "-w", empty], "an image (.avif"),
             (["index", photos, "-w", tmp_path], "is not a workspace"),
         ]
         for words, message in refusals:
@@ -254,8 +256,8 @@ class TestSearch:
         image = photos / "hat" / "1.png"
         (tmp_path / "torn.png").write_bytes(b"no image")
         for words, message in (
-            ([], "images, or --like ID"),
-            ([image, "--like", "hat/1.png"], "images, or --like ID"),
+            ([], "images or texts, or --like ID"),
+            ([image, "--like", "hat/1.png"], "images or texts, or --like ID"),
             (["--like", "hat/99.png"], "no item 'hat/99.png'"),
             ([tmp_path / "torn.png"], "torn.png"),
             ([tmp_path / "absent.png"], "absent.png"),

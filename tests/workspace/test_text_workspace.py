@@ -119,6 +119,26 @@ def test_the_whole_upgrade(notes: Workspace, tmp_path: Path) -> None:
     assert notes.search(["dough crust oven"], k=5).version == "v1"
 
 
+def test_a_check_that_lacks_evidence_asks_for_texts(notes: Workspace, tmp_path: Path) -> None:
+    few = open_images(write_jsonl(tmp_path / "few.jsonl", topic_texts(4, seed=9)))
+    check = notes.check("v2", few, progress=False)
+    assert check.outcome == "missing evidence"
+    said = " ".join([*check.reasons, *check.notes, *(step.note for step in check.next_steps)])
+    assert "labelled texts" in said
+    assert "image" not in said
+    without = notes.check("v2", progress=False)
+    assert "image" not in " ".join(without.reasons)
+
+
+def test_texts_without_labels_fit_a_translation(notes: Workspace, tmp_path: Path) -> None:
+    from fixstar.workspace.pairs import FitOptions, unlabelled_images
+
+    file = tmp_path / "plain.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in topic_texts(50, seed=11)))
+    ways = notes.fit_translations("v1", "v2", FitOptions(unlabelled_images(file)))
+    assert any(way.forward is not None for way in ways)
+
+
 def test_queries_get_the_prompt_of_queries(servers: tuple[FakeServer, FakeServer], tmp_path: Path) -> None:
     with Workspace.create(tmp_path / "w", device="cpu") as space:
         space.add_version(servers[0].url(), Prompts(query="ask: ", item="say: "))

@@ -20,6 +20,7 @@ tell a match from what is probably not in the gallery; no verdict depends on the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, missing_evidence
 from fixstar.images import Preprocessing
 from fixstar.models.encoder import inputs_of
+from fixstar.texts import Prompts
 from fixstar.translation import Evidence, Translation, by_class, choose, translated
 from fixstar.translation.calibrate import (
     LEAST,
@@ -155,6 +157,8 @@ def check_version(
     stronger = outweighing_check(registry.path, check)
     if stronger is not None:
         check = replace(check, notes=(*check.notes, _outweighed(stronger)))
+    if isinstance(inputs, Prompts):
+        check = _about_texts(check)
     if judged is not None:
         if stronger is None:
             check = replace(check, pictures=save_flips(registry.path, check, judged.trial.thumbnails))
@@ -166,6 +170,20 @@ def check_version(
     if stronger is None:
         delete_old_flips(registry.path, check)
     return check
+
+
+def _about_texts(check: Check) -> Check:
+    """The same check with the word for what was searched: its sentences are written for images."""
+
+    def worded(sentence: str) -> str:
+        return re.sub(r"\bimage(s?)\b", r"text\1", sentence)
+
+    return replace(
+        check,
+        reasons=tuple(map(worded, check.reasons)),
+        notes=tuple(map(worded, check.notes)),
+        next_steps=tuple(replace(step, note=worded(step.note)) for step in check.next_steps),
+    )
 
 
 def _with_files(check: Check, judged: Judged, keep: Callable[[Translation], str]) -> Check:
