@@ -97,12 +97,14 @@ def _strange_files(folder: Path, skip: str = "images") -> Iterator[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
+        if entry.is_file():
+            continue
         path = Path(entry.path)
-        if entry.is_dir():
-            if entry.name != skip and not entry.is_symlink():
-                yield from _strange_files(path, skip="")
-        elif not entry.is_file() and path.exists():
-            yield path
+        if not entry.is_dir():
+            if path.exists():
+                yield path
+        elif entry.name != skip and not entry.is_symlink():
+            yield from _strange_files(path, skip="")
 
 
 def is_writable(folder: Path) -> bool:
