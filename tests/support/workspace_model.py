@@ -592,6 +592,7 @@ class Reference:
     def __init__(self, path: Path) -> None:
         self.path, self.items, self.pointers = path, dict[str, Stored](), Pointers()
         self.files: dict[str, tuple[str, Way]] = {}  # digest and content of every translation, by its name
+        self.rooms = frozenset[str]()  # the versions that the gallery has room for: a deployed one without has no items
 
     # --- plans: details are drawn here, from what the reference knows
 
@@ -687,7 +688,7 @@ class Reference:
         """The translations that a deployment must name; None if it must be refused."""
         found = {}
         for name in self._searched(version):
-            way = self.answer(name, version)
+            way = self.answer(name, version) if name in self.rooms else None
             here = name in self.pointers.versions
             if queries == "old":
                 if not here:
@@ -1053,6 +1054,7 @@ class Trial:
             act = self._race if name == "race" else self._together
             expected, outcome = act(rng), Outcome("done")
         else:
+            self.reference.rooms = frozenset(home(room.name) for room in self.users["own"].gallery.versions())
             plan, expected = self.reference.plan(name, rng)
             outcome = self._done(plan, by, rng)
         self.counts[outcome.kind] += 1
