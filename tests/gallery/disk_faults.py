@@ -105,11 +105,17 @@ def trial(folder: Path, seed: int, seen: Counter[str]) -> None:
         assert content(gallery) == state, seed
 
 
+def compiled(folder: Path) -> Path:
+    """The library to preload. Needs a C compiler."""
+    library = folder / "disk_faults.so"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    return library
+
+
 def run(trials: int, seed: int = 0) -> dict[str, int]:
-    """Trials in a child whose disk fails; what came of them. Needs a C compiler."""
+    """Trials in a child whose disk fails; what came of them."""
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "disk_faults.so"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+        library = compiled(Path(folder))
         command = [sys.executable, __file__, "--child", "--trials", str(trials), "--seed", str(seed)]
         places = os.pathsep.join(path for path in sys.path if path)
         known = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": places}
