@@ -175,7 +175,7 @@ class Trials:
         if kind in DISK_FAULTS:
             place = self.server.folder / PLACES[int(rng.integers(len(PLACES)))]
             first = int(rng.integers(1, 40))
-            length = int(rng.choice([1, 3, 20]))
+            length = int(rng.choice([1, 2, 5]))  # each may end the server, which takes seconds to recover
             self._faults.disk_faults_begin(os.fsencode(place), DISK_FAULTS.index(kind), first, length)
         threads = [threading.Thread(target=writer.write_some, args=(rng.spawn(1)[0],)) for writer in self.writers]
         for thread in threads:
